@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dashboards.__main__ import main
 from tests.dashboards.reading import Page, page_by
-from tests.made_up.changed import change, change_metric, linked_copy
+from tests.made_up.changed import change, linked_copy
 from tests.made_up.run import save_judged
 from tests.made_up.summaries import content_of_arms
 
@@ -59,23 +58,6 @@ def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> N
     assert {"arm0-curves", "arm1-curves"} <= set(page.figures())
     assert "y, arm on." in page.body
     assert "left out y: arm more: only the candidate has it" in page.texts("li")
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"token_counting": "events"}, "tokens are counted by usage and by events"),
-        ({"status": "interrupted"}, "the candidate is not complete: interrupted"),
-        ({"validity": [{"level": "invalid", "text": "a slow client"}]}, "its figures say nothing"),
-        ({}, "measured by exact and by gauge: detect_s p50, detect_s p99"),
-    ],
-)
-def test_what_cannot_be_compared_is_flagged_with_its_reason(
-    runs: tuple[Path, Path], changes: dict[str, Any], said: str
-) -> None:
-    change_metric(runs[1], "detect_s", method="gauge")
-    change(runs[1], "summary.json", **changes)
-    assert said in compared(*runs).body
 
 
 def test_a_run_of_another_question_is_left_out_and_told_of(runs: tuple[Path, Path]) -> None:

@@ -9,10 +9,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from dashboards.__main__ import main
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
+from tests.dashboards.reading import page_by
 from tests.made_up.changed import without_an_end
 from tests.made_up.gated import GOOD, save_night, save_nights
+from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
 
 MakeRun = Callable[..., Path]
@@ -34,51 +35,43 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-def report_of(*runs: Path) -> Path:
-    output = runs[0] / "report.html"
-    assert main(["report", *map(str, runs), "-o", str(output)]) == 0
-    return output
-
-
-@pytest.mark.parametrize(
-    ("width", "scheme", "ghosts"),
-    [(390, "light", 0), (390, "dark", 6), (1440, "light", 6), (1440, "dark", 0)],
-)
-def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
-    browser: Browser,
-    make_run: MakeRun,
-    width: int,
-    scheme: Literal["light", "dark"],
-    ghosts: int,
-) -> None:
-    run = make_run(ghosts=ghosts, not_measurable={"a_very_long_name_of_a_figure_" * 3: "no" * 90})
-    with opened(browser, report_of(run), width=width, scheme=scheme) as (page, noise):
-        assert page.locator(".plot").count() == 10
-        page.locator("tbody a").first.click()
-        expect(page.locator(".one ol")).to_be_visible()
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.evaluate(STICKS_OUT) == []
-        assert noise == []
-        assert violations(Axe().run(page).response) == []
+def report_of(run: Path) -> Path:
+    page_by("report", run)
+    return run / "report.html"
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A comparison of two runs, and a trend of four."""
+    """Reports with and without ghosts, a comparison of two runs, and a trend of four."""
     folder = tmp_path_factory.mktemp("pages")
+    hidden = {"a_very_long_name_of_a_figure_" * 3: "no" * 90}
+    made = {
+        name: report_of(save_played(folder / name, ghosts=ghosts, not_measurable=hidden))
+        for name, ghosts in (("clean", 0), ("ghosts", 6))
+    }
     runs = [save_judged(folder / "before"), save_judged(folder / LONG, step_ms=20)]
     save_nights(folder / "runs", [0.020, 0.021, 0.022])
     save_night(folder / "runs", 3, 0.030, others=GOOD, versions={"a" * 80: "b" * 80})
     (folder / "runs" / LONG).mkdir()
-    compare = ["compare", *map(str, runs), "-o", str(folder / "comparison.html")]
-    trend = ["trend", str(folder / "runs"), "-o", str(folder / "trend.html")]
-    assert (main(compare), main(trend)) == (0, 0)
-    return {name: folder / f"{name}.html" for name in ("comparison", "trend")}
+    page_by("compare", *runs, output=folder / "comparison.html")
+    page_by("trend", folder / "runs", output=folder / "trend.html")
+    return {**made, **{name: folder / f"{name}.html" for name in ("comparison", "trend")}}
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
-@pytest.mark.parametrize(("name", "pictures"), [("comparison", 7), ("trend", 6)])
-def test_pages_of_many_runs_are_drawn_and_fit(
+@pytest.mark.parametrize(
+    ("name", "pictures", "width", "scheme"),
+    [
+        ("clean", 10, 390, "light"),
+        ("ghosts", 10, 390, "dark"),
+        ("ghosts", 10, 1440, "light"),
+        ("clean", 10, 1440, "dark"),
+        ("comparison", 7, 390, "dark"),
+        ("comparison", 7, 1440, "light"),
+        ("trend", 6, 390, "dark"),
+        ("trend", 6, 1440, "light"),
+    ],
+)
+def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
     browser: Browser,
     pages: dict[str, Path],
     name: str,
@@ -88,6 +81,9 @@ def test_pages_of_many_runs_are_drawn_and_fit(
 ) -> None:
     with opened(browser, pages[name], width=width, scheme=scheme) as (page, noise):
         assert page.locator(".plot").count() == pictures
+        if page.locator(".requests").count():
+            page.locator(".requests tbody a").first.click()
+            expect(page.locator(".one ol")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate(STICKS_OUT) == []
         assert noise == []

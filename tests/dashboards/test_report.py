@@ -3,8 +3,6 @@ of some runs; these tests hold the rest.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,15 +75,6 @@ def test_a_damaged_run_is_one_message(
     assert culprit in captured.err
     assert captured.out == ""
     assert not (run / "report.html").exists()
-
-
-def test_the_command_line_says_where_the_report_is_or_what_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dashboards", "report", str(tmp_path / "none"), "-o", "x.html"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "no such folder" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_two_chunk_sizes_are_enough_for_the_frontiers_sentence(tmp_path: Path) -> None:

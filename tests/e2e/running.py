@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import httpx
 import psutil
@@ -259,3 +259,37 @@ def scripted_server(**script: float | str) -> Iterator[TruthServer]:
                 process.wait(10)
             finally:
                 process.kill()
+
+
+def answers(url: str) -> bool:
+    return httpx.get(url, trust_env=False).is_success
+
+
+@contextmanager
+def page_served(
+    command: Sequence[str],
+    url: str,
+    *,
+    is_ready: Callable[[str], bool] = answers,
+    folder: Path = ROOT,
+    output: int | IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that serves a page, once it is ready. It must end well when it is asked to."""
+    with subprocess.Popen(
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+    ) as process:
+
+        def is_there() -> bool:
+            assert process.poll() is None, f"{command}: ended with {process.returncode}"
+            try:
+                return is_ready(url)
+            except httpx.TransportError:
+                return False
+
+        try:
+            wait_until(is_there, f"page of {command}", 90)
+            yield process
+        finally:
+            process.terminate()
+    assert process.returncode == 0, command

@@ -1,18 +1,14 @@
 """Several arms in rounds, on real processes: what is kept, what is compared, how it ends."""
 
-import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from statistics import geometric_mean, median
 
-import httpx
 import pytest
 
 from tests.e2e.running import ROOT, Harness, Run, finish, measure, wait_until, wait_until_gone
-from tests.reference_engine.running_engine import running
-from tests.truth.fault_cases import TIMER_S
 
 pytestmark = pytest.mark.e2e
 
@@ -166,31 +162,3 @@ def test_what_was_saved_before_an_early_end_is_kept_and_judged(
     assert harness.run.summary["status"] == "interrupted"
     assert arms["fast"]["metrics"]["cancel_latency_s"]["n"] >= 12
     assert (harness.run.folder / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_two_builds_by_url_and_by_command_are_compared(tmp_path: Path) -> None:
-    simulated = ("--runner", "simulated", "--sim-fixed-ms", "3", "--max-num-seqs", "4")
-    slow = [sys.executable, "-m", "reference_engine", "--port", "{port}", *simulated]
-    slow += ["--fault", "delay-abort=0.1"]
-    with running(*simulated) as good:
-        text = WORKLOAD.format(rounds=1, abandons=6, other="")
-        base, _, _ = text.partition("[engine]")
-        path = tmp_path / "builds.toml"
-        path.write_text(
-            f'{base}[[arms]]\nname = "good"\ntarget.url = "{good.url}"\n'
-            f'[[arms]]\nname = "slow"\ntarget.command = "{shlex.join(slow)}"\n'
-        )
-        run = measure(path, tmp_path / "run")
-    urls = {name: one.manifest["target"]["url"].rstrip("/") for name, one in run.rounds().items()}
-    assert urls["1-good"] == good.url != urls["1-slow"]
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(urls["1-slow"])
-    (found,) = run.summary["differences"]["signal_s"]["p50"]
-    assert (found["arm"], found["reference"], found["n"]) == ("slow", "good", 1)
-    good_s, slow_s = (
-        run.summary["arms"][arm]["metrics"]["signal_s"]["p50"] for arm in ("good", "slow")
-    )
-    assert found["difference"] == pytest.approx(slow_s - good_s)
-    assert good_s < 0.05
-    assert slow_s >= 0.1 - TIMER_S, "its worker is told 100 ms later"

@@ -14,17 +14,15 @@ pages are not run: `tests/harness/test_documents.py` holds each to the flags and
 """
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.e2e.running import ROOT, UNDECIDED, scripted_server, until_decided, wait_until
+from tests.e2e.running import ROOT, UNDECIDED, page_served, scripted_server, until_decided
 from tests.harness.documents import README, Block, blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -89,29 +87,6 @@ def again(script: str, number: int) -> str:
     return f"rm -r {' '.join(JUDGED)}\n{script}" if number else script
 
 
-def until_its_page_is_there(line: str, clone: Path, environment: Mapping[str, str]) -> None:
-    """Start what serves a page, wait for the page, and end it."""
-    url = f"http://127.0.0.1:{environment['PAGE_PORT']}"
-    with subprocess.Popen(["sh", "-c", f"exec {line}"], cwd=clone, env=environment) as process:
-        try:
-            wait_until(
-                lambda: process.poll() is not None or is_served(url),
-                f"page of: {line}",
-                timeout_s=80,
-            )
-            assert process.poll() is None, f"{line}: ended with {process.returncode}"
-        finally:
-            process.send_signal(signal.SIGTERM)
-    assert process.returncode == 0, line
-
-
-def is_served(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False).is_success
-    except httpx.TransportError:
-        return False
-
-
 @pytest.mark.parametrize("block", blocks(README, "bash"), ids=lambda block: block.text[:30].strip())
 def test_the_readme_can_be_followed(
     block: Block, clone: Path, environment: Mapping[str, str]
@@ -120,8 +95,11 @@ def test_the_readme_can_be_followed(
         case ["not", "run,", "as", *_]:
             pytest.skip(block.directive or "")
         case ["until", "the", "page", "is", "there"]:
+            url = f"http://127.0.0.1:{environment['PAGE_PORT']}"
             for line in block.text.splitlines():
-                until_its_page_is_there(line, clone, environment)
+                command = ["sh", "-c", f"exec {line}"]
+                with page_served(command, url, folder=clone, env=environment):
+                    pass
         case ["with", "stand-ins", "for", "the", "servers"]:
             with scripted_server(step_s=0.01) as one, scripted_server(step_s=0.01) as other:
                 script = block.text.replace("http://127.0.0.1:8000", one.url)

@@ -17,7 +17,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.reference_engine.running_engine import RunningEngine, body, running
+from tests.reference_engine.running_engine import RunningEngine, raw_request, running
 
 pytestmark = pytest.mark.e2e
 
@@ -74,17 +74,14 @@ class Log:
             after = int(head.lower().split(b"x-walkaway-next-after: ")[1].split(b"\r\n")[0])
 
 
-def request_bytes(name: str, *, is_streamed: bool, max_tokens: int) -> bytes:
+def request_bytes(name: str, **fields: int) -> bytes:
     word = 3 + crc32(name.encode()) % 2000  # no two prompts alike, or the cache would answer them
-    fields = body(prompt=[word] * 300, max_tokens=max_tokens, stream=is_streamed)
-    data = json.dumps(fields).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: {name}\r\n"
-    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+    return raw_request(name, prompt=[word] * 300, **fields)
 
 
 async def abandon(plan: Plan, log: Log, address: tuple[str, int]) -> None:
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(request_bytes(plan.name, is_streamed=plan.is_streamed, max_tokens=3000))
+    writer.write(request_bytes(plan.name, stream=plan.is_streamed))
     await log.wait_for(plan.name, plan.event)
     seen = 0
     while seen < plan.tokens:
@@ -97,7 +94,7 @@ async def abandon(plan: Plan, log: Log, address: tuple[str, int]) -> None:
 
 async def stay(name: str, address: tuple[str, int]) -> None:
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(request_bytes(name, is_streamed=True, max_tokens=8))
+    writer.write(request_bytes(name, stream=True, max_tokens=8))
     answer = await reader.readuntil(b"data: [DONE]")
     assert answer.count(b'"text"') >= 8
     writer.close()

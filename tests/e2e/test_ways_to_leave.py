@@ -4,22 +4,13 @@ The client is the load's own. The engine waits less long for a client that is si
 reads nothing (2 s) than it would by default (10 s), and holds less for it.
 """
 
-import json
-import time
 from collections.abc import Iterator
-from itertools import count
-from typing import Any
 
-import httpx
 import pytest
 
-from harness.load.client import StreamClient
-from harness.records import Delivery, Outcome, RequestRow, Way, WireClose
-from harness.workload.abandon import LeaveRule, RequestSpec
-from harness.workload.plan import LoadPlan
-from harness.workload.workload import RunSettings, load_target
+from harness.records import Outcome, Way, WireClose
 from tests.e2e.running import Log, Run, measure
-from tests.harness.workload.mixes import STAY, load_of
+from tests.harness.load.asking import Client, after
 from tests.reference_engine.running_engine import RunningEngine, running
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +23,6 @@ FLAGS = (
     *("--send-buffer-bytes", "4096"),
 )
 CANCELLATIONS = "walkaway_engine_cancellations_total"
-NUMBERS = count()
 MAX_TOKENS = 3000
 
 
@@ -42,45 +32,11 @@ def engine() -> Iterator[RunningEngine]:
         yield engine
 
 
-class Leaver:
-    """The load's client, asking one thing at a time."""
-
-    def __init__(self, engine: RunningEngine) -> None:
-        self._engine = engine
-        plan = LoadPlan(
-            url=engine.url,
-            model="tiny",
-            target=load_target("reference"),
-            run=RunSettings(users=1, timeout_s=10, max_seconds=60),
-            load=load_of(STAY, think="none"),
-        )
-        self.client = StreamClient(plan, api_key=None)
-
-    def leave(self, rule: LeaveRule, *, max_tokens: int = MAX_TOKENS, **leaving: Any) -> RequestRow:
-        """The row of one request that was left as the fields of its spec say."""
-        rows: list[RequestRow] = []
-        spec = RequestSpec(
-            request_id=f"leaver-{next(NUMBERS)}",
-            arm="main",
-            user=0,
-            max_tokens=max_tokens,
-            prompt_tokens=8,
-            intended_start_ns=time.perf_counter_ns(),
-            **leaving,
-        )
-        self.client.ask(spec, f"hello {spec.request_id}", rule, rows.append)
-        return rows[0]
-
-
 @pytest.fixture
-def leaver(engine: RunningEngine) -> Iterator[Leaver]:
-    leaver = Leaver(engine)
-    yield leaver
-    leaver.client.close()
-
-
-def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
-    return lambda read: think_ns if read >= tokens else None
+def user(engine: RunningEngine) -> Iterator[Client]:
+    user = Client(engine.url, model="tiny")
+    yield user
+    user.client.close()  # a socket that fell silent would be closed before the engine notices
 
 
 def cancelled(engine: RunningEngine, *, method: str) -> float:
@@ -89,18 +45,6 @@ def cancelled(engine: RunningEngine, *, method: str) -> float:
         return engine.metric(CANCELLATIONS, method=method)
     except AssertionError:
         return 0
-
-
-def steps_for_nobody(engine: RunningEngine, client_request_id: str) -> list[int]:
-    """Those of a request that began after the worker had heard of its abort."""
-    gone = engine.wait_for("disconnected", client_request_id)
-    heard = engine.wait_for("abort_received", client_request_id)
-    page = httpx.get(f"{engine.url}/walkaway/steps", params={"after": gone["step"]})
-    return [
-        step["step"]
-        for step in map(json.loads, page.text.splitlines())
-        if heard["request_id"] in step["scheduled"] and step["started_ns"] > heard["t_ns"]
-    ]
 
 
 @pytest.mark.parametrize(
@@ -116,10 +60,16 @@ def steps_for_nobody(engine: RunningEngine, client_request_id: str) -> list[int]
     ],
 )
 def test_a_stream(
-    engine: RunningEngine, leaver: Leaver, way: Way, wire_close: WireClose, method: str
+    engine: RunningEngine, user: Client, way: Way, wire_close: WireClose, method: str
 ) -> None:
     before = cancelled(engine, method=method)
-    row = leaver.leave(after(5, think_ns=STEP_NS // 2), way=way, planned_abandon=5)
+    row = user.ask(
+        after(5, think_ns=STEP_NS // 2),
+        way,
+        request_id=f"leaver-{way}",
+        max_tokens=MAX_TOKENS,
+        planned_abandon=5,
+    )
     freed = engine.wait_for("blocks_freed", row.request_id)
 
     assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, wire_close)
@@ -138,67 +88,6 @@ def test_a_stream(
         assert row.server_ended_ns is not None
     if way is Way.CANCEL:
         assert row.finish_reason == "abort"
-
-
-IN_ONE_PIECE: dict[str, Any] = {"planned_abandon": 0, "delivery": Delivery.UNARY}
-
-
-def test_an_answer_in_one_piece(engine: RunningEngine, leaver: Leaver) -> None:
-    before = cancelled(engine, method="connection")
-    row = leaver.leave(after(0, think_ns=20 * STEP_NS), way=Way.FIN, **IN_ONE_PIECE)
-    next_one = leaver.leave(after(10**6), max_tokens=1)
-    freed = engine.wait_for("blocks_freed", row.request_id)
-    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)
-    assert row.abandoned_ns is not None
-    assert row.abandoned_ns - row.sent_ns >= 20 * STEP_NS
-    assert freed["num_generated"] < MAX_TOKENS, "it did not run to its end"
-    admitted = engine.wait_for("admitted", next_one.request_id)
-    assert freed["seq"] < admitted["seq"], "it was gone before the next one was let in"
-    assert steps_for_nobody(engine, row.request_id) == []
-    assert cancelled(engine, method="connection") == before + 1
-
-
-def test_an_answer_in_one_piece_that_is_cancelled(engine: RunningEngine, leaver: Leaver) -> None:
-    row = leaver.leave(after(0, think_ns=20 * STEP_NS), way=Way.CANCEL, **IN_ONE_PIECE)
-    freed = engine.wait_for("blocks_freed", row.request_id)
-    assert (row.outcome, row.finish_reason, row.error) == (Outcome.ABANDONED, "abort", None)
-    assert row.tokens_after_leaving == freed["num_generated"]  # what there was is sent
-
-
-def test_several_answers_end_together(engine: RunningEngine, leaver: Leaver) -> None:
-    row = leaver.leave(after(10), way=Way.RST, planned_abandon=10, n=3)
-    ended: list[int] = []
-    while len(ended) < 3:
-        ended = [
-            event["num_generated"]
-            for event in engine.events()
-            if (event["client_request_id"], event["event"]) == (row.request_id, "blocks_freed")
-        ]
-    assert row.outcome is Outcome.ABANDONED
-    assert 10 <= row.tokens_read <= sum(ended)
-
-
-def test_several_answers_read_to_the_end(leaver: Leaver) -> None:
-    row = leaver.leave(after(10**6), n=3, max_tokens=7)
-    assert (row.outcome, row.tokens_read, row.completion_tokens) == (Outcome.COMPLETED, 21, 21)
-
-
-def test_while_it_is_queued(engine: RunningEngine, leaver: Leaver) -> None:
-    """One reader holds all four slots: a request that comes and goes is never admitted."""
-    in_the_way = Leaver(engine)
-    rows: list[RequestRow] = []
-
-    def look_who_else_comes(tokens_read: int) -> int | None:
-        if tokens_read < 4:
-            return None
-        rows.append(leaver.leave(after(0, think_ns=4 * STEP_NS), way=Way.FIN))
-        return 0
-
-    in_the_way.leave(look_who_else_comes, way=Way.FIN, n=4)
-    (row,) = rows
-    engine.wait_for("finished", row.request_id)
-    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 0)
-    assert "admitted" not in engine.order(row.request_id)
 
 
 WORKLOAD = """

@@ -1,7 +1,6 @@
 """The web page in a real browser: start, watch, stop, start again, read the report."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from harness.records import Metric
 from harness.run.process import free_port
 from harness.web.tab import FINAL, figure_text
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
-from tests.e2e.running import ROOT, Run, wait_until
+from tests.e2e.running import ROOT, Run, page_served
 
 pytestmark = [
     pytest.mark.browser,
@@ -35,40 +34,15 @@ HOSTILE = "<img src=x onerror='window.taken=1'><script>window.taken=1</script></
 
 @contextmanager
 def served(
-    *command: str, output: Path, is_ready: Callable[[str], bool]
+    *command: str, is_ready: Callable[[str], bool]
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A page's URL and its process."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command, "--web-port", port],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-
-    def answers() -> bool:
-        assert process.poll() is None, output.read_text()
-        try:
-            return is_ready(url)
-        except httpx.TransportError:
-            return False
-
-    try:
-        wait_until(answers, "the page is there", 90)
+    whole = [sys.executable, "-m", *command, "--web-port", port]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with page_served(whole, url, is_ready=is_ready, env=environment) as process:
         yield url, process
-    finally:
-        end(process)
-
-
-def end(process: subprocess.Popen[bytes]) -> int:
-    """End it in good order. Returns its exit code."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-    return process.wait(60)
 
 
 @pytest.fixture
@@ -191,11 +165,7 @@ def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) 
     out, said = tmp_path / "runs", list[str]()
     quick = ("--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=5")
     command = ("harness", "run", "harness/workload/by_hand.toml", "--web", "--processes", "2")
-    log = tmp_path / "output"
-    with served(*command, *quick, "--out", str(out), output=log, is_ready=has_workers) as (
-        url,
-        process,
-    ):
+    with served(*command, *quick, "--out", str(out), is_ready=has_workers) as (url, process):
         page.context.on("console", lambda message: said.append(message.text))
         page.context.on("weberror", lambda error: said.append(str(error.error)))
         check_text_stays_text(page.context.new_page(), url)
@@ -231,7 +201,8 @@ def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) 
         start_by_a_schedule(page)
         wait_for_row(page, "run", "(n) => n === '2'")
         expect(row).not_to_contain_text("load: about 20 arrivals")
-        assert end(process) == 0  # while the run is being judged
+        process.terminate()  # while the run is being judged
+        process.wait(60)
     assert Run(out / "2").summary["arrivals"] == {"planned": 20, "sent": 20}
     assert (out / "2/report.html").exists()
 
@@ -262,7 +233,7 @@ def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
     def has_login(url: str) -> bool:
         return httpx.get(f"{url}/login").status_code > 0
 
-    with served(*command, output=tmp_path / "output", is_ready=has_login) as (url, _):
+    with served(*command, is_ready=has_login) as (url, _):
         for page in pages:
             answer = httpx.get(f"{url}/walkaway/{page}")
             assert (answer.status_code, answer.headers["location"][:6]) == (302, "/login")

@@ -3,7 +3,6 @@
 import json
 from importlib.resources import files
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -79,16 +78,6 @@ def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> N
     assert run.metrics["ttft_from_intended_s"]["n"] == run.metrics["ttft_s"]["n"]
 
 
-def test_a_schedule_that_is_too_fast_for_its_cap_says_so(tmp_path: Path) -> None:
-    settings = ("arrivals.rate=100", "arrivals.seconds=1", "arrivals.max_streams=2")
-    run = measure("open_loop", tmp_path / "run", *set_flags(*settings, "run.max_seconds=2"))
-    planned, sent = run.manifest["arrivals"]["planned"], len(run.rows("requests"))
-    assert sent < planned
-    said = [one["text"] for one in run.summary["validity"] if one["level"] == "warning"]
-    assert any(f"{planned - sent} of {planned} requests of the schedule" in text for text in said)
-    assert any("`arrivals.max_streams`, 2" in text for text in said)
-
-
 def test_a_deadline_that_passed_on_the_server_is_a_time_out(tmp_path: Path) -> None:
     """The engine ends requests of its own accord: to the harness that is never a completion."""
     target, before = (files("harness.targets") / "reference.toml").read_text(), "ignore_eos = true"
@@ -143,40 +132,4 @@ def test_rows_and_figures_tell_the_three_kinds_apart(frontier: Run, arm: str) ->
     assert (metrics["ttft_s"]["of"], metrics["ttft_s"]["n"]) == (
         "long prompts that were read",
         PAIRS,
-    )
-
-
-def test_larger_chunks_serve_the_long_prompt_and_cost_the_bystanders(frontier: Run) -> None:
-    rounds = frontier.rounds()
-    small, large = rounds["1-64"], rounds["1-1024"]
-    assert large.metrics["ttft_s"]["p50"] < small.metrics["ttft_s"]["p50"]
-    assert tokens_beside_a_prefill(small) > 3 * tokens_beside_a_prefill(large)
-    assert full_step_ns(large, 1024) > 3 * full_step_ns(small, 64)
-
-
-def full_step_ns(run: Run, budget: int) -> float:
-    """How long a step typically takes that has no room left, as beside a long prompt: all who
-    decode wait for it."""
-    steps = [step for step in run.rows("steps") if sum(step["scheduled_tokens"]) == budget]
-    return float(median(step["ended_ns"] - step["started_ns"] for step in steps))
-
-
-def tokens_beside_a_prefill(run: Run) -> float:
-    """How many tokens a bystander typically reads while a long prompt waits for its first."""
-    rows = run.rows("requests")
-    waits = [
-        (row["sent_ns"], row["first_token_ns"])
-        for row in rows
-        if row["role"] == "long_prompt" and row["first_token_ns"] is not None
-    ]
-    bystanders: dict[int, list[int]] = {}
-    for row in rows:
-        if row["role"] == "bystander":
-            bystanders.setdefault(row["user"], []).extend(row["token_times_ns"])
-    return float(
-        median(
-            sum(sent < t <= first for t in times)
-            for times in bystanders.values()
-            for sent, first in waits
-        )
     )

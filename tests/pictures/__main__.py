@@ -5,22 +5,18 @@ Chromium. The live page shows the client's lag: take it on a machine that has no
 """
 
 import argparse
-import os
-import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal
 
-import httpx
 from playwright.sync_api import Browser, Page
 
+from harness.run.process import free_port
 from tests.dashboards.browsing import chromium, opened
-from tests.e2e.running import wait_until
+from tests.e2e.running import page_served
 from tests.made_up.gated import save_night, save_nights
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -95,7 +91,10 @@ def trend(browser: Browser, folder: Path) -> None:
 
 def web(browser: Browser, folder: Path) -> None:
     """The form, then the live page and the tab of a run that goes on."""
-    with served(folder) as url:
+    port = str(free_port())
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "harness", "run", *DEMO, "--web", "--web-port", port]
+    with page_served(command, url, folder=folder):
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
         page.goto(url)
         page.get_by_text("Custom parameters").click()
@@ -121,28 +120,6 @@ def take_live(browser: Browser, url: str, width: int, scheme: Scheme) -> None:
     page.locator("#latency circle").first.wait_for(state="attached")
     page.screenshot(path=DOCS / f"live-{width}-{scheme}.png", full_page=True)
     context.close()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The web page of the demo, as it is shipped but for the engine."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "harness", "run", *DEMO, "--web", "--web-port", str(port)]
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL) as process:
-        try:
-            wait_until(lambda: answers(url), "the page is there", 90)
-            yield url
-        finally:
-            os.kill(process.pid, signal.SIGTERM)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url).is_success
-    except httpx.TransportError:
-        return False
 
 
 def take(page: Page, name: str, *, height: int) -> None:

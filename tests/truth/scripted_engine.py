@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 HIDDEN = ("deliver", "boundaries_left")  # not part of the truth
 
@@ -87,14 +87,6 @@ class Work:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in HIDDEN}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """A free slot: who had it, and when it was given back."""
-
-    had_by: str | None = None
-    freed_ns: int = 0
-
-
 @dataclass(slots=True, kw_only=True)
 class Step:
     """A step in progress, and afterwards its row in the log."""
@@ -121,7 +113,8 @@ class ScriptedEngine:
         self.lifecycle: list[dict[str, Any]] = []
         self.steps: list[Step] = []
         self._clock_ns = clock_ns
-        self._free_slots = deque([Slot()] * script.slots)
+        # Of each free slot, which client had it, and when it was given back.
+        self._free_slots = deque[tuple[str | None, int]]([(None, 0)] * script.slots)
         self._num_left = 0
         self._slots_to_leak = script.leak_slots
 
@@ -251,22 +244,18 @@ class ScriptedEngine:
         if work.finish_reason == "abort":
             work.leaked_blocks = min(self.script.leak_blocks, work.blocks)
             work.blocks -= work.leaked_blocks
-        self._leak_slot_if_due(work)
+            if work.admitted_ns is not None and self._slots_to_leak:
+                self._slots_to_leak -= 1
+                work.has_leaked_slot = True
         if work.admitted_ns is not None and not work.has_leaked_slot:
-            self._free_slots.append(Slot(had_by=work.client_id, freed_ns=freed_ns))
+            self._free_slots.append((work.client_id, freed_ns))
         reason = "length" if work.finish_reason == "length" else "user_disconnect"
         self._tell(work, "blocks_freed", freed_ns, reason=reason)
         self._tell(work, "finished", freed_ns, reason=work.finish_reason)
 
-    def _leak_slot_if_due(self, work: Work) -> None:
-        is_aborted = work.finish_reason == "abort" and work.admitted_ns is not None
-        if is_aborted and self._slots_to_leak:
-            self._slots_to_leak -= 1
-            work.has_leaked_slot = True
-
     def _admit(self, work: Work) -> None:
-        slot = self._free_slots.popleft()
-        work.slot_from = slot.had_by if work.arrived_ns < slot.freed_ns else None
+        had_by, freed_ns = self._free_slots.popleft()
+        work.slot_from = had_by if work.arrived_ns < freed_ns else None
         work.admitted_ns = self._clock_ns()
         self.batch.append(work)
         self._tell(work, "admitted", work.admitted_ns)
@@ -296,10 +285,7 @@ class ScriptedEngine:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gauges:
-    """One reading of the engine."""
-
+class Gauges(NamedTuple):
     running: int
     waiting: int
     free_blocks: int
@@ -364,6 +350,4 @@ class Shown:
 
     def _read(self) -> Gauges:
         engine = self._engine
-        return Gauges(
-            running=engine.slots_held, waiting=len(engine.queue), free_blocks=engine.free_blocks
-        )
+        return Gauges(engine.slots_held, len(engine.queue), engine.free_blocks)

@@ -65,55 +65,6 @@ def test_each_step_brings_everybody_in_the_batch_one_token() -> None:
     assert late.slot_from is None, "it came when the slot was free"
 
 
-@pytest.mark.parametrize("linger_steps", [0, 1, 3])
-def test_it_goes_on_for_so_many_steps(linger_steps: int) -> None:
-    played = Played(linger_steps=linger_steps)
-    work = played.ask()
-    played.steps(2)
-    played.leave(work)
-    played.steps(5)
-    assert len(work.token_times_ns) == 2 + linger_steps
-    assert len(work.sent_times_ns) == 2
-    assert work.finish_reason == "abort"
-    assert played.engine.free_blocks == played.engine.script.num_blocks
-
-
-def test_slot_and_blocks_are_held_for_the_delay() -> None:
-    played = Played(slots=1, free_delay_s=2.5 * STEP_NS / 1e9)
-    first, second = played.ask(), played.ask()
-    played.steps()
-    played.leave(first)
-    played.steps(3)
-    assert first.removed_ns == 1000 + STEP_NS
-    assert (first.freed_ns, second.admitted_ns) == (None, None)
-    played.steps()
-    assert first.freed_ns == second.admitted_ns == 1000 + 4 * STEP_NS
-
-
-def test_every_so_many_are_never_stopped() -> None:
-    played = Played(slots=6, ghost_every=3)
-    works = [played.ask(max_tokens=5) for _ in range(6)]
-    played.steps()
-    played.leave(*works)
-    played.steps(6)
-    reasons = [work.finish_reason for work in works]
-    assert reasons == ["abort", "abort", "length", "abort", "abort", "length"]
-    ghosts = {works[2].name, works[5].name}
-    log = played.engine.lifecycle
-    heard = {entry["request_id"] for entry in log if entry["event"] == "abort_received"}
-    assert heard == {work.name for work in works} - ghosts
-
-
-def test_an_aborted_request_leaves_blocks_behind_and_a_queued_one_does_not() -> None:
-    played = Played(slots=1, leak_blocks=2, block_size=4)
-    running, queued = played.ask(prompt_tokens=9), played.ask(prompt_tokens=9)
-    played.steps()
-    played.leave(running, queued)
-    played.steps()
-    assert (running.leaked_blocks, queued.leaked_blocks, queued.admitted_ns) == (2, 0, None)
-    assert played.engine.free_blocks == played.engine.script.num_blocks - 2
-
-
 def test_the_first_slots_given_back_by_an_abort_are_lost() -> None:
     played = Played(slots=3, leak_slots=2)
     works = [played.ask() for _ in range(3)]
