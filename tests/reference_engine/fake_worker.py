@@ -218,3 +218,7 @@ async def settled(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError("it never became true")
+
+
+def frame(payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "little") + payload

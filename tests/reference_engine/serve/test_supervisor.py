@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -11,7 +12,7 @@ import msgspec
 import psutil
 import pytest
 
-from reference_engine.config import EngineConfigError
+from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
@@ -27,11 +28,15 @@ from reference_engine.serve.supervisor import (
     WorkerConnection,
     WorkerSupervisor,
 )
-from tests.reference_engine.fake_worker import EMPTY_REPORT, READY
-from tests.reference_engine.running_worker import NUM_BLOCKS, QUICK, frame
+from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame
 from tests.reference_engine.stepped_engine import abort, add
 
 pytestmark = pytest.mark.anyio
+
+NUM_BLOCKS = 256
+QUICK = EngineConfig(
+    runner="simulated", num_blocks=NUM_BLOCKS, step_cost=StepCost(fixed_s=0.001), max_num_seqs=4
+)
 
 
 @pytest.fixture
@@ -84,6 +89,19 @@ async def test_a_broken_connection_is_renewed_and_the_worker_is_the_same() -> No
         assert await free_blocks_after("c", reports) == NUM_BLOCKS
         assert psutil.pid_exists(ready.pid)
         keeping.cancel()
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is the whole process's")
+async def test_the_worker_listens_on_loopback_only_and_computes_nicer_than_it_listens() -> None:
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    async with watched() as (_, ready, _):
+        process = psutil.Process(ready.pid)
+        assert {connection.laddr.ip for connection in process.net_connections()} == {"127.0.0.1"}
+        threads = [thread.id for thread in process.threads()]
+        niceness = {tid: os.getpriority(os.PRIO_PROCESS, tid) - ours for tid in threads}
+        assert niceness.pop(ready.pid) == 10
+        assert list(niceness.values()) == [0, 0]
 
 
 @pytest.mark.e2e

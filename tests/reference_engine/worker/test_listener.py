@@ -14,18 +14,26 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from reference_engine.config import EngineConfig
+from reference_engine.faults import Faults
 from reference_engine.protocol import (
     MAX_FRAME_BYTES,
+    Failed,
+    FrameReader,
+    FromWorker,
     Hello,
+    StepReport,
     ToWorker,
+    WorkerSettings,
     encode_frame,
 )
 from reference_engine.worker.inbox import ConnectionLost, Inbox
-from reference_engine.worker.service import FirstWord, Listener
-from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, output
-from tests.reference_engine.running_worker import HELLO, SECRET, Line, frame
+from reference_engine.worker.service import FirstWord, Listener, compute
+from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
 
+SECRET = "open sesame"
+HELLO = encode_frame(Hello(secret=SECRET))
 BROKEN = {
     "too_long": ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "at most"),
     "malformed": (frame(b"\xc1"), "no message"),
@@ -51,6 +59,46 @@ STRANGERS = {
     "a_lot": (frame(bytes(2000)), "no Hello"),
     "silent": (b"", "no Hello within 0.05 s"),
 }
+
+
+class Line:
+    """A connection to a worker, as the frontend has one."""
+
+    def __init__(self, address: tuple[str, int], *, first: bytes = HELLO) -> None:
+        self.socket = socket.create_connection(address, timeout=30)
+        self._reader = FrameReader()
+        self._decoder = msgspec.msgpack.Decoder[FromWorker](FromWorker)
+        self._read: list[bytes] = []
+        self.socket.sendall(first)
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.socket.close()
+
+    def send(self, *messages: ToWorker) -> None:
+        self.socket.sendall(b"".join(encode_frame(message) for message in messages))
+
+    def next(self) -> FromWorker:
+        while not self._read:
+            data = self.socket.recv(65536)
+            assert data, "the worker has ended the connection"
+            self._read = self._reader.feed(data)
+        message: FromWorker = self._decoder.decode(self._read.pop(0))
+        return message
+
+    def report(self) -> StepReport:
+        report = self.next()
+        assert isinstance(report, StepReport), report
+        return report
+
+    def is_ended_by_the_worker(self) -> bool:
+        """Read to the end, which comes: the socket's timeout fails the test otherwise."""
+        with contextlib.suppress(ConnectionResetError):
+            while self.socket.recv(65536):
+                pass
+        return True
 
 
 class Ends:
@@ -212,3 +260,25 @@ def test_without_settings_it_says_what_it_wants() -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"the first line of standard input" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_settings_that_cannot_work_are_the_first_word() -> None:
+    torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    inbox, first_word = Inbox(lambda: 0), Future[FirstWord]()
+    inbox.close()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = EngineConfig(device="cuda")
+        settings = WorkerSettings(config=config, faults=Faults(), secret=SECRET)
+        listener = Listener(
+            listening,
+            inbox,
+            secret=SECRET,
+            first_word=first_word,
+            max_model_len=config.max_model_len,
+        )
+        compute(settings, listener, inbox, first_word)
+    failed = first_word.result()
+    assert isinstance(failed, Failed)
+    assert "no CUDA device" in failed.message
