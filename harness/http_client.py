@@ -201,7 +201,6 @@ HEADER_VALUE: Final = re.compile(r"[\t -~]*")
 
 
 def check_target_url(url: str, *, flag: str = "--target") -> str:
-    """The base URL without a final slash. Raises ConfigError, which names `flag`."""
     parts = _split(flag, url)
     if parts.query or parts.fragment:
         raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")

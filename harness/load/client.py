@@ -149,7 +149,6 @@ class StreamClient:
 
 
 def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[bytes, bytes]]:
-    """The headers of all requests. The plan's override ours, except those of a single request."""
     headers = httpx.Headers(
         {
             "host": url.netloc.decode("ascii"),
@@ -167,7 +166,6 @@ def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[b
 
 
 def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | None, Limit | None]:
-    """The limit until the first token, and the limit from there on."""
     total = first = None
     if (total_s := run.total_timeout_s) is not None:
         complaint = f"the answer was not complete {total_s:g} s after the sending"

@@ -90,7 +90,6 @@ class Tls:
         self._end = context.wrap_bio(self._received, self._to_send, server_hostname=host)
 
     def shake_hands(self, data: bytes) -> bool:
-        """Take bytes from the server, at first none. True when the handshake is done."""
         self._received.write(data)
         try:
             self._end.do_handshake()

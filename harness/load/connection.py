@@ -233,7 +233,6 @@ class Connection(Answer):
             )
 
     def _receive_raw(self, wait_s: float | None) -> bytes | None:
-        """The next bytes, b"" at the end of the connection; None if nothing came in this time."""
         if self.broken is not None:
             raise self.broken
         limit, is_limited = self.limit, False

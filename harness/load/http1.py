@@ -35,7 +35,6 @@ class Answer:
         self._ends_with_connection = True
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header, else b"". `name`: in lower case."""
         found = [value for key, value in self.headers if key.lower() == name]
         return b", ".join(found)
 

@@ -37,7 +37,6 @@ class CloseResult(NamedTuple):
 
 
 def leave(way: Way, connection: Connection) -> CloseResult:
-    """Leave now, however far the answer came. Raises httpx.TransportError if that is impossible."""
     left = _act(way, connection)
     # On a shared core the server should wake up to the close before this process goes on.
     os.sched_yield()

@@ -144,7 +144,6 @@ def share_out(environment: Environment, schedule: OpenArrivals) -> None:
     if isinstance(runner, MasterRunner):
 
         def count(**_: Any) -> None:
-            """More workers may connect than were expected, and each gets a share."""
             directors = max(options.expect_workers, runner.worker_count + 1)  # it is not in it yet
             options.num_users = options.spawn_rate = directors
 

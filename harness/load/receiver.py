@@ -32,7 +32,6 @@ class BlockingReceiver:
         self._sock = sock
 
     def receive(self, longest_s: float | None) -> bytes:
-        """The next bytes (0 never waits). b"" is the end of the connection."""
         self._sock.settimeout(longest_s)
         return self._sock.recv(_RECEIVE_BYTES)
 

@@ -22,7 +22,6 @@ from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, RequestSpec, Storm, never
 from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
-from harness.workload.prompts import prompt_size
 
 _LEAVING_SHARES: Final = (0.1, 0.9)  # of the prefill: neither before it begins nor after its end
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
@@ -40,7 +39,8 @@ class _Asking(Director):
         return row
 
     def prompt_tokens(self, limits: Sequence[int], user: int, n: int) -> int:
-        return prompt_size(limits, seed=self.session.plan.run.seed, user=user, n=n)
+        seed = self.session.plan.run.seed
+        return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
 
 
 class ChunkFrontierDirector(_Asking):

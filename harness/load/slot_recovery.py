@@ -104,7 +104,6 @@ class Trial:
             self._streams.join()  # the comparison needs a natural end
 
     def _leave(self, tokens_read: int) -> int | None:
-        """The leaver's rule. In the control it only notes when it would have left."""
         is_due = self._may_leave and tokens_read >= self._load.abandon_after_tokens
         if not is_due or self._reference_ns is not None:
             return None

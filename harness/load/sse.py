@@ -37,8 +37,6 @@ class SSEDecoder:
         self._at_start = True
 
     def feed(self, chunk: bytes, t_ns: int) -> list[bytes]:
-        """Take the bytes of one receive; return the data of the events that they completed, in
-        order: data lines joined by newlines."""
         if self._began_ns is None and (event := self._one_event(chunk)) is not None:
             self._at_start = self._after_cr = False
             return [event]

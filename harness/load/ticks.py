@@ -24,8 +24,6 @@ class KernelTimer:
             raise OSError(ctypes.get_errno(), "no timer of the kernel's")
 
     def set(self, at_ns: int, interval_ns: int = 0) -> None:
-        """Go off at this time of the monotonic clock, at once if it is past, and again after each
-        interval."""
         times = (*divmod(interval_ns, 1_000_000_000), *divmod(at_ns, 1_000_000_000))
         setting = struct.pack("=4q", *times)
         if self._libc.timerfd_settime(self.descriptor, _TFD_TIMER_ABSTIME, setting, None):

@@ -84,7 +84,6 @@ class SocketTransport:
             connection.close()
 
     def connect(self, request: WireRequest) -> Connection:
-        """A connection of its own. Raises httpx.TransportError and GaveUpError."""
         with _in_time(request, request.connect_s) as longest_s:
             sock, tls = connect(
                 self._dns,
@@ -104,7 +103,6 @@ class SocketTransport:
         return self._keep_alive and request.way is None
 
     def _ask_again(self, request: WireRequest) -> Connection | None:
-        """Ask on the connection used last; None if there is none, or no answer on it."""
         used = self._pooled()
         if used is None:
             return None
@@ -129,7 +127,12 @@ class SocketTransport:
 
     def _ask(self, request: WireRequest, connection: Connection) -> None:
         try:
-            is_whole = _send_in_time(connection, request)
+            is_whole = False
+            with (
+                contextlib.suppress(GaveUpError),
+                _in_time(request, request.next_byte_s) as longest_s,
+            ):
+                is_whole = connection.send(request.head + request.body, longest_s)
             if request.way is Way.KILLED:
                 connection.give_to_process()
             connection.limit = request.limit
@@ -143,14 +146,6 @@ class SocketTransport:
         except BaseException:
             connection.close()
             raise
-
-
-def _send_in_time(connection: Connection, request: WireRequest) -> bool:
-    try:
-        with _in_time(request, request.next_byte_s) as longest_s:
-            return connection.send(request.head + request.body, longest_s)
-    except GaveUpError:
-        return False
 
 
 @contextlib.contextmanager

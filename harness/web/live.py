@@ -8,7 +8,7 @@ unpaired item is dropped.
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
 
@@ -69,11 +69,6 @@ class Pending(OrderedDict[str, T]):
             self.popitem(last=False)
 
 
-class Leave(NamedTuple):
-    abandoned_ns: int
-    tokens_read: int
-
-
 class LiveRun:
     """`has_log`: the server has a lifecycle log on the clients' clock. Without it there is no
     latency and no waste before the summary."""
@@ -83,7 +78,8 @@ class LiveRun:
         self.elapsed_s = 0.0  # at the last tick
         self._has_log = has_log
         self._started_ns = started_ns
-        self._left: Pending[Leave] = Pending()  # still held by the server
+        # Still held by the server: the time of the abandon, and the tokens read by then.
+        self._left: Pending[tuple[int, int]] = Pending()
         self._gone: Pending[LifecycleEvent] = Pending()  # freed, but the row is not read yet
         self._arrived: Pending[int] = Pending()
         self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # freed at, by a cancel
@@ -103,7 +99,7 @@ class LiveRun:
             if row.outcome is not Outcome.ABANDONED or row.abandoned_ns is None:
                 continue
             self._leaves.add(self._seconds(row.abandoned_ns))
-            leave = Leave(row.abandoned_ns, row.tokens_read)
+            leave = row.abandoned_ns, row.tokens_read
             if event is not None:
                 self._over(leave, event)
             elif self._has_log and row.wire_close is not WireClose.UNOPENED:
@@ -170,19 +166,19 @@ class LiveRun:
         if self._arrived.pop(name, None) is None:  # else it was queued and had no slot
             self._free_slots.append((event.t_ns, event.reason not in _NATURAL))
 
-    def _over(self, leave: Leave, event: LifecycleEvent) -> None:
-        if event.t_ns < leave.abandoned_ns:
+    def _over(self, leave: tuple[int, int], event: LifecycleEvent) -> None:
+        abandoned_ns, tokens_read = leave
+        if event.t_ns < abandoned_ns:
             return  # it had ended before the abandon
         self._seen += 1
-        self._wasted += max(0, event.num_generated - leave.tokens_read)
+        self._wasted += max(0, event.num_generated - tokens_read)
         if event.reason in _NATURAL:
             return  # it ended by itself, not by a cancel
-        latency_ms = (event.t_ns - leave.abandoned_ns) / _MS
+        latency_ms = (event.t_ns - abandoned_ns) / _MS
         self._latency.add(latency_ms)
-        self._latencies.add((self._seconds(leave.abandoned_ns), latency_ms))
+        self._latencies.add((self._seconds(abandoned_ns), latency_ms))
 
     def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
-        """First come, first served: the slot freed first goes to the request admitted first."""
         while self._free_slots:
             freed_ns, is_cancel = self._free_slots.popleft()
             if arrived_ns > freed_ns:

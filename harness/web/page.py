@@ -37,8 +37,6 @@ _LINK: Final = (
 
 
 def report_outcomes(environment: Environment) -> Counter[str]:
-    """Count the outcomes of requests, also of workers, which add theirs to each report to the
-    master. Returns the live counter."""
     counts: Counter[str] = Counter()
     add = counts.update
 

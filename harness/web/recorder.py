@@ -223,8 +223,6 @@ def main() -> None:
 
 
 def short(error: WalkawayError) -> str:
-    """An error on one line: its first lines, and the last line of an indented log below them,
-    except for a process's ready line."""
     lines = str(error).splitlines()
     said = [line for line in lines if not line.startswith(" ")][:SHOWN]
     log = [line.strip() for line in lines if line.startswith(" ") and '{"event"' not in line]

@@ -144,7 +144,6 @@ class WebRuns:
         return directors, float(directors)
 
     def begin(self, form: Form) -> str | None:
-        """Prepare the form's run. Returns why it is refused; None if Locust may start."""
         if not self._starting.acquire(blocking=False):
             return "a test is already starting"
         _LOG.info("a test is starting: first its server")

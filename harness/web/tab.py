@@ -90,7 +90,6 @@ def final_rows(summary: Summary) -> list[dict[str, str]]:
 
 
 def figure_text(metric: Metric) -> str:
-    """ "p50 12 ms, p99 20 ms", or the mean without quantiles; mean and sum of tokens come first."""
     unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""  # others are in the label
     if metric.p50 is None:
         return bounded(metric, "mean", unit=unit)

@@ -70,7 +70,6 @@ class RequestSpec:
 
     @property
     def counts_from_start(self) -> bool:
-        """Whether a pause without a token begins before the connection is opened."""
         return isinstance(self.pause, int)
 
     def leave_rule(self, think: str | float, step: StepEstimate) -> LeaveRule:

@@ -87,7 +87,6 @@ def unused_engine_settings(workload: Workload) -> str | None:
 
 
 def _changed(section: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with an arm's keys; a change of `kind` drops all keys of the section."""
     is_another = by.get("kind", section["kind"]) != section["kind"]
     return dict(by) if is_another else {**section, **by}
 

@@ -43,7 +43,6 @@ class Load(Section):
 
     @property
     def longest_requests(self) -> dict[str, int]:
-        """Tokens of the longest prompt and answer of each kind of request, by the keys summed."""
         return {
             f"`load.prompt_tokens` + `load.{key}`": self.prompt_tokens[1] + getattr(self, key)
             for key in self._answers

@@ -33,7 +33,6 @@ class ObservedLatency:
         return int(statistics.median(self._ttfts_ns)) if self._ttfts_ns else None
 
     def answer_tokens(self, max_tokens: int) -> int:
-        """The median length of one answer: `max_tokens`, unless answers end by themselves."""
         if not self._own_ends:
             return max_tokens
         return min(max_tokens, int(statistics.median(self._own_ends)))

@@ -43,7 +43,6 @@ class LoadPlan(Section):
         return None if isinstance(self.arrivals, ClosedArrivals) else self.arrivals
 
     def planned_arrivals(self) -> Iterator[Arrival]:
-        """All arrivals of an open loop, in order. Raises ConfigError for an unread trace."""
         if self.schedule is None:
             return iter(())
         assert isinstance(self.load, AbandonLoad)

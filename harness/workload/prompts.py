@@ -46,10 +46,6 @@ def paged_prompt(
     return "".join(texts)
 
 
-def prompt_size(limits: Sequence[int], *, seed: int, user: int, n: int) -> int:
-    return random.Random(f"{seed}/{user}/{n}/length").randint(*limits)
-
-
 def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
     parts = [beginning]
     length = len(beginning)

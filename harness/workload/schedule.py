@@ -26,23 +26,12 @@ _ROUNDING: Final = 1e-6  # of a product that should be whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """The request of a trace: its lengths, and the pages, of `page_tokens` each, that begin its
-    prompt."""
-
-    prompt_tokens: int
-    answer_tokens: int
-    pages: tuple[int, ...] = ()
-    page_tokens: float = PAGE_TOKENS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """The `number`-th arrival, from 0, over all load processes. `replayed`: only of a trace."""
 
     number: int
     offset_s: float
-    replayed: Replayed | None = None
+    replayed: Recorded | None = None
 
     def draw_request(self, load: AbandonLoad, *, seed: int, seen: ObservedLatency) -> RequestSpec:
         asked = self.replayed
@@ -72,7 +61,6 @@ class Arrival:
 
 
 def planned_arrivals(arrivals: OpenArrivals, load: AbandonLoad, *, seed: int) -> Iterator[Arrival]:
-    """All arrivals in order. Raises ConfigError for an unreadable trace."""
     if isinstance(arrivals, RateArrivals):
         rng = random.Random(f"{seed}/arrivals")
         for number, offset_s in enumerate(arrivals.offsets_s(rng)):
@@ -108,18 +96,18 @@ def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple
 
 def replayed(
     requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad
-) -> Iterator[tuple[float, Replayed]]:
+) -> Iterator[tuple[float, Recorded]]:
     for offset_s, request in window(requests, trace):
         if request.is_whole:
             yield offset_s, _fitted(request, trace, load)
 
 
-def _fitted(request: Recorded, trace: TraceArrivals, load: AbandonLoad) -> Replayed:
+def _fitted(request: Recorded, trace: TraceArrivals, load: AbandonLoad) -> Recorded:
     shortest, longest = load.prompt_tokens
-    return Replayed(
+    return replace(
+        request,
         prompt_tokens=min(max(_scaled(request, trace), shortest), longest),
         answer_tokens=min(request.answer_tokens, load.stay_tokens),
-        pages=request.pages,
         page_tokens=PAGE_TOKENS * _factor(trace),
     )
 

@@ -5,6 +5,7 @@ in the file, the value found and the values allowed, without pydantic's terms.
 import difflib
 import tomllib
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -61,7 +62,7 @@ def parse_setting(setting: str) -> tuple[list[str], Any]:
 
 
 def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
-    result = _copy_tables(data)
+    result = deepcopy(data)
     for setting in settings:
         path, value = parse_setting(setting)
         table = result
@@ -76,7 +77,6 @@ def apply_settings(data: dict[str, Any], settings: Sequence[str]) -> dict[str, A
 def validate(
     model: type[Model], data: dict[str, Any], *, source: str, settings: Sequence[str] = ()
 ) -> Model:
-    """Check `data` against `model`. Raises ConfigError with a line for each mistake."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -87,10 +87,6 @@ def validate(
             where = f"--set {key}" if key in set_paths else source
             lines.append(f"{where}: {_explain(detail, key, table)}")
         raise ConfigError("\n".join(lines)) from error
-
-
-def _copy_tables(table: dict[str, Any]) -> dict[str, Any]:
-    return {k: _copy_tables(v) if isinstance(v, dict) else v for k, v in table.items()}
 
 
 def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> str:

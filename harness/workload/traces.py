@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -20,12 +20,14 @@ _BURST_GPT: Final = ("Timestamp", "Request tokens", "Response tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """One line of a trace. `at_s` counts seconds from any origin; `pages` are its hash ids."""
+    """One line of a trace. `at_s` counts seconds from any origin; `pages` are its hash ids, each of
+    `page_tokens` at the beginning of the prompt."""
 
     at_s: float
     prompt_tokens: int
     answer_tokens: int
     pages: tuple[int, ...] = ()
+    page_tokens: float = PAGE_TOKENS
 
     @property
     def is_whole(self) -> bool:
@@ -95,14 +97,15 @@ def _table(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[str, R
     rows = csv.DictReader(texts(), restkey="", restval="", skipinitialspace=True)
     try:
         header = list(rows.fieldnames or ())
-        fitting = [one for one in _TABLES if set(one.columns) <= set(header)]
+        fitting = [one for one in _TIME_OF if set(one) <= set(header)]
         if not fitting:
             raise ConfigError(
                 f"{name}:{latest}: neither Mooncake's JSON lines nor a CSV with the columns of "
                 f"Azure's trace ({', '.join(_AZURE)}) or of BurstGPT's ({', '.join(_BURST_GPT)}): "
                 f"{','.join(header)[:80]!r}"
             )
-        ((time, prompt, answer), time_of), *_ = fitting
+        time, prompt, answer = fitting[0]
+        time_of = _TIME_OF[fitting[0]]
         for row in rows:
             place = f"{name}:{latest}"
             if row.get(""):
@@ -147,9 +150,8 @@ def _tokens(value: int | str, place: str, field: str) -> int:
     return int(number)
 
 
-class _Table(NamedTuple):
-    columns: tuple[str, str, str]
-    time_of: Callable[[str, str, str], float]  # of a value; its place and its field are for errors
-
-
-_TABLES: Final = (_Table(_AZURE, _date), _Table(_BURST_GPT, _finite))
+# By the columns of a table; the function takes a value, and its place and field for errors.
+_TIME_OF: Final[dict[tuple[str, str, str], Callable[[str, str, str], float]]] = {
+    _AZURE: _date,
+    _BURST_GPT: _finite,
+}

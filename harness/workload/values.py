@@ -31,7 +31,6 @@ ScrapeInterval = Annotated[float, Field(ge=0.01, le=LONGEST_S)]
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether TOML says a number: true and false are none."""
     return type(value) in (int, float)
 
 

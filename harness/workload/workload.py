@@ -238,7 +238,6 @@ class Workload(Section):
 
     @property
     def streams_of_each_process(self) -> int:
-        """The most streams that a load process may have open at once; 0: not yet known."""
         _, streams = self._streams_at_once()
         return -(-streams // self.run.processes)
 

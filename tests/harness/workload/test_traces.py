@@ -21,7 +21,6 @@ from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.schedule import (
     Arrival,
-    Replayed,
     longest_prompt,
     open_trace,
     planned_arrivals,
@@ -179,7 +178,7 @@ RACE: Final = LastTokenPlan(plan="last_token")
 def test_a_replayed_request_is_left_by_its_recorded_answer(
     plan: AbandonPlan, answer: int, n: int, planned: int | None, max_tokens: int
 ) -> None:
-    asked = Replayed(prompt_tokens=77, answer_tokens=answer)
+    asked = Recorded(at_s=0, prompt_tokens=77, answer_tokens=answer)
     load = load_of(plan.model_copy(update={"n": n}))
     spec = Arrival(number=0, offset_s=0, replayed=asked).draw_request(load, seed=7, seen=SEEN)
     assert (spec.prompt_tokens, spec.planned_abandon) == (77, planned)
