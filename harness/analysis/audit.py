@@ -1,29 +1,12 @@
 """The accounting audit: what the clients counted against each of the server's counters.
 
 Each counter's change is read while nothing runs, before the load and after the settle time. The
-rows give the range in which it must lie. The verdict is the first of these that holds:
+rows give the range in which it must lie:
 
-    cannot be judged  it is right only when nothing runs, and something still runs; or what is due
-              has no upper limit and the counter moved by more than the lower one; or the server
-              had other users meanwhile
-    unknown   the target's description has no such counter, or it was not read twice
-    stuck     it did not move although it had to, or as its description says that it never does
-    double    twice what is due, within the tolerance
-    late      right at the idle end, or nearly; but it lay below what was due while the load ran, by
-              more than the tolerance, or went on moving after the settle time
-    lower     less than what is due
-    gross     more than what is due
-    exact     within the range (a counter that the description calls a lower bound stays `lower`:
-              its error cannot be seen from outside)
-
-The ranges:
-
-    generated_tokens  from the tokens read to those plus the largest possible waste: for each
-                      request that was left, as many tokens as its mean cancel latency had steps,
-                      and 2 (see `black_box.waste_by_counter`); known exactly from the exact log
-    prompt_tokens     from all requests that had a first token to all that were taken; see
-                      `tokens.prompt_total` for those without a usage. Servers count the prompt of
-                      a request for n answers once or n times (vLLM)
+    generated_tokens  from the tokens read to those plus the largest possible waste (see
+                      `black_box.waste_by_counter`); known exactly from the exact log
+    prompt_tokens     from all requests that had a first token to all that were taken; servers count
+                      the prompt of a request for n answers once or n times (vLLM)
     aborted           from requests left while they were read to all that were left: a client that
                       leaves before the first token may be gone before the server has seen the
                       request, and one that races the last token may find it made
@@ -32,7 +15,7 @@ The ranges:
                       answers that had been going on for longer than a page can be old
 
 The tolerance is one token for each request that can be in flight at once (tokens), else 0. Requests
-that the run cut off count as left.
+that the run cut off count as left. The verdict is the first that holds: see `_entry`, `_verdict`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +28,7 @@ import pandas as pd
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.open_requests import OpenRequests, open_requests
+from harness.analysis.open_requests import OpenRequests, open_in_run
 from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import (
     prompt_total,
@@ -70,7 +53,7 @@ class Due(NamedTuple):
 
 
 def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
-    held = open_requests(frames.requests)
+    held = open_in_run(frames)
     entries = [
         _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
     ]

@@ -28,7 +28,7 @@ from harness.analysis.littles_law import (
     pooled,
     unread_tokens,
 )
-from harness.analysis.open_requests import num_abandoned, open_requests
+from harness.analysis.open_requests import num_abandoned, open_in_run
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Metric
@@ -62,7 +62,7 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
         if (why := why_no_lag(frames, facts, role)) is not None:
             totals[method] = NotMeasurable(why)
     return Outside(
-        num_left=open_requests(frames.requests).n_left,
+        num_left=open_in_run(frames).n_left,
         num_abandoned=num_abandoned(frames.requests),
         totals=totals,
         ghosts={

@@ -15,14 +15,7 @@ from harness.store.frames import RunFrames
 Need = Literal["lifecycle", "clock", "steps", "block size", "load"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Late:
-    coming: float
-    ended: float
-    left: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Facts:
     """Nanoseconds are of the monotonic clock; nothing of the server is known after
     `observed_until_ns`.
@@ -32,8 +25,8 @@ class Facts:
     `idle_loops` (with its time) after one of several loops. `missed_to_stay_s` and
     `missed_to_leave_s` are the waits of requests that an open loop never sent, by whether they
     would have been read to the end. `trust` maps a role to how far the target's description
-    believes it, `lags` to how old its value can be (steps, seconds), `late` to how old it is on
-    average, where known.
+    believes it, `lags` to how old its value can be (steps, seconds), `late` to how many steps old
+    it is on average, by kind of change, where known.
     """
 
     status: str
@@ -57,7 +50,7 @@ class Facts:
     metric_names: dict[str, str]
     metric_labels: dict[str, dict[str, str]]
     lags: dict[str, tuple[float, float]]
-    late: dict[str, Late]
+    late: dict[str, dict[str, float]]
     is_open_loop: bool
     missed_to_stay_s: list[float]
     missed_to_leave_s: list[float]
@@ -149,7 +142,7 @@ def run_facts(frames: RunFrames) -> Facts:
             for role, source in sources.items()
         },
         late={
-            role: Late(**source["late_steps"])
+            role: source["late_steps"]
             for role, source in sources.items()
             if source.get("late_steps")
         },

@@ -15,7 +15,7 @@ from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.counters import idle_figure, not_shown
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
-from harness.analysis.open_requests import num_abandoned, open_requests
+from harness.analysis.open_requests import num_abandoned, open_in_run
 from harness.analysis.stats import Floats, theil_sen
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.records import Metric
@@ -172,7 +172,7 @@ def _why_no_slope(frames: RunFrames, n: int, kind: str, fewest: int) -> str | No
 
 
 def _slope(name: str, frames: RunFrames, times: list[int], values: Floats) -> Figure:
-    left = open_requests(frames.requests).left_by(np.array(times)).astype(float)
+    left = open_in_run(frames).left_by(np.array(times)).astype(float)
     left = np.append(np.zeros(len(values) - len(times)), left)
     if len(np.unique(left)) < len(left):
         return NotMeasurable("one of the loops has no abandoned request")

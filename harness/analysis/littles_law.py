@@ -5,37 +5,28 @@
     held by clients ──────┴─────┴───
 
 By Little's law the area under the number of requests in a system is the sum of the times that they
-spend in it, exactly so over a span at whose ends the system is empty. So the area between what the
-server holds and what its clients hold is the time that abandoned requests went on:
+spend in it, over a span at whose ends the system is empty:
 
     mean cancel latency = area / number of requests left.
 
-Counters serve as well: the area between the clients that have left and the requests counted as
-aborted is the sum of the delays, if both end equal but for the few that left before the server saw
-their request.
+So is the area between the clients that have left and the requests counted as aborted, but for the
+few that left before the server saw their request.
 
-The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for). A
-long scrape interval costs precision but adds no bias, unless the scrapes keep time with the load.
-An old page does bias the area: with the mean delays of what it shows
+The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for). An
+old page biases it: with the mean delays of what it shows
 
     area = sum of latencies + left * (delay of leaving) + ended * (delay of ending)
            - all * (delay of coming).
 
 If the target's file knows these delays in steps (`late_steps`), their part is taken out, and `bias`
-is half a step for each change. A request that comes waits for the next step's beginning, as a
-cancel does: that wait is estimated by itself, see `mean_wait_s`. If only the longest lag of the
-refresh rule is known, `bias` is that lag.
+is half a step for each change; else `bias` is the longest lag of the refresh rule.
 
-The mean over one run or several is the sum of sums / the sum of counts. Its interval accounts for
+The interval accounts for
 
     chance   blocks of time differ, see `stats.ratio_ci95`
-    grain    few scrapes met anything: the interval is no narrower than if the number met is
-             Poisson's, and the variance of the sum is no less than the sum of the squares of what
-             each scrape adds (a scrape that met many, or stands for long, counts for all that)
-    bias     pages are old, by no more than the target's refresh rule allows
-
-Chance and grain decide whether there is enough data for a mean at all. More data does not make
-pages newer, so once chance leaves out 0 the mean is shown with the whole interval.
+    grain    few scrapes met anything: no narrower than if the number met is Poisson's, or by the
+             sum of the squares of what each scrape adds
+    bias     pages are old
 
 Sources: Little, Operations Research 9 (1961), 383-387; for finite spans Little, Operations Research
 59 (2011), 536-549; Garwood, Biometrika 28 (1936), 437-442 (Poisson); Horvitz and Thompson, JASA 47
@@ -52,7 +43,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.open_requests import OpenRequests, open_requests
+from harness.analysis.open_requests import OpenRequests, open_in_run, open_requests
 from harness.analysis.scraped import Readings, met_step_s, readings_of
 from harness.analysis.stats import Floats, Ints, chi2_quantile, normal_quantile, ratio_ci95
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
@@ -209,7 +200,7 @@ MOST_LOST: Final = 0.1  # of the requests left, so many may have gone before the
 
 
 def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    held = open_requests(frames.requests)
+    held = open_in_run(frames)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
     running, waiting = (readings_of(frames, facts, role) for role in ("running", "waiting"))
@@ -225,7 +216,7 @@ def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurab
 
 
 def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    held = open_requests(frames.requests)
+    held = open_in_run(frames)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
     aborted, change = readings_of(frames, facts, "aborted"), facts.idle_change("aborted")
@@ -246,7 +237,7 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     if late is None:
         return replace(found, bias=(0.0, aborted.lag_ns / 1e9))
     step_s = met_step_s(frames) or 0.0
-    added_s = late.left * step_s * _share_left_behind(counted, step_s)
+    added_s = late["left"] * step_s * _share_left_behind(counted, step_s)
     return _less(found, added_s, (-step_s / 2, step_s / 2))
 
 
@@ -278,8 +269,8 @@ def _lateness(
     if late is None:
         lag_s = running.lag_ns / 1e9 * changes
         return 0.0, (-lag_s, lag_s)
-    left = late.left * _share_left_behind(held, step_s)
-    steps = left + late.ended * (changes - 1) - late.coming * changes
+    left = late["left"] * _share_left_behind(held, step_s)
+    steps = left + late["ended"] * (changes - 1) - late["coming"] * changes
     added_s = steps * step_s - mean_wait_s(frames.requests, held, step_s) * changes
     return added_s, (-step_s / 2 * changes, step_s / 2 * changes)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from harness.analysis.facts import Facts
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, Way, WireClose
+from harness.store.frames import RunFrames
 
 # A server cannot know why a client went away: to it these are all alike.
 LEFT = (Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT)
@@ -56,7 +58,7 @@ def open_requests(requests: pd.DataFrame) -> OpenRequests:
     is_refused = requests["outcome"] == Outcome.REJECTED
     is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
     taken = without_tokens(requests)[~is_refused & ~is_unopened(requests)]
-    answers = taken["n"].to_numpy(dtype=np.int64) if "n" in taken else np.ones(len(taken), np.int64)
+    answers = taken["n"].to_numpy(dtype=np.int64)
     until = taken["abandoned_ns"].fillna(taken["ended_ns"]).to_numpy(dtype=np.int64)
     is_left = taken["outcome"].isin(LEFT).to_numpy()
     is_mute = is_left & taken["first_token_ns"].isna().to_numpy()
@@ -68,6 +70,11 @@ def open_requests(requests: pd.DataFrame) -> OpenRequests:
         unanswered_ns=np.sort(np.repeat(until[is_mute], answers[is_mute])),
         uncounted_ns=np.sort(np.repeat(until[may_be_uncounted], answers[may_be_uncounted])),
     )
+
+
+@lru_cache(maxsize=1)  # several figures derive from that of one run
+def open_in_run(frames: RunFrames) -> OpenRequests:
+    return open_requests(frames.requests)
 
 
 NEVER: Final = int(np.iinfo(np.int64).max)

@@ -4,7 +4,6 @@ The file holds what the gate reads of a run (`Measured`), so the run's folder ma
 names the baseline, each of `AGAINST_BASELINE` may not grow by more than `gate.noise`.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,8 +97,9 @@ def limits_against_baseline(
 
 def _at_most(times: float, arm: str, figure: str) -> Limit:
     metric, _, key = figure.partition(".")
-    limit = Limit(arm=arm, metric=metric, key=key, operator="<=", number=times)
-    return replace(limit, relation="/", against=BASELINE)
+    return Limit(
+        arm=arm, relation="/", against=BASELINE, metric=metric, key=key, operator="<=", number=times
+    )
 
 
 def _is_time(figure: str) -> bool:
