@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 
 from dashboards.headline import cards, without_praise
+from harness.analysis.black_box import Ghosts, ghost_rate
 from harness.analysis.figure import Sample, describe
-from harness.analysis.ghosts import Ghosts, ghost_rate
 from harness.export.headline import headline_sentences, report_sentence
 from harness.records import Metric
 from tests.conftest import Snapshot

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.analysis.ghosts import Ghosts, ghost_rate
+from harness.analysis.black_box import Ghosts, ghost_rate
 from tests.truth.black_box import bounded_lines, counted_ghosts_line
 from tests.truth.scripted_engine import Script
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from harness.analysis.black_box import figures_from_outside
+from harness.analysis.black_box import Ghosts, figures_from_outside
 from harness.analysis.cancel import latency_by, storm_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.ghosts import Ghosts
 from harness.analysis.stats import rate_upper95
 from tests.harness.analysis.scenes import (
     figures_of,
