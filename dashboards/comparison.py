@@ -360,7 +360,10 @@ def _curves(sides: Sides) -> Iterator[Part]:
     if not found:
         yield "No run has a log of single cancels."
         return
-    curves = {_with_ghosts(one.label, curve): curve for one, curve in found}
+    curves = {}
+    for one, curve in found:
+        never = f" ({curve.n_censored:,} of {curve.n:,} never)" if curve.n_censored else ""
+        curves[f"{one.label}{never}"] = curve
     said = (f"{one.label}: {median_and_p99(one.metrics.get(CANCEL_LATENCY))}" for one, _ in found)
     yield Picture(
         name="curves",
@@ -380,11 +383,6 @@ def _curves(sides: Sides) -> Iterator[Part]:
     with_curve = {one.label for one, _ in found}
     if missing := [one.label for one in sides if one.label not in with_curve]:
         yield f"No log of single cancels in: {', '.join(missing)}."
-
-
-def _with_ghosts(label: str, curve: Curve) -> str:
-    ghosts = curve.n_censored
-    return f"{label} ({ghosts:,} of {curve.n:,} never)" if ghosts else label
 
 
 @section(

@@ -57,11 +57,8 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 
 
 def describe(run: Run, anchor: str) -> dict[str, Any]:
-    """The content for one run, for `article.html.j2`.
-
-    `remarks` by level: with an `invalid` one the figures mean nothing, so it stands before them and
-    replaces the sentence. The first screen, which needs its room for the figures, only counts each
-    `warning`; it stands with each `info` below.
+    """The content for one run, for `article.html.j2`; `remarks` by level: with an `invalid` one the
+    figures mean nothing, so it stands before them and replaces the sentence.
     """
     summary, manifest, verdict = run.summary, run.manifest, verdict_of(run)
     body = _of_arms(run) if isinstance(summary, ArmsSummary) else _of_run(run)

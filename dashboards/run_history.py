@@ -193,15 +193,17 @@ def tracks(runs: Sequence[PastRun]) -> dict[tuple[str, str], list[Track]]:
     sides = list(dict.fromkeys(side for one in runs for side in one.measured.sides))
     found = {}
     for metric, figure in headline_figures(metrics, TRACKED):
-        of = [_track(runs, side, metric, figure) for side in sides if metric in TRACKED]
-        if drawn := [one for one in of if one.points]:
+        if metric not in TRACKED:
+            continue
+        points = {side: tuple(_points(runs, side, metric, figure)) for side in sides}
+        drawn = [
+            Track(metric=metric, unit=METRICS[metric].unit, side=side, points=those)
+            for side, those in points.items()
+            if those
+        ]
+        if drawn:
             found[metric, figure] = drawn
     return found
-
-
-def _track(runs: Sequence[PastRun], side: str, metric: str, figure: str) -> Track:
-    points = tuple(_points(runs, side, metric, figure))
-    return Track(metric=metric, unit=METRICS[metric].unit, side=side, points=points)
 
 
 def _points(runs: Sequence[PastRun], side: str, metric: str, figure: str) -> Iterator[Point]:

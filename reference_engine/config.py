@@ -35,13 +35,10 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. Sizes are in tokens and in blocks of `block_size` tokens.
+    """One engine; `flags` says what each setting means. Sizes are in tokens and in blocks.
 
-    `watermark` and `force_reclaim_above` are shares of the blocks. The first must stay free when a
-    request is admitted beside others. Above the second, no cancelled prompt is retained in the
-    prefix cache. With `reserve_full_isl` a request is admitted only if there are blocks for all its
-    tokens, not just for its first chunk. A `long_prefill_token_threshold` of 0 means 4 % of the
-    context if several prompts may be in progress, else no limit.
+    A `long_prefill_token_threshold` of 0 means 4 % of the context if several prompts may be in
+    progress, else no limit.
     """
 
     model: str = "tiny"
@@ -137,17 +134,10 @@ class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the frontend, in seconds, bytes and counts.
+    """Settings of the frontend; `flags` says what each means.
 
-    `heartbeat_s`: a stream that is silent for this long gets an SSE comment; 0: never.
-    `request_timeout_s`: a request must arrive completely within this time.
-    `ack_timeout_s`: a client whose machine acknowledges nothing for this long is gone.
-    `stall_timeout_s`: a client that reads nothing for this long is gone. If it is longer than
-    `ack_timeout_s`, it replaces that too: the kernel cannot tell the two cases apart.
-    `send_buffer_bytes`: held for a slow client by the socket, and as many again by the server.
-    `keep_results`, `keep_results_s`: number of ended requests that stay known, and for how long.
-    `default_deadline_s`: for a request without one; None: no deadline.
-    `shutdown`: abort running requests, or let them end within `drain_timeout_s`.
+    A `stall_timeout_s` longer than `ack_timeout_s` replaces that too: the kernel cannot tell
+    the two cases apart. `send_buffer_bytes` are held by the socket, and as many by the server.
     """
 
     heartbeat_s: float = 5.0

@@ -45,9 +45,8 @@ _CROSS: Final = {"symbol": "x", "size": 9, "color": VERMILION}
 
 
 def rising_steps(y: Floats, *, steps: int = STEPS) -> npt.NDArray[np.int64]:
-    """The points of a rising curve to draw: the first, the last, and between them the first to
-    reach each of `steps` equal parts of its height. Drawn as steps, the curve then lies nowhere
-    above the true one, and less than one such part below it.
+    """The points of a rising curve to draw: the first to reach each of `steps` equal parts of its
+    height. As steps they lie nowhere above the true curve, and less than one part below it.
     """
     if len(y) <= steps + 2:
         return np.arange(len(y))
@@ -63,10 +62,7 @@ def rising_note(points: int, *, steps: int = STEPS) -> str | None:
 
 
 def cancel_latency(cancels: pd.DataFrame) -> Figure:
-    """Shares of the abandoned requests that the server had let go, by time since their users left:
-    all of them, and by phase. A cross marks how long a request without an end was watched. Needs at
-    least one request.
-    """
+    """A cross marks how long a request without an end was watched. Needs at least one request."""
     figure = _empty("milliseconds")
     cancels = cancels[was_cancelled(cancels)]
     curve = _curve(cancels)

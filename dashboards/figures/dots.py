@@ -52,11 +52,7 @@ class Ratio:
 
 
 def ratios(dots: Sequence[Ratio]) -> Figure:
-    """A row a figure, its name above a dot and its interval for each candidate, on a log axis.
-
-    The form of a dot shows its verdict. With several candidates each dot has its candidate's
-    number.
-    """
+    """A row a figure, its name above a dot and its interval for each candidate, on a log axis."""
     rows = list(dict.fromkeys(dot.figure for dot in dots))
     candidates = list(dict.fromkeys(dot.candidate for dot in dots))
     below_px = NEXT_PX * (len(candidates) - 1)

@@ -32,8 +32,7 @@ INTERVALS: Final = 600  # of a long series
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """Points to draw, the number of samples behind them, and the levels of all samples: the
-    highest, the mean by time (each sample holds until the next) and the last. No levels without
-    samples.
+    highest, the mean by time and the last; no levels without samples.
     """
 
     x: Floats

@@ -6,17 +6,10 @@ from reference_engine.core.request import Request, Status
 
 
 class Counters(msgspec.Struct, kw_only=True, array_like=True):
-    """Totals of tokens, blocks and requests.
+    """Totals of tokens, blocks and requests; `metrics.exposition` has a sentence for each.
 
-    `generated_tokens`: sampled, read or not. `recomputed_tokens`: computed again after a
-    preemption. `prefix_queried_tokens` were looked up in the prefix cache at an admission,
-    `prefix_hit_tokens` were found; `resumed_*`: at a resumption. `reclaimed_*`: blocks of cancelled
-    requests that no other shared: blank at once, retained in the prefix cache, or blank for want of
-    room. `retained_hits`: retained blocks that a later request used.
-    `saved_tokens`: the tokens that aborted requests had left to generate. `prompt_tokens`: of
-    prompts that were computed, or found, to their end. `unread_prompt_tokens`: computed for
-    requests that were aborted before their first token. `slot_steps`: requests in a step, summed
-    over steps.
+    `reclaimed_*`: blocks of cancelled requests that no other shared: blank at once, retained in the
+    prefix cache, or blank for want of room.
     """
 
     steps: int = 0
@@ -57,9 +50,6 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
         request.num_prefilled_tokens += min(now, request.num_prompt_tokens) - before
         if now == request.num_prompt_tokens and not request.num_generated:
             self.prompt_tokens += now
-
-    def count_finish(self, reason: str) -> None:
-        self.finished[reason] = self.finished.get(reason, 0) + 1
 
     def count_abort(self, request: Request) -> None:
         self.saved_tokens += request.max_tokens_in_all - request.num_tokens

@@ -3,16 +3,14 @@
     tokens   | cached prefix | computed | scheduled now | not yet |
     blocks   | b0 | b1       | b2 | b3  | b4 (new)      |
 
-A request's table covers its computed tokens and those scheduled in the coming step, rounded up to
-whole blocks. Blocks of the cached prefix are shared and only ever read: at least one token of a
-request is always left to compute, and it is written to a block of its own. No block is reserved
-ahead.
+A table covers the computed tokens and those of the coming step, in whole blocks. Blocks of the
+cached prefix are shared and only ever read: at least one token of a request is always left to
+compute, and it is written to a block of its own.
 """
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
-from reference_engine.core.block_pool import BlockPool
-from reference_engine.core.prefix import chain_hashes
+from reference_engine.core.block_pool import BlockPool, chain_hashes
 from reference_engine.core.request import Request
 
 
@@ -76,8 +74,7 @@ class KVCache:
     def rebuild_cost(self, request: Request) -> int:
         """Tokens to compute again if the request lost its blocks and came back at once.
 
-        The part of its prompt that the prefix cache holds costs nothing. The real cost may be
-        higher: another request may take those blocks before this one comes back.
+        The real cost may be higher: another request may take blocks of its prompt before that.
         """
         num_found = len(self.find_prefix(request))
         return max(0, request.num_computed_tokens - num_found * self.block_size)

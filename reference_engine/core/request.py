@@ -66,13 +66,9 @@ class Request:
     Only the scheduler changes its fields: the token list in `update`, the block table and the
     computed tokens also through the KV cache, the status through `move_to`.
 
-    `num_cached_tokens` were found in the prefix cache at the last admission. `num_lost_tokens` is
-    the most that any preemption took away, `num_recomputed_tokens` what was computed again because
-    of that. The computing of the first `num_counted_tokens` (prompt and lost tokens) is counted.
-    `num_prefilled_tokens` of its prompt were computed, repeats included. `arrival` numbers the
-    requests as they come. `max_tokens_in_all` bounds prompt and answer together. While fewer than
-    `plain_decode_until` tokens are computed, its steps are plain decodes; a change of status ends
-    that.
+    `num_lost_tokens` is the most that any preemption took away. The computing of the first
+    `num_counted_tokens` (prompt and lost tokens) is counted; `num_prefilled_tokens` has repeats.
+    While fewer than `plain_decode_until` tokens are computed, its steps are plain decodes.
     """
 
     __slots__ = (
@@ -149,8 +145,8 @@ class Request:
     def plain_decode_limit(self, block_size: int) -> int:
         """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.
 
-        In a plain decode it is owed its newest token only, since prompt and lost tokens are
-        computed; its block table has room; and the token that comes of it is not its last.
+        In one, it is owed its newest token only, its block table has room, and the token that
+        comes of it is not its last.
         """
         if self.num_computed_tokens < self.num_counted_tokens:
             return 0

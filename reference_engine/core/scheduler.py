@@ -3,20 +3,14 @@
 In each step every request is owed the tokens that it has and the cache has not; the scheduler gives
 each request some of what it is owed, out of one budget. Running requests come first, in order of
 admission; then waiting requests are admitted while slots, budget and blocks last. A long prompt is
-thus computed in chunks beside the other requests' next tokens; a prompt whose beginning is in the
-prefix cache is owed less; a resumed request is nothing special. When a running request finds no
+thus computed in chunks beside the other requests' next tokens. When a running request finds no
 block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes.
-Most steps of most requests are plain decodes: one more token, into a block that the request has. A
-request is looked at closely only when it has no plain decode left.
+Most steps are plain decodes: one more token, into a block that the request has. A request is looked
+at closely only when it has no plain decode left.
 
-Every ending goes through `finish`, the only place where a request leaves the queues for good, and
-then through `free`, which gives its blocks back. `finish` does nothing for an unknown request. It
-may come at any moment, also between `schedule` and `update`: the step's result for a request that
-has ended is dropped, and its token counted.
-
-The scheduler reads no clock and draws no random numbers. Its mutable state is `waiting`, `running`,
-`requests`, `unfreed`, `num_slots`, the block pool and the counters; they change in the public
-methods, which one thread calls.
+Every ending goes through `finish`, and then through `free`, which gives its blocks back. Both may
+come at any moment, also between `schedule` and `update`: the step's result for a request that has
+ended is dropped, and its token counted. One thread calls the public methods.
 """
 
 from bisect import bisect_left, insort
@@ -116,7 +110,8 @@ class Scheduler:
             self.waiting.remove(request)
         request.move_to(Status.FINISHED)
         request.finish_reason = reason
-        self.counters.count_finish(reason)
+        finished = self.counters.finished
+        finished[reason] = finished.get(reason, 0) + 1
         self.unfreed[request_id] = request
         return request
 
@@ -186,14 +181,13 @@ class Scheduler:
     def _choose_victim(self) -> Request:
         """The running request that gives up its blocks; it may be the growing one itself.
 
-        By policy it is the youngest, or the least important. With `rebuild-cost` it is, among the
-        least important, the one that is cheapest to bring back: it has the fewest computed tokens
-        that the prefix cache could not return. The most expensive one is never chosen while there
-        is another, so one request always gets to its end.
+        With `rebuild-cost` it is, among the least important, the one with the fewest computed
+        tokens that the prefix cache could not return. The most expensive one is never chosen while
+        there is another, so one request always gets to its end.
         """
         if self._config.victim == "rebuild-cost":
             return max(self.running, key=self._rebuild_rank)
-        return max(self.running, key=_rank) if self._by_priority else self.running[-1]
+        return min(self.running, key=_urgency) if self._by_priority else self.running[-1]
 
     def _rebuild_rank(self, request: Request) -> tuple[int, int, int]:
         priority = request.priority if self._by_priority else 0
@@ -312,10 +306,6 @@ class PriorityQueue:
         at = bisect_left(self._requests, _urgency(request), key=_urgency)
         assert self._requests[at] is request
         del self._requests[at]
-
-
-def _rank(request: Request) -> tuple[int, int]:
-    return request.priority, request.arrival
 
 
 def _urgency(request: Request) -> tuple[int, int]:

@@ -218,9 +218,6 @@ class Page:
 
     def _series(self, name: str, **labels: str) -> str:
         pairs = (self._labels | labels).items()
-        written = ",".join(f'{label}="{_escaped(value)}"' for label, value in pairs)
+        escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+        written = ",".join(f'{label}="{value.translate(escapes)}"' for label, value in pairs)
         return f"{name}{{{written}}}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

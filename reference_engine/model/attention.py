@@ -1,9 +1,7 @@
 """Attention over a paged KV cache, in plain torch.
 
 Keys and values of all requests live in one pool a layer, block after block, a row of heads a slot.
-A token writes its own slot, then attends to the blocks of its request, wherever they lie; several
-requests may have blocks in common. Blocks are read whole, into a buffer that all layers share: on a
-CPU fresh memory for them would cost more than the copying.
+A token writes its own slot, then attends to the blocks of its request, wherever they lie.
 """
 
 import torch

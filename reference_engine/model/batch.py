@@ -118,14 +118,10 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
 def token_by_token(spans: list[Span]) -> Iterator[list[Span]]:
     """One forward pass for each token, in order, so that answers do not depend on the batch.
 
-    Floating-point sums depend on their order, and a matrix product picks its order by its shape: a
-    row comes out slightly different among 3 rows than among 4, or beside a longer context. Where
-    two logits nearly tie, another token is chosen, and the rest of the answer differs.
-
+    Floating-point sums depend on their order, and a matrix product picks its order by its shape.
     With one row and a context padded to whole blocks, all shapes are a function of the token's
-    position. Batch-mates, chunk sizes, recomputation after a preemption, and blocks that another
-    request has left in the prefix cache then change nothing, bit by bit, on any device. The price
-    is batching itself: `make bench BENCH=batch_invariance` measures it.
+    position: batch-mates, chunk sizes, preemptions and cached blocks change nothing, bit by bit.
+    The price is batching itself: `make bench BENCH=batch_invariance` measures it.
     """
     for request, first, last in spans:
         for position in range(first, last):

@@ -24,12 +24,6 @@ class Runner(Protocol):
 VOCAB_SIZE = 2048
 
 
-def step_seconds(cost: StepCost, scheduled: Mapping[Request, int]) -> float:
-    total = sum(scheduled.values())
-    decoding = sum(1 for request in scheduled if request.num_owed_tokens == 1)
-    return cost.fixed_s + cost.prefill_token_s * (total - decoding) + cost.decode_token_s * decoding
-
-
 class SimulatedRunner:
     """Sleeps for the time of its cost model and makes up the tokens; needs no torch.
 
@@ -43,7 +37,9 @@ class SimulatedRunner:
         self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=VOCAB_SIZE, gpu_name=None)
 
     def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        self._sleep(step_seconds(self._cost, plan.scheduled))
+        cost, decoding = self._cost, sum(1 for one in plan.scheduled if one.num_owed_tokens == 1)
+        prefill_s = cost.prefill_token_s * (plan.num_tokens - decoding)
+        self._sleep(cost.fixed_s + prefill_s + cost.decode_token_s * decoding)
         return {request.request_id: _made_up_token(request) for request in plan.sampling}
 
 

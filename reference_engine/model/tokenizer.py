@@ -2,8 +2,7 @@
 
     0 <pad>   1 <s>   2 </s>   |   3..258 the 256 bytes   |   259.. words made of syllables
 
-A prompt becomes its UTF-8 bytes, one token each, so its length is known without the tokenizer. The
-model samples words and </s> only: a token is one word of text, never half a character.
+A prompt becomes its UTF-8 bytes, one token each. The model samples words and </s> only.
 """
 
 from itertools import product

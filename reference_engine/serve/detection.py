@@ -10,12 +10,9 @@
     under a server     OSError from send, of a heartbeat       WRITE,       the next thing sent, at
     that raises        or of anything else                     HEARTBEAT    most heartbeat_s later
 
-A client that reads nothing while its machine has room for the whole answer looks like any other
-until the answer is over: its machine acknowledges for it.
-
 The HTTP protocol puts a ClientConnection into the scope and reports to it directly, so a middleware
-that keeps `http.disconnect` to itself hides nothing. Other servers have no such object, and report
-a closed connection only to a task that waits in `receive`.
+that keeps `http.disconnect` to itself hides nothing. Other servers report a closed connection only
+to a task that waits in `receive`.
 """
 
 import asyncio
@@ -44,12 +41,9 @@ class RanOutError(Exception):
 class Patience:
     """`with patience: await something()` raises RanOutError after `seconds`; 0: never.
 
-    It suits many waits that are mostly short: `asyncio.timeout` makes a timer for each and throws
-    it away, while here entering is an assignment, and one timer checks now and then whether the
-    present wait is too long. Then the wait is cancelled, as with `asyncio.timeout`.
-
-    For waits of the task that makes it, one at a time. `goes_on`: whether there was progress since
-    the last call. While there is, the wait goes on; without progress it ends up to a quarter late.
+    For many short waits of the task that makes it: entering is an assignment, and one timer checks
+    now and then, where `asyncio.timeout` makes a timer for each. `goes_on`: whether there was
+    progress since the last call; while there is, the wait goes on, and ends up to a quarter late.
     """
 
     def __init__(self, seconds: float, goes_on: Callable[[], bool] | None = None) -> None:
@@ -218,8 +212,7 @@ class Client:
     async def dismiss(self) -> None:
         """Drop all bytes still held for a client that has left.
 
-        A response that was never begun gets a beginning; without one a middleware would report a
-        bug.
+        Without any response a middleware would report a bug, so one is begun.
         """
         self.has_left = True
         if self._connection is not None:

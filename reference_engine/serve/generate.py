@@ -117,10 +117,9 @@ class AnswerWriter:
 
 
 def usage_of(request: ClientRequest, num_sent: int | None = None) -> schemas.Usage:
-    """Prompt tokens count once, and cached tokens are those of the first answer.
+    """Cached tokens are those of the first answer: the others find what it has computed.
 
-    The other answers find the prompt in the cache because the first one computed it. With
-    `num_sent`, usage in the middle of a stream: these tokens, and nothing on the cache yet.
+    With `num_sent`, usage in the middle of a stream: these tokens, and nothing on the cache yet.
     """
     ending, num_generated = request.choices[0].ending, num_sent
     if num_generated is None:

@@ -170,12 +170,9 @@ def protocol_for(settings: FrontendSettings) -> type[WatchedProtocol]:
 def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None:
     """Let the kernel end connections whose other end has vanished, and limit its send buffer.
 
-    `connection` may be a listening socket: accepted sockets inherit its options on Linux.
-
-    With bytes in flight a connection ends after `ack_timeout_s` without acknowledgement, or after
-    `stall_timeout_s` if that is longer, since the kernel cannot tell a client that has vanished
-    from one that does not read. Without bytes in flight, the kernel probes after `heartbeat_s` and
-    ends the connection `ack_timeout_s` later.
+    `connection` may be a listening socket: accepted sockets inherit its options on Linux. The
+    kernel cannot tell a client that has vanished from one that does not read, so with bytes in
+    flight the longer of the two time-outs holds. Without, it probes after `heartbeat_s`.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -19,8 +19,7 @@ _PLACE_BYTES: Final = 24  # a line's place in the list, and the allocator's roun
 class Page(NamedTuple):
     """Lines after a number; `next_after` is the number for the next page.
 
-    `first` and `last` are the numbers of the oldest and newest entry in the log; `dropped` counts
-    the requested entries that are gone.
+    `first` and `last` number the entries in the log; `dropped` of the requested ones are gone.
     """
 
     lines: list[bytes]

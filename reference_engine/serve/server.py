@@ -199,9 +199,8 @@ class RequestsApi:
     """The endpoints under `/v1/requests`: query a request, cancel it, send a ping for it.
 
     A request has three names: the engine's (`req-7`), its answer's (`cmpl-req-7`, `chatcmpl-req-7`)
-    and its client's X-Request-Id. Names match whole. Several requests may share an X-Request-Id,
-    which then means all live ones, or else the latest ended one. A request of another API key does
-    not exist here.
+    and its client's X-Request-Id, which means all live requests that share it, or else the latest
+    ended one. A request of another API key does not exist here.
     """
 
     def __init__(self, link: WorkerLink) -> None:

@@ -8,6 +8,7 @@ at the next boundary; a prompt that is computed in chunks ends with the chunk. E
 is stamped when it happens, and goes out in the report of its step.
 """
 
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,8 +27,58 @@ from reference_engine.protocol import (
     SetFaults,
     StepRecord,
     StepReport,
+    ToWorker,
 )
-from reference_engine.worker.inbox import ConnectionLost, Heard, Inbox
+
+
+class ConnectionLost(NamedTuple):
+    """The frontend's connection has ended, and its requests with it.
+
+    `applied` is set once they are gone; only then is another connection accepted.
+    """
+
+    applied: threading.Event
+
+
+class Heard(NamedTuple):
+    t_ns: int
+    message: ToWorker | ConnectionLost
+
+
+class Inbox:
+    """A queue from one reading thread to one working thread.
+
+    `put` and `drain` each read the clock under one lock: a message stamped before a step started is
+    always applied before that step.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._changed = threading.Condition()
+        self._messages: list[Heard] = []
+        self._closed = False
+
+    def put(self, message: ToWorker | ConnectionLost) -> None:
+        with self._changed:
+            self._messages.append(Heard(self._now_ns(), message))
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def drain(self, *, timeout_s: float | None) -> tuple[int, list[Heard]] | None:
+        """The step boundary: its time, and all messages heard before it. None once it is closed.
+
+        Waits for a message, at most `timeout_s` (None: as long as it takes).
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._closed, timeout_s)
+            if self._closed:
+                return None
+            messages, self._messages = self._messages, []
+            return self._now_ns(), messages
 
 
 class EngineIO(NamedTuple):
@@ -260,10 +311,9 @@ class Families:
 
 
 class AnswerText:
-    """The text of one answer as it grows, searched for stop strings.
+    """The text of one answer as it grows, searched for stop strings, which may straddle tokens.
 
-    A stop string may straddle tokens. Text that could be the beginning of one is held back until it
-    is decided, so no part of a stop string ever reaches the client.
+    Text that could be the beginning of a stop string is held back until it is decided.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:

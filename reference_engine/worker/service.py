@@ -45,9 +45,8 @@ from reference_engine.protocol import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import EngineIO
+from reference_engine.worker.engine import ConnectionLost, EngineIO, Inbox
 from reference_engine.worker.faults import FaultIO, FaultyEngine
-from reference_engine.worker.inbox import ConnectionLost, Inbox
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _DIED_ON_PURPOSE: Final = 70

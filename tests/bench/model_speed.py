@@ -22,8 +22,7 @@ from reference_engine.core.step import StepPlan
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
 from reference_engine.protocol import AddRequest, StepReport, encode_frame
-from reference_engine.worker.engine import Engine, EngineIO
-from reference_engine.worker.inbox import Heard
+from reference_engine.worker.engine import Engine, EngineIO, Heard
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 
 _AT_LEAST = {1: 1.5, 4: None, 16: 1.0}

@@ -13,9 +13,8 @@ from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
-from reference_engine.worker.engine import EngineIO
+from reference_engine.worker.engine import ConnectionLost, EngineIO, Heard
 from reference_engine.worker.faults import FaultIO, FaultyEngine
-from reference_engine.worker.inbox import ConnectionLost, Heard
 from tests.reference_engine.fake_worker import READY
 
 CORRECT = Faults()

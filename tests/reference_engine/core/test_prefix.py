@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.core.block_pool import BlockPool
-from reference_engine.core.prefix import chain_hashes
+from reference_engine.core.block_pool import BlockPool, chain_hashes
 from reference_engine.core.request import Request
 from reference_engine.core.scheduler import Scheduler
 from tests.reference_engine.conftest import (

@@ -8,8 +8,7 @@ from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
 from reference_engine.protocol import AddRequest, Ending
-from reference_engine.worker.engine import AnswerText
-from reference_engine.worker.inbox import Heard, Inbox
+from reference_engine.worker.engine import AnswerText, Heard, Inbox
 from tests.reference_engine.stepped_engine import Bench, abort, add
 
 

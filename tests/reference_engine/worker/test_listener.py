@@ -27,7 +27,7 @@ from reference_engine.protocol import (
     WorkerSettings,
     encode_frame,
 )
-from reference_engine.worker.inbox import ConnectionLost, Inbox
+from reference_engine.worker.engine import ConnectionLost, Inbox
 from reference_engine.worker.service import FirstWord, Listener, compute
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
