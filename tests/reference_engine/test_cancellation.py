@@ -1,4 +1,5 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 from reference_engine.cancellation import (
     Cancellation,
@@ -9,26 +10,20 @@ from reference_engine.cancellation import (
 
 
 def test_exactly_one_of_many_threads_is_the_first_and_its_reason_stays() -> None:
-    for _ in range(50):
-        token, start = CancellationToken(), threading.Barrier(8)
-        assert token.cancellation is None
-        winners: list[Cancellation] = []
+    start = Barrier(8)
 
-        def race(
-            t_ns: int,
-            token: CancellationToken = token,
-            start: threading.Barrier = start,
-            winners: list[Cancellation] = winners,
-        ) -> None:
-            reason = list(CancelReason)[t_ns % len(CancelReason)]
-            mine = Cancellation(reason, DetectionMethod.NONE, t_ns)
-            start.wait()
-            if token.cancel(mine):
-                winners.append(mine)
+    def race(token: CancellationToken, mine: Cancellation) -> bool:
+        start.wait()
+        return token.cancel(mine)
 
-        threads = [threading.Thread(target=race, args=(t_ns,)) for t_ns in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert winners == [token.cancellation]
+    reasons = list(CancelReason)
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(50):
+            token = CancellationToken()
+            racers = [
+                Cancellation(reasons[t_ns % len(reasons)], DetectionMethod.NONE, t_ns)
+                for t_ns in range(8)
+            ]
+            won = threads.map(race, [token] * 8, racers)
+            winners = [mine for mine, is_first in zip(racers, won, strict=True) if is_first]
+            assert winners == [token.cancellation]

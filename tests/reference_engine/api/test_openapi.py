@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from reference_engine.api.openapi import described, openapi_document
-from tests.reference_engine.running_engine import RunningEngine, post_raw, running
+from tests.reference_engine.running_engine import RunningEngine, running
 from tests.reference_engine.serve.test_access import Served
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
@@ -122,22 +122,6 @@ def test_an_answer_is_as_described_event_by_event_and_so_is_the_request_after_it
         assert len(answer.json()["choices"]) == 2
     shown = validated(api, "GET", "/v1/requests/{name}", name)
     assert shown["id"] in answer.text
-
-
-@pytest.mark.e2e
-def test_a_cancelled_request_is_as_described() -> None:
-    with running("--runner", "simulated", "--sim-fixed-ms", "20") as patient:  # for a minute
-        api = schemathesis.openapi.from_url(f"{patient.url}/openapi.json")
-        stream = post_raw(patient, "long", stream=True, keep_alive_s=60)
-        patient.wait_for("first_token", "long")
-        assert validated(api, "GET", "/v1/requests/{name}", "long")["phase"] == "decode"
-        pinged = validated(api, "POST", "/v1/requests/{name}/ping", "long")
-        assert list(pinged["keep_alive_s"].values()) == [60.0]
-        assert validated(api, "POST", "/v1/requests/{name}/cancel", "long")["cancelled"]
-        patient.wait_for("finished", "long")
-        ended = validated(api, "GET", "/v1/requests/{name}", "long")
-        assert ended["cancellation_info"]["reason"] == "api"
-        stream.close()
 
 
 def validated(api: Any, method: str, path: str, name: str) -> Any:

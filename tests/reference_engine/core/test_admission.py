@@ -96,16 +96,6 @@ def test_prompts_in_progress_have_the_blocks_that_they_still_need() -> None:
     assert scheduler.counters.preemptions == 0
 
 
-def test_a_watermark_above_everything_does_not_lock_the_engine() -> None:
-    scheduler = make_scheduler(num_blocks=16, watermark=0.99)
-    for name in "abc":
-        add(scheduler, name, 8)
-    for _ in range(40):
-        run_step(scheduler)
-    assert not scheduler.has_work, "one after the other"
-    assert scheduler.counters.preemptions == 0
-
-
 def test_the_most_important_is_admitted_first() -> None:
     scheduler = make_scheduler(scheduling_policy="priority", max_num_seqs=2)
     for name, priority in (("low", 5), ("first", 1), ("second", 1), ("high", -3)):
