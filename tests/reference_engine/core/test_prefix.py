@@ -83,15 +83,6 @@ def test_an_equal_prompt_is_found_but_for_its_last_token() -> None:
     assert counters.prompt_tokens == 36, "found or computed, it was a prompt token"
 
 
-@pytest.mark.parametrize("num_prompt", [3, 4, 5, 8])
-def test_only_whole_blocks_are_found_and_a_token_is_left_to_compute(num_prompt: int) -> None:
-    scheduler = make_scheduler()
-    first, second = alike("a", "b", num_prompt=num_prompt, max_tokens=6)
-    one_after_the_other(scheduler, first, second)
-    assert second.num_cached_tokens == (num_prompt - 1) // 4 * 4
-    assert second.num_generated == 6
-
-
 def test_blocks_are_shared_while_both_run_and_counted_once() -> None:
     scheduler = make_scheduler()
     first, second = alike("a", "b", num_prompt=10)

@@ -5,8 +5,6 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.faults import Faults
@@ -226,20 +224,6 @@ def test_the_memory_of_owners_is_bounded_and_the_least_recent_go() -> None:
     assert len(one) == MAX_OWNERS
     assert one.admit("0", 0) is not None, "heard of lately, so it is remembered"
     assert one.admit("1", 0) is None, "forgotten"
-
-
-@given(
-    per_minute=st.integers(1, 1000),
-    waits_ms=st.lists(st.integers(0, 10_000), min_size=1, max_size=200),
-)
-def test_never_more_than_the_bucket_and_what_flows_in(per_minute: int, waits_ms: list[int]) -> None:
-    some, now_ns, admitted = limiter(requests_per_minute=per_minute), 0, 0
-    for wait_ms in waits_ms:
-        now_ns += wait_ms * 1_000_000
-        wait_s = some.admit("k", now_ns)
-        admitted += wait_s is None
-        assert wait_s is None or 0 < wait_s <= 60 / per_minute + 1e-6
-    assert admitted <= per_minute * (1 + now_ns / (60 * SECOND_NS)) + 1e-6
 
 
 async def test_faults_are_set_in_the_frontend_and_in_the_worker_or_refused() -> None:

@@ -101,20 +101,6 @@ async def test_a_live_and_a_finished_request() -> None:
     assert "partial" not in ended
 
 
-async def test_a_cancel_after_the_end_but_before_the_client_has_it() -> None:
-    api = Api()
-    client = api.start()
-    await settled(lambda: len(client.sent) == 2)
-    client.reads.clear()
-    api.worker.say(output(" one", 1), output("", 1, "length"))
-    late = await api.cancel("req-1")
-    assert (late["cancelled"], late["requests"][0]["status"]) == (False, "finished")
-    assert late["requests"][0]["cancellation"] is None
-    client.reads.set()
-    await client.finished()
-    assert client.chunks[1]["choices"][0]["finish_reason"] == "length"
-
-
 async def test_names_match_whole() -> None:
     api = Api()
     clients = [api.start(f"user-{number}") for number in range(1, 11)]

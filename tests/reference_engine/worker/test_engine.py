@@ -39,6 +39,12 @@ def test_an_abort_is_applied_at_the_boundary_and_the_slot_refilled_in_that_step(
     assert (freed.reason, finished.reason, finished.num_blocks) == ("user_disconnect", "abort", 0)
     assert admitted.request_id == "b"
     assert report.step.scheduled == {"b": 2}, "the cancelled one's prompt block was still there"
+    report = bench.step(abort("c"))
+    freed = next(event for event in report.events if event.event == "blocks_freed")
+    assert (freed.request_id, freed.num_blocks) == ("c", 0), "it waited"
+    bench.step(abort("b"))
+    report = bench.step(*(abort(name) for name in ("a", "c", "never existed")))
+    assert (report.events, report.step) == ([], None)
 
 
 def test_the_log_and_the_account_of_one_that_waited_was_preempted_and_resumed() -> None:
@@ -62,18 +68,6 @@ def test_the_log_and_the_account_of_one_that_waited_was_preempted_and_resumed() 
         num_preemptions=1,
         num_recomputed_tokens=4,
     )
-
-
-def test_an_abort_of_a_queued_or_ended_request_frees_nothing() -> None:
-    bench = Bench(max_num_seqs=1)
-    bench.step(add("a"), add("b"))
-    report = bench.step(abort("b"))
-    freed = next(event for event in report.events if event.event == "blocks_freed")
-    assert (freed.request_id, freed.num_blocks) == ("b", 0)
-    assert "admitted" not in bench.events("b")
-    bench.step(abort("a"))
-    report = bench.step(abort("a"), abort("b"), abort("never existed"))
-    assert (report.events, report.step) == ([], None)
 
 
 def test_a_second_request_of_the_same_id_costs_the_connection_and_not_the_first() -> None:

@@ -133,11 +133,6 @@ def test_lost_blocks_do_not_serve_as_a_prefix_nor_disturb_an_idle_engine() -> No
     bench.check_integrity()
 
 
-def test_die_on_abort() -> None:
-    with pytest.raises(SystemExit):
-        after_one_abort(Faults(die_on_abort=True))
-
-
 @pytest.mark.parametrize(
     ("faults", "aborted", "live"),
     [

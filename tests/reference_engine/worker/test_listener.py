@@ -22,7 +22,6 @@ from reference_engine.protocol import (
     FrameReader,
     FromWorker,
     Hello,
-    StepReport,
     ToWorker,
     WorkerSettings,
     encode_frame,
@@ -84,11 +83,6 @@ class Line:
             self._read = self._reader.feed(data)
         message: FromWorker = self._decoder.decode(self._read.pop(0))
         return message
-
-    def report(self) -> StepReport:
-        report = self.next()
-        assert isinstance(report, StepReport), report
-        return report
 
     def is_ended_by_the_worker(self) -> bool:
         """Read to the end, which comes: the socket's timeout fails the test otherwise."""
@@ -158,12 +152,13 @@ def ends() -> Iterator[Ends]:
 
 def test_the_latest_reports_without_a_connection_go_to_the_next_one_in_order(ends: Ends) -> None:
     for num_reports, num_kept in ((3, 3), (100, 64)):
-        for number in range(num_reports):
-            ends.listener.send(replace(EMPTY_REPORT, num_waiting=number))
+        reports = [replace(EMPTY_REPORT, num_waiting=number) for number in range(num_reports)]
+        for report in reports:
+            ends.listener.send(report)
         with ends.connect() as line:
             assert line.next() == READY
-            kept = [line.report().num_waiting for _ in range(num_kept)]
-        assert kept == list(range(num_reports))[-num_kept:]
+            kept = [line.next() for _ in range(num_kept)]
+        assert kept == reports[-num_kept:]
         ends.apply_the_loss()
 
 
