@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.analysis.figure import reading
 from harness.analysis.pool import ArmRound, all_requests, analyse_round
-from tests.harness.told import pooled_summary
+from tests.harness.analysis.scenes import lonely_run
+from tests.harness.told import MakeRun, pooled_summary
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
-from tests.made_up.servers import lonely
 
 MakeArm = Callable[..., ArmRound]
 
@@ -29,17 +28,14 @@ MANIFEST: dict[str, Any] = {
 
 
 @pytest.fixture
-def make_arm(tmp_path: Path) -> MakeArm:
-    """One run in which each request's only gap is `gap` ms, `gaps` of them, and so many
-    preemptions."""
+def make_arm(make_run: MakeRun) -> MakeArm:
+    """One run of so many requests, with so many preemptions."""
 
-    def make(number: int, arm: str, *, gaps: list[float], preemptions: float) -> ArmRound:
-        folder = tmp_path / f"{number}-{arm}"
-        folder.mkdir()
-        run = RunBuilder(folder)
-        for i, gap in enumerate(gaps):
+    def make(number: int, arm: str, *, requests: int = 1, preemptions: float = 8) -> ArmRound:
+        run = make_run()
+        for i in range(requests):
             name = f"{number}-{arm}-{i}"
-            run.request(name, sent=0, tokens=[10, 10 + gap], outcome="completed", end=500)
+            run.request(name, sent=0, tokens=[10, 20], outcome="completed", end=500)
         run.idle({"running": 0, "preemptions": 5}, {"running": 0, "preemptions": 5 + preemptions})
         run.metrics(running="exact", preemptions="exact")
         return analyse_round(run.frames(), round_number=number, arm=arm)
@@ -47,67 +43,52 @@ def make_arm(tmp_path: Path) -> MakeArm:
     return make
 
 
-def pooled(make_arm: MakeArm) -> dict[str, Any]:
-    rounds = [
-        make_arm(1, "off", gaps=[10, 20], preemptions=8),
-        make_arm(1, "on", gaps=[10], preemptions=4),
-        make_arm(2, "on", gaps=[10, 30, 40], preemptions=5),
-        make_arm(2, "off", gaps=[30, 50], preemptions=10),
-        make_arm(3, "off", gaps=[90], preemptions=12),
-        make_arm(3, "on", gaps=[10], preemptions=6),
-    ]
-    return pooled_summary(rounds, MANIFEST)
+def with_rounds(rounds: int, reference: str | None = None) -> dict[str, Any]:
+    run = {"rounds": rounds, "reference_arm": reference}
+    return MANIFEST | {"workload": MANIFEST["workload"] | {"run": run}}
 
 
-def test_another_arm_may_be_the_reference(make_arm: MakeArm) -> None:
-    rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
-    workload = MANIFEST["workload"] | {"run": {"rounds": 3, "reference_arm": "on"}}
-    summary = pooled_summary(rounds, MANIFEST | {"workload": workload})
+def test_another_arm_may_be_the_reference_and_too_few_rounds_are_told_of_once(
+    make_arm: MakeArm,
+) -> None:
+    rounds = [make_arm(1, arm) for arm in ("off", "on")]
+    summary = pooled_summary(rounds, with_rounds(1, "on"))
     (found,) = summary["differences"]["preemptions"]["mean"]
     assert (found["arm"], found["reference"], found["n"]) == ("off", "on", 1)
+    (said,) = [one["text"] for one in summary["validity"] if "paired rounds" in one["text"]]
+    assert said.endswith("an interval takes at least 3 of them, and `run.rounds` is 1")
 
 
 def test_what_is_missing_is_said_and_left_out_of_the_pairs(make_arm: MakeArm) -> None:
-    rounds = [
-        make_arm(1, "off", gaps=[10], preemptions=8),
-        make_arm(1, "on", gaps=[10], preemptions=4),
-        make_arm(3, "off", gaps=[10], preemptions=8),
-    ]
+    rounds = [make_arm(1, "off"), make_arm(1, "on", preemptions=4), make_arm(3, "off")]
     summary = pooled_summary(rounds, MANIFEST)
     assert summary["arms"]["on"]["per_round"]["preemptions"]["mean"] == [4.0, None, None]
     assert summary["differences"]["preemptions"]["mean"][0]["n"] == 1
     (text, *_) = [said["text"] for said in summary["validity"] if said["level"] == "warning"]
     assert text == "3 of 6 runs gave no figures: 2-off, 2-on, 3-on"
-
-
-def test_an_arm_without_any_run_has_no_figures(make_arm: MakeArm) -> None:
-    summary = pooled_summary([make_arm(1, "on", gaps=[10], preemptions=4)], MANIFEST)
-    assert summary["arms"]["off"]["metrics"] == {}
-    assert summary["differences"] == {}
+    only_on = pooled_summary(rounds[1:2], MANIFEST)
+    assert (only_on["arms"]["off"]["metrics"], only_on["differences"]) == ({}, {})
 
 
 def test_remarks_that_differ_in_numbers_alone_are_said_once(make_arm: MakeArm) -> None:
-    texts = [said["text"] for said in pooled(make_arm)["validity"]]
+    rounds = [make_arm(number, arm) for number in (1, 2, 3) for arm in ("off", "on")]
+    texts = [said["text"] for said in pooled_summary(rounds, MANIFEST)["validity"]]
     (nobody,) = [text for text in texts if text.startswith("no request was abandoned")]
     assert nobody.endswith("(in 1-off and 5 more)")
 
 
 def test_all_requests_tell_their_round_and_arm(make_arm: MakeArm) -> None:
-    rounds = [
-        make_arm(1, "off", gaps=[10, 20], preemptions=8),
-        make_arm(2, "on", gaps=[10], preemptions=4),
-    ]
-    rows = all_requests(rounds)
+    rows = all_requests([make_arm(1, "off", requests=2), make_arm(2, "on")])
     assert rows[["round", "arm"]].to_numpy().tolist() == [[1, "off"], [1, "off"], [2, "on"]]
     assert set(rows["trial_arm"]) == {"main"}
 
 
-def test_a_ghost_and_a_first_token_that_never_came_have_the_largest_ranks(tmp_path: Path) -> None:
+def test_ghosts_and_first_tokens_that_never_came_have_the_largest_ranks(
+    make_run: MakeRun,
+) -> None:
     rounds = []
     for arm in ("off", "on"):
-        folder = tmp_path / arm
-        folder.mkdir()
-        run = RunBuilder(folder)
+        run = make_run()
         run.manifest.window.settled_ns = at(8000)
         for i in range(6):
             name, is_ghost = f"{arm}{i}", arm == "on" and i < 4
@@ -128,15 +109,13 @@ def test_a_ghost_and_a_first_token_that_never_came_have_the_largest_ranks(tmp_pa
         assert found["note"] == "too many of the values are only known to exceed a time"
 
 
-def test_limits_and_other_methods_are_not_compared_between_rounds(tmp_path: Path) -> None:
-    rounds = []
-    for arm in ("off", "on"):
-        for number in (1, 2, 3):
-            folder = tmp_path / f"{number}-{arm}"
-            folder.mkdir()
-            run = RunBuilder(folder)
-            lonely(run)
-            rounds.append(analyse_round(run.frames(), round_number=number, arm=arm))
+def test_limits_and_other_methods_are_not_compared_between_rounds(run: RunBuilder) -> None:
+    frames = lonely_run(run).frames()
+    rounds = [
+        analyse_round(frames, round_number=number, arm=arm)
+        for arm in ("off", "on")
+        for number in (1, 2, 3)
+    ]
     summary = pooled_summary(rounds, MANIFEST)
     on = summary["arms"]["on"]
     assert on["metrics"]["cancel_latency_s"]["bound"] == "upper"
@@ -149,12 +128,10 @@ def test_limits_and_other_methods_are_not_compared_between_rounds(tmp_path: Path
     assert summary["arms"]["on"]["per_round"]["wasted_tokens"] == {"mean": [None, 4.0, 4.0]}
 
 
-def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> None:
+def test_a_round_in_which_nobody_left_is_pooled_with_others(make_run: MakeRun) -> None:
     made = []
     for number in (1, 2):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        run = RunBuilder(folder)
+        run = make_run()
         run.steps(0, 9, "a")
         run.step(100, 110, b=1)
         run.request("b", sent=5, tokens=[115], outcome="completed", end=120)
@@ -169,14 +146,3 @@ def test_a_round_in_which_nobody_left_is_pooled_with_others(tmp_path: Path) -> N
         made.append(analyse_round(run.frames(), round_number=number, arm="off"))
     off = pooled_summary(made, MANIFEST)["arms"]["off"]
     assert off["metrics"]["slot_refill_s"]["n"] == 1
-
-
-def test_too_few_rounds_are_told_of_once(make_arm: MakeArm) -> None:
-    rounds = [make_arm(1, arm, gaps=[9], preemptions=2) for arm in ("off", "on")]
-    workload = MANIFEST["workload"] | {"run": {"rounds": 1, "reference_arm": None}}
-    texts = [
-        said["text"]
-        for said in pooled_summary(rounds, MANIFEST | {"workload": workload})["validity"]
-    ]
-    (said,) = [text for text in texts if "paired rounds" in text]
-    assert said.endswith("an interval takes at least 3 of them, and `run.rounds` is 1")

@@ -1,28 +1,30 @@
-"""The summary as a whole: complete, plain, ordered, and honest about what it lacks."""
+"""The summary as a whole, and how far it says that a run is to be believed."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from harness.analysis.recovery import about_void_trials
 from harness.metrics import METRICS
-from harness.records import Metric, Role
+from harness.records import Delivery, Metric, Role, TokenCounting, VoidTrial
+from harness.run.pipeline import find_void
 from harness.store.manifest import Clock
 from tests.conftest import Snapshot
-from tests.harness.told import MakeRun, summary_of
+from tests.harness.analysis.scenes import four_steps, leave_in_decode
+from tests.harness.told import MakeRun, remarks, summary_of
 from tests.made_up.run import RunBuilder
 
 
 def small_run(run: RunBuilder) -> RunBuilder:
-    run.abandon("a", t0=33, tokens=[21, 31], planned_abandon=2)
-    run.events("a", arrived=1, admitted=10.1, first_token=20, disconnected=34, abort_received=35)
-    run.events("a", removed=40.1, blocks_freed=40.2, finished=40.3, generated=3)
+    leave_in_decode(run)
     run.request("s", sent=0, tokens=[21, 31, 41], outcome="completed", end=42)
     run.events("s", reason="length", arrived=1, admitted=10.2, first_token=20)
     run.events("s", reason="length", removed=40.01, blocks_freed=40.02, finished=40.03, generated=3)
-    run.step(10, 20, sampled=("a", "s"), a=5, s=5)
-    run.steps(2, 3, "a", "s")
+    four_steps(run, "a", "s")
     run.lag(0, 0.1)
     run.metrics(running="exact", free_blocks="exact")
     run.idle({"running": 0, "free_blocks": 9}, {"running": 0, "free_blocks": 9})
@@ -30,30 +32,14 @@ def small_run(run: RunBuilder) -> RunBuilder:
 
 
 def test_a_whole_summary(run: RunBuilder) -> None:
-    frames = small_run(run).frames()
-    summary = summary_of(frames)
-    assert summary == summary_of(frames)
+    summary = summary_of(small_run(run).frames())
     assert json.dumps(summary, allow_nan=False)
-    outcomes = dict.fromkeys(("timed_out", "rejected", "failed", "cut_off"), 0)
-    expected = {
-        "outcomes": {"completed": 1, "abandoned": 1, **outcomes},
-        "schema_version": 1,
-        "run_id": "made-up",
-        "workload": "hand-made",
-        "engine": "reference",
-        "model": "tiny",
-        "status": "complete",
-        "token_counting": "usage",
-        "flags": {},
-    }
-    assert {key: summary[key] for key in expected} == expected
-    names = list(summary["metrics"])
-    assert names == [name for name in METRICS if name in names]
-    assert set(names) | set(summary["not_measurable"]) <= set(METRICS)
-    latency = summary["metrics"]["cancel_latency_s"]
-    assert set(latency) == set(Metric.__struct_fields__)
-    assert (latency["p50"], latency["mean_ci95"]) == (pytest.approx(0.0072), None)
-    assert msgspec.convert(summary["metrics"], dict[str, Metric])["wasted_tokens"].mean == 1
+    metrics = summary["metrics"]
+    assert list(metrics) == [name for name in METRICS if name in metrics]
+    assert set(summary["not_measurable"]) <= set(METRICS)
+    units = {name: one["unit"] for name, one in metrics.items()}
+    assert units == {name: METRICS[name].unit for name in metrics}
+    assert msgspec.convert(metrics, dict[str, Metric])["wasted_tokens"].mean == 1
 
 
 def test_an_empty_run_has_no_figures(run: RunBuilder) -> None:
@@ -104,8 +90,11 @@ def just_enough(run: RunBuilder) -> None:
     run.requests[0].max_tokens = 402
 
 
-def too_little(run: RunBuilder) -> None:
+def too_little(run: RunBuilder, context: int | None = None) -> None:
     run.requests[0].max_tokens = 401
+    assert run.manifest.target is not None
+    assert run.manifest.target.config is not None
+    run.manifest.target.config["max_model_len"] = context
 
 
 def lose_blocks(run: RunBuilder) -> None:
@@ -117,21 +106,101 @@ def start_late(run: RunBuilder) -> None:
     run.request("late", sent=0, tokens=tokens, outcome="completed", end=1000)
 
 
-SMALL_RUNS = (
-    *(end_early, fail, stay, lag, lose_events, share, probe, just_enough, too_little),
-    *(lose_blocks, start_late),
-)
+def answer_strangely(run: RunBuilder) -> None:
+    plain: dict[str, Any] = {"sent": 0, "tokens": [1], "outcome": "completed", "end": 4}
+    empty = plain | {"tokens": []}
+    run.request("long", **plain | {"tokens": [1, 2, 3], "max_tokens": 2})
+    run.request("empty", **empty)
+    for i in range(3):
+        run.request(f"failed {i}", **empty | {"outcome": "failed", "error": f"HTTP 500: block {i}"})
+    run.request("full", **empty | {"outcome": "rejected", "error": "HTTP 429: full"})
+    run.request("again", **plain, resent=True)
+    run.request("over before", **plain | {"tokens": [1, 2], "planned_abandon": 5})
+
+
+def count_events(run: RunBuilder, *, all_of_them: bool) -> None:
+    for row in run.requests[: None if all_of_them else 1]:
+        row.token_counting = TokenCounting.EVENTS
+
+
+def read_in_one_piece(run: RunBuilder) -> None:
+    """Nothing was read: how it was counted does not matter."""
+    stay(run)
+    run.requests.clear()
+    piece = {"delivery": Delivery.UNARY, "token_counting": TokenCounting.EVENTS}
+    run.abandon("whole", t0=50, tokens=[], **piece)
+
+
+def race(run: RunBuilder, *, has_log: bool) -> None:
+    plan: dict[str, Any] = {"plan": "last_token", "max_tokens": 4}
+    leave_in_decode(run, "won", **plan)
+    leave_in_decode(run, "lost", t0=35, reason="length", **plan)
+    leave_in_decode(run, "late", t0=41, reason="length", **plan)
+    read: dict[str, Any] = {"planned_abandon": 2, "completion_tokens": 3, **plan}
+    run.request("read", sent=0, tokens=[21, 31, 41], outcome="completed", end=42, **read)
+    if not has_log:
+        run.another_engine()
+
+
+def queue(run: RunBuilder, waiting: list[float]) -> None:
+    run.another_engine()
+    run.lifecycle.clear()
+    run.metrics(waiting="exact")
+    run.abandon("queued", t0=500, tokens=[], plan="queued")
+    for number, value in enumerate(waiting):
+        run.scrape(100.0 * number, "its_waiting", value)
+    run.idle({"waiting": 0.0}, {"waiting": 0.0})
+
+
+SMALL_RUNS: dict[str, Callable[[RunBuilder], None]] = {
+    "end early": end_early,
+    "fail": fail,
+    "stay": stay,
+    "lag": lag,
+    "lose events": lose_events,
+    "share": share,
+    "probe": probe,
+    "just enough": just_enough,
+    "too little": too_little,
+    "too little, long context": partial(too_little, context=4096),
+    "too little, short context": partial(too_little, context=399),
+    "lose blocks": lose_blocks,
+    "start late": start_late,
+    "answer strangely": answer_strangely,
+    "count events": partial(count_events, all_of_them=True),
+    "count some events": partial(count_events, all_of_them=False),
+    "read in one piece": read_in_one_piece,
+    "race": partial(race, has_log=True),
+    "race without a log": partial(race, has_log=False),
+    "queue": partial(queue, waiting=[0.0, 2.0, 0.0]),
+    "queue without anybody": partial(queue, waiting=[0.0, 0.0, 0.0]),
+    "queue that was not scraped": partial(queue, waiting=[]),
+}
 
 
 def test_a_run_says_how_far_to_believe_it(make_run: MakeRun, snapshot: Snapshot) -> None:
     said = ["empty", *map(str, summary_of(make_run().frames())["validity"])]
-    for change in SMALL_RUNS:
+    for name, change in SMALL_RUNS.items():
         run = small_run(make_run())
         change(run)
         summary = summary_of(run.frames())
-        said += ["", f"{change.__name__}: flags {list(summary['flags'])}"]
+        said += ["", f"{name}: flags {list(summary['flags'])}"]
         said += [f"{one['level']}: {one['text']}" for one in summary["validity"]]
     snapshot("remarks", "\n".join(said) + "\n")
+
+
+def test_void_trials_are_told_with_their_reasons(run: RunBuilder) -> None:
+    run.manifest.workload = {"load": {"trials": 2}, "run": {}}
+    void = [VoidTrial(trial=0, arm=arm, why="no slot") for arm in ("control", "abandon")]
+    run.manifest.void_trials = void
+    (said,) = about_void_trials(run.frames().manifest)
+    assert (said.level, said.text) == ("warning", "void trials: 2, because no slot (2)")
+    run.manifest.void_trials = [*void, VoidTrial(trial=1, arm="abandon", why="too short")]
+    (said,) = about_void_trials(run.frames().manifest)
+    assert said.level == "invalid"
+    assert said.text == "void trials: 3, because no slot (2); too short (1)"
+    failure = find_void(run.manifest)
+    assert str(failure) == "every trial is void; the first, arm control: no slot"
 
 
 @pytest.mark.parametrize(
@@ -162,4 +231,4 @@ def test_blocks_of_ghosts_are_missing_but_not_lost(
     assert summary["metrics"]["leaked_blocks"]["mean"] == 100 - after["free_blocks"]
     assert summary["breakdown"]["leaks_in_use"] == in_use
     text = " and ".join(f"{n:g} {name}" for name, n in in_use.items())
-    assert any(f"{text} are held by requests" in one["text"] for one in summary["validity"])
+    assert remarks(run, f"{text} are held by requests")
