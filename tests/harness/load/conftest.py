@@ -13,9 +13,12 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from email.message import Message
+from http.client import parse_headers
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import trustme
@@ -37,7 +40,7 @@ class Exchange:
 
     sock: socket.socket
     request_id: str
-    headers: dict[str, str]
+    headers: Message
     body: dict[str, Any]
     target: str = ""
     tokens_sent: int = 0
@@ -106,7 +109,9 @@ Script = Callable[[Exchange], None]
 class ScriptedServer:
     """Listens on a free port; `exchanges` holds all requests, by their id."""
 
-    def __init__(self, script: Script, *, host: str, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
         self._script = script
         self._tls = tls
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -142,17 +147,17 @@ class ScriptedServer:
             thread.start()
 
     def _serve(self, plain: socket.socket) -> None:
-        with plain:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                sock = self._secured(plain)
-            except OSError:
-                return  # the client did not like the certificate, or spoke no TLS
-            with sock:
-                while (exchange := _read_request(sock)) is not None:
-                    self._play(exchange)
-                    if not exchange.goes_on:
-                        return
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with (
+            plain,
+            suppress(ConnectionError, ssl.SSLError),  # a client may not like our CA
+            self._secured(plain) as sock,
+            sock.makefile("rb") as file,
+        ):
+            while (exchange := _read_request(sock, file)) is not None:
+                self._play(exchange)
+                if not exchange.goes_on:
+                    return
 
     def _secured(self, plain: socket.socket) -> socket.socket:
         if self._tls is None:
@@ -164,32 +169,21 @@ class ScriptedServer:
         self.arrivals.release()
         try:
             self._script(exchange)
-        except (ConnectionError, BrokenPipeError, ssl.SSLEOFError):
+        except (ConnectionError, ssl.SSLEOFError):
             exchange.closed_ns = exchange.closed_ns or time.perf_counter_ns()
         exchange.is_over.set()
 
 
-def _read_request(sock: socket.socket) -> Exchange | None:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        try:
-            received = sock.recv(65536)
-        except (ConnectionResetError, ssl.SSLEOFError):
-            return None
-        if not received:
-            return None
-        data += received
-    head, _, body = data.partition(b"\r\n\r\n")
-    lines = head.decode().split("\r\n")
-    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:])}
-    while len(body) < int(headers.get("content-length", 0)):
-        body += sock.recv(65536)
+def _read_request(sock: socket.socket, file: BinaryIO) -> Exchange | None:
+    if not (line := file.readline().decode()):
+        return None
+    headers = parse_headers(file)
     return Exchange(
         sock=sock,
-        request_id=headers.get("x-request-id", lines[0]),
+        request_id=headers.get("x-request-id", line),
         headers=headers,
-        body=json.loads(body or b"{}"),
-        target=lines[0].split(" ")[1],
+        body=json.loads(file.read(int(headers["content-length"])) or b"{}"),
+        target=line.split(" ")[1],
     )
 
 
@@ -202,9 +196,6 @@ class Secrets:
         self.ca_file = str(ca_file)
         self._certificate = ca.issue_cert("localhost", "127.0.0.1", "::1")
         self.server = self.server_of(ssl.TLSVersion.TLSv1_3)
-
-    def trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self.ca_file)
 
     def server_of(self, version: ssl.TLSVersion) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -221,17 +212,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., ScriptedServer]]:
     """Start scripted servers, plain or with TLS; all of them end with the test."""
-    servers: list[ScriptedServer] = []
-
-    def start(
-        script: Script, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
-    ) -> ScriptedServer:
-        servers.append(ScriptedServer(script, host=host, tls=tls))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+    with ExitStack() as servers:
+        yield lambda script, **how: servers.enter_context(closing(ScriptedServer(script, **how)))
 
 
 @pytest.fixture
@@ -246,20 +228,18 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange]:
 
     monkeypatch.setattr(SocketTransport, "connect", connect)
     with near, far:
-        yield Exchange(sock=far, request_id="r1", headers={}, body={})
+        yield Exchange(sock=far, request_id="r1", headers=Message(), body={})
 
 
 @pytest.fixture
 def full() -> Iterator[str]:
     """The address of a server that has no room for another connection: it says nothing to it."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
-        crowd = [socket.socket() for _ in range(4)]
-        for one in crowd:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as crowd:
+        for _ in range(4):
+            one = crowd.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(listener.getsockname())
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        for one in crowd:
-            one.close()
 
 
 Serve = Callable[..., ScriptedServer]
@@ -269,15 +249,14 @@ Connect = Callable[..., Client]
 @pytest.fixture
 def connect() -> Iterator[Connect]:
     """Make clients; all of them close with the test."""
-    clients: list[Client] = []
+    with ExitStack() as clients:
 
-    def make(url: str, **changes: object) -> Client:
-        clients.append(Client(url, **changes))
-        return clients[-1]
+        def make(url: str, **changes: object) -> Client:
+            client = Client(url, **changes)
+            clients.enter_context(closing(client.client))
+            return client
 
-    yield make
-    for client in clients:
-        client.client.close()
+        yield make
 
 
 class Ask:

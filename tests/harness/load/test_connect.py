@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from harness.errors import ConfigError
+from harness.http_client import tls_context
 from harness.load.connect import Address, Dns, Tls, connect, known
 from harness.records import Way
 from tests.harness.load.asking import Client, after, body_of, connected, listening, until_left
@@ -142,7 +143,7 @@ class Peer:
 
 
 def agreed(secrets: Secrets) -> tuple[Tls, Peer]:
-    ours, peer = Tls(secrets.trust(), "localhost"), Peer(secrets.server)
+    ours, peer = Tls(tls_context(secrets.ca_file), "localhost"), Peer(secrets.server)
     assert not ours.shake_hands(b"")
     peer.take(ours.owed())
     with pytest.raises(ssl.SSLWantReadError):

@@ -38,30 +38,6 @@ def test_an_answer_that_is_complete_stays_so(ready: Exchange) -> None:
         assert not connection.receive_each(lambda _chunk, _t_ns: True)
 
 
-def test_each_receive_is_handed_over_until_that_is_enough(
-    pair: tuple[Connection, socket.socket],
-) -> None:
-    connection, far = pair
-    has_had: list[bytes] = []
-
-    def take(chunk: bytes, t_ns: int) -> bool:
-        assert t_ns == connection.received_ns
-        has_had.append(chunk)
-        if len(has_had) < 3:
-            far.sendall(b"%d" % len(has_had))
-        else:
-            far.shutdown(socket.SHUT_WR)
-        return len(has_had) != 2
-
-    far.sendall(b"0")
-    assert connection.receive_each(take)
-    assert has_had == [b"0", b"1"]
-    while connection.receive_each(take):
-        """There is more."""
-    assert has_had == [b"0", b"1", b"2"]
-    assert connection.is_complete
-
-
 def test_bytes_are_stamped_before_anything_is_done_with_them() -> None:
     class Slow(Connection):
         parsed_ns = 0
@@ -113,20 +89,6 @@ def test_records_of_tls_are_handed_over_at_once(serve: Serve, secrets: Secrets) 
         assert connection.receive() == b"a" * 8 * 5000
         assert connection.unread_bytes() == 0
         assert leave(Way.FIN, connection).wire_close is WireClose.FIN
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_unread_bytes_make_a_reset(ready: Exchange, reads: bool) -> None:
-    ready.accept()
-    with connected(PLAN.url) as connection:
-        ready.sock.recv(65536)
-        ready.token()
-        if reads:
-            assert connection.receive()
-        wire_close = leave(Way.FIN, connection).wire_close
-        assert wire_close is (WireClose.FIN if reads else WireClose.RST)
-        assert ready.client_left_within(30)
-        assert wire_close == ready.closed_how
 
 
 def test_what_is_there_is_read_and_what_comes_meanwhile_is_not_waited_for(
@@ -183,14 +145,6 @@ def test_headers_in_time_leave_the_rest_of_the_patience(ready: Exchange) -> None
     with connected(PLAN.url, patience_ns=60_000_000_000) as connection:
         assert connection.status_code == 200
         assert (connection.leaves_at_ns or 0) > before_ns + 60_000_000_000
-
-
-def test_leaving_the_block_closes(ready: Exchange) -> None:
-    ready.accept()
-    with connected(PLAN.url):
-        ready.sock.recv(65536)
-        assert not ready.client_left_within(0)
-    assert ready.client_left_within(0)
 
 
 def test_a_request_that_is_not_taken_times_out(ready: Exchange) -> None:

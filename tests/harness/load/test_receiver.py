@@ -12,7 +12,7 @@ import gevent  # noqa: TID251
 import pytest
 from gevent import socket as gevent_socket  # noqa: TID251
 
-from harness.load.receiver import BlockingReceiver, HubReceiver, receiver
+from harness.load.receiver import HubReceiver, receiver
 
 SHORT_S = 0.002
 LONG_S = 30.0
@@ -45,11 +45,6 @@ def hub_line() -> Iterator[Line]:
     made = Line(gevent_socket)
     yield made
     made.close()
-
-
-def test_each_kind_of_socket_has_its_receiver(line: Line) -> None:
-    is_gevents = isinstance(line.sock, gevent_socket.socket)
-    assert type(line.receiver) is (HubReceiver if is_gevents else BlockingReceiver)
 
 
 @pytest.mark.parametrize("wait_s", [None, LONG_S, 0])
