@@ -21,7 +21,6 @@ ALL_DRAWN = """() => {
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless browser that opens files from the disk."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
@@ -68,7 +67,6 @@ def opened(
 
 
 def violations(found: dict[str, Any]) -> list[str]:
-    """The serious and critical findings of axe, a line each."""
     return [
         f"{one['id']} ({one['impact']}): {one['help']}: "
         + "; ".join(node["html"][:200] for node in one["nodes"][:3])

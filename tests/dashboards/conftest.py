@@ -13,8 +13,6 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Make a run's folder; the arguments are those of `save_played`."""
-
     def make(*, name: str = "run", **more: Any) -> Path:
         return save_played(tmp_path / name, **more)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.dashboards.reading import Page, page_by
-from tests.made_up.arms import save_arms
+from tests.made_up.arms import save_arms, save_rounds
 from tests.made_up.changed import change_metric, without_metrics
 from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
@@ -54,7 +54,10 @@ def invalid(folder: Path) -> Page:
 
 
 def arms(folder: Path) -> Page:
-    return page_by("report", save_arms(folder, kind="abandon"))
+    """Each arm's worst round says how far to trust it."""
+    run = save_arms(folder, kind="abandon")
+    save_rounds(run, {"1-32": 0.001, "1-128": 0.002, "2-32": 0.004, "2-128": 0.3})
+    return page_by("report", run)
 
 
 def frontier(folder: Path) -> Page:

@@ -16,8 +16,6 @@ LINES = {"h1", "h2", "h3", "p", "li", "dt", "dd", "tr", "figcaption"}  # each a 
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes and own text."""
-
     def __init__(self, html: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
@@ -48,7 +46,6 @@ class Page(HTMLParser):
         return " ".join(self.texts("main"))
 
     def alts(self) -> dict[str, str]:
-        """The text of each picture for readers that cannot see it, by the picture's id."""
         return {
             str(of["id"]): str(of["aria-label"])
             for _, of, _ in self.elements
@@ -56,7 +53,6 @@ class Page(HTMLParser):
         }
 
     def scripts(self) -> list[str]:
-        """Everything that may run: Plotly is text at first."""
         return [
             "".join(text)
             for tag, attributes, text in self.elements
@@ -81,7 +77,6 @@ class Page(HTMLParser):
         return policy
 
     def content(self) -> str:
-        """The text, a line for each element, then the figures."""
         lines = [
             f"{tag} {' '.join(' '.join(part.split()) for part in text if part.strip())}"
             for tag, _, text in self.elements
@@ -93,7 +88,6 @@ class Page(HTMLParser):
 
 
 def _decoded(found: dict[str, Any]) -> Any:
-    """Plotly's typed arrays, in base64."""
     if "bdata" not in found:
         return found
     return np.frombuffer(base64.b64decode(found["bdata"]), found["dtype"]).tolist()
@@ -122,7 +116,6 @@ def _lines_of(figure: dict[str, Any]) -> Iterator[str]:
 
 
 def _column(values: list[Any]) -> str:
-    """Few values as they are; many by their number, ends and mean."""
     if len(values) <= 6:
         return str(_rounded(values))
     numbers = [value for value in values if isinstance(value, int | float)]
@@ -137,7 +130,6 @@ def _rounded(value: Any) -> Any:
 
 
 def page_by(command: str, *paths: Path, output: Path | None = None) -> Page:
-    """The page that a command of the dashboards writes."""
     output = output or paths[0] / f"{command}.html"
     assert main([command, *map(str, paths), "-o", str(output)]) == 0
     return Page(output.read_text(encoding="utf-8"))

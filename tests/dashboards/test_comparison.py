@@ -24,7 +24,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def runs(judged: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
-    """The same, to be changed: only their small files are copied, the rows are linked."""
     before, after = (linked_copy(path, tmp_path / path.name) for path in judged)
     return before, after
 
@@ -41,7 +40,6 @@ def test_a_run_that_is_named_twice_has_two_names(runs: tuple[Path, Path]) -> Non
 
 
 def with_arms(run: Path, path: Path, arms: tuple[str, ...]) -> Path:
-    """A run with arms of one round, each of them this run."""
     linked_copy(run, path)
     whole = json.loads((path / "summary.json").read_text())
     change(path, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))

@@ -22,7 +22,6 @@ CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_0
 
 
 def drawn(figure: Figure) -> go.Figure:
-    """Raises ValueError where Plotly does not know a property."""
     return go.Figure(data=figure.data, layout=figure.layout)
 
 
@@ -64,7 +63,6 @@ def test_a_ghost_stays_in_the_count_and_is_a_cross_where_watching_ended(
 
 
 def stage(p50: float | None, p99: float | None, bound: float | None = None) -> Metric:
-    """A time; a quantile that is not known exceeds the bound."""
     unknown = [name for name, value in (("p50", p50), ("p99", p99)) if value is None]
     bounds = {} if bound is None else dict.fromkeys(unknown, bound)
     return Metric(unit="s", n=5, p50=p50, p99=p99, lower_bounds=bounds, method="exact")

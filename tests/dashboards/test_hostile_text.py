@@ -57,7 +57,6 @@ KNOWN: Final = {"itl_s", "ttft_s", "preemptions", "cancel_latency_prefill_s"}
 
 
 def poisoned(content: Any, key: str = "") -> Any:
-    """The same with every text made hostile, always in the same way, so that names still meet."""
     if isinstance(content, str):
         return content if key in OURS or content in KNOWN else content + EVIL
     if isinstance(content, list):
@@ -80,7 +79,6 @@ def _is_outside(key: str, name: str, value: Any) -> bool:
 
 
 def poison(run: Path, **more: Any) -> None:
-    """Every text in every file of a run."""
     for name in ("summary.json", "manifest.json"):
         content = json.loads((run / name).read_text())
         if name == "summary.json":
@@ -183,7 +181,6 @@ def browser() -> Iterator[Browser]:
 def test_hostile_text_runs_nothing_in_a_browser(
     make: Callable[[Path], Path], words: tuple[str, ...], tmp_path: Path, browser: Browser
 ) -> None:
-    """Every request of the page is opened; nothing may run, be asked for, or break."""
     with opened(browser, make(tmp_path)) as (page, noise):
         if page.locator(".requests").count():
             page.get_by_label("Find").fill("onerror")

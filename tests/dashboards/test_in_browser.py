@@ -42,7 +42,6 @@ def report_of(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Reports with and without ghosts, a comparison of two runs, and a trend of four."""
     folder = tmp_path_factory.mktemp("pages")
     hidden = {"a_very_long_name_of_a_figure_" * 3: "no" * 90}
     made = {

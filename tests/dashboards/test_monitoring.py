@@ -51,7 +51,6 @@ def alerting() -> Iterator[str]:
 
 
 def promtool(*arguments: str) -> str:
-    """Its output; fails where it does not accept what it is given."""
     assert PROMTOOL is not None
     command = [PROMTOOL, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -31,7 +31,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_a_page_tells_what_it_told_before(made: Made, snapshot: Snapshot) -> None:
-    """Its whole content, text and figures."""
     snapshot(f"pages/{made.name}", made.page.content().replace(str(made.folder), "FOLDER"))
 
 
@@ -64,7 +63,6 @@ def test_nothing_is_fetched_and_only_our_scripts_may_run(made: Made) -> None:
 
 
 def without_colour(trace: dict[str, object]) -> tuple[str, ...]:
-    """The look of a trace to a reader who sees no colours."""
     line, marker = trace.get("line", {}), trace.get("marker", {})
     assert isinstance(line, dict)
     assert isinstance(marker, dict)

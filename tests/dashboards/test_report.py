@@ -11,7 +11,7 @@ import pytest
 
 from dashboards.__main__ import main
 from tests.dashboards.reading import page_by
-from tests.made_up.arms import save_arms, save_rounds
+from tests.made_up.arms import save_arms
 from tests.made_up.changed import change
 
 MakeRun = Callable[..., Path]
@@ -24,20 +24,6 @@ def test_arms_without_figures_are_said_to_have_none(tmp_path: Path) -> None:
     page = page_by("report", run)
     assert page.figures() == {}
     assert "No request was made, so there is nothing to report." in page.body
-
-
-def test_each_arm_says_how_far_to_trust_it_by_its_worst_round(tmp_path: Path) -> None:
-    run = save_arms(tmp_path, kind="abandon")
-    save_rounds(run, {"1-32": 0.001, "1-128": 0.002, "2-32": 0.004, "2-128": 0.3})
-    body = page_by("report", run).body
-    used = "in its worst ten seconds 25 % of a core, and 5 % of its ticks noticed over"
-    assert f"client, 32good not saturated: {used} 1 ms late (in 1-32)" in body
-    assert f"client, 128not good saturated: {used} 300 ms late (in 2-128)" in body
-    assert "window, 128good steady after 100 ms" in body
-    assert "128: client saturated" in body
-    assert "32: client" not in body  # that it is good need not be said on the first screen
-    assert "· window steady ·" in body  # of all arms: said once
-    assert "reference, simulated runner, 512 KV blocks" in body  # they differ in their slots
 
 
 def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ P50 = "group0-cancel_latency_s-p50"
 
 
 def line(page: Page, picture: str = P50, side: str = "run") -> list[float | None]:
-    """The values of a side, None where the line is broken."""
     (trace,) = (one for one in page.figures()[picture]["data"] if one["name"] == side)
     return [None if value is None else round(value, 6) for value in trace["y"]]
 
@@ -42,7 +41,6 @@ def stretches(page: Page, picture: str = P50) -> list[list[float]]:
 
 
 def server(**settings: Any) -> dict[str, Any]:
-    """A manifest's part: the same server, set up differently."""
     return {"target": {"config": {"max_num_seqs": 12, "device": "cpu", **settings}}}
 
 

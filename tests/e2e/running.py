@@ -27,7 +27,6 @@ Made = TypeVar("Made")
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    """Look again and again until it is so; fail loudly when it does not come about."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"after {timeout_s} s still not so: {what}"
@@ -35,7 +34,6 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
 
 
 def set_flags(*settings: str) -> list[str]:
-    """`--set` before each."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
@@ -52,8 +50,6 @@ def wait_until_gone(pids: Iterable[int]) -> None:
 
 
 class Run:
-    """The folder of a run, read without the help of the harness."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -71,14 +67,12 @@ class Run:
         return found
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """All rows of one parquet file."""
         found: list[dict[str, Any]] = pyarrow.parquet.read_table(
             self.folder / f"{name}.parquet"
         ).to_pylist()
         return found
 
     def rounds(self) -> dict[str, "Run"]:
-        """The runs of the arms that there are by now, by the names of their folders."""
         return {path.name: Run(path) for path in self.folder.glob("rounds/*")}
 
     def pids(self) -> set[int]:
@@ -118,7 +112,6 @@ class Log:
         self._ended_ns = sorted(row["ended_ns"] for row in run.rows("steps"))
 
     def left_with(self, event: str) -> list[Events]:
-        """The events of each abandoned request to which this one happened."""
         return [events for i in self.left_ns if event in (events := self.events[i])]
 
     def steps_between(self, since_ns: int, until_ns: int) -> int:
@@ -127,7 +120,6 @@ class Log:
         return bisect.bisect_right(ended, until_ns) - bisect.bisect_right(ended, since_ns)
 
     def is_in_prefill_at(self, t_ns: int, client_id: str) -> bool:
-        """Was it admitted by then, and had no token yet?"""
         events = self.events.get(client_id, {})
         has_come = [n in events and events[n]["t_ns"] <= t_ns for n in ("admitted", "first_token")]
         return has_come == [True, False]
@@ -145,8 +137,6 @@ class Log:
 
 
 class Harness:
-    """`walkaway run` in a process of its own; its output goes to a file beside the run's folder."""
-
     def __init__(self, workload: Path | str, folder: Path, *arguments: str) -> None:
         self.run = Run(folder)
         self._log = folder.with_suffix(".output")
@@ -169,14 +159,12 @@ class Harness:
         return self._log.read_text()
 
     def wait(self, timeout_s: float = 60.0) -> int:
-        """Its exit code."""
         return self._process.wait(timeout_s)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     def below(self) -> set[int]:
-        """The processes that it has started, directly or not."""
         return {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
 
     def __enter__(self) -> "Harness":
@@ -191,8 +179,6 @@ class Harness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A run that is over, however it went."""
-
     code: int
     run: Run
     output: str
@@ -205,7 +191,6 @@ def finish(workload: Path | str, folder: Path, *arguments: str, timeout_s: float
 
 
 def measure(workload: Path | str, folder: Path, *arguments: str) -> Run:
-    """One whole run that must end well and leave no process behind."""
     ended = finish(workload, folder, *arguments)
     assert ended.code == 0, ended.output[-600:]
     assert_nothing_is_left(ended.run)
@@ -233,8 +218,6 @@ def until_decided(make: Callable[[int], Made], is_decided: Callable[[Made], bool
 
 @dataclass(frozen=True, slots=True)
 class TruthServer:
-    """The scripted server, running; `truth` is what it knows by now."""
-
     url: str
     process: subprocess.Popen[str]
 

@@ -16,7 +16,6 @@ SOON = ("delay-abort", "leak-blocks")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> FaultRuns:
-    """Runs of the engine with a fault (none: ""), each made when it is first asked for."""
     return FaultRuns(tmp_path_factory.mktemp("controls"))
 
 

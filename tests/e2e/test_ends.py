@@ -29,13 +29,11 @@ ENOUGH_ROWS = 10
 
 
 def num_rows_so_far(run: Run) -> int:
-    """Rows that the load has put on the disk, while it still runs."""
     shards = (run.folder / "shards").glob("requests-*.ndjson")
     return sum(shard.read_bytes().count(b"\n") for shard in shards)
 
 
 def num_events_so_far(run: Run) -> int:
-    """Events of the engine's log that the collector has put on the disk, while the run goes on."""
     shard = gathered_path(run.folder / "shards", "lifecycle")
     return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(shard.read_bytes()).count(b"\n")
 
@@ -53,7 +51,6 @@ def midway(folder: Path, *arguments: str) -> Iterator[tuple[Harness, set[int]]]:
 
 
 def assert_kept(run: Run, status: str) -> None:
-    """All rows that there were are in the run's folder, and judged."""
     outcomes = run.summary["outcomes"]
     assert len(run.rows("requests")) >= ENOUGH_ROWS
     assert sum(outcomes.values()) == len(run.rows("requests"))

@@ -13,9 +13,7 @@ from typing import Any
 import junitparser
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from harness.commands.verbs import app
 from tests.e2e.running import MOST_TRIES, ROOT, UNDECIDED, scripted_server, until_decided
 
 JOB_S = 110
@@ -33,7 +31,6 @@ SHORT = (
 
 
 def steps(file: str, job: str) -> list[dict[str, Any]]:
-    """The steps of a job that run something."""
     content = yaml.safe_load((EXAMPLES / file).read_text())
     if file == "gitlab-ci.yml":
         return [{"run": line} for line in content[job]["script"]]
@@ -80,8 +77,6 @@ class Job:
 
 
 def judged(run: Callable[[Path], Job], folder: Path, *, code: int) -> Job:
-    """The job, which must end with this code, of a run that is valid."""
-
     def make(number: int) -> Job:
         job = run(folder / str(number))
         assert job.code in (code, UNDECIDED), job.output
@@ -140,20 +135,16 @@ def test_a_server_that_shows_only_gauges_passes_if_it_forgets_nobody(
     assert ("leaked_slots.max == 0" in not_passed(job)) == (ghost_every > 0)
 
 
-@pytest.fixture(scope="module")
-def two_builds(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Two builds in turn; the new one hears of each abort three steps later."""
+@pytest.mark.slow
+def test_two_builds_in_turn_are_gated_on_their_difference(tmp_path: Path) -> None:
+    """The new one hears of each abort three steps later."""
     step = steps("github-actions.yml", "two-builds")[-1]["run"]
     few = "--set run.rounds=3 --set load.stop_after_abandons=34"
     worse = (
         """sed -i '/name = "new"/{n;s/ 20"/ 20 --fault delay-abort=0.06"/}' ci/two_builds.toml"""
     )
     job = partial(Job, step=f"{worse} && {step} {few}", is_on_github=True)
-    return judged(job, tmp_path_factory.mktemp("two-builds"), code=3)
-
-
-@pytest.mark.slow
-def test_two_builds_in_turn_are_gated_on_their_difference(two_builds: Job) -> None:
+    two_builds = judged(job, tmp_path, code=3)
     assert not_passed(two_builds) == ["new - old: cancel_latency_steps.mean <= 0.5"]
 
 
@@ -181,18 +172,3 @@ def test_the_examples_say_that_nobody_told_them_where_walkaway_is(tmp_path: Path
         )
         assert done.returncode != 0
         assert "WALKAWAY: set this variable" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_real_run_is_a_baseline_and_is_like_itself(
-    two_builds: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run, limits = str(two_builds.folder / "gate-run"), Path("limits.txt")
-    limits.write_text("new: leaked_blocks.max == 0")
-    order = ["gate", run, "--limits", str(limits)]
-    saved = CliRunner().invoke(app, [*order, "--save-baseline"])
-    assert saved.exit_code == 0, saved.output
-    assert Path("results/baselines/two_builds.json").is_file()
-    limits.write_text("new / baseline: cancel_latency_steps.p50 <= 1.7")
-    assert CliRunner().invoke(app, order).exit_code == 0

@@ -20,7 +20,6 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel in it; the path of its `bin`."""
     folder = tmp_path_factory.mktemp("package")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     run(*build, "--outdir", folder, REPOSITORY, cwd=folder)

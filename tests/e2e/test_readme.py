@@ -67,7 +67,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 def follow(script: str, clone: Path, environment: Mapping[str, str]) -> int:
-    """The exit code of a block that ends by itself."""
     done = subprocess.run(
         ["sh", "-e"],
         input=script,
@@ -83,7 +82,6 @@ def follow(script: str, clone: Path, environment: Mapping[str, str]) -> int:
 
 
 def again(script: str, number: int) -> str:
-    """The block; after the first time, without what it left behind."""
     return f"rm -r {' '.join(JUDGED)}\n{script}" if number else script
 
 

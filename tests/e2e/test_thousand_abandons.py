@@ -49,8 +49,6 @@ def make_plan(number: int, random: Random) -> Plan:
 
 
 class Log:
-    """Follows the engine's lifecycle log; a client waits for an event of its own request."""
-
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
         self._events: dict[tuple[str, str], asyncio.Event] = defaultdict(asyncio.Event)

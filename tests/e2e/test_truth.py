@@ -84,7 +84,6 @@ def test_a_forgetful_server_is_told_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_script_shows_in_the_figures(wrong: Observed) -> None:
-    """Both accounts agree, and they agree on what was ordered."""
     metrics, outcomes, works = wrong.run.metrics, wrong.run.summary["outcomes"], wrong.works
     assert outcomes["abandoned"] >= ABANDONS
     assert outcomes["completed"] >= 5

@@ -40,7 +40,6 @@ def user(engine: RunningEngine) -> Iterator[Client]:
 
 
 def cancelled(engine: RunningEngine, *, method: str) -> float:
-    """How often the engine has cancelled something because of this; 0 before the first time."""
     try:
         return engine.metric(CANCELLATIONS, method=method)
     except AssertionError:

@@ -39,8 +39,6 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What became of the runs of a case."""
-
     case: Case
     verdicts: Counter[Verdict]
     made_again: int
@@ -63,7 +61,6 @@ def place(root: Path, case: Case, seed: int) -> Path:
 
 
 def baseline_of(root: Path, limits: str) -> Path:
-    """Where the baseline of the cases with these limits lies."""
     return place(root, BASELINES[limits], BASELINE_SEED).with_suffix(".json")
 
 
@@ -74,7 +71,6 @@ def _written(root: Path, limits: str) -> Path:
 
 
 def judge(root: Path, case: Case, seed: int) -> Verdict:
-    """What `walkaway gate` says of the run."""
     order = GateOrder(
         run=place(root, case, seed),
         limits=_written(root, case.limits or "\n".join(load_workload("gate").gate.limits)),
@@ -85,7 +81,6 @@ def judge(root: Path, case: Case, seed: int) -> Verdict:
 
 
 def rows(root: Path, seeds: Sequence[tuple[Case, range]]) -> Iterator[Row]:
-    """Judge what was measured."""
     for limits in _limits(seeds):
         case = BASELINES[limits]
         order = GateOrder(

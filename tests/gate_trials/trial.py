@@ -29,7 +29,6 @@ def measure(case: Case, seed: int, folder: Path) -> None:
 
 
 def times_made_again(folder: Path) -> int:
-    """How many runs of this trial were put aside."""
     return sum(_aside(folder, number).exists() for number in range(1, MOST_TRIES + 1))
 
 

@@ -9,7 +9,6 @@ import pandas as pd
 
 
 def change(run: Path, name: str, **changes: Any) -> None:
-    """Replace keys of a run's summary.json or manifest.json."""
     content = json.loads((run / name).read_text())
     (run / name).write_text(json.dumps(content | changes))
 
@@ -31,7 +30,6 @@ def without_metrics(run: Path, *names: str) -> Path:
 
 
 def change_rows(run: Path, name: str, edit: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
-    """Replace the rows of one of a run's files."""
     file = run / f"{name}.parquet"
     edit(pd.read_parquet(file)).to_parquet(file)
 

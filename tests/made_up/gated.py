@@ -67,7 +67,6 @@ def arm(
 
 
 def summary(metrics: Mapping[str, Metric] = GOOD, **more: Any) -> dict[str, Any]:
-    """Of a run without arms."""
     one = arm(metrics)
     del one["per_round"]
     return {**_head(), **one, "wedged": False, **more}
@@ -110,7 +109,6 @@ def measured(summary_: Mapping[str, Any], arms: Sequence[str] = (), **more: Any)
 
 
 def save(path: Path, summary_: Mapping[str, Any] | None = None, **more: Any) -> Path:
-    """A run's folder; its rows are as many as `arm` counts."""
     folder = RunFolder.claim(path)
     folder.write_rows(ROWS)
     (path / "summary.json").write_text(json.dumps(summary() if summary_ is None else summary_))
@@ -119,7 +117,6 @@ def save(path: Path, summary_: Mapping[str, Any] | None = None, **more: Any) -> 
 
 
 def of_rounds(*values: float) -> dict[str, Any]:
-    """Of a run with one arm, whose mean latency in each round is given."""
     rounds = {"cancel_latency_steps": {"mean": list(values)}}
     return summary_of_arms({"build": arm({"cancel_latency_steps": steps()}, rounds)})
 

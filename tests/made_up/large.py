@@ -119,7 +119,6 @@ class Round:
 
 
 def write(folder: RunFolder, plan: Plan) -> None:
-    """The folder as a run leaves it."""
     rounds = range(plan.rounds)
     page = list(_page(plan))
     folder.write_rows(RunRows(server_metrics=page))
@@ -132,7 +131,6 @@ def write(folder: RunFolder, plan: Plan) -> None:
 
 
 def _write(folder: RunFolder, name: str, record: Any, tables: Iterator[Columns]) -> None:
-    """As the store does, so many rows at once."""
     schema = schema_of(record)
     gathered: list[pa.Table] = []
     with pq.ParquetWriter(
@@ -199,7 +197,6 @@ def _requests(one: Round, which: int) -> Columns:
 
 
 def _as_by_default(n: int) -> Columns:
-    """So many times what a row holds where nothing is said of it."""
     defaults = {field.name: field.default for field in msgspec.structs.fields(RequestRow)}
     columns: Columns = {}
     for field in schema_of(RequestRow):
@@ -218,7 +215,6 @@ def _server_ids(numbers: Ints) -> list[str]:
 
 
 def _events(one: Round) -> Columns:
-    """What the engine logs of a round, in order of time."""
     is_aborted = one.is_left & ~one.is_ghost
     last = np.select([one.is_ghost, one.is_left], [GHOST, LEAVE], LAST)
     over_ns, generated = one.end_of(0) + last * STEP_NS, last
@@ -259,7 +255,6 @@ def _events(one: Round) -> Columns:
 
 
 def _steps(one: Round, which: int, plan: Plan) -> Columns:
-    """The steps of a round in which anybody was computed."""
     left = one.number[one.is_left]
     computed = [one.number[one.is_taken]] * TOKENS + [left] + [one.number[one.is_ghost]] * 2
     computed = [of for of in computed if len(of)]

@@ -142,7 +142,6 @@ def _request(number: int, name: str, sent: int, read: int, left_ns: int | None) 
 
 
 def figures(*, abandons: int, ghosts: int) -> dict[str, Metric]:
-    """The metrics of such a run."""
     enough = ghosts * 100 <= abandons
     latency = Metric(
         unit="s",
@@ -272,7 +271,6 @@ def save_played(
     question: str = "What does a synthetic server do?",
     **summary: Any,
 ) -> Path:
-    """The folder of such a run; `summary`: keys to replace there."""
     run = SyntheticRun(abandons=abandons, ghosts=ghosts)
     metrics = figures(abandons=abandons, ghosts=ghosts) if abandons and lifecycle else {}
     folder = RunFolder.create(path)

@@ -23,8 +23,6 @@ from tests.made_up.rows import at, lifecycle_event, made_up_manifest, request_ro
 
 
 class RunBuilder:
-    """Collects the rows of a run. The server's id of request "a" is "cmpl-a"."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.requests: list[RequestRow] = []
@@ -37,7 +35,6 @@ class RunBuilder:
     def request(
         self, name: str, *, sent: float, tokens: list[float], outcome: str, end: float, **more: Any
     ) -> None:
-        """A request that read one token at each of the times `tokens`."""
         row = request_row(
             name,
             sent_ns=at(sent),
@@ -69,7 +66,6 @@ class RunBuilder:
         sampled: tuple[str, ...] = (),
         **scheduled: int,
     ) -> None:
-        """A step that computed so many tokens of each request, and sampled one of each named."""
         number = len(self.step_log) + 1
         self.step_log.append(
             step_row(number, at(start), at(end), scheduled, sampled, num_waiting=waiting)
@@ -89,7 +85,6 @@ class RunBuilder:
         self.client.append(sample)
 
     def metrics(self, **trust: str) -> None:
-        """The target's metrics, by role, with their trust."""
         assert self.manifest.target is not None
         self.manifest.target.spec["metrics"] = {
             role: {"name": f"its_{role}", "labels": {}, "refresh": "live", "trust": level}
@@ -100,7 +95,6 @@ class RunBuilder:
         self.manifest.idle = Idle(before=before, after=after)
 
     def another_engine(self) -> None:
-        """A server without logs or a configuration page."""
         assert self.manifest.target is not None
         self.manifest.target.engine = "llamacpp"
         self.manifest.target.config = None

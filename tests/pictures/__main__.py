@@ -90,7 +90,6 @@ def trend(browser: Browser, folder: Path) -> None:
 
 
 def web(browser: Browser, folder: Path) -> None:
-    """The form, then the live page and the tab of a run that goes on."""
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "harness", "run", *DEMO, "--web", "--web-port", port]
@@ -123,7 +122,6 @@ def take_live(browser: Browser, url: str, width: int, scheme: Scheme) -> None:
 
 
 def take(page: Page, name: str, *, height: int) -> None:
-    """The top of the page, of this height."""
     width = (page.viewport_size or {"width": 1440})["width"]
     page.set_viewport_size({"width": width, "height": height})
     page.screenshot(path=DOCS / f"{name}.png")

@@ -22,7 +22,6 @@ def say(text: str) -> None:
 
 
 def describe(script: Script) -> str:
-    """Its differences from a correct server."""
     plain = asdict(Script())
     return ", ".join(f"{k} {v}" for k, v in asdict(script).items() if v != plain[k])
 
@@ -36,7 +35,6 @@ def row(line: Line) -> str:
 
 
 def check_setting(setting: Setting, folder: Path) -> int:
-    """How many lines miss."""
     say(f"setting {setting.number}: {describe(setting.script)}")
     lines = hold_to_truth(setting, folder)
     for line in lines:
@@ -45,7 +43,6 @@ def check_setting(setting: Setting, folder: Path) -> int:
 
 
 def check_clean(setting: Setting, folder: Path) -> int:
-    """How many false alarms."""
     found = alarms(look_at_users(setting, folder).run.summary)
     said = "no alarm" if not found else "; ".join(found) + "  MISS"
     say(f"nothing wrong, {setting.number}: {said}")

@@ -65,8 +65,6 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A figure that is one number."""
-
     value: float
     tolerance: float = EXACT_S
 
@@ -127,7 +125,6 @@ def latency(known: Truth, settle_s: float) -> dict[str, Figure]:
 
 
 def waste(known: Truth) -> dict[str, Figure]:
-    """Tokens, slots, blocks and device time spent on abandoned requests."""
     generated = [(t0, row, work["token_times_ns"]) for t0, row, work in known.left]
     total = [len(tokens) - row["tokens_read"] for _, row, tokens in generated]
     after = [sum(t > t0 for t in tokens) for t0, _, tokens in generated]
@@ -168,7 +165,6 @@ def block_seconds(known: Truth, work: Work, t0: int) -> float:
 
 
 def blocks_at(known: Truth, work: Work, t_ns: int) -> int:
-    """How many it held then."""
     return [blocks for since, blocks in known.blocks_held(work) if since <= t_ns][-1]
 
 
@@ -184,7 +180,6 @@ def gpu_seconds(known: Truth, work: Work, t0: int, batch: dict[int, dict[str, in
 
 
 def refills(known: Truth) -> dict[str, Figure]:
-    """From giving back a slot to its next owner's admission, where that one had been waiting."""
     ids = {work["client_id"] for _, _, work in known.left}
     gaps = [
         seconds(known.works[work["slot_from"]]["freed_ns"], work["admitted_ns"])
@@ -229,7 +224,6 @@ def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
 
 
 def leaks(known: Truth) -> dict[str, Figure]:
-    """What was missing when the harness looked for the last time."""
     now = known.metrics_read_ns[-1]
     admitted = [work for work in known.all_works if (work["admitted_ns"] or now) < now]
     there = [work for work in admitted if (work["freed_ns"] or now) >= now]
@@ -245,7 +239,6 @@ def leaks(known: Truth) -> dict[str, Figure]:
 
 
 def capacity(known: Truth) -> dict[str, Figure]:
-    """How busy it was while there was load."""
     began, over = known.window_ns
     window_s = seconds(began, over)
     batch = known.batch()
@@ -348,7 +341,6 @@ def compare_window(known: Truth) -> Iterator[str]:
 
 
 def compare_breakdown(known: Truth, breakdown: dict[str, Any]) -> Iterator[str]:
-    """The waste by abandon point: the means of the groups."""
     found: dict[int, list[int]] = {}
     for t0, row, work in known.left:
         after = sum(t > t0 for t in work["token_times_ns"])

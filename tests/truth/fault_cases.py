@@ -72,8 +72,6 @@ generated_tokens = { name = "vllm:generation_tokens_total", refresh = "each step
 
 
 class FaultRuns:
-    """Runs of the engine with one fault (none: "") and other arguments, each made once."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._workload = folder / "controls.toml"
@@ -89,18 +87,15 @@ class FaultRuns:
         return finish(self._workload, folder, *faults, *arguments)
 
     def good(self, fault: str, *arguments: str) -> Run:
-        """A run that must have ended well."""
         ended = self.ended(fault, *arguments)
         assert ended.code == 0, ended.output[-600:]
         assert_nothing_is_left(ended.run)
         return ended.run
 
     def with_short_answers(self, fault: str) -> Run:
-        """For faults that forget abandoned requests."""
         return self.good(fault, *SHORT_ANSWERS)
 
     def with_two_answers(self, fault: str) -> Run:
-        """Each request asks for two short answers at once."""
         return self.good(fault, "--engine", str(self.two_answers), *SHORT_ANSWERS)
 
 
@@ -110,7 +105,6 @@ Reading = Callable[[FaultRuns, str], float]
 
 
 def of_metric(name: str, key: str = "mean", *settings: str) -> Reading:
-    """A figure of the summary; `settings`: changes to the workload."""
     flags = [word for setting in settings for word in ("--set", setting)]
     return lambda runs, fault: float(runs.good(fault, *flags).metrics[name][key])
 
@@ -130,7 +124,6 @@ def ghosts_without_a_token(runs: FaultRuns, fault: str) -> float:
 
 
 def ghosts_of_unary(_: FaultRuns, fault: str) -> float:
-    """Clients ask for an answer in one piece and leave while it is made."""
     flags = ["--runner", "simulated", "--sim-fixed-ms", "10"]
     flags += ["--fault", fault] if fault else []
     names = [f"unary-{number}" for number in range(4)]

@@ -20,15 +20,12 @@ Work = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A run as the harness recorded it, and what the server knows of it."""
-
     script: Script
     run: Run
     truth: dict[str, Any]
 
     @cached_property
     def works(self) -> dict[str, Work]:
-        """The server's requests by the client's request id."""
         return {work["client_id"]: work for work in self.truth["requests"]}
 
     def left(self) -> Iterator[tuple[int, Work]]:
@@ -40,7 +37,6 @@ class Observed:
 
 
 def observe(folder: Path, script: Script, workload: str, *, engine: str) -> Observed:
-    """One run against a server of its own. `engine`: the target's name or its file."""
     folder.mkdir(parents=True, exist_ok=True)
     load = folder / "load.toml"
     load.write_text(workload)
@@ -100,7 +96,6 @@ class Truth:
         return min(work["arrived_ns"] for _, work in self.rows), max(read)
 
     def steps_within(self, since_ns: int, until_ns: int) -> int:
-        """Steps that ended in (since, until]."""
         ended = self.ended_ns
         return bisect.bisect_right(ended, until_ns) - bisect.bisect_right(ended, since_ns)
 
@@ -126,7 +121,6 @@ class Truth:
 
 
 def lags_s(happened_ns: Sequence[int], seen_ns: Sequence[int]) -> list[float]:
-    """How much later each was seen; what was not seen is left out."""
     return [seconds(*pair) for pair in zip(happened_ns, seen_ns, strict=False)]
 
 

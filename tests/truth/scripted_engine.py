@@ -89,8 +89,6 @@ class Work:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """A step in progress, and afterwards its row in the log."""
-
     step: int
     started_ns: int
     ended_ns: int = 0
@@ -140,7 +138,6 @@ class ScriptedEngine:
     def submit(
         self, client_id: str, prompt_tokens: int, max_tokens: int, deliver: Callable[[Work], None]
     ) -> Work:
-        """Queue a request."""
         work = Work(
             number=len(self.works) + 1,
             client_id=client_id,
@@ -155,7 +152,6 @@ class ScriptedEngine:
         return work
 
     def left(self, work: Work) -> None:
-        """The client's end of the connection is closed."""
         if work.finish_reason is not None or work.closed_ns is not None:
             return
         now_ns = self._clock_ns()
@@ -172,7 +168,6 @@ class ScriptedEngine:
     # What the engine does, one step after the other...
 
     def boundary(self) -> Step | None:
-        """Everything that is done between two steps. None when there is nothing to compute then."""
         started_ns = self._clock_ns()
         for work in [*self.batch, *self.queue]:
             self._stop_if_due(work)
@@ -277,7 +272,6 @@ class ScriptedEngine:
     # What it knows...
 
     def truth(self) -> dict[str, Any]:
-        """What really happened, not as the logs tell it."""
         return {
             "script": asdict(self.script),
             "requests": [work.facts() for work in self.works],
@@ -331,7 +325,6 @@ class Shown:
         return {"stuck": 0, "double": 2 * happened}.get(error, happened)
 
     def page(self) -> str:
-        """By the names that the bundled engine has."""
         works, gauges = self._engine.works, self.gauges()
         finished = sum(work.finish_reason == "length" for work in works)
         lines = [

@@ -42,7 +42,6 @@ class TruthServer:
         }
 
     async def run_steps(self) -> None:
-        """The engine's life: steps of the script's length, back to back while there is work."""
         while True:
             if not self.engine.has_work:
                 self._arrival.clear()
@@ -55,7 +54,6 @@ class TruthServer:
                 self._shown.step_ended()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: any number of small requests, or one that generates."""
         try:
             while (request := await read_request(reader)) is not None:
                 method, target, headers, body = request
@@ -142,7 +140,6 @@ def clock() -> dict[str, Any]:
 
 
 def token_event(work: Work, *, is_last: bool) -> bytes:
-    """One token, with the count so far."""
     event = {
         "id": work.name,
         "object": "text_completion",
@@ -156,7 +153,6 @@ def token_event(work: Work, *, is_last: bool) -> bytes:
 
 
 def log_page(rows: list[dict[str, Any]], query: dict[str, int]) -> bytes:
-    """Row n of a log has number n; nothing ever falls out."""
     after = query.get("after", 0)
     page = rows[after : after + query.get("limit", 10_000)]
     body = b"".join(json.dumps(row).encode() + b"\n" for row in page)
@@ -179,7 +175,6 @@ def chunk(data: bytes) -> bytes:
 async def read_request(
     reader: asyncio.StreamReader,
 ) -> tuple[str, str, dict[str, str], bytes] | None:
-    """Method, target, headers and body; None when the connection is closed instead."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -191,7 +186,6 @@ async def read_request(
 
 
 async def wait_for_close(reader: asyncio.StreamReader) -> None:
-    """Return when the other side has closed, in order or with a reset."""
     try:
         while await reader.read(4096):
             pass
@@ -200,7 +194,6 @@ async def wait_for_close(reader: asyncio.StreamReader) -> None:
 
 
 async def wait_for_stdin() -> None:
-    """Return when standard input ends."""
     stdin = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)

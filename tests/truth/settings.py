@@ -79,8 +79,6 @@ stop_after_abandons = {abandons}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A number and the script that goes with it."""
-
     number: int
     script: Script
 
@@ -144,7 +142,6 @@ def draw(number: int) -> Setting:
 
 
 def draw_clean(number: int) -> Setting:
-    """A server with nothing wrong, of varying size and speed."""
     rng = random.Random(f"clean/{number}")
     script = Script(slots=rng.randint(2, 8), step_s=rng.choice((0.01, 0.02, 0.03)), num_blocks=2048)
     return Setting(number=number, script=script)

@@ -15,8 +15,6 @@ STEP_NS = 10
 
 
 class Played:
-    """An engine played through step by step; time stands still unless it is moved."""
-
     def __init__(self, **script: Any) -> None:
         self.now_ns = 1000
         self.engine = ScriptedEngine(Script(step_s=STEP_NS / 1e9, **script), self._clock_ns)
