@@ -20,12 +20,11 @@ from tests.truth.black_box import (
 from tests.truth.expected import complaints
 from tests.truth.known import Observed, Work, observe
 from tests.truth.scripted_engine import Script
-from tests.truth.settings import Setting, draw, draw_clean
+from tests.truth.settings import ABANDONS_WITH_GHOSTS, Setting, draw, draw_clean
 
 pytestmark = pytest.mark.e2e
 
 STEP_S = 0.02
-ABANDONS = 45
 
 # Every kind of wrong at once; ghosts have so much left to say that they are there at the end.
 WRONG = Script(
@@ -34,31 +33,16 @@ WRONG = Script(
 # A server that stops at once, but forgets one in six, which runs to its natural end.
 FORGETFUL = Script(step_s=STEP_S, slots=3, ghost_every=6)
 
-WORKLOAD = """
-question = "Is what the harness says what the server did?"
-[run]
-seed = 5
-users = 7
-max_seconds = 30
-timeout_s = 20
-[load]
-kind = "abandon"
-abandon_after_tokens = [0, 1, 3, 8]
-stay_share = 0.2
-think = "step"
-prompt_tokens = [10, 60]
-answer_tokens = {answer_tokens}
-stay_tokens = 20
-stop_after_abandons = {abandons}
+SETTLE = """
 [settle]
-seconds = {settle_s}
+seconds = {}
 steps = 0
 """
 
 
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Observed:
-    workload = WORKLOAD.format(abandons=ABANDONS, answer_tokens=2000, settle_s=2.0)
+    workload = Setting(number=5, script=WRONG).abandon_workload() + SETTLE.format(2)
     return observe(tmp_path_factory.mktemp("wrong"), WRONG, workload, engine="reference")
 
 
@@ -74,7 +58,8 @@ def test_a_server_that_is_wrong_in_every_way_is_told_as_it_was(wrong: Observed) 
 @pytest.mark.slow
 def test_a_forgetful_server_is_told_as_it_was(tmp_path: Path) -> None:
     """Ghosts end by themselves before the harness looks."""
-    workload = WORKLOAD.format(abandons=ABANDONS, answer_tokens=40, settle_s=10)
+    setting = Setting(number=5, script=FORGETFUL)
+    workload = setting.abandon_workload(answer_tokens=40) + SETTLE.format(10)
     seen = observe(tmp_path, FORGETFUL, workload, engine="reference")
     assert complaints_of(seen) == []
     metrics, left = seen.run.metrics, seen.run.summary["outcomes"]["abandoned"]
@@ -85,7 +70,7 @@ def test_a_forgetful_server_is_told_as_it_was(tmp_path: Path) -> None:
 
 def test_the_script_shows_in_the_figures(wrong: Observed) -> None:
     metrics, outcomes, works = wrong.run.metrics, wrong.run.summary["outcomes"], wrong.works
-    assert outcomes["abandoned"] >= ABANDONS
+    assert outcomes["abandoned"] >= ABANDONS_WITH_GHOSTS
     assert outcomes["completed"] >= 5
     left = [row for row in wrong.run.rows("requests") if row["outcome"] == "abandoned"]
     assert {row["planned_abandon"] for row in left} == {0, 1, 3, 8}

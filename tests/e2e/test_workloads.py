@@ -37,27 +37,20 @@ def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path
 def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> None:
     settings = set_flags(
         *("run.max_seconds=30", "load.stop_after_abandons=20", "run.rounds=1"),
-        *("engine.sim_fixed_ms=5", "settle.seconds=3", "value.price_per_million_tokens=2.0"),
+        *("engine.sim_fixed_ms=5", "settle.seconds=3"),
     )
     run = measure("value_of_cancellation", tmp_path / "run", *settings)
-    value = run.summary["value"]
-    rows = {row["name"]: (row["ignored"], row["honoured"]) for row in value["rows"]}
+    found = run.summary["value"]["rows"]
+    rows = {row["name"]: (row["ignored"], row["honoured"]) for row in found}
     ignored, honoured = rows["tokens wasted per cancel"]
-    wasted = {name: arm["metrics"]["wasted_tokens"] for name, arm in run.summary["arms"].items()}
-    assert (ignored, honoured) == (wasted["ignored"]["mean"], wasted["honoured"]["mean"])
     assert ignored > 150
-    assert wasted["honoured"]["p50"] < 5
+    assert honoured < 5
     held_ignored, held_honoured = rows["blocks held by abandoned requests"]
     assert held_ignored > 10 * held_honoured
-    assert rows["... by abandoned requests"][0] > rows["... by abandoned requests"][1]
     estimate, _ = rows["... as the source estimates it"]
     measured, _ = rows["engine seconds wasted an hour"]
     assert estimate > 4 * measured, "a step is shared"
-    assert rows["money wasted per 1,000 cancels"][0] == pytest.approx(ignored * 1000 * 2e-6)
-    assert [stage["name"] for stage in value["stages"]][-1] == "cancel_latency_s"
-    page = (run.folder / "report.html").read_text()
-    assert "Value of cancellation" in page
-    assert "How long a cancel takes, stage by stage" in page
+    assert "Value of cancellation" in (run.folder / "report.html").read_text()
 
 
 def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> None:

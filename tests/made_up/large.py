@@ -26,10 +26,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.records import ClientSample, LifecycleEvent, MetricSample, RequestRow, StepRow
-from harness.store.manifest import Clock, Idle, Manifest, TargetFacts, Window
+from harness.store.manifest import Clock, Idle, Manifest, Window
 from harness.store.parquet import ROWS_AT_ONCE, schema_of
 from harness.store.run_folder import RunFolder, RunRows
 from harness.workload.workload import as_plain_data, load_target
+from tests.made_up.rows import made_up_manifest, target_facts
 
 TOKENS: Final = 100
 PROMPT_TOKENS: Final = 64
@@ -350,35 +351,17 @@ def _manifest(plan: Plan) -> Manifest:
         {role: float(level[0]) for role, level in _levels(plan, np.array([step])).items()}
         for step in (-1, plan.rounds * ROUND - 1)
     ]
-    return Manifest(
-        run_id="made-up",
-        status="complete",
-        created_at="2026-01-01T00:00:00+00:00",
-        command=["walkaway"],
-        seed=1,
-        versions={},
-        hardware={},
+    config = {"max_num_seqs": plan.users, "block_size": BLOCK_SIZE, "num_blocks": plan.blocks}
+    spec = as_plain_data(load_target("reference"))
+    return made_up_manifest(
         workload={"name": "made-up", "question": "What does a large run take?"},
-        target=TargetFacts(
-            engine="reference",
-            url="",
-            metrics_urls=[],
-            model="m",
-            started_by_us=False,
-            spec=as_plain_data(load_target("reference")),
-            config={
-                "max_num_seqs": plan.users,
-                "block_size": BLOCK_SIZE,
-                "num_blocks": plan.blocks,
-            },
-        ),
+        target=target_facts(started_by_us=False, spec=spec, config=config),
         clock=Clock(comparable=plan.is_exact),
         window=Window(
             load_started_ns=ORIGIN_NS,
             load_ended_ns=plan.ended_ns,
             settled_ns=plan.ended_ns + SETTLE_NS,
         ),
-        settle_s=2.0,
         scrape_interval_s=SCRAPE_NS / 1e9,
         idle=Idle(before=idle[0], after=idle[1], later=idle[1]),
     )

@@ -71,7 +71,7 @@ abandon_after_tokens = [0, 1, 3, 8]
 stay_share = 0.2
 think = "step"
 prompt_tokens = [10, 60]
-answer_tokens = 2000
+answer_tokens = {answer_tokens}
 stay_tokens = 12
 stop_after_abandons = {abandons}
 """
@@ -105,10 +105,11 @@ class Setting:
     def recovery_workload(self) -> str:
         return RECOVERY.format(number=self.number, trials=3)
 
-    def abandon_workload(self) -> str:
+    def abandon_workload(self, *, answer_tokens: int = 2000) -> str:
         script = self.script
         return WALKING_AWAY.format(
             number=self.number,
+            answer_tokens=answer_tokens,
             users=USERS,
             abandons=ABANDONS_WITH_GHOSTS if script.ghost_every else ABANDONS,
             max_seconds=4 if script.wedge_after else 60,
