@@ -3,8 +3,7 @@ it."""
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
 import httpx
 import pytest
@@ -27,7 +26,7 @@ def answer(x: Exchange) -> None:
 class Asker:
     """Sends one request after the other; `ports` are those of our ends, in order."""
 
-    def __init__(self, url: str, *, ca_file: str | None, keep_alive: bool) -> None:
+    def __init__(self, url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> None:
         self.transport = SocketTransport(httpx.URL(url), ca_file=ca_file, keep_alive=keep_alive)
         self.ports: list[int] = []
 
@@ -37,12 +36,8 @@ class Asker:
             self.ports.append(connection.sock.getsockname()[1])
             return body_of(connection)
 
-
-@contextmanager
-def asking(url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> Iterator[Asker]:
-    asker = Asker(url, ca_file=ca_file, keep_alive=keep_alive)
-    yield asker
-    asker.transport.close()
+    def close(self) -> None:
+        self.transport.close()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +47,7 @@ def test_kept_a_connection_carries_one_request_after_the_other(
     serve: Serve, secrets: Secrets, is_tls: bool, keep_alive: bool, ports: int
 ) -> None:
     server = serve(answer, tls=secrets.server if is_tls else None)
-    with asking(server.url, ca_file=secrets.ca_file, keep_alive=keep_alive) as asker:
+    with closing(Asker(server.url, ca_file=secrets.ca_file, keep_alive=keep_alive)) as asker:
         assert [asker.ask() for _ in range(3)] == [b"hi"] * 3
         assert len(set(asker.ports)) == ports
 
@@ -71,7 +66,7 @@ def test_what_does_not_go_on(serve: Serve, text: bytes) -> None:
         x.send(text)
         x.goes_on = True
 
-    with asking(serve(script).url) as asker:
+    with closing(Asker(serve(script).url)) as asker:
         assert asker.ask() == asker.ask()
         assert len(set(asker.ports)) == 2
 
@@ -81,7 +76,7 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
         x.send(ANSWER[:-1])
         assert x.client_left_within(30)
 
-    with asking(serve(script).url) as asker:
+    with closing(Asker(serve(script).url)) as asker:
         for _ in range(2):
             with asker.transport.open(wire_request()) as connection:
                 asker.ports.append(connection.sock.getsockname()[1])
@@ -90,7 +85,7 @@ def test_an_answer_that_was_not_read_to_its_end_is_not_passed_on(serve: Serve) -
 
 @pytest.mark.parametrize("way", [Way.FIN, Way.RST, Way.HALF_CLOSE, Way.STOP_READING])
 def test_a_request_to_be_left_neither_takes_nor_gives(serve: Serve, way: Way) -> None:
-    with asking(serve(answer).url) as asker:
+    with closing(Asker(serve(answer).url)) as asker:
         for each in (None, way, way, None):
             assert asker.ask(way=each) == b"hi"
     first, left, left_too, last = asker.ports
@@ -137,7 +132,7 @@ def test_only_what_took_the_whole_request_carries_another(size: int, is_passed_o
 
 def test_a_server_that_has_closed_it_meanwhile(serve: Serve) -> None:
     server = serve(lambda x: x.send(ANSWER))
-    with asking(server.url) as asker:
+    with closing(Asker(server.url)) as asker:
         for number in range(3):
             assert asker.ask() == b"hi"
             assert server.exchanges[f"r{number}"].is_over.wait(30)
@@ -156,7 +151,7 @@ def test_a_server_that_closes_with_a_word_that_answers_nothing(serve: Serve) -> 
             x.wait_until_received()
 
     server = serve(script)
-    with asking(server.url) as asker:
+    with closing(Asker(server.url)) as asker:
         assert asker.ask() == b"hi"
         is_idle.set()
         assert server.exchanges["r0"].is_over.wait(30)
@@ -197,7 +192,7 @@ def test_an_answer_that_had_begun_is_not_asked_for_again(serve: Serve) -> None:
         x.send(ANSWER if x.request_id == "r0" else b"HTTP/1.1 2")
         x.goes_on = x.request_id == "r0"
 
-    with asking(serve(script).url) as asker:
+    with closing(Asker(serve(script).url)) as asker:
         assert asker.ask() == b"hi"
         with pytest.raises(httpx.RemoteProtocolError, match="before the answer was complete"):
             asker.ask()

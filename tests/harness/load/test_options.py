@@ -10,14 +10,18 @@ from harness.load.options import add_arguments, load_plan, read_order
 from harness.workload.plan import LoadPlan
 
 
+def parsed(*typed: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser.add_argument_group("walkaway"))
+    return parser.parse_args(typed)
+
+
 def test_a_pages_runs_have_the_same_headers_and_no_secret_in_their_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     typed = ["--walkaway-header", "X-Key=secret", "--walkaway-header=X-More=1"]
     monkeypatch.setattr(sys, "argv", ["locust", *typed])
-    parser = argparse.ArgumentParser()
-    add_arguments(parser.add_argument_group("walkaway"))
-    order = read_order(parser.parse_args(typed))
+    order = read_order(parsed(*typed))
     assert order["headers"] == {"X-Key": "secret", "X-More": "1"}
     hidden = ["--walkaway-header", "X-Key=***", "--walkaway-header=X-More=***"]
     assert order["command"] == ["locust", *hidden]
@@ -25,9 +29,7 @@ def test_a_pages_runs_have_the_same_headers_and_no_secret_in_their_command(
 
 
 def plan_of(*typed: str, users: int = 1) -> LoadPlan:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser.add_argument_group("walkaway"))
-    options = parser.parse_args(typed)
+    options = parsed(*typed)
     options.num_users, options.run_time, options.host = users, 2, None
     return load_plan(options)
 
@@ -59,7 +61,16 @@ def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
     assert (usual.schedule.max_streams, fewer.schedule.max_streams) == (1000, 5)
 
 
-@pytest.mark.parametrize("text", ["0", "2000000"])
-def test_a_cap_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"`run.most_rate` must be .*, not {text}"):
-        plan_of(f"--walkaway-most-rate={text}")
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--walkaway-most-rate=0", "`run.most_rate` must be .*, not 0"),
+        ("--walkaway-most-rate=2000000", "`run.most_rate` must be .*, not 2000000"),
+        ("--walkaway-tokens=1;2", "Tokens: '1;2' is refused; allowed: "),
+        ("--walkaway-ca-file=nowhere.pem", "--walkaway-ca-file nowhere.pem: No such file"),
+        ("--walkaway-header=secret", "--walkaway-header: must look like Name=value"),
+    ],
+)
+def test_a_mistake_is_refused(typed: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_of(typed)

@@ -29,18 +29,9 @@ def ended(process: subprocess.Popen[str], *, code: int = 0) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--walkaway-plan", "nowhere.json"], "cannot read the plan"),
-        (["--walkaway-tokens", "1;2"], "Tokens: '1;2' is refused; allowed: "),
-        (["--walkaway-api-key-env", "NO_SUCH_KEY_HERE"], "NO_SUCH_KEY_HERE"),
-        (["--walkaway-ca-file", "nowhere.pem"], "--walkaway-ca-file nowhere.pem: No such file"),
-        (["--walkaway-header", "secret"], "--walkaway-header: must look like Name=value"),
-    ],
-)
-def test_a_mistake_in_the_options_is_one_message(options: list[str], message: str) -> None:
-    assert message in ended(run_locust("--headless", *options), code=2)
+def test_a_mistake_in_the_options_is_one_message() -> None:
+    process = run_locust("--headless", "--walkaway-plan", "nowhere.json")
+    assert "cannot read the plan" in ended(process, code=2)
 
 
 @pytest.mark.parametrize(
