@@ -170,18 +170,6 @@ def test_a_round_in_which_nobody_left_says_nothing(run: RunBuilder) -> None:
     assert figures_from_outside([empty])["cancel_latency_s"] == {}
 
 
-def test_old_pages_are_in_the_interval_of_a_mean() -> None:
-    plain = metric(as_figure(balance([1.0, 1.2, 0.8]), "counter"))
-    old = metric(as_figure(balance([1.0, 1.2, 0.8], bias=(-0.05, 0.02)), "counter"))
-    assert plain.mean_ci95 is not None
-    assert plain.mean_ci95[0] > 0
-    low, high = plain.mean_ci95
-    assert old.mean_ci95 == pytest.approx((low - 0.02, high + 0.05))
-    older = metric(as_figure(balance([1.0, 1.2, 0.8], bias=(-0.05, 9.0)), "counter"))
-    assert older.mean_ci95 is not None
-    assert older.mean_ci95[0] == 0
-
-
 def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
     """One leaves every 100 ms and is counted as aborted 20 ms later; then some more leave
     at about 506 ms, before the server saw them."""

@@ -22,7 +22,7 @@ from harness.analysis.compare import (
     standing,
     wilson_ci95,
 )
-from harness.analysis.figure import Sample, describe, rate, reading
+from harness.analysis.figure import Sample, describe, reading
 from harness.analysis.stats import Floats
 from harness.records import Difference, Metric
 
@@ -272,16 +272,7 @@ def test_a_difference_is_certain_if_its_interval_leaves_out_zero(low: float, cer
     assert is_certain(one) is certain
 
 
-def test_a_difference_without_both_intervals_or_without_a_positive_ratio() -> None:
-    slots = (reading("leaked_slots", n, method="gauge") for n in (1, 3))
-    of_slots = pair_of("leaked_slots", "mean", *slots)
-    assert (of_slots.difference, of_slots.difference_ci95, of_slots.ratio) == (2.0, None, 3.0)
-    rates = rate(0, 100, method="exact"), rate(20, 100, method="exact")
-    of_rates = pair_of("ghost_rate", "mean", *rates)
-    assert of_rates.difference == pytest.approx(0.2)
-    assert of_rates.ratio is None
-    assert of_rates.difference_ci95 is not None
-    assert of_rates.difference_ci95[0] > 0
+def test_without_a_pair_of_rounds_nothing_is_known() -> None:
     nothing = paired([None, 1.0], [1.0, None])
     assert (nothing.n, nothing.difference) == (0, None)
     assert nothing.note == "no round has a value of both arms"

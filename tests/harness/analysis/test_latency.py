@@ -14,8 +14,7 @@ from harness.analysis.latency import (
     known_answers,
     latency_figures,
 )
-from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read
-from harness.records import Role, TokenCounting
+from harness.records import Role
 from tests.harness.told import metric, ms, reason
 from tests.made_up.run import RunBuilder
 
@@ -66,13 +65,6 @@ def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(run: Ru
     # Two were served within the load, which ended at 1,000.
     assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)
     assert metric(metric(figures["ttft_s"]).others["all_users"]).n == 4
-
-
-def test_an_event_with_two_tokens_counts_twice_in_tpot(run: RunBuilder) -> None:
-    run.request("a", sent=0, tokens=[10, 40], outcome="completed", end=41, completion_tokens=4)
-    figures = latency_of(run)
-    assert metric(figures["tpot_s"]).p50 == ms(10)
-    assert metric(figures["itl_s"]).p50 == ms(30)
 
 
 def test_pages_of_several_urls_are_one_reading(run: RunBuilder) -> None:
@@ -128,20 +120,6 @@ def test_waste_by_counter(run: RunBuilder, trust: str, running: float, bound: st
     waste = metric(found)
     assert (waste.mean, waste.n, waste.bound, waste.method) == (20, 2, bound, "counter")
     assert waste.others == {"total_tokens": 40, "generated_tokens": 110, "cut_off": 1}
-
-
-def test_tokens_are_not_events(run: RunBuilder) -> None:
-    run.request("full", sent=0, tokens=[10] * 4, outcome="completed", end=99, completion_tokens=6)
-    run.abandon("left", t0=70, tokens=[20, 60])
-    for row in run.requests:
-        row.token_counting = TokenCounting.EVENTS
-    requests = run.frames().requests
-    alone = requests[1:]
-    assert tokens_read(alone).tolist() == [2.0]
-    assert token_counting(alone) == "events"
-    assert tokens_per_event(requests) == 1.5
-    assert tokens_read(requests).tolist() == [6.0, 3.0]
-    assert token_counting(requests) == "events_calibrated"
 
 
 def test_repetitions_without_an_answer_or_a_log_say_so(run: RunBuilder) -> None:

@@ -88,18 +88,6 @@ def test_one_who_was_only_queued_gave_no_slot_back(run: RunBuilder) -> None:
     assert "gave a slot back" in why.reason
 
 
-def test_a_natural_end_is_refilled_first_if_it_came_first(run: RunBuilder) -> None:
-    run.events("n", reason="length", admitted=10.2, removed=40.01, blocks_freed=40.02)
-    leave(run, "a", freed=40.2)
-    run.events("v", arrived=2, admitted=40.4)
-    run.events("w", arrived=3, admitted=50.4)
-    run.step(10, 20, waiting=2, sampled=("a", "n"), a=5, n=5)
-    run.step(30, 40, waiting=2, sampled=("a", "n"), a=1, n=1)
-    run.step(40, 50, waiting=1, sampled=("v",), v=5)
-    run.step(50, 60, sampled=("w",), v=1, w=5)
-    assert metric(refills_of(run)["slot_refill_s"]).p50 == ms(50.4 - 40.2)
-
-
 def test_never_refilled_is_censored_not_missing(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.step(30, 40, waiting=1, a=1)

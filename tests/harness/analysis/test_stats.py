@@ -70,27 +70,28 @@ def test_quantiles_that_were_asked_for_need_no_whole_curve(
         assert quantile_ci95(asked, share) == quantile_ci95(whole, share)
 
 
-def test_the_median_interval_of_a_hundred_is_the_40th_to_the_61st() -> None:
-    assert quantile_ci95(curve([float(i) for i in range(1, 101)]), 0.5) == (40.0, 61.0)
+HUNDRED = [float(i) for i in range(1, 101)]
 
 
-def test_no_interval_where_the_sample_is_too_small_for_one() -> None:
-    values = [float(i) for i in range(1, 101)]
-    assert quantile_ci95(curve(values), 0.99) is None  # would end at the 101st
-    assert quantile_ci95(curve(values[:5]), 0.5) is None
-
-
-def test_censoring_beyond_the_interval_does_not_change_it() -> None:
-    values = [float(i) for i in range(1, 101)]
-    late = curve(values, [i >= 80 for i in range(100)])
-    assert quantile_ci95(late, 0.5) == (40.0, 61.0)
-    within = curve(values, [i >= 55 for i in range(100)])
-    assert quantile_ci95(within, 0.5) is None
-
-
-def test_those_censored_before_the_quantile_make_the_sample_no_larger() -> None:
-    values = [0.5] * 100 + [float(i) for i in range(1, 101)]
-    assert quantile_ci95(curve(values, [i < 100 for i in range(200)]), 0.5) == (40.0, 61.0)
+@pytest.mark.parametrize(
+    ("values", "censored", "share", "interval"),
+    [
+        (HUNDRED, None, 0.5, (40.0, 61.0)),
+        (HUNDRED, None, 0.99, None),  # would end at the 101st
+        (HUNDRED[:5], None, 0.5, None),
+        (HUNDRED, [i >= 80 for i in range(100)], 0.5, (40.0, 61.0)),
+        (HUNDRED, [i >= 55 for i in range(100)], 0.5, None),
+        # Those censored before the quantile make the sample no larger.
+        ([0.5] * 100 + HUNDRED, [i < 100 for i in range(200)], 0.5, (40.0, 61.0)),
+    ],
+)
+def test_the_interval_of_a_quantile(
+    values: list[float],
+    censored: list[bool] | None,
+    share: float,
+    interval: tuple[float, float] | None,
+) -> None:
+    assert quantile_ci95(curve(values, censored), share) == interval
 
 
 def test_the_median_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -137,7 +138,6 @@ def test_nothing_observed_is_a_reason_and_not_a_zero() -> None:
 
 
 SHARES = (0.0005, 0.025, 0.05, 0.5, 0.95, 0.975, 0.9999)
-NAMES = ["scipy.special", "scipy.stats"]
 ROOT = Path(__file__).parents[3]
 
 
@@ -167,11 +167,9 @@ def test_a_share_that_is_met_exactly_is_met() -> None:
         assert binomial_quantile(0.5, n, 0.5) == (n - 1) // 2
 
 
-@pytest.mark.parametrize(
-    "module", ["harness.analysis.summary", "harness.commands.gate", "dashboards.report"]
-)
-def test_scipy_stats_takes_a_second_to_import_and_is_not_needed(module: str) -> None:
-    code = f"import sys, {module}; print('scipy.stats' in sys.modules)"
+def test_scipy_stats_takes_a_second_to_import_and_is_not_needed() -> None:
+    modules = "harness.analysis.summary, harness.commands.gate, dashboards.report"
+    code = f"import sys, {modules}; print('scipy.stats' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert done.stdout.strip() == "False"
 

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from harness.analysis.facts import is_among
 from harness.analysis.timeline import timeline
 from tests.harness.analysis.scenes import only_row
-from tests.harness.told import ms
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
@@ -53,22 +53,6 @@ def two_answers(run: RunBuilder) -> None:
     run.steps(5, 6, "other")
 
 
-def test_tokens_and_time_are_of_all_branches_the_end_is_the_last(
-    run: RunBuilder,
-) -> None:
-    two_answers(run)
-    branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
-    branch(run, "a-1", removed=50.4, blocks_freed=52.0, finished=52.1, generated=4)
-    row = only_row(run)
-    assert (row["phase"], row["finish_reason"], row["ghost"]) == ("decode", "abort", False)
-    assert row["cancel_latency_s"] == ms(52 - 43)
-    assert (row["generated_tokens"], row["wasted_tokens"]) == (8, 3)
-    assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 2)
-    assert row["slot_seconds"] == ms((50.1 - 43) + (50.4 - 43))
-    assert row["block_seconds"] == ms(2 * (50.2 - 43) + 2 * (52 - 43))  # 8 tokens: 2 blocks of 4
-    assert row["gpu_seconds"] == ms(7)  # both halves of a step of which 7 ms were left
-
-
 def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(run: RunBuilder) -> None:
     two_answers(run)
     branch(run, "a-0", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)
@@ -98,3 +82,14 @@ def test_left_in_the_queue_before_the_worker_knew_it(run: RunBuilder) -> None:
     row = only_row(run)
     assert row["phase"] == "waiting"
     assert (row["wasted_tokens"], row["slot_seconds"]) == (0, 0)
+
+
+def test_ids_are_found_whatever_they_are_kept_in() -> None:
+    asked = ["a", "c", None, "b"]
+    for dtype in (object, "string", "string[pyarrow]"):
+        known = pd.Series(["b", "a", None], dtype=dtype)
+        assert is_among(pd.Series(asked, dtype=dtype), known).tolist() == [True, False, False, True]
+    assert is_among(pd.Series(asked), pd.Index(["c"])).tolist() == [False, True, False, False]
+    nothing = pd.Series([], dtype=object)
+    assert is_among(nothing, nothing).tolist() == []
+    assert is_among(pd.Series(["a"]), nothing).tolist() == [False]
