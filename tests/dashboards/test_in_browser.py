@@ -1,7 +1,7 @@
 """Pages as a real browser shows them: everything is drawn, fits, and is accessible."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -15,8 +15,6 @@ from tests.made_up.changed import without_an_end
 from tests.made_up.gated import GOOD, save_night, save_nights
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
-
-MakeRun = Callable[..., Path]
 
 pytestmark = [
     pytest.mark.browser,
@@ -91,9 +89,9 @@ def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
 
 @pytest.mark.parametrize("abandons", [0, 1, 750])
 def test_reports_of_no_one_and_a_thousand_requests_open_in_silence(
-    browser: Browser, make_run: MakeRun, abandons: int
+    browser: Browser, tmp_path: Path, abandons: int
 ) -> None:
-    run = make_run(abandons=abandons)
+    run = save_played(tmp_path / "run", abandons=abandons)
     with opened(browser, report_of(run)) as (page, noise):
         expect(page.locator("h1")).to_have_text("What does a synthetic server do?")
         if abandons:
@@ -101,8 +99,8 @@ def test_reports_of_no_one_and_a_thousand_requests_open_in_silence(
         assert noise == []
 
 
-def test_a_script_that_is_not_ours_is_refused(browser: Browser, make_run: MakeRun) -> None:
-    report = report_of(make_run(abandons=0))
+def test_a_script_that_is_not_ours_is_refused(browser: Browser, tmp_path: Path) -> None:
+    report = report_of(save_played(tmp_path / "run", abandons=0))
     html = report.read_text(encoding="utf-8")
     injected = html.replace("</main>", "<script>document.title = 'mine'</script></main>")
     report.write_text(injected, encoding="utf-8")
@@ -115,8 +113,8 @@ def rows(page: Page) -> list[str]:
     return page.locator(".requests tbody th").all_inner_texts()
 
 
-def test_requests_are_found_sorted_and_paged(browser: Browser, make_run: MakeRun) -> None:
-    with opened(browser, report_of(make_run(ghosts=3))) as (page, noise):
+def test_requests_are_found_sorted_and_paged(browser: Browser, tmp_path: Path) -> None:
+    with opened(browser, report_of(save_played(tmp_path / "run", ghosts=3))) as (page, noise):
         status = page.get_by_role("status")
         expect(status).to_have_text("1 to 25 of 40 shown; 40 are listed.")
         assert rows(page)[:3] == ["u-0", "u-1", "u-2"]  # the ghosts
@@ -141,9 +139,9 @@ def test_requests_are_found_sorted_and_paged(browser: Browser, make_run: MakeRun
 
 
 def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
-    browser: Browser, make_run: MakeRun
+    browser: Browser, tmp_path: Path
 ) -> None:
-    report = report_of(make_run(ghosts=3))
+    report = report_of(save_played(tmp_path / "run", ghosts=3))
     with opened(browser, report) as (page, _):
         page.get_by_role("link", name="u-0", exact=True).focus()
         page.keyboard.press("Enter")
@@ -170,10 +168,8 @@ def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
         expect(page.get_by_role("status")).to_contain_text("not among those that are listed")
 
 
-def test_the_timeline_of_a_request_without_an_end_is_open(
-    browser: Browser, make_run: MakeRun
-) -> None:
-    run = make_run(ghosts=3)
+def test_the_timeline_of_a_request_without_an_end_is_open(browser: Browser, tmp_path: Path) -> None:
+    run = save_played(tmp_path / "run", ghosts=3)
     without_an_end(run, "u-0")
     with opened(browser, report_of(run), fragment="#run0-request-u-0") as (page, noise):
         whole, since = page.locator(".one figure").all()
@@ -195,7 +191,7 @@ def test_the_timeline_of_a_request_without_an_end_is_open(
 
 
 def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
-    browser: Browser, make_run: MakeRun
+    browser: Browser, tmp_path: Path
 ) -> None:
     said = [
         {"level": "invalid", "text": "the load could not keep up " * 6},
@@ -203,7 +199,9 @@ def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
     ]
     hidden = {f"figure_{n}": "the server does not tell" for n in range(6)}
     steady = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
-    run = make_run(ghosts=6, validity=said, not_measurable=hidden, steady=steady)
+    run = save_played(
+        tmp_path / "run", ghosts=6, validity=said, not_measurable=hidden, steady=steady
+    )
     with opened(browser, report_of(run)) as (page, _):
         line = page.get_by_role("link", name="client")
         expect(line).to_have_text(
@@ -230,11 +228,9 @@ IDS_OF_DRAWN = """() => [...document.querySelectorAll(".plot")].filter((plot) =>
     plot.querySelector(".main-svg")).map((plot) => plot.id)"""
 
 
-def test_a_picture_is_drawn_when_it_comes_near_the_screen(
-    browser: Browser, make_run: MakeRun
-) -> None:
+def test_a_picture_is_drawn_when_it_comes_near_the_screen(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.goto(report_of(make_run()).as_uri())
+    page.goto(report_of(save_played(tmp_path / "run")).as_uri())
     last = page.locator(".plot").last
     last.scroll_into_view_if_needed()
     expect(last.locator(".main-svg").first).to_be_visible()
@@ -244,11 +240,11 @@ def test_a_picture_is_drawn_when_it_comes_near_the_screen(
 
 
 def test_paper_has_all_pictures_however_early_it_is_printed(
-    browser: Browser, make_run: MakeRun
+    browser: Browser, tmp_path: Path
 ) -> None:
     page = browser.new_page()
     page.add_init_script(f"({NOTES_PAPER})()")  # before the page's own listeners
-    page.goto(report_of(make_run()).as_uri())
+    page.goto(report_of(save_played(tmp_path / "run")).as_uri())
     assert len(page.evaluate(IDS_OF_DRAWN)) < 10
     assert page.pdf().startswith(b"%PDF")
     on_paper = page.evaluate("onPaper")

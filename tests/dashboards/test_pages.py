@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +13,7 @@ from dashboards.page import GENERATOR, save
 from tests.conftest import Snapshot
 from tests.dashboards.pages import PAGES
 from tests.dashboards.reading import Page
-
-MakeRun = Callable[..., Path]
+from tests.made_up.played import save_played
 
 
 class Made(NamedTuple):
@@ -92,9 +90,9 @@ def test_no_two_marks_of_a_legend_differ_by_colour_alone(made: Made) -> None:
 
 
 def test_only_a_page_of_ours_is_written_over(
-    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = make_run()
+    run = save_played(tmp_path / "run")
     page = run / "page.html"
     for _ in range(2):  # the second time over the first
         assert main(["report", str(run), "-o", str(page)]) == 0

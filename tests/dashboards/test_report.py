@@ -3,7 +3,6 @@ of some runs; these tests hold the rest.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from dashboards.__main__ import main
 from tests.dashboards.reading import page_by
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change
-
-MakeRun = Callable[..., Path]
+from tests.made_up.played import save_played
 
 
 def test_arms_without_figures_are_said_to_have_none(tmp_path: Path) -> None:
@@ -47,9 +45,9 @@ def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> Non
     ],
 )
 def test_a_damaged_run_is_one_message(
-    make_run: MakeRun, capsys: pytest.CaptureFixture[str], culprit: str, content: bytes | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], culprit: str, content: bytes | None
 ) -> None:
-    run = make_run()
+    run = save_played(tmp_path / "run")
     output = run / "report.html"
     if not content:
         output = run / "summary.json" / "report.html" if content == b"" else output

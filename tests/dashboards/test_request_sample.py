@@ -1,6 +1,5 @@
 """The sample of requests that a page lists, and their data."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from dashboards.request_sample import MOST_TICKS, request_rows, sample_requests, worst_first
 from harness.export.library import load_run
 from harness.records import Outcome
-
-MakeRun = Callable[..., Path]
+from tests.made_up.played import save_played
 
 
 def made_up(
@@ -84,9 +82,9 @@ def test_of_few_all_are_listed() -> None:
 
 
 def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(
-    make_run: MakeRun,
+    tmp_path: Path,
 ) -> None:
-    run = load_run(make_run(ghosts=2))
+    run = load_run(save_played(tmp_path / "run", ghosts=2))
     assert not run.arms
     chosen, data = request_rows(run)
     columns, stamps, ticks = data["columns"], data["stamps"], data["ticks"]
@@ -107,8 +105,8 @@ def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(
     assert columns["let_go_ms"][stayed] is None
 
 
-def test_stamps_of_another_clock_are_left_out(make_run: MakeRun) -> None:
-    run = load_run(make_run(lifecycle=False))
+def test_stamps_of_another_clock_are_left_out(tmp_path: Path) -> None:
+    run = load_run(save_played(tmp_path / "run", lifecycle=False))
     assert not run.arms
     _, data = request_rows(run)
     assert set(data["stamps"]) == {"intended", "first_token", "last_token", "left", "ended"}

@@ -1,7 +1,6 @@
 """The sections of a report: none may make a run look better, or clearer, than it was."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +9,7 @@ from dashboards.sections.stages import stage_table, stages_in_steps
 from harness.export.library import Run, load_run
 from tests.dashboards.reading import page_by
 from tests.made_up.changed import change, change_metric, without_an_end
-
-MakeRun = Callable[..., Path]
+from tests.made_up.played import save_played
 
 
 def run_of(path: Path) -> Run:
@@ -20,9 +18,9 @@ def run_of(path: Path) -> Run:
     return run
 
 
-def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(make_run: MakeRun) -> None:
+def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(tmp_path: Path) -> None:
     """A ghost is censored in the stage that it never left."""
-    run = run_of(make_run(ghosts=12))
+    run = run_of(save_played(tmp_path / "run", ghosts=12))
     steps = stages_in_steps(run.cancellations, run.frames.steps)
     # Seen and heard within the step in which the user leaves; out of the batch at its end.
     medians = {name: metric.p50 for name, metric in steps.items()}
@@ -32,16 +30,16 @@ def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(make_run: MakeRun)
     assert steps["detect_s"].p99 is None
 
 
-def test_without_a_step_log_there_are_times_only(make_run: MakeRun) -> None:
-    run = run_of(make_run())
+def test_without_a_step_log_there_are_times_only(tmp_path: Path) -> None:
+    run = run_of(save_played(tmp_path / "run"))
     assert stages_in_steps(run.cancellations, pd.DataFrame()) == {}
     rows = stage_table(run.metrics, {}).rows
     assert rows[2][1:] == ("30", "11 ms", "12 ms", "\N{EN DASH}", "\N{EN DASH}")
     assert rows[4][2:] == ("13.1 ms", "13.1 ms", "1", "1")
 
 
-def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) -> None:
-    run = make_run(ghosts=30)
+def test_every_quantile_that_the_stages_leave_out_is_named(tmp_path: Path) -> None:
+    run = save_played(tmp_path / "run", ghosts=30)
     metrics = json.loads((run / "summary.json").read_text())["metrics"]
     never = {"unit": "s", "n": 30, "n_censored": 30, "method": "exact"}
     metrics["signal_s"] = {**never, "lower_bounds": {"p50": 2.0, "p99": 2.0}}
@@ -54,8 +52,8 @@ def test_every_quantile_that_the_stages_leave_out_is_named(make_run: MakeRun) ->
     assert "Median: detect 1 ms, signal > 2 s" in page.alts()["run0-stages"]
 
 
-def test_what_an_endless_request_wasted_is_a_lower_bound_everywhere(make_run: MakeRun) -> None:
-    run = make_run(ghosts=1)
+def test_what_an_endless_request_wasted_is_a_lower_bound_everywhere(tmp_path: Path) -> None:
+    run = save_played(tmp_path / "run", ghosts=1)
     without_an_end(run, "u-0")
     page = page_by("report", run)
     drawn = page.figures()
@@ -67,8 +65,8 @@ def test_what_an_endless_request_wasted_is_a_lower_bound_everywhere(make_run: Ma
     assert "≥" in page.alts()["run0-waste-phase"]
 
 
-def test_a_request_that_was_not_watched_to_the_end_was_not_seen_stopped(make_run: MakeRun) -> None:
-    run = make_run(status="interrupted")
+def test_a_request_that_was_not_watched_to_the_end_was_not_seen_stopped(tmp_path: Path) -> None:
+    run = save_played(tmp_path / "run", status="interrupted")
     without_an_end(run, "u-38")  # the last user to leave
     window = json.loads((run / "manifest.json").read_text())["window"]
     change(run, "manifest.json", window=window | {"settled_ns": window["load_ended_ns"]})

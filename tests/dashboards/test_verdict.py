@@ -1,6 +1,5 @@
 """The verdict is the gate's; how far to trust a run is said beside it."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from dashboards.verdict import Mark, Trust, Verdict, trust, verdict_of
 from harness.export.library import load_run
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_metric, change_rows, change_workload
+from tests.made_up.played import save_played
 
-MakeRun = Callable[..., Path]
 INTERVALS: dict[str, dict[str, Any]] = {
     "cancel_latency_steps": {"p50_ci95": (1, 1), "p99_ci95": (1, 2)},
     "wasted_after_close_tokens": {"mean_ci95": (1.0, 1.1)},
@@ -26,9 +25,9 @@ def verdict(run: Path) -> Verdict:
 
 
 @pytest.fixture
-def sound(make_run: MakeRun) -> Path:
+def sound(tmp_path: Path) -> Path:
     """A run whose every figure is surely within the gate's default limits."""
-    run = make_run()
+    run = save_played(tmp_path / "run")
     for name, intervals in INTERVALS.items():
         change_metric(run, name, **intervals)
     return run
@@ -91,8 +90,8 @@ def test_a_run_that_proves_nothing_is_no_pass(
     assert any(why in reason for *_, reason in found.checks)
 
 
-def test_a_workloads_own_limits_take_the_place_of_the_defaults(make_run: MakeRun) -> None:
-    run = make_run(ghosts=3)
+def test_a_workloads_own_limits_take_the_place_of_the_defaults(tmp_path: Path) -> None:
+    run = save_played(tmp_path / "run", ghosts=3)
     limits = ["ghost_rate.mean == 0", "leaked_slots.max == 0", "run / baseline: ttft_s.p50 <= 2"]
     change_workload(run, gate={"limits": limits, "min_abandons": 0})
     found = verdict(run)
@@ -117,10 +116,12 @@ def trusted(run: Path, name: str) -> Trust:
 
 @pytest.mark.parametrize(("share", "mark"), [(0.2, Mark.GOOD), (0.35, Mark.BAD)])
 def test_a_window_that_was_mostly_warm_up_is_not_good(
-    make_run: MakeRun, share: float, mark: Mark
+    tmp_path: Path, share: float, mark: Mark
 ) -> None:
     steady = {"is_steady": True, "rule": "MSER-5", "warmup_s": 2.13, "steady_tps": 400.0}
-    window = trusted(make_run(steady=steady | {"warmup_share": share}), "window")
+    window = trusted(
+        save_played(tmp_path / "run", steady=steady | {"warmup_share": share}), "window"
+    )
     assert window.mark is mark
     if mark is Mark.BAD:
         assert window.text.startswith("35 % of the load were warm-up: steady after 2.13 s")
@@ -136,9 +137,9 @@ def test_a_window_that_was_mostly_warm_up_is_not_good(
     ],
 )
 def test_a_full_machine_is_told(
-    make_run: MakeRun, cores: list[float], mark: Mark, brief: str | None
+    tmp_path: Path, cores: list[float], mark: Mark, brief: str | None
 ) -> None:
-    run = make_run()
+    run = save_played(tmp_path / "run")
 
     def with_the_machine(cpu: pd.DataFrame) -> pd.DataFrame:
         ticks = cpu[cpu["process"] == "load"]
@@ -154,8 +155,8 @@ def test_a_full_machine_is_told(
         assert machine.text == "1.2 of 2 cores busy on average, 1.1 of them by this run"
 
 
-def test_requests_that_went_wrong_are_counted(make_run: MakeRun) -> None:
-    run = make_run()
+def test_requests_that_went_wrong_are_counted(tmp_path: Path) -> None:
+    run = save_played(tmp_path / "run")
     change(run, "summary.json", outcomes={"abandoned": 30, "completed": 6, "timed_out": 4})
     answers = trusted(run, "answers")
     assert (answers.mark, answers.brief) == (Mark.BAD, "4 went wrong")

@@ -111,9 +111,6 @@ class Log:
         }
         self._ended_ns = sorted(row["ended_ns"] for row in run.rows("steps"))
 
-    def left_with(self, event: str) -> list[Events]:
-        return [events for i in self.left_ns if event in (events := self.events[i])]
-
     def steps_between(self, since_ns: int, until_ns: int) -> int:
         """Steps that ended in (since, until]."""
         ended = self._ended_ns

@@ -15,13 +15,11 @@ from harness.collect.source import gathered_path
 from tests.e2e.running import (
     Harness,
     Run,
-    finish,
     scripted_server,
     set_flags,
     wait_until,
     wait_until_gone,
 )
-from tests.reference_engine.running_engine import running
 
 pytestmark = pytest.mark.e2e
 
@@ -168,22 +166,3 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
     assert f"pid {victim}" in harness.output.replace("\n", "")
     assert f"pid {victim}" in (run.folder / "report.html").read_text()
     wait_until_gone(run.pids())
-
-
-# Trials of slot recovery on a server with fewer slots than it was told to have...
-
-
-@pytest.mark.slow
-def test_a_run_of_void_trials_fails_and_says_why(tmp_path: Path) -> None:
-    settings = ("load.slots=3", "load.trials=1", "run.timeout_s=2", "settle.seconds=0")
-    flags = set_flags(*settings, "load.control_answer_tokens=1500")
-    with running("--runner", "simulated", "--sim-fixed-ms", "2", "--max-num-seqs", "2") as engine:
-        target = ("--target", engine.url, "--engine", "openai", "--model", "tiny")
-        ended = finish("slot_recovery", tmp_path / "run", *target, *flags)
-    assert ended.code == 5, ended.output
-    why = "for 2 s no 3 requests ran at once"
-    first = ended.run.manifest["void_trials"][0]["arm"]
-    assert f"every trial is void; the first, arm {first}: {why}" in ended.output
-    (said,) = [one for one in ended.run.summary["validity"] if one["level"] == "invalid"]
-    assert said["text"].startswith(f"void trials: 3, because {why}")
-    assert {one["why"].partition(" (")[0] for one in ended.run.manifest["void_trials"]} == {why}

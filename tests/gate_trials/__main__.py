@@ -21,8 +21,15 @@ from typing import Final
 from harness.commands.gate import GateOrder, gate_and_show
 from harness.gate.judge import EXIT_CODES, Verdict
 from harness.workload.workload import load_workload
-from tests.gate_trials.cases import ALL, BASELINES, CLEAN, CLEAN_TWO, Case
-from tests.gate_trials.trial import measure, times_made_again
+from tests.gate_trials.cases import (
+    ALL,
+    BASELINES,
+    CLEAN,
+    CLEAN_TWO,
+    Case,
+    measure,
+    times_made_again,
+)
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "gate.md"
 BEGIN, END = "<!-- trials: begin -->\n", "<!-- trials: end -->\n"
