@@ -50,14 +50,6 @@ def test_latency_and_waste_do_not_depend_on_the_order(
     assert shown["outcomes"]["abandoned"] == 1
 
 
-def test_a_request_without_a_connection_is_not_held() -> None:
-    live = LiveRun(has_log=True, started_ns=0)
-    row = left("a", at_ms=10, read=0)
-    row.wire_close = WireClose.UNOPENED
-    live.take_rows([row])
-    assert (live.shown()["held"], live.shown()["outcomes"]["abandoned"]) == (0, 1)
-
-
 def test_a_slot_is_refilled_by_a_request_that_waited_for_it() -> None:
     live = LiveRun(has_log=True, started_ns=0)
     live.take_events(
@@ -109,6 +101,9 @@ def test_memory_is_bounded() -> None:
     assert values.quantiles() == {"n": 3 * LAST, "p50": 2.5 * LAST, "p99": 2.99 * LAST}
 
     live, beyond = LiveRun(has_log=True, started_ns=0), MOST_PENDING + 10
+    unopened = left("unopened", at_ms=1, read=0)
+    unopened.wire_close = WireClose.UNOPENED  # without a connection, so it is not held
+    live.take_rows([unopened])
     live.take_rows(left(str(n), at_ms=1, read=0) for n in range(beyond))
     live.take_events([event("blocks_freed", "0", at_ms=2)])  # the oldest was dropped
     assert (live.shown()["held"], live.shown()["latency_ms"]["n"]) == (beyond, 0)
