@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -77,25 +77,13 @@ def test_a_killed_worker_is_not_awaited(folder: RunFolder) -> None:
         assert load.let_workers_end(folder, OURS) == set()
 
 
-@pytest.mark.parametrize(
-    ("events", "session", "interrupted", "late"),
-    [
-        (["began"], OURS + 1, False, set()),  # another process has its number
-        (["began", "ended"], OURS, False, set()),
-        (["began"], OURS, True, {HERE}),
-    ],
-)
-def test_a_load_without_workers_or_interrupted_does_not_wait(
-    folder: RunFolder,
-    events: Sequence[Literal["began", "ended"]],
-    session: int,
-    interrupted: bool,
-    late: set[int],
-) -> None:
-    for event in events:
-        write_mark(folder, HERE, event)
+def test_a_load_without_workers_or_interrupted_does_not_wait(folder: RunFolder) -> None:
+    write_mark(folder, HERE, "began")
     load = LoadProcess(pause=no_pause)
-    assert load.let_workers_end(folder, session, interrupted=lambda: interrupted) == late
+    assert load.let_workers_end(folder, OURS + 1) == set(), "another process has its number"
+    assert load.let_workers_end(folder, OURS, interrupted=lambda: True) == {HERE}
+    write_mark(folder, HERE, "ended")
+    assert load.let_workers_end(folder, OURS) == set()
 
 
 def test_a_worker_that_never_ends_is_late_when_the_time_is_up(folder: RunFolder) -> None:

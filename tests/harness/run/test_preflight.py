@@ -35,47 +35,49 @@ def client(answer: Answer) -> httpx.Client:
     return httpx.Client(transport=httpx.MockTransport(answer))
 
 
+def showing(page: object) -> httpx.Client:
+    """Every page of the server holds this; None: there is none."""
+    found = httpx.Response(404) if page is None else httpx.Response(200, json=page)
+    return client(lambda _: found)
+
+
 @pytest.mark.parametrize(
-    ("engine", "response", "slots"),
+    ("engine", "page", "slots"),
     [
-        ("llamacpp", httpx.Response(200, json={"total_slots": 4}), 4),
-        ("llamacpp", httpx.Response(200, json={"total_slots": 0}), None),
-        ("llamacpp", httpx.Response(200, json=[]), None),
-        ("llamacpp", httpx.Response(404), None),
-        ("vllm", httpx.Response(200, json={"total_slots": 4}), None),
+        ("llamacpp", {"total_slots": 4}, 4),
+        ("llamacpp", {"total_slots": 0}, None),
+        ("llamacpp", [], None),
+        ("llamacpp", None, None),
+        ("vllm", {"total_slots": 4}, None),
     ],
 )
 def test_slots_are_read_from_a_page_that_the_target_has(
-    begin: Begin, engine: str, response: httpx.Response, slots: int | None
+    begin: Begin, engine: str, page: object, slots: int | None
 ) -> None:
     run, facts = begin(engine=engine), target_facts()
     asker = Asker(
-        client=client(lambda _: response),
-        url=SERVER.url,
-        target=run.target,
-        model="m",
-        clock_ns=lambda: 0,
+        client=showing(page), url=SERVER.url, target=run.target, model="m", clock_ns=lambda: 0
     )
     assert with_slots(run, facts, SERVER, asker).slots == facts.slots_found == slots
     assert run.notes.texts() == ([f"batch slots: {slots}, from its page /props"] if slots else [])
 
 
 @pytest.mark.parametrize(
-    ("engine", "response", "version"),
+    ("engine", "page", "version"),
     [
-        ("vllm", httpx.Response(200, json={"version": "0.32.0"}), "0.32.0"),
-        ("llamacpp", httpx.Response(200, json={"build_info": "b4321-abc"}), "b4321-abc"),
-        ("vllm", httpx.Response(200, json={"version": None}), None),
-        ("vllm", httpx.Response(200, json=["0.32.0"]), None),
-        ("vllm", httpx.Response(404, text="Not Found"), None),
-        ("openai", httpx.Response(200, json={"version": "1"}), None),
+        ("vllm", {"version": "0.32.0"}, "0.32.0"),
+        ("llamacpp", {"build_info": "b4321-abc"}, "b4321-abc"),
+        ("vllm", {"version": None}, None),
+        ("vllm", ["0.32.0"], None),
+        ("vllm", None, None),
+        ("openai", {"version": "1"}, None),
     ],
 )
 def test_a_version_is_published_or_unknown(
-    begin: Begin, engine: str, response: httpx.Response, version: str | None
+    begin: Begin, engine: str, page: object, version: str | None
 ) -> None:
     run = begin(engine=engine)
-    facts = note_target(run, client(lambda _: response), SERVER)
+    facts = note_target(run, showing(page), SERVER)
     assert run.manifest.target is facts
     assert facts.version == version
 
@@ -93,7 +95,7 @@ def test_metrics_are_read_from_known_pages(
     begin: Begin, engine: str, urls: list[str], scrapes: bool, found: list[str], said: str
 ) -> None:
     run = begin(engine=engine, metrics_urls=urls, has_scraping=scrapes)
-    facts = note_target(run, client(lambda _: httpx.Response(404)), SERVER)
+    facts = note_target(run, showing(None), SERVER)
     assert facts.metrics_urls == found
     assert said in "".join(run.notes.texts())
     assert bool(said) == bool(run.notes.texts())
@@ -104,7 +106,7 @@ def test_scraping_more_often_than_the_target_bears_is_a_warning(
     begin: Begin, interval_s: str, warns: bool
 ) -> None:
     run = begin(engine="llamacpp", settings=[f"collect.scrape_interval_s={interval_s}"])
-    note_target(run, client(lambda _: httpx.Response(404)), SERVER)
+    note_target(run, showing(None), SERVER)
     said = "".join(run.notes.warnings())
     assert ("needs at least 1.1 s" in said) == warns
 

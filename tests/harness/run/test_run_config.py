@@ -22,7 +22,6 @@ from harness.run.run_config import (
 )
 from harness.run.server import Server
 from harness.store.run_folder import RunFolder
-from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
@@ -54,21 +53,20 @@ def test_prompts_differ_between_runs_on_one_server() -> None:
     }
     assert len(salts) == 6
     assert "" not in salts
-    texts = []
-    for salt in ("", "1-on/", "1-off/", "1-on/"):
-        salted = plan_of().model_copy(update={"prompt_salt": salt, "rows_dir": None})
-        session = LoadSession(
-            salted,
-            api_key=None,
-            tell=lambda _: None,
-            enough=lambda: None,
-            give_up=lambda _: None,
-        )
-        texts.append(session.prompt(user=1, n=2, tokens=80))
-        session.close()
-    assert texts[1] == texts[3]
+    texts = [prompt_of(salt) for salt in ("", "1-on/", "1-off/")]
+    assert prompt_of("1-on/") == texts[1]
     assert len(set(texts)) == 3
     assert {len(text) for text in texts} == {80}
+
+
+def prompt_of(salt: str) -> str:
+    salted = plan_of().model_copy(update={"prompt_salt": salt, "rows_dir": None})
+    session = LoadSession(
+        salted, api_key=None, tell=lambda _: None, enough=lambda: None, give_up=lambda _: None
+    )
+    text = session.prompt(user=1, n=2, tokens=80)
+    session.close()
+    return text
 
 
 @pytest.mark.parametrize(
@@ -88,14 +86,15 @@ def test_slots_come_from_the_server_or_from_the_setting(
     found: int | None,
     slots: int | str,
 ) -> None:
-    on = server(config, slots_found=found)
+    def plan() -> LoadPlan:
+        on = server(config, slots_found=found)
+        return plan_of(*settings, workload="slot_recovery", engine=engine, on=on)
+
     if isinstance(slots, str):
         with pytest.raises(ConfigError, match=slots):
-            plan_of(*settings, workload="slot_recovery", engine=engine, on=on)
+            plan()
     else:
-        plan = plan_of(*settings, workload="slot_recovery", engine=engine, on=on)
-        assert isinstance(plan.load, SlotRecoveryLoad)
-        assert plan.load.slots == slots
+        assert plan().load.model_dump()["slots"] == slots
 
 
 @pytest.mark.parametrize(
@@ -113,31 +112,27 @@ def test_every_kind_of_request_must_fit_the_context(workload: str, setting: str,
         plan_of(setting, workload=workload, on=on)
 
 
+PAGE = ["http://127.0.0.1:2/metrics"]
+QUARTER = ["collect.scrape_interval_s=0.25"]
+
+
 @pytest.mark.parametrize(
-    ("engine", "scrapes", "urls", "settings", "interval"),
+    ("engine", "more", "interval"),
     [
-        ("reference", True, [], [], 0.05),
-        ("reference", False, [], [], None),
-        ("reference", True, [], ["collect.scrape=false"], None),
-        ("openai", True, [], [], None),
-        ("openai", True, ["http://127.0.0.1:2/metrics"], [], 1.0),
-        ("openai", False, ["http://127.0.0.1:2/metrics"], [], None),
-        ("openai", True, [], ["collect.scrape_interval_s=0.25"], 0.25),
-        ("reference", True, [], ["collect.scrape_interval_s=0.25"], 0.25),
-        ("reference", False, [], ["collect.scrape_interval_s=0.25"], None),
+        ("reference", {}, 0.05),
+        ("reference", {"settings": ["collect.scrape=false"]}, None),
+        ("reference", {"settings": QUARTER}, 0.25),
+        ("reference", {"settings": QUARTER, "has_scraping": False}, None),
+        ("openai", {}, None),
+        ("openai", {"metrics_urls": PAGE}, 1.0),
+        ("openai", {"metrics_urls": PAGE, "has_scraping": False}, None),
+        ("openai", {"settings": QUARTER}, 0.25),
     ],
 )
 def test_the_scrape_interval_is_the_targets_or_a_setting(
-    engine: str, scrapes: bool, urls: list[str], settings: list[str], interval: float | None
+    engine: str, more: dict[str, Any], interval: float | None
 ) -> None:
-    config = RunConfig(
-        workload="demo",
-        engine=engine,
-        settings=settings,
-        target_url="http://127.0.0.1:1",
-        has_scraping=scrapes,
-        metrics_urls=urls,
-    )
+    config = RunConfig(workload="demo", engine=engine, target_url="http://127.0.0.1:1", **more)
     assert resolve_run(config).scrape_interval_s == interval
 
 

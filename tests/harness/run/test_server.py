@@ -1,10 +1,12 @@
 """Finding and starting the server, and the errors if it is not as expected."""
 
+import re
 import shlex
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,15 +42,12 @@ def test_the_reference_engine_gives_its_configuration() -> None:
     assert find(lambda _: httpx.Response(200, json=config), "reference", "m").model == "m"
 
 
-def test_the_only_model_of_a_server_is_taken() -> None:
-    found = find(models("small"), "vllm")
-    assert (found.model, found.config, found.slots, found.context) == ("small", None, None, None)
-
-
 @pytest.mark.parametrize("names", [("",), ("a", "b"), ()], ids=["none", "several", "no list"])
 def test_a_model_that_cannot_be_guessed_needs_the_flag(names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"name one with --model"):
         find(models(*names), "openai")
+    found = find(models("small"), "vllm")
+    assert (found.model, found.config, found.slots, found.context) == ("small", None, None, None)
     assert find(models(*names), "openai", "b").model == "b"
 
 
@@ -73,29 +72,21 @@ def test_a_closed_port_is_a_dead_server(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("settings", "model", "flags"),
     [
-        (EngineSettings(), None, ""),
-        (EngineSettings(model="tiny"), "other", "--model other"),
+        ({}, None, ""),
+        ({"model": "tiny"}, "other", "--model other"),
+        ({"max_num_seqs": 2, "sim_fixed_ms": 5}, None, "--max-num-seqs 2 --sim-fixed-ms 5.0"),
+        ({"faults": ["leak=1"], "allow_faults": True}, None, "--fault leak=1 --allow-faults"),
         (
-            EngineSettings(max_num_seqs=2, sim_fixed_ms=5, faults=["leak=1"], allow_faults=True),
-            None,
-            "--max-num-seqs 2 --sim-fixed-ms 5.0 --fault leak=1 --allow-faults",
-        ),
-        (
-            EngineSettings(victim="rebuild-cost", watermark=0.1),
-            None,
-            "--watermark 0.1 --victim rebuild-cost",
-        ),
-        (
-            EngineSettings(enable_prefix_caching=False, reserve_full_isl=True),
+            {"enable_prefix_caching": False, "reserve_full_isl": True},
             None,
             "--no-enable-prefix-caching --reserve-full-isl",
         ),
     ],
 )
 def test_the_engine_gets_a_flag_for_each_chosen_setting(
-    settings: EngineSettings, model: str | None, flags: str
+    settings: dict[str, Any], model: str | None, flags: str
 ) -> None:
-    module, *own = engine_command(settings, "simulated", model=model)[2:]
+    module, *own = engine_command(EngineSettings(**settings), "simulated", model=model)[2:]
     always = "--host 127.0.0.1 --port 0 --exit-with-stdin --runner simulated --device auto"
     assert module == "reference_engine"
     assert " ".join(own[:9]) == always
@@ -142,8 +133,6 @@ def start(words: list[str], folder: Path, *, ready_s: float = 60.0, stops: bool 
 def test_a_server_by_its_command_is_awaited_and_ends_with_its_run(tmp_path: Path) -> None:
     start([sys.executable, "-c", SERVER, "{port}"], tmp_path)
 
-
-def test_a_command_that_gives_no_server_is_an_error(tmp_path: Path) -> None:
     def python(code: str) -> list[str]:
         return [sys.executable, "-c", code, "{port}"]
 
@@ -155,16 +144,9 @@ def test_a_command_that_gives_no_server_is_an_error(tmp_path: Path) -> None:
         start(python(SILENT), tmp_path, stops=True)
     with pytest.raises(ConfigError, match=r"target\.command: no-such-program: No such file"):
         start(["no-such-program", "{port}"], tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+    for text, said in (
         ("serve --port 8000", "has no {port}: write it as the server's port"),
         ("serve 'the {port}", "No closing quotation"),
-    ],
-)
-def test_a_command_that_cannot_be_used_is_refused(text: str, said: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        parse_command(text)
-    assert said in str(refusal.value)
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            parse_command(text)
