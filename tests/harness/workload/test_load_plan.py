@@ -1,4 +1,7 @@
-"""A load is written out for its server, or refused before anything is sent."""
+"""A load is written out for its server, or refused before anything is sent.
+
+`test_drawn_plans` holds what each plan of a mix becomes.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,13 +12,12 @@ import pytest
 
 from harness.commands.finished_run import cancellation_settings
 from harness.errors import ConfigError
-from harness.records import Delivery, Way
 from harness.run.load_plan import check_files, load_notes, make_load, read_token_counts
 from harness.run.server import Server
-from harness.workload.abandon import AbandonPlan, LastTokenPlan, PrefillPlan, TimePlan
+from harness.workload.abandon import TimePlan
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import Workload, load_target, load_workload
-from tests.harness.workload.mixes import STAY, tokens
+from tests.harness.workload.mixes import STAY
 
 HEAD = """
 question = "?"
@@ -35,57 +37,14 @@ def server(url: str = "http://127.0.0.1:1", *, slots: int | None = None) -> Serv
     return Server(url=url, model="m", config=config, engine=None)
 
 
-def workload(folder: Path, mix: str, *settings: str, stay_share: float = 0.0) -> Workload:
+def workload(folder: Path, mix: str, *settings: str) -> Workload:
     path = folder / "mine.toml"
-    path.write_text(f"{HEAD}stay_share = {stay_share}\nmix = [{mix}]\n")
+    path.write_text(f"{HEAD}stay_share = 0\nmix = [{mix}]\n")
     return load_workload(str(path), settings)
 
 
-def shares(asked: Workload, folder: Path) -> list[tuple[AbandonPlan, float]]:
-    load = make_load(asked, load_target("reference"), server(), folder)
-    assert isinstance(load, AbandonLoad)
-    return load.shares
-
-
-PREFILL = PrefillPlan(plan="prefill", share=[0.1, 0.9], way=Way.RST, delivery=Delivery.UNARY)
-TIME = TimePlan(plan="time", seconds=[2.0, 2.0], since="first_token")
-
-
-@pytest.mark.parametrize(
-    ("mix", "stay_share", "expected"),
-    [
-        (
-            '{plan="tokens", tokens=3, weight=3}, {plan="prefill", way="rst", delivery="unary"}',
-            0.2,
-            [(tokens(3, weight=3.0), 0.6), (PREFILL, 0.2), (STAY, 0.2)],
-        ),
-        (  # an entry without weight is not there: its file is never read
-            '{plan="tokens", tokens=3}, {plan="tokens_from_file", file="no", weight=0}',
-            0.0,
-            [(tokens(3), 1.0)],
-        ),
-        ('{plan="time", seconds=2, since="first_token"}', 0.0, [(TIME, 1.0)]),
-        ('{plan="tokens_from_file", file="seen"}', 0.0, [(tokens(3, 5, 3), 1.0)]),
-        (  # left once it is sent, so it may be unary
-            '{plan="tokens", tokens=0, delivery="unary"}',
-            0.0,
-            [(tokens(0, delivery=Delivery.UNARY), 1.0)],
-        ),
-        # a race for the last of three tokens
-        ('{plan="last_token", n=3}', 0.0, [(LastTokenPlan(plan="last_token", n=3), 1.0)]),
-    ],
-)
-def test_a_mix_is_written_out_with_its_shares(
-    tmp_path: Path, mix: str, stay_share: float, expected: list[tuple[AbandonPlan, float]]
-) -> None:
-    (tmp_path / "seen").write_text("3\n5\n\n3\n")
-    asked = workload(tmp_path, mix, "load.stay_tokens=3", stay_share=stay_share)
-    found = shares(asked, tmp_path)
-    assert [plan for plan, _ in found] == [plan for plan, _ in expected]
-    assert [share for _, share in found] == pytest.approx([share for _, share in expected])
-
-
 QUEUED = '{plan="queued"}'
+RACE = 'load.mix=[{plan="last_token", n=3}]'
 CANCEL = 'load.mix=[{plan="queued", way="cancel"}]'
 
 
@@ -95,6 +54,7 @@ CANCEL = 'load.mix=[{plan="queued", way="cancel"}]'
         ("mix", [CANCEL], "vllm", None, "no cancel endp"),
         ("mix", [], "reference", 4, "is 4 and the server has 4 slots"),
         ("mix", [], "reference", 3, None),
+        ("mix", [RACE, "load.stay_tokens=3"], "reference", None, None),
         ("chunk_frontier", [], "reference", 4, "but the server has 4 slots: none"),
         ("chunk_frontier", [], "reference", 5, None),
         ("cancel_storm", [], "reference", 31, "are 32, but the server has 31 slots"),
@@ -202,7 +162,11 @@ def test_aiperf_flags_are_a_plan_of_leaving() -> None:
     assert cancellation_settings("slot_recovery", rate=None, delay_s=None) == []
     for rate, delay_s in ((40, 0.25), (100, None)):
         settings = cancellation_settings("demo", rate=rate, delay_s=delay_s)
-        found = shares(load_workload("demo", settings), Path())
+        load = make_load(
+            load_workload("demo", settings), load_target("reference"), server(), Path()
+        )
+        assert isinstance(load, AbandonLoad)
+        found = load.shares
         leave = TimePlan(plan="time", seconds=[delay_s or 0.0, delay_s or 0.0])
         assert [plan for plan, _ in found] == [leave, STAY][: 2 if rate < 100 else 1]
         assert found[0][1] == pytest.approx(rate / 100)
