@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness.errors import ConfigError
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.arms import ArmRun, arm_runs, unused_engine_settings
 from harness.workload.load import AbandonLoad
@@ -117,37 +114,6 @@ def test_an_arm_may_have_a_server_of_its_own(tmp_path: Path) -> None:
     urls = {run.arm: resolved.for_arm(run, out=tmp_path).url for run in resolved.arm_runs}
     assert urls["typed"] == URL
     assert resolve(tmp_path, third).url is None, "the third is the bundled engine"
-
-
-UNFELT = "--set engine.num_blocks=5: is for the bundled engine only, and none is started"
-
-
-@pytest.mark.parametrize(
-    ("text", "typed", "message"),
-    [
-        (BASE + TWO_BUILDS.replace("http://127.0.0.1:8002", "x:1"), {}, "arm `after`: "),
-        (BASE + TWO_BUILDS, {"target_url": URL}, f"--target {URL}: every arm of mine has its own"),
-        (PLAIN, {"target_url": URL, "settings": ["engine.num_blocks=5"]}, UNFELT),
-        (BASE + TWO_BUILDS, {"settings": ["engine.num_blocks=5"]}, UNFELT),
-        (
-            BASE + TWO_BUILDS.replace("metrics_urls", "[arms.engine]\nwatermark = 0.1\n#"),
-            {},
-            "arm `before`: changes `engine.watermark`",
-        ),
-    ],
-)
-def test_servers_and_settings_that_contradict_are_refused(
-    tmp_path: Path, text: str, typed: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        resolve(tmp_path, text, **typed)
-    assert message in str(refused.value)
-
-
-@pytest.mark.parametrize("workload", ["retry_storm", "value_of_cancellation", "memory_pressure"])
-def test_arms_that_a_server_at_a_url_would_not_feel_are_refused(workload: str) -> None:
-    with pytest.raises(ConfigError, match=r"would not feel: all such arms would be the same"):
-        resolve_run(RunConfig(workload=workload, target_url=URL))
 
 
 def test_what_the_file_says_of_the_engine_is_only_noted(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Every mistake in a file or a --set is one message that names file, key and what is allowed.
+"""Every mistake that a user can make is one message that names the place and what is allowed.
 
 `refused.json` is the list of refused inputs, each with its whole message, a line each: a file (GOOD
-below with a text replaced or added, or a shipped workload), and settings. To record it anew after a
-change of words: `python -m tests.harness.workload.test_refused`.
+below with a text replaced or added, or a shipped workload) with settings and the files that it
+names, the flags of a run, what its server says of itself, fields of the web page's form, or limits
+of a gate. To record it anew after a change of words: `python -m tests.harness.workload.test_refused`.
 """
 
 import json
@@ -14,7 +15,16 @@ from typing import Any
 import pytest
 
 from harness.errors import ConfigError
-from harness.run.run_config import RunConfig, resolve_run
+from harness.gate.limits import parse_limits
+from harness.run.run_config import RunConfig, make_load_plan, resolve_run
+from harness.run.server import Server
+from harness.workload.form import (
+    BY_HAND,
+    check_each_applies,
+    check_startable,
+    form_settings,
+    in_words_of_the_form,
+)
 from harness.workload.workload import load_target, load_workload
 
 LIST = Path(__file__).with_name("refused.json")
@@ -34,26 +44,56 @@ stay_tokens = 10
 """
 
 
+SHOWN = {  # by the form, before a change
+    "user_count": "8",
+    "walkaway_leave": "workload",
+    "walkaway_tokens": "1,16,64",
+    "walkaway_seconds": "0.1-2",
+    "walkaway_way": "fin",
+    "walkaway_arrivals": "workload",
+    "walkaway_rate": "1",
+}
+
+
 def read(case: dict[str, Any], folder: Path) -> None:
+    for name, content in case.get("files", {}).items():
+        (folder / name).write_text(content, newline="")
     file = folder / "mine.toml"
     text = GOOD.replace(*case["replace"]) if "replace" in case else GOOD
     assert "replace" not in case or text != GOOD
     file.write_text(case.get("target") or text + case.get("more", ""))
+    name = case.get("workload") or str(file)
+    name = BY_HAND if name == "BY_HAND" else name
     if "target" in case or "engine" in case:
         load_target(case.get("engine") or str(file))
     elif "resolve" in case:
-        resolve_run(
-            RunConfig(workload=case.get("workload") or str(file), settings=case["settings"])
-        )
+        typed = case.get("typed", {})
+        run = resolve_run(RunConfig(workload=name, settings=case["settings"], **typed))
+        if "server" in case:
+            config = case["server"]
+            at = Server(url="http://127.0.0.1:1", model="m", config=config, engine=None)
+            arm = run.for_arm(run.arm_runs[0], out=folder) if run.arm_runs else run
+            make_load_plan(arm, at, rows_dir=folder)
+    elif "limits" in case:
+        parse_limits(case["limits"], source="limits.txt", arms=case["arms"])
+    elif "form" in case:
+        try:
+            load_workload(name, form_settings(case["form"]))
+        except ConfigError as error:
+            raise ConfigError(in_words_of_the_form(str(error), case["form"])) from error
+    elif "changed" in case:
+        check_each_applies(SHOWN | case["changed"], SHOWN)
+    elif "page" in case:
+        check_startable(load_workload(name, case["settings"]))
     else:
-        load_workload(case.get("workload") or str(file), case["settings"])
+        load_workload(name, case["settings"])
 
 
 def message(case: dict[str, Any], folder: Path) -> list[str]:
     """The message, a line each, without what differs from machine to machine."""
     with pytest.raises(ConfigError) as refused:
         read(case, folder)
-    text = str(refused.value).replace(str(folder), "FOLDER")
+    text = str(refused.value).replace(str(folder), "FOLDER").replace(str(Path.cwd()), "HERE")
     return re.sub(r"/[\w/.-]*/workloads/", "WORKLOADS/", text).split("\n")
 
 

@@ -126,25 +126,6 @@ def test_a_note_counts_what_the_replay_changed(
     assert count_arrivals(asked) == 2
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ('file="nowhere.csv"', "nowhere.csv: the trace cannot be read"),
-        ('file="mine.csv"\nfrom_s=81', "holds no request with a prompt and an answer"),
-        ('file="mine.csv"\nspeed=0.5', "takes 160 s, but the load ends after `run.max_seconds`"),
-        ('file="broken.csv"', r"broken.csv:4: `Request tokens` is 'x', not a number of tokens"),
-    ],
-)
-def test_a_mistake_in_a_trace_is_found_before_anything_is_started(
-    tmp_path: Path, more: str, message: str
-) -> None:
-    (tmp_path / "mine.csv").write_text(TRACE)
-    (tmp_path / "broken.csv").write_text(TRACE.replace("417", "x"))
-    workload(tmp_path, f'kind="trace"\n{more}')
-    with pytest.raises(ConfigError, match=message):
-        resolve_run(RunConfig(workload=str(tmp_path / "mine.toml")))
-
-
 def test_a_trace_replayed_too_fast_is_refused(tmp_path: Path) -> None:
     """Eight a second as recorded, at the edges of the second too."""
     trace = tmp_path / "trace.jsonl"

@@ -84,30 +84,10 @@ def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
     assert [one.at_s for one in read(MOONCAKE.replace("2500", "0"))] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "trace: the file is empty"),
-        ("\nwhat is this\n", "trace:2: neither Mooncake's JSON lines nor a CSV"),
-        ("TIMESTAMP,Tokens\n", "trace:1: neither"),
-        (MOONCAKE + "{}\n", "trace:3: Object missing required field `timestamp`"),
-        (MOONCAKE + '{"timestamp": 3\n', "trace:3: "),
-        (MOONCAKE.replace("600", '"600"'), r"trace:2: Expected `int`.*\$.input_length"),
-        (MOONCAKE.replace("600", "-1"), "trace:2: `input_length` is -1, not a number of tokens"),
-        (MOONCAKE.replace("2500", "-2500"), "trace:2: this request came 2.5 s before the one"),
-        (AZURE.replace("374", "many"), "trace:2: `ContextTokens` is 'many', not a number"),
-        (AZURE.replace("109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
-        (AZURE.replace(",109", ""), "trace:3: `GeneratedTokens` is '', not a number"),
-        (AZURE.replace("109", "109,1"), "trace:3: more fields than the header has columns"),
-        (AZURE.replace("2023-11-16 18:15:50", "soon"), "trace:3: `TIMESTAMP` is 'soon"),
-        pytest.param(AZURE.replace("109", "1" * 140_000), "trace:3: field larger than", id="long"),
-        (BURST_GPT.replace("45,", "nan,"), "trace:3: `Timestamp` is 'nan', not a time"),
-        (BURST_GPT.replace("417", "4.5"), "trace:4: `Request tokens` is '4.5', not a number"),
-    ],
-)
-def test_a_mistake_is_named_with_file_line_and_field(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read(text)
+def test_a_field_without_end_is_a_mistake() -> None:
+    for text in (AZURE.replace("109", "1" * 140_000), "x" * 140_000):
+        with pytest.raises(ConfigError, match=r"trace:\d: field larger than"):
+            read(text)
 
 
 def test_a_window_is_cut_before_time_is_scaled() -> None:
