@@ -22,6 +22,7 @@ from harness.run.run_config import (
 )
 from harness.run.server import Server
 from harness.store.run_folder import RunFolder
+from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}

@@ -19,16 +19,7 @@ from harness.workload.form import (
 )
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import load_workload
-
-SHOWN = {
-    "user_count": "8",
-    "walkaway_leave": "workload",
-    "walkaway_tokens": "1,16,64",
-    "walkaway_seconds": "0.1-2",
-    "walkaway_way": "fin",
-    "walkaway_arrivals": "workload",
-    "walkaway_rate": "1",
-}
+from tests.harness.workload.test_refused import SHOWN
 
 
 def ours(**fields: str) -> dict[str, str]:
@@ -107,7 +98,7 @@ def test_each_option_of_the_form_says_what_it_allows() -> None:
     in_table = [one.id for one in FIELDS.values() if one.is_ours and one.is_shown]
     assert list(shown) == in_table
     for name, action in shown.items():
-        assert action.help.startswith(FIELDS[name].allowed_in({}))
+        assert action.help.startswith(FIELDS[name].range)
     for way in shown["walkaway_way"].choices:  # none that the page always refuses
         fields = ours(leave="tokens", tokens="1", way=way)
         check_startable(load_workload(BY_HAND, form_settings(fields)))

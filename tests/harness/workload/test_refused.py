@@ -3,7 +3,8 @@
 `refused.json` is the list of refused inputs, each with its whole message, a line each: a file (GOOD
 below with a text replaced or added, or a shipped workload) with settings and the files that it
 names, the flags of a run, what its server says of itself, fields of the web page's form, or limits
-of a gate. To record it anew after a change of words: `python -m tests.harness.workload.test_refused`.
+of a gate. To record it anew after a change of words:
+`python -m tests.harness.workload.test_refused`.
 """
 
 import json
@@ -23,7 +24,7 @@ from harness.workload.form import (
     check_each_applies,
     check_startable,
     form_settings,
-    in_words_of_the_form,
+    without_place,
 )
 from harness.workload.workload import load_target, load_workload
 
@@ -80,7 +81,7 @@ def read(case: dict[str, Any], folder: Path) -> None:
         try:
             load_workload(name, form_settings(case["form"]))
         except ConfigError as error:
-            raise ConfigError(in_words_of_the_form(str(error), case["form"])) from error
+            raise ConfigError(without_place(str(error))) from error
     elif "changed" in case:
         check_each_applies(SHOWN | case["changed"], SHOWN)
     elif "page" in case:
