@@ -22,7 +22,7 @@ def test_a_load_without_end_is_stopped_when_its_time_is_up(tmp_path: Path) -> No
     def has_stopped() -> bool:
         return bool(httpx.get(f"{url}/stats/requests").json()["state"] == "stopped")
 
-    with served(*command, output=tmp_path / "output", is_ready=is_there) as (url, _):
+    with served(*command, is_ready=is_there) as (url, _):
         form = {"user_count": "12", "spawn_rate": "12"}
         began = httpx.post(f"{url}/swarm", data=form, timeout=60).json()
         assert began["success"], began
