@@ -8,8 +8,7 @@ import pytest
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.faults import Faults
-from reference_engine.metrics.collector import Collector
-from reference_engine.protocol import SetFaults, ToWorker, encode_frame
+from reference_engine.protocol import SetFaults, encode_frame
 from reference_engine.serve.access import (
     MAX_OWNERS,
     OPEN_PATHS,
@@ -17,9 +16,8 @@ from reference_engine.serve.access import (
     find_key,
     read_api_keys,
 )
-from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.server import Frontend
-from tests.reference_engine.fake_worker import READY
+from tests.reference_engine.fake_worker import READY, FakeWorker
 
 pytestmark = pytest.mark.anyio
 
@@ -33,18 +31,14 @@ def anyio_backend() -> str:
 
 
 class Served:
-    """A frontend without a process or a worker, which keeps the messages to the worker."""
+    """A frontend without a process, before a made-up worker."""
 
     def __init__(self, **settings: Any) -> None:
-        self.sent: asyncio.Queue[ToWorker] = asyncio.Queue()
-        frontend_settings = FrontendSettings(**settings)
-        self.link = FaultyLink(
-            lambda: 0,
-            self.sent.put_nowait,
-            settings=frontend_settings,
-            collector=Collector(CONFIG),
+        self.worker = FakeWorker(**settings)
+        self.link = self.worker.link
+        self.frontend = Frontend(
+            self.link, CONFIG, READY, FrontendSettings(**settings), allow_faults=True
         )
-        self.frontend = Frontend(self.link, CONFIG, READY, frontend_settings, allow_faults=True)
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.frontend.app()),
             base_url="http://engine",
@@ -180,7 +174,8 @@ async def test_the_request_has_its_owner_and_the_worker_never_sees_the_key() -> 
             "/v1/completions", headers=bearer(KEYS[0]), json={"model": "tiny", "prompt": "x"}
         )
     )
-    message = await served.sent.get()
+    await served.worker.arrived.wait()
+    (message,) = served.worker.received
     assert [request.owner for request in served.link.live.values()] == [KEYS[0]]
     assert b"sk-" not in encode_frame(message)
     served.link.lost()
@@ -229,8 +224,8 @@ def test_the_memory_of_owners_is_bounded_and_the_least_recent_go() -> None:
 async def test_faults_are_set_in_the_frontend_and_in_the_worker_or_refused() -> None:
     served = Served()
     wrong = await served.client.put("/walkaway/faults", json={"lose-abort": 7})
-    assert (wrong.status_code, served.sent.empty()) == (400, True)
+    assert (wrong.status_code, served.worker.received) == (400, [])
     right = await served.client.put("/walkaway/faults", json={"delay-abort": 0.25})
     assert right.json()["delay-abort"] == 0.25
     assert served.link.faults == Faults(delay_abort=0.25)
-    assert await served.sent.get() == SetFaults(faults=Faults(delay_abort=0.25))
+    assert served.worker.received == [SetFaults(faults=Faults(delay_abort=0.25))]
