@@ -7,18 +7,17 @@ prompts, and must give the same greedy tokens.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from reference_engine.config import Device, EngineConfig
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import StepPlan
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
 from reference_engine.protocol import AddRequest, StepReport, encode_frame
@@ -54,9 +53,9 @@ def batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
         token_ms: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
             for engine, prompt, token in zip(engines, prompt_ms, token_ms, strict=True):
-                times = [1e3 * step.total_s for step in engine.answer(asked, num_tokens).steps]
-                prompt.append(times[0])
-                token.append(median(times[1:]))
+                _, (first_s, *later_s) = engine.answer(asked, num_tokens)
+                prompt.append(1e3 * first_s)
+                token.append(1e3 * median(later_s))
         name = f"batch invariance, {_streams(num_streams)}"
         yield times_as_fast(f"{name}: prompts of {length} tokens", "ms", *prompt_ms)
         yield times_as_fast(f"{name}: time per token", "ms", *token_ms)
@@ -74,17 +73,14 @@ def _compare(
     asked = _prompts(num_streams, length)
     # Once to compare the answers, which also warms both up.
     tokens, _ = theirs.generate(asked, num_tokens)
-    equal = sum(a == b for a, b in zip(ours.answer(asked, num_tokens).tokens, tokens, strict=True))
-    ours_ms, outside_ms, theirs_ms = [], [], []
+    equal = sum(a == b for a, b in zip(ours.answer(asked, num_tokens)[0], tokens, strict=True))
+    ours_ms, theirs_ms = [], []
     for _ in range(rounds):
         theirs_ms.append(1e3 * median(theirs.generate(asked, num_tokens)[1]))
-        steps = ours.answer(asked, num_tokens).steps[1:]
-        ours_ms.append(1e3 * median(step.total_s for step in steps))
-        outside_ms.append(1e3 * median(step.outside_s for step in steps))
+        ours_ms.append(1e3 * median(ours.answer(asked, num_tokens)[1][1:]))
     name, all_equal = _streams(num_streams), Bound("at least", 1.0)
     yield share(f"{name}: answers equal to theirs", "answers", [equal], [num_streams], all_equal)
     yield times_as_fast(f"{name}: time per token", "ms", ours_ms, theirs_ms, at_least)
-    yield share(f"{name}: outside the model, of a step", "ms", outside_ms, ours_ms)
 
 
 def _streams(number: int) -> str:
@@ -99,20 +95,6 @@ def _prompts(num_streams: int, length: int) -> list[list[int]]:
 def _require(module: str, extra: str) -> None:
     if find_spec(module) is None:
         raise UnavailableError(f"needs {module}: pip install 'walkaway[{extra}]'")
-
-
-class StepTime(NamedTuple):
-    """Seconds of a step, and of that what is not the model and its sampler."""
-
-    total_s: float
-    outside_s: float
-
-
-class Answers(NamedTuple):
-    """Tokens of each stream, and the times of the steps; the first step computes the prompts."""
-
-    tokens: list[list[int]]
-    steps: list[StepTime]
 
 
 class SteppedEngine:
@@ -130,43 +112,34 @@ class SteppedEngine:
             max_num_batched_tokens=8192,
             batch_invariant=batch_invariant,
         )
-        self._forward_at = self._computed_at = 0.0
         self.runner: Any = TorchRunner(self._config)
-        self.runner.model.register_forward_pre_hook(self._note_forward)
 
-    @property
-    def info(self) -> Any:
-        return self.runner.info
+    def answer(
+        self, prompts: list[list[int]], num_tokens: int
+    ) -> tuple[list[list[int]], list[float]]:
+        """Greedy answers of `num_tokens` tokens each, and each step's seconds.
 
-    def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        sampled: Mapping[str, int] = self.runner.execute(plan)
-        self._computed_at = perf_counter()
-        return sampled
-
-    def answer(self, prompts: list[list[int]], num_tokens: int) -> Answers:
-        """Greedy answers of `num_tokens` tokens each."""
+        The first step computes the prompts.
+        """
         scheduler = Scheduler(self._config, EOS_TOKEN_ID)
-        engine = Engine(scheduler, self, EngineIO(time.perf_counter_ns, _frame, _never))
+        engine = Engine(scheduler, self.runner, EngineIO(time.perf_counter_ns, _frame, _never))
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         to_come = [
             AddRequest(request_id=f"r{i}", prompt_token_ids=prompt, sampling=sampling)
             for i, prompt in enumerate(prompts)
         ]
-        steps = [self._step(engine, [Heard(0, message) for message in to_come])]
+        steps = [_step_s(engine, [Heard(0, message) for message in to_come])]
         requests = list(scheduler.requests.values())
         while scheduler.has_work:
-            steps.append(self._step(engine, []))
+            steps.append(_step_s(engine, []))
         tokens = [request.token_ids[request.num_prompt_tokens :] for request in requests]
-        return Answers(tokens, steps)
+        return tokens, steps
 
-    def _step(self, engine: Engine, heard: list[Heard]) -> StepTime:
-        started = perf_counter()
-        engine.step(time.perf_counter_ns(), heard)
-        total = perf_counter() - started
-        return StepTime(total, total - (self._computed_at - self._forward_at))
 
-    def _note_forward(self, *_: object) -> None:
-        self._forward_at = perf_counter()
+def _step_s(engine: Engine, heard: list[Heard]) -> float:
+    started = perf_counter()
+    engine.step(time.perf_counter_ns(), heard)
+    return perf_counter() - started
 
 
 def _frame(report: StepReport) -> None:
