@@ -8,9 +8,8 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
 from harness.analysis.load_side import most_open
-from harness.records import Metric
 from harness.store.manifest import LoadProcess, MissedArrivals, ScheduledArrivals
-from tests.harness.told import MakeRun, remarks, summary_of, warnings
+from tests.harness.told import MakeRun, metric, remarks, summary_of, warnings
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
@@ -53,20 +52,12 @@ def test_what_was_due_and_never_sent_had_waited_until_the_end(run: RunBuilder) -
     run = with_missed(scheduled(run, planned=4), to_stay=[3.0, 5.0], to_leave=[4.0])
     late(run, "a", by=0, sent=100, tokens=[120, 130], outcome="completed", end=131)
     figures = latencies(run)
-    for name, n in {
-        "ttft_from_intended_s": 3,
-        "e2e_from_intended_s": 3,
-        "start_delay_s": 4,
-    }.items():
-        figure = figures[name]
-        assert isinstance(figure, Metric)
+    for name, n in (("ttft_from_intended_s", 3), ("e2e_from_intended_s", 3), ("start_delay_s", 4)):
+        figure = metric(figures[name])
         assert (figure.n, figure.n_censored, figure.p50) == (n, n - 1, None), name
         assert figure.lower_bounds["p50"] == 5.0, name
-    intended, sending = figures["ttft_from_intended_s"], figures["ttft_s"]
-    assert isinstance(intended, Metric)
-    assert isinstance(sending, Metric)
-    assert intended.others["all_users"].n == 4
-    assert (sending.n, sending.n_censored) == (1, 0)
+    assert metric(figures["ttft_from_intended_s"]).others["all_users"].n == 4
+    assert (metric(figures["ttft_s"]).n, metric(figures["ttft_s"]).n_censored) == (1, 0)
     assert summary_of(run.frames())["arrivals"] == {"planned": 4, "sent": 1}
 
 

@@ -8,34 +8,13 @@ import pytest
 from harness.analysis.audit import foreign_requests
 from harness.records import MetricSample, TokenCounting
 from tests.harness.analysis.scenes import accounts, verdicts
-from tests.harness.told import summary_of
+from tests.harness.told import remarks, warnings
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
 Change = Callable[[RunBuilder], object]
 
 MS = 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("role", "moved", "verdict"),
-    [
-        ("aborted", 0.0, "stuck"),
-        ("aborted", 2.0, "double"),
-        ("aborted", 3.0, "gross"),
-        ("generated_tokens", 60.0, "lower"),
-        ("generated_tokens", 202.0, "double"),
-        ("generated_tokens", 500.0, "gross"),
-        ("prompt_tokens", 0.0, "stuck"),
-        ("prompt_tokens", 40.0, "double"),
-        ("ended", 1.0, "lower"),
-        ("running", 1.0, "gross"),
-    ],
-)
-def test_each_lie_has_its_verdict(run: RunBuilder, role: str, moved: float, verdict: str) -> None:
-    run = accounts(run)
-    run.manifest.idle.after[role] = moved
-    assert verdicts(run)[role] == verdict
 
 
 def trust(role: str, level: str) -> Change:
@@ -85,11 +64,32 @@ def counts_events(run: RunBuilder) -> None:
         row.token_counting = TokenCounting.EVENTS
     run.requests[0].completion_tokens = 120
     run.manifest.idle.after["generated_tokens"] = 202.0
+    shown("its_generated_tokens", lambda n: 2 * n)(run)
+
+
+def counts_when_idle_and_is_not(run: RunBuilder) -> None:
+    trust("generated_tokens", "exact_when_idle")(run)
+    run.manifest.idle.after |= {"generated_tokens": 0.0, "running": 4.0}
+
+
+def counts_150_unseen(run: RunBuilder) -> None:
+    run.server_metrics.clear()
+    run.manifest.idle.after["generated_tokens"] = 150.0
 
 
 @pytest.mark.parametrize(
     ("changes", "role", "verdict"),
     [
+        ([idle("aborted", 0.0)], "aborted", "stuck"),
+        ([idle("aborted", 2.0)], "aborted", "double"),
+        ([idle("aborted", 3.0)], "aborted", "gross"),
+        ([idle("generated_tokens", 60.0)], "generated_tokens", "lower"),
+        ([idle("generated_tokens", 202.0)], "generated_tokens", "double"),
+        ([idle("generated_tokens", 500.0)], "generated_tokens", "gross"),
+        ([idle("prompt_tokens", 0.0)], "prompt_tokens", "stuck"),
+        ([idle("prompt_tokens", 40.0)], "prompt_tokens", "double"),
+        ([idle("ended", 1.0)], "ended", "lower"),
+        ([idle("running", 1.0)], "running", "gross"),
         # a counter that appears with its first count began at nothing, if the page was read before
         ([lambda run: run.manifest.idle.before.pop("aborted")], "aborted", "exact"),
         ([lambda run: run.manifest.idle.before.clear()], "aborted", "unknown"),
@@ -106,27 +106,11 @@ def counts_events(run: RunBuilder) -> None:
         ([leaves_before_the_first_token], "aborted", "exact"),
         ([leaves_before_the_first_token, trust("aborted", "stuck")], "aborted", "stuck"),
         ([trust("generated_tokens", "exact_when_idle")], "generated_tokens", "exact"),
-        (
-            [
-                trust("generated_tokens", "exact_when_idle"),
-                idle("generated_tokens", 0.0),
-                idle("running", 4.0),
-            ],
-            "generated_tokens",
-            "cannot be judged",
-        ),
+        ([counts_when_idle_and_is_not], "generated_tokens", "cannot be judged"),
         # without scrapes no upper limit is known
-        (
-            [lambda run: run.server_metrics.clear(), idle("generated_tokens", 150.0)],
-            "generated_tokens",
-            "cannot be judged",
-        ),
+        ([counts_150_unseen], "generated_tokens", "cannot be judged"),
         # events are no tokens
-        (
-            [counts_events, shown("its_generated_tokens", lambda n: 2 * n)],
-            "generated_tokens",
-            "exact",
-        ),
+        ([counts_events], "generated_tokens", "exact"),
     ],
 )
 def test_a_verdict_on_a_changed_account(
@@ -155,10 +139,8 @@ def test_a_page_that_took_long_is_judged_by_when_it_was_asked_for(run: RunBuilde
 def test_several_counters_that_moved_too_far_show_other_users(run: RunBuilder) -> None:
     run = accounts(run)
     run.manifest.idle.after |= {"generated_tokens": 500.0, "ended": 9.0}
-    summary = summary_of(run.frames())
-    found = {one["role"]: one["verdict"] for one in summary["audit"]["counters"]}
-    assert set(found.values()) == {"cannot be judged"}
-    (said,) = [one["text"] for one in summary["validity"] if "other users" in one["text"]]
+    assert set(verdicts(run).values()) == {"cannot be judged"}
+    (said,) = remarks(run, "other users")
     assert said.startswith("its_generated_tokens, its_ended all moved by more than this run's")
 
 
@@ -171,7 +153,5 @@ def test_requests_of_other_processes_in_the_log_show_other_users(run: RunBuilder
     run.events("walkaway-aa-0-3", arrived=2)  # its row was lost with its process
     assert foreign_requests(run.frames()) == 0
     run.events("walkaway-bb-0-1", arrived=2)
-    summary = summary_of(run.frames())
-    texts = [one["text"] for one in summary["validity"] if one["level"] == "warning"]
-    assert any(text.startswith("the server had other users") for text in texts)
-    assert summary["audit"]["counters"][0]["verdict"] == "cannot be judged"
+    assert warnings(run, "the server had other users")
+    assert verdicts(run)["generated_tokens"] == "cannot be judged"

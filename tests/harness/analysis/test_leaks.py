@@ -8,7 +8,7 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
 from harness.analysis.leaks import growth_figures, leak_figures
 from harness.store.manifest import IdleReading, Probing
-from tests.harness.told import metric, reason, summary_of
+from tests.harness.told import metric, reason, remarks, summary_of
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 from tests.made_up.servers import lonely
@@ -102,7 +102,7 @@ def test_a_slot_is_lost_only_if_nothing_is_computed(
     run.manifest.idle.later = {"running": 1.0, "waiting": 0.0, "generated_tokens": later}
     summary = summary_of(run.frames())
     assert summary["breakdown"]["leaks_lost"] == lost
-    assert any(said in one["text"] for one in summary["validity"])
+    assert remarks(run, said)
     ghosts = summary["metrics"]["ghost_rate"]
     assert (ghosts["of"], ghosts["bound"]) == (of, "lower")
     assert (ghosts["mean"], ghosts["others"].get("lost_slots")) == ((0, 1) if lost else (1, None))
@@ -116,10 +116,8 @@ def test_calls_to_decode_show_whether_anything_is_computed(run: RunBuilder) -> N
     run.manifest.idle.after |= {"running": 1.0, "decode_calls": 10.0}
     for later, lost in ((10.0, ["slots", "blocks"]), (30.0, [])):
         run.manifest.idle.later = {"running": 1.0, "generated_tokens": 6.0, "decode_calls": later}
-        summary = summary_of(run.frames())
-        assert summary["breakdown"]["leaks_lost"] == lost
-        texts = [one["text"] for one in summary["validity"]]
-        assert any("ghosts: the server still computed" in t for t in texts) is (not lost)
+        assert summary_of(run.frames())["breakdown"]["leaks_lost"] == lost
+        assert bool(remarks(run, "ghosts: the server still computed")) is (not lost)
 
 
 SILENT = "wedged: after the settle time 1 of 1 short requests were not answered (ReadTimeout), and "
@@ -145,8 +143,7 @@ def test_wedged_is_healthy_without_answers(
     lonely(run)
     default: dict[str, Any] = {"sent": 1, "errors": [], "is_silent": True}
     run.manifest.probing = Probing(**default | probing)
-    summary = summary_of(run.frames())
-    assert summary["wedged"] is wedged
-    found = [one["text"] for one in summary["validity"] if "short requests" in one["text"]]
+    assert summary_of(run.frames())["wedged"] is wedged
+    found = remarks(run, "short requests")
     assert len(found) == (said is not None)
     assert said is None or said in found[0]

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from msgspec import structs
 
-from harness.analysis.black_box import figures_from_outside
+from harness.analysis.black_box import Outside, figures_from_outside
+from harness.analysis.figure import Figure
 from harness.analysis.tokens import prompt_total
 from harness.records import Outcome
 from tests.harness.analysis.scenes import lonely_run, seen, verdicts
@@ -16,15 +17,17 @@ from tests.made_up.run import RunBuilder
 from tests.made_up.servers import lonely
 
 
+def waste_of(*rounds: Outside) -> Figure:
+    return figures_from_outside(rounds)["wasted_tokens"]["counter"]
+
+
 def test_waste_of_rounds_is_added_up(run: RunBuilder) -> None:
     one = seen(lonely_run(run))
     waste = metric(one.waste)
     assert (waste.mean, waste.n, waste.bound) == (4.0, 1, "point")
     others = {"total_tokens": 2.0, "generated_tokens": 20.0, "cut_off": 1}
     more = structs.replace(waste, mean=0.5, n=4, bound="lower", others=others)
-    found = metric(
-        figures_from_outside([one, replace(one, waste=more)])["wasted_tokens"]["counter"]
-    )
+    found = metric(waste_of(one, replace(one, waste=more)))
     assert (found.mean, found.n, found.bound) == ((4.0 + 2.0) / 5, 5, "lower")
     assert found.others["cut_off"] == 1
 
@@ -32,17 +35,15 @@ def test_waste_of_rounds_is_added_up(run: RunBuilder) -> None:
 def test_a_counter_below_what_was_read_tells_of_no_waste(run: RunBuilder) -> None:
     run = lonely_run(run)
     run.manifest.idle.after |= {"generated_tokens": 1.0}
-    waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
-    assert (
-        reason(waste) == "its_generated_tokens moved by 1, less than the 2 tokens that clients read"
-    )
+    why = "its_generated_tokens moved by 1, less than the 2 tokens that clients read"
+    assert reason(waste_of(seen(run))) == why
 
 
 def test_while_somebody_is_still_served_there_will_be_more_waste(run: RunBuilder) -> None:
     run = lonely_run(run)
     run.manifest.idle.later = {"running": 0, "waiting": 0, "generated_tokens": 7.0}
-    waste = figures_from_outside([seen(run)])["wasted_tokens"]["counter"]
-    assert (metric(waste).mean, metric(waste).bound) == (4.0, "lower")
+    waste = metric(waste_of(seen(run)))
+    assert (waste.mean, waste.bound) == (4.0, "lower")
 
 
 def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -> None:
@@ -53,7 +54,7 @@ def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -
         row = run.requests[0]
         row.n, row.token_times_ns = answers, sorted(row.token_times_ns * answers)
         row.event_tokens = [1] * len(row.token_times_ns)
-        waste = metric(figures_from_outside([seen(run)])["wasted_tokens"]["counter"])
+        waste = metric(waste_of(seen(run)))
         assert waste.n == 1
         upper = waste.others["upper"]
         latency = metric(figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"])
