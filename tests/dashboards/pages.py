@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Final
 
 from tests.dashboards.reading import Page, page_by
-from tests.made_up.arms import save_arms, save_rounds
+from tests.made_up.arms import STEADY, save_arms, save_rounds
 from tests.made_up.changed import change_metric, without_metrics
 from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
 
 RECORDED: Final = Path(__file__).parents[1] / "golden"
-STEADY: Final = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
 
 
 def plain(folder: Path) -> Page:

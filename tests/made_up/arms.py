@@ -5,15 +5,16 @@ from typing import Any
 
 import msgspec
 
-from harness.store.manifest import Manifest, TargetFacts
+from harness.store.manifest import Manifest
 from harness.store.run_folder import RunFolder
-from tests.made_up.rows import made_up_manifest
+from tests.made_up.rows import made_up_manifest, target_facts
 from tests.made_up.summaries import made_up_arms_summary, made_up_summary
 
 ITL = [0.005, 0.011, 0.030]
 TTFT = [0.640, 0.270, 0.180]
 CANCEL = [0.003, 0.006, 0.016]
 SIZES = [32, 128, 512]
+STEADY = {"is_steady": True, "rule": "MSER-5", "warmup_s": 0.1, "steady_tps": 400.0}
 
 
 def metric(value: float, unit: str) -> dict[str, Any]:
@@ -66,13 +67,7 @@ def save_arms(folder: Path, *, kind: str, **changes: Any) -> Path:
         target=None,
     )
     summary: dict[str, Any] = {
-        "schema_version": 1,
         "run_id": "20260102-030405-arms",
-        "status": "complete",
-        "workload": "w",
-        "engine": "reference",
-        "model": "tiny",
-        "reference": "32",
         "rounds": 3,
         "headlines": ["preemptions"],
         "arms": {name: arm(index) for index, name in enumerate(names)},
@@ -93,34 +88,8 @@ def save_rounds(run: Path, lags_s: dict[str, float]) -> None:
         folder = RunFolder.claim(run / "rounds" / name)
         manifest = msgspec.convert(RunFolder(run).read_manifest(), Manifest)
         config = {"runner": "simulated", "max_num_seqs": slots, "num_blocks": 512}
-        target = TargetFacts(
-            engine="reference",
-            url="http://test",
-            metrics_urls=[],
-            model="tiny",
-            started_by_us=True,
-            spec={},
-            config=config,
-        )
+        target = target_facts(config=config)
         folder.write_manifest(msgspec.structs.replace(manifest, target=target))
         side = {"host": "h", "pid": 1, "cpu_share": 0.25, "lag_p95_s": lag_s}
-        folder.write_summary(
-            made_up_summary(
-                {
-                    "schema_version": 1,
-                    "run_id": name,
-                    "status": "complete",
-                    "workload": "w",
-                    "engine": "reference",
-                    "model": "tiny",
-                    "outcomes": {"completed": 5},
-                    "load_processes": [side],
-                    "steady": {
-                        "is_steady": True,
-                        "rule": "MSER-5",
-                        "warmup_s": 0.1,
-                        "steady_tps": 400.0,
-                    },
-                }
-            )
-        )
+        content = {"outcomes": {"completed": 5}, "load_processes": [side], "steady": STEADY}
+        folder.write_summary(made_up_summary({"run_id": name, **content}))

@@ -18,10 +18,11 @@ from harness.records import (
     Outcome,
     RequestRow,
     StepRow,
+    Summary,
     WireClose,
 )
 from harness.store.manifest import Clock, Manifest, Window
-from harness.store.run_folder import RunFolder, RunRows, as_summary
+from harness.store.run_folder import RunFolder, RunRows
 from tests.made_up.rows import (
     lifecycle_event,
     made_up_manifest,
@@ -29,6 +30,7 @@ from tests.made_up.rows import (
     step_row,
     target_facts,
 )
+from tests.made_up.summaries import made_up_summary
 
 MS = 1_000_000
 STEP = 20 * MS
@@ -182,7 +184,7 @@ def figures(*, abandons: int, ghosts: int) -> dict[str, Metric]:
     }
 
 
-def summary_of(run: SyntheticRun, metrics: dict[str, Metric], **more: Any) -> dict[str, Any]:
+def summary_of(run: SyntheticRun, metrics: dict[str, Metric], **more: Any) -> Summary:
     outcomes = {outcome.value: 0 for outcome in Outcome}
     for row in run.requests:
         outcomes[row.outcome] += 1
@@ -190,21 +192,16 @@ def summary_of(run: SyntheticRun, metrics: dict[str, Metric], **more: Any) -> di
         {"planned_abandon": k, "n": 10, "in_flight_mean": 0.4, "after_close_mean": 1.0 + k / 50}
         for k in ABANDON_POINTS
     ]
-    summary: dict[str, Any] = {
-        "schema_version": 1,
+    content = {
         "run_id": "20260102-030405-synthetic",
-        "status": "complete",
         "workload": "synthetic",
-        "engine": "reference",
-        "model": "tiny",
         "outcomes": outcomes,
         "metrics": msgspec.to_builtins(metrics),
-        "not_measurable": {},
         "validity": [{"level": "info", "text": "scraped every 50 ms"}],
         "token_counting": "usage",
         "breakdown": {"waste_by_abandon_point": points if metrics else []},
     }
-    return {**summary, **more}
+    return made_up_summary({**content, **more})
 
 
 def manifest_of(run: SyntheticRun, *, question: str, lifecycle: bool) -> Manifest:
@@ -276,5 +273,5 @@ def save_played(
     folder = RunFolder.create(path)
     folder.write_rows(rows_of(run, lifecycle=lifecycle, gpu=gpu))
     folder.write_manifest(manifest_of(run, question=question, lifecycle=lifecycle))
-    folder.write_summary(as_summary(summary_of(run, metrics, **summary)))
+    folder.write_summary(summary_of(run, metrics, **summary))
     return folder.path
