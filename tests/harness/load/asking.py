@@ -148,15 +148,12 @@ def refuse(x: Exchange) -> None:
 
 
 def until_left(x: Exchange) -> None:
-    x.accept()
-    x.token()
+    x.accept(tokens=1)
     assert x.client_left_within(30)
 
 
 def two_tokens(x: Exchange) -> None:
-    x.accept()
-    x.token()
-    x.token()
+    x.accept(tokens=2)
     assert x.client_left_within(30)
 
 

@@ -56,8 +56,10 @@ class Exchange:
     def chunk(self, body: bytes) -> None:
         self.send(b"%x\r\n%b\r\n" % (len(body), body))
 
-    def accept(self) -> None:
+    def accept(self, *, tokens: int = 0) -> None:
         self.send(OK_HEAD)
+        for _ in range(tokens):
+            self.token()
 
     def token(self, *, text: str = " word", finish_reason: str | None = None) -> None:
         self.tokens_sent += 1

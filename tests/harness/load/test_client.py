@@ -37,8 +37,7 @@ UNARY: dict[str, Any] = {"delivery": Delivery.UNARY}
 def says(text: bytes, *, after_a_token: bool = False) -> Script:
     def script(x: Exchange) -> None:
         if after_a_token:
-            x.accept()
-            x.token()
+            x.accept(tokens=1)
         x.send(text)
 
     return script
@@ -93,8 +92,7 @@ def _never_end_an_event(x: Exchange) -> None:
 
 
 def _reset(x: Exchange) -> None:
-    x.accept()
-    x.token()
+    x.accept(tokens=1)
     x.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -118,6 +116,7 @@ ENDS: list[tuple[Script, Outcome, int | None, str]] = [
         308,
         "HTTP 308: the server redirects to https://elsewhere/v1: name that address",
     ),
+    (says(b"HTTP/1.1 204 No Content\r\n\r\n"), Outcome.FAILED, 204, "HTTP 204"),
     (
         says(b"7\r\ndata: {\r\n0\r\n\r\n", after_a_token=True),
         Outcome.FAILED,
@@ -229,8 +228,7 @@ def test_an_answer_in_one_piece_is_bounded() -> None:
 @pytest.mark.parametrize("answers", [False, True])
 def test_silence(ready: Exchange, connect: Connect, answers: bool) -> None:
     if answers:
-        ready.accept()
-        ready.token()
+        ready.accept(tokens=1)
     row = connect(PLAN.url, connect_timeout_s=30.0, timeout_s=0.05).ask()
     assert (row.outcome, row.tokens_read) == (Outcome.TIMED_OUT, int(answers))
     assert row.error == "nothing came for 0.05 s"
@@ -297,8 +295,7 @@ def test_a_first_token_in_time_ends_its_limit(
             ready.token(finish_reason="length")
             ready.finish()
 
-    ready.accept()
-    ready.token()
+    ready.accept(tokens=1)
     row = connect(PLAN.url, first_token_timeout_s=30.0).ask(stay)
     assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 3)
 

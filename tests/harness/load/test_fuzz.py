@@ -6,6 +6,7 @@ and the decoder of events is held against one that is slow and plain.
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,7 @@ streams = st.builds(
 )
 cuts = st.lists(st.integers(0, 2000), max_size=12)
 specs = st.builds(
-    RequestSpec,
-    request_id=st.just("r1"),
-    arm=st.just("main"),
-    user=st.just(0),
-    prompt_tokens=st.just(1),
+    lambda **changes: replace(SPEC, **changes),
     role=st.sampled_from([Role.USER, Role.CANARY]),
     n=st.integers(1, 3),
     max_tokens=st.integers(1, 9),

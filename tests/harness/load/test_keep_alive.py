@@ -11,8 +11,7 @@ import pytest
 from harness.load.connection import Connection
 from harness.load.transport import SocketTransport
 from harness.records import Outcome, Way
-from harness.workload.abandon import never
-from tests.harness.load.asking import after, body_of, wire_request
+from tests.harness.load.asking import body_of, wire_request
 from tests.harness.load.conftest import Connect, Exchange, Secrets, Serve
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
@@ -91,28 +90,6 @@ def test_a_request_to_be_left_neither_takes_nor_gives(serve: Serve, way: Way) ->
     first, left, left_too, last = asker.ports
     assert first == last
     assert len({first, left, left_too}) == 3
-
-
-def test_an_abandoned_one_is_never_used_again(serve: Serve, connect: Connect) -> None:
-    """Nor where its answer was read to the end, and the server does not hang up."""
-    leaves, is_over = iter([True, False, True]), threading.Event()
-
-    def script(x: Exchange) -> None:
-        x.goes_on = True
-        is_left = next(leaves)
-        x.accept()
-        x.token()
-        assert not is_left or x.client_left_within(30)
-        x.token(finish_reason="length")
-        x.finish()
-        assert not is_left or is_over.wait(30)
-
-    client = connect(serve(script).url, keep_alive=True)
-    rows = [client.ask(rule, Way.HALF_CLOSE) for rule in (after(1), never, after(1))]
-    is_over.set()
-    outcomes = [row.outcome for row in rows]
-    assert outcomes == [Outcome.ABANDONED, Outcome.COMPLETED, Outcome.ABANDONED]
-    assert not any(row.resent for row in rows)
 
 
 @pytest.mark.parametrize(("size", "is_passed_on"), [(2, True), (1 << 25, False)])

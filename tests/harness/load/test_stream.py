@@ -208,6 +208,7 @@ def test_an_illegal_signal_raises_and_changes_nothing() -> None:
         (True, [event("", usage=1)], [1], "usage"),  # half of a character
         (True, [event(" a", usage=1), event(" b"), event(" c", usage=9)], [1, 1, 1], "events"),
         (False, [chat(role="assistant"), chat(content=""), event(""), event(None)], [], "events"),
+        (False, [event(" a", " b"), event(" c")], [2, 1], "events"),
         (False, [chat(content="a"), chat(reasoning_content="hm")], [1, 1], "events"),
         (False, [event(" a"), event("", finish="stop"), event(usage=2), DONE], [1], "events"),
     ],
@@ -234,11 +235,6 @@ def test_a_count_of_the_whole_request_or_of_each_answer(
         stream.event(event(usage=usage, choices=[choice]), t_ns)
     row = cut(stream)
     assert (row.tokens_read, row.event_tokens, row.n) == (5, [1, 1, 2, 1], 2)
-
-
-def test_several_answers_without_a_count() -> None:
-    stream = fed(machine(TWO, continuous_usage=False), event(" a", " b"), event(" c"))
-    assert stream.tokens_read == 3
 
 
 @pytest.mark.parametrize("last", [event(" a", usage=2, finish="stop"), DONE])

@@ -70,8 +70,7 @@ def test_nothing_is_left_behind(
     """Connections that users left open, or whose process was killed, end with the load."""
 
     def script(x: Exchange) -> None:
-        x.accept()
-        x.token()
+        x.accept(tokens=1)
         assert x.client_left_within(60)
 
     server = serve(script)
