@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import msgspec
 
 from reference_engine.api.openai import Generation
@@ -24,6 +25,7 @@ from reference_engine.protocol import (
 )
 from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.generate import GenerationResponse
+from reference_engine.serve.server import Frontend
 from reference_engine.serve.supervisor import EngineStoppedError
 
 READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
@@ -158,6 +160,32 @@ class AsgiClient:
 
     async def finished(self) -> None:
         await asyncio.wait_for(self.task, timeout=1000)
+
+
+class Served:
+    """A frontend without a process, before a made-up worker."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.worker = FakeWorker(**settings)
+        self.link = self.worker.link
+        self.frontend = Frontend(
+            self.link, EngineConfig(), READY, FrontendSettings(**settings), allow_faults=True
+        )
+        self.client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=self.frontend.app()),
+            base_url="http://engine",
+        )
+
+    def methods_and_paths(self) -> list[tuple[str, str]]:
+        return [
+            (method, route.path_format.format(name="req-1", model="tiny"))
+            for route in self.frontend.routes()
+            for method in sorted(route.methods or ())
+        ]
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 def generation(**changes: Any) -> Generation:

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from reference_engine.api.openapi import described, openapi_document
+from tests.reference_engine.fake_worker import Served
 from tests.reference_engine.running_engine import RunningEngine, running
-from tests.reference_engine.serve.test_access import Served
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
 COMPLETION = ("/v1/completions", {"prompt": "hi"})

@@ -1,12 +1,10 @@
 """API keys and rate limits: every route but /health needs a key, and no answer shows one."""
 
 import asyncio
-from typing import Any
 
-import httpx
 import pytest
 
-from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
+from reference_engine.config import EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.faults import Faults
 from reference_engine.protocol import SetFaults, encode_frame
 from reference_engine.serve.access import (
@@ -16,44 +14,16 @@ from reference_engine.serve.access import (
     find_key,
     read_api_keys,
 )
-from reference_engine.serve.server import Frontend
-from tests.reference_engine.fake_worker import READY, FakeWorker
+from tests.reference_engine.fake_worker import Served, bearer
 
 pytestmark = pytest.mark.anyio
 
 KEYS = ("sk-first", "sk-second")
-CONFIG = EngineConfig(runner="simulated")
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-class Served:
-    """A frontend without a process, before a made-up worker."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.worker = FakeWorker(**settings)
-        self.link = self.worker.link
-        self.frontend = Frontend(
-            self.link, CONFIG, READY, FrontendSettings(**settings), allow_faults=True
-        )
-        self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=self.frontend.app()),
-            base_url="http://engine",
-        )
-
-    def methods_and_paths(self) -> list[tuple[str, str]]:
-        return [
-            (method, route.path_format.format(name="req-1", model="tiny"))
-            for route in self.frontend.routes()
-            for method in sorted(route.methods or ())
-        ]
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 async def test_no_route_is_open_but_health() -> None:

@@ -4,46 +4,25 @@ import asyncio
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
 
-from reference_engine.api.schemas import ApiError
-from reference_engine.serve.server import RequestsApi
-from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, output, respond, settled
+from tests.reference_engine.fake_worker import AsgiClient, Served, bearer, output, respond, settled
 
 pytestmark = pytest.mark.anyio
 
 UNKNOWN = {"status": 404}
 
 
-class Api:
-    """The endpoints over a made-up worker. A status other than 200 comes as {"status": ...}."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.worker = FakeWorker(**settings)
-
-        async def answer(request: Any, error: Any) -> Any:
-            return error.response()
-
-        self._app = Starlette(
-            routes=[*RequestsApi(self.worker.link).routes()],
-            exception_handlers={ApiError: answer},
-        )
+class Api(Served):
+    """The endpoints of requests. A status other than 200 comes as {"status": ...}."""
 
     def start(self, name: str | None = "mine", **changes: Any) -> AsgiClient:
         return AsgiClient(respond(self.worker, name, **changes))
 
-    async def call(self, method: str, path: str, owner: str | None = None) -> dict[str, Any]:
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": f"/v1/requests/{path}",
-            "headers": [],
-            "query_string": b"",
-            "state": {"owner": owner},
-        }
-        client = AsgiClient(lambda _, receive, send: self._app(scope, receive, send))
-        await client.finished()
-        return client.json if client.status == 200 else {"status": client.status}
+    async def call(self, method: str, path: str, owner: str | None) -> dict[str, Any]:
+        headers = bearer(owner) if owner else {}
+        answer = await self.client.request(method, f"/v1/requests/{path}", headers=headers)
+        found: dict[str, Any] = answer.json()
+        return found if answer.status_code == 200 else {"status": answer.status_code}
 
     async def get(self, name: str, owner: str | None = None) -> dict[str, Any]:
         return await self.call("GET", name, owner)
@@ -130,12 +109,11 @@ async def test_a_shared_name_means_all_live_requests_and_may_have_slashes() -> N
 
 
 async def test_another_keys_requests_do_not_exist() -> None:
-    api = Api()
+    api = Api(api_keys=("key-a", "key-b", "key-c"))
     client = api.start(owner="key-a")
     for name in ("req-1", "cmpl-req-1", "mine"):
-        for owner in ("key-b", None):
-            for call in (api.get, api.cancel, api.ping):
-                assert await call(name, owner) == UNKNOWN
+        for call in (api.get, api.cancel, api.ping):
+            assert await call(name, "key-b") == UNKNOWN
     other = api.start(owner="key-b")
     assert (await api.get("mine", "key-b"))["request_id"] == "req-2"
     found = await api.cancel("mine", "key-a")
@@ -144,7 +122,7 @@ async def test_another_keys_requests_do_not_exist() -> None:
     api.worker.say(output("", 0, "abort"), output("", 0, "stop", of="req-2"))
     await client.finished()
     await other.finished()
-    assert await api.get("mine", None) == UNKNOWN
+    assert await api.get("mine", "key-c") == UNKNOWN
     assert (await api.get("mine", "key-a"))["status"] == "aborted"
     assert (await api.get("mine", "key-b"))["status"] == "finished"
 
