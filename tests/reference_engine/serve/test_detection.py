@@ -17,25 +17,11 @@ from reference_engine.serve.detection import (
     RanOutError,
     method_of,
 )
-from tests.reference_engine.conftest import VirtualTimeLoop
 from tests.reference_engine.fake_worker import asked, output, settled
 
 pytestmark = pytest.mark.anyio
 
 LEFT = ["arrived", "disconnected", "abort_sent"]
-
-
-class CountingLoop(VirtualTimeLoop):
-    num_timers = 0
-
-    def call_at(self, *args: Any, **more: Any) -> Any:  # type: ignore[override]
-        self.num_timers += 1
-        return super().call_at(*args, **more)
-
-
-@pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"loop_factory": CountingLoop}
 
 
 class FakeTransport:
@@ -295,18 +281,3 @@ async def test_being_cancelled_by_others_is_not_running_out_even_at_the_same_tim
     asyncio.get_running_loop().call_later(at_s, waiting.cancel)
     with pytest.raises(asyncio.CancelledError):
         await waiting
-
-
-async def test_a_token_costs_no_timer() -> None:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, CountingLoop)
-    worker, client = asked()
-    await settled(lambda: len(client.sent) == 2)
-    before = loop.num_timers
-    for number in range(1, 201):
-        worker.say(output(" word", number))
-        client.got_text.clear()
-        await client.got_text.wait()
-    assert loop.num_timers - before <= 2
-    worker.say(output("", 200, "stop"))
-    await client.finished()
