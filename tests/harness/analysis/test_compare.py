@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from harness.analysis.compare import (
     standing,
     wilson_ci95,
 )
-from harness.analysis.figure import Sample, describe, reading
+from harness.analysis.figure import reading
 from harness.analysis.stats import Floats
 from harness.records import Difference, Metric
 
@@ -166,10 +167,6 @@ def test_few_requests_have_no_shift() -> None:
 # One figure of two runs.
 
 
-def times(*values: float, method: str = "exact") -> Metric:
-    return describe(Sample(values=np.array(values)), unit="s", method=method)
-
-
 def test_newcombes_example_of_two_rates() -> None:
     """56 of 70 against 48 of 80: 0.0524 to 0.3339 (Newcombe 1998, table II, method 10, row a)."""
     a, b = 56 / 70, 48 / 80
@@ -187,15 +184,14 @@ def test_symmetric_intervals_add_as_the_root_of_their_squares() -> None:
 
 
 def test_figures_that_are_not_compared_are_shown() -> None:
-    pair = pair_of("ttft_s", "mean", times(1.0), times(2.0, method="gauge"))
-    assert (pair.baseline, pair.candidate, pair.difference) == (1.0, 2.0, None)
+    known = Metric(unit="s", n=1, mean=1.0, p99=2.0, method="exact")
+    other = msgspec.structs.replace(known, method="gauge")
+    pair = pair_of("ttft_s", "mean", known, other)
+    assert (pair.baseline, pair.candidate, pair.difference) == (1.0, 1.0, None)
     assert pair.note == "measured by exact and by gauge"
     assert standing(pair) == Standing.NOT_COMPARED
-    censored = np.array([False, True])
-    ghosts = describe(
-        Sample(values=np.array([0.1, 2.0]), censored=censored), unit="s", method="exact"
-    )
-    assert pair_of("ttft_s", "p99", times(0.1, 0.2), ghosts).note == "not known of both"
+    censored = msgspec.structs.replace(known, p99=None)
+    assert pair_of("ttft_s", "p99", known, censored).note == "not known of both"
 
 
 # Which of two runs is better.
