@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from harness.analysis.comparable import why_not_figures
-from harness.analysis.stats import Floats, mean_ci95, normal_quantile, t_quantile
+from harness.analysis.stats import Z95, Floats, mean_ci95, t_quantile
 from harness.metrics import METRICS
 from harness.records import Difference, Metric, Shift
 
@@ -38,7 +38,6 @@ Values = Sequence[float | None]  # a figure's value in each round, None where a 
 FEWEST_ROUNDS: Final = 3
 FEWEST_REQUESTS: Final = 5  # of each sample: the rank sum's normal approximation needs them
 MOST_REQUESTS: Final = 2_000  # of each sample: 4 million differences
-_Z95: Final = normal_quantile(0.975)
 
 
 def compare_rounds(
@@ -178,7 +177,7 @@ def _lower_rank(mine: Floats, theirs: Floats) -> int:
     _, ties = np.unique(np.concatenate([mine, theirs]), return_counts=True)
     tie_term = float((ties.astype(float) ** 3 - ties).sum()) / ((n + m) * (n + m - 1))
     spread = np.sqrt(n * m / 12 * ((n + m + 1) - tie_term))
-    rank = int(np.floor(n * m / 2 - _Z95 * spread))
+    rank = int(np.floor(n * m / 2 - Z95 * spread))
     return min(max(rank, 0), (n * m - 1) // 2)
 
 
@@ -266,9 +265,9 @@ def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> 
 
 
 def wilson_ci95(share: float, n: int) -> Limits:
-    z2 = _Z95**2
+    z2 = Z95**2
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
+    half = Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

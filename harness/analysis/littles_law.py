@@ -40,12 +40,13 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from scipy import special
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.open_requests import OpenRequests, open_in_run, open_requests
 from harness.analysis.scraped import Readings, met_step_s, readings_of
-from harness.analysis.stats import Floats, Ints, chi2_quantile, normal_quantile, ratio_ci95
+from harness.analysis.stats import Z95, Floats, Ints, ratio_ci95
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
 from harness.records import Metric
 from harness.store.frames import RunFrames
@@ -85,8 +86,8 @@ class Balance:
     def grain(self) -> float:
         """Half the width of Garwood's interval for the number that the scrapes met, but at least
         that of their squares, for each request left."""
-        most_met = chi2_quantile(0.975, 2 * self.met + 2) / 2
-        by_squares = normal_quantile(0.975) * math.sqrt(self.squares)
+        most_met = float(special.gammaincinv(self.met + 1, 0.975))
+        by_squares = Z95 * math.sqrt(self.squares)
         return max((most_met - self.met) * self.span_s, by_squares) / self.n
 
     def by_chance(self) -> Limits | None:

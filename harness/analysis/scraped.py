@@ -6,7 +6,6 @@ the rule's lag before it.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
-from harness.analysis.stats import Bools, Floats, Ints
+from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import token_gaps
 from harness.records import has_labels
 from harness.store.frames import RunFrames
@@ -50,7 +49,9 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
         return None
     turns = _turns(samples)
     wanted = facts.metric_labels.get(role, {})
-    is_role = (samples["name"] == name).to_numpy() & _that_have(samples["labels"], wanted)
+    labels = samples["labels"]
+    matching = {text: has_labels(text, wanted) for text in labels.unique()}
+    is_role = (samples["name"] == name).to_numpy() & labels.map(matching).to_numpy(dtype=bool)
     if not is_role.any():
         return None
     values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
@@ -126,8 +127,3 @@ def _turns(samples: pd.DataFrame) -> Ints:
     url_of = {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
     ranks: pd.Series = samples["t_ns"].groupby(labels.map(url_of)).rank(method="dense")
     return ranks.to_numpy().astype(np.int64)
-
-
-def _that_have(labels: pd.Series, wanted: Mapping[str, str]) -> Bools:
-    matching = {text: has_labels(text, wanted) for text in labels.unique()}
-    return labels.map(matching).to_numpy(dtype=bool)

@@ -15,35 +15,22 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+Z95: Final = float(special.ndtri(0.975))
+_OF_A_PRODUCT: Final = 1e-9  # rounding of a running product of up to some million factors
 _ROUNDING: Final = 1e-12  # P(X <= 3) of 7 at one half is one half, but computed a little less
-
-
-def normal_quantile(share: float) -> float:
-    return float(special.ndtri(share))
 
 
 def t_quantile(share: float, freedom: float) -> float:
     return float(special.stdtrit(freedom, share))
 
 
-def chi2_quantile(share: float, freedom: float) -> float:
-    return 2 * float(special.gammaincinv(freedom / 2, share))
-
-
-def beta_quantile(share: float, a: float, b: float) -> float:
-    return float(special.betaincinv(a, b, share))
-
-
 def binomial_quantile(share: float, n: int, rate: float) -> int:
     reached = share * (1 - _ROUNDING)
     return bisect_left(range(n), reached, key=lambda k: float(special.bdtr(k, n, rate)))
-
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-
-_STATS_ROUNDING = 1e-9  # of a running product of up to some million factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +89,14 @@ def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
     if censored.any() or not len(values):
         return kaplan_meier(values, censored)
     plain, n = Curve(times=values, censored=censored, left=None), len(values)
-    ranks = [plain.first_with(share - _STATS_ROUNDING) for share in shares]
+    ranks = [plain.first_with(share - _OF_A_PRODUCT) for share in shares]
     ranks += [rank - 1 for share in shares for rank in _interval_ranks(n, share)]
     in_range = {rank for rank in ranks if 0 <= rank < n}
     return replace(plain, times=np.partition(values, sorted({*in_range, n - 1})))
 
 
 def quantile(curve: Curve, share: float) -> float | None:
-    index = curve.first_with(share - _STATS_ROUNDING)
+    index = curve.first_with(share - _OF_A_PRODUCT)
     return float(curve.times[index]) if index < curve.n else None
 
 
@@ -179,7 +166,7 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
 def rate_upper95(hits: int, n: int) -> float:
     """One-sided, the rate at which `hits` or fewer of n had 5 %. Source: Clopper and Pearson,
     Biometrika 26 (1934), 404-413."""
-    return 1.0 if hits >= n else beta_quantile(0.95, hits + 1, n - hits)
+    return 1.0 if hits >= n else float(special.betaincinv(hits + 1, n - hits, 0.95))
 
 
 def rate_lower95(hits: int, n: int) -> float:

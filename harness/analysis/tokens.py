@@ -27,7 +27,8 @@ def token_gaps(requests: pd.DataFrame, wanted: Bools | None = None) -> tuple[Flo
     many each of the `wanted` requests has. The n answers to one prompt grow in step, so there the
     event before is the n-th before."""
     answers = requests["n"].to_numpy(dtype=np.int64)
-    num_events = _lengths(requests["token_times_ns"])
+    lengths_of_parts = map(_lengths_of, _chunks(requests["token_times_ns"]))
+    num_events = np.concatenate([np.empty(0, np.int64), *lengths_of_parts])
     if wanted is not None:
         answers, num_events = answers[wanted], num_events[wanted]
     num_gaps = np.maximum(num_events - answers, 0)
@@ -97,10 +98,6 @@ def _parts(lists: pd.Series, wanted: Bools | None = None) -> Iterator[tuple[Ints
                 some = some.filter(pa.array(wanted[seen : seen + num_rows]))
             seen += num_rows
             yield some.flatten().to_numpy(), _lengths_of(some)
-
-
-def _lengths(lists: pd.Series) -> Ints:
-    return np.concatenate([np.empty(0, np.int64), *map(_lengths_of, _chunks(lists))])
 
 
 def _lengths_of(chunk: pa.ListArray) -> Ints:
