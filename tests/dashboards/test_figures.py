@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.figures import bars, curves, ladders, timeline
 from dashboards.figures.canvas import Figure
 from dashboards.figures.curves import rising_note, rising_steps
-from dashboards.figures.timeline import Marks, min_max
+from dashboards.figures.timeline import min_max
 from dashboards.sections.section import CLIENT_TIMES
 from dashboards.sections.waste import point_bars
 from harness.export.library import Clock
@@ -164,14 +164,6 @@ def test_many_abandons_share_marks_but_none_is_lost_to_the_eye() -> None:
     assert timeline.thin_marks(stamps[:5], length_s=10).tolist() == stamps[:5].tolist()
 
 
-@pytest.mark.parametrize(("number", "note"), [(40, None), (5_000, "share one")])
-def test_a_caption_says_where_marks_are_shared(number: int, note: str | None) -> None:
-    series = min_max(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
-    marks = Marks(abandons=np.linspace(0, 10, number), preemptions=np.empty(0))
-    said = timeline.notes([series], marks)
-    assert said is None if note is None else note in str(said)
-
-
 def test_the_levels_are_of_all_samples_and_the_mean_is_by_time() -> None:
     y = np.arange(100_000.0)
     levels = min_max(y, y, intervals=100).levels
@@ -192,7 +184,6 @@ def test_extremes_are_kept_and_order_too(values: list[float], intervals: int) ->
     assert set(zip(series.x, series.y, strict=True)) <= set(zip(x, y, strict=True))
 
 
-@settings(deadline=None)  # what a busy machine takes for it says nothing
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=400))
 def test_a_long_curve_is_drawn_nowhere_above_itself(rises: list[int]) -> None:
     y = np.cumsum(rises).astype(float)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from playwright.sync_api import Browser, Page
 
 from harness.run.process import free_port
-from tests.dashboards.browsing import chromium, opened
+from tests.dashboards.browsing import WAIT_MS, chromium, opened
 from tests.e2e.running import page_served
 from tests.made_up.gated import save_night, save_nights
 
@@ -95,6 +95,7 @@ def web(browser: Browser, folder: Path) -> None:
     command = [sys.executable, "-m", "harness", "run", *DEMO, "--web", "--web-port", port]
     with page_served(command, url, folder=folder):
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        page.set_default_timeout(WAIT_MS)
         page.goto(url)
         page.get_by_text("Custom parameters").click()
         start = page.get_by_role("button", name="Start", exact=True)
