@@ -10,13 +10,20 @@ from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged, of_arms
 from tests.made_up import gated
 
 
-def build(values: Rounds, *, unit: str = "steps", **more: Any) -> Measured:
-    name = "cancel_latency_s" if unit == "s" else "cancel_latency_steps"
-    metric = gated.steps()
-    metric.unit = unit
-    rounds = {name: {"mean": list(values)}}
-    one = gated.summary_of_arms({"build": gated.arm({name: metric}, rounds)})
+def showing(*figures: str, values: Rounds = (1.0, 1.02, 0.98), **more: Any) -> Measured:
+    """A build with these figures, which had these values in each round."""
+    metrics, rounds = {}, {}
+    for figure in figures:
+        name, _, key = figure.partition(".")
+        metrics[name] = gated.steps()
+        metrics[name].unit = "s" if name.endswith("_s") else "steps"
+        rounds[name] = {key: list(values)}
+    one = gated.summary_of_arms({"build": gated.arm(metrics, rounds)})
     return gated.measured(one, ["build"], **more)
+
+
+def build(values: Rounds, *, unit: str = "steps", **more: Any) -> Measured:
+    return showing(f"cancel_latency_{unit}.mean", values=values, **more)
 
 
 BEFORE = build([1.0, 1.02, 0.98])
@@ -86,18 +93,6 @@ def test_another_demand_is_not_compared(
     found = judged(build([1.0] * 3, **demanding(**mine)), LINE, baseline=before)
     assert found.verdict is (PASS if why is None else OPEN)
     assert why is None or found.checks[1].reason == f"not comparable: {why}"
-
-
-def showing(*figures: str, values: Rounds = (1.0, 1.02, 0.98), **more: Any) -> Measured:
-    """A build with these figures, in each of three rounds."""
-    metrics, rounds = {}, {}
-    for figure in figures:
-        name, _, key = figure.partition(".")
-        metrics[name] = gated.steps()
-        metrics[name].unit = "s" if name.endswith("_s") else "steps"
-        rounds[name] = {key: list(values)}
-    one = gated.summary_of_arms({"build": gated.arm(metrics, rounds)})
-    return gated.measured(one, ["build"], **more)
 
 
 def test_without_a_limit_all_is_compared_that_the_baseline_has() -> None:

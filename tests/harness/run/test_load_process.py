@@ -53,19 +53,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run")
 
 
-def test_a_worker_is_awaited_until_its_last_row(folder: RunFolder) -> None:
-    pauses: list[float] = []
-
-    def end_at_the_third(pause_s: float) -> None:
-        pauses.append(pause_s)
-        if len(pauses) == 3:
-            write_mark(folder, HERE, "ended")
-
-    write_mark(folder, HERE, "began")
-    assert LoadProcess(pause=end_at_the_third).let_workers_end(folder, OURS) == set()
-    assert len(pauses) == 3
-
-
 def test_a_killed_worker_is_not_awaited(folder: RunFolder) -> None:
     load = LoadProcess(pause=no_pause)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
@@ -84,13 +71,6 @@ def test_a_load_without_workers_or_interrupted_does_not_wait(folder: RunFolder) 
     assert load.let_workers_end(folder, OURS, interrupted=lambda: True) == {HERE}
     write_mark(folder, HERE, "ended")
     assert load.let_workers_end(folder, OURS) == set()
-
-
-def test_a_worker_that_never_ends_is_late_when_the_time_is_up(folder: RunFolder) -> None:
-    pauses: list[float] = []
-    write_mark(folder, HERE, "began")
-    assert LoadProcess(pause=pauses.append).let_workers_end(folder, OURS) == {HERE}
-    assert sum(pauses) == pytest.approx(LAST_ROWS_S, abs=0.1)
 
 
 class Watched:
