@@ -1,4 +1,7 @@
-"""A run in the formats of other tools: what the files hold, and what is refused."""
+"""A run in the formats of other tools: what the files hold, and what is refused.
+
+The golden runs hold the times of their timelines, ghosts among them.
+"""
 
 import json
 from pathlib import Path
@@ -79,15 +82,6 @@ def test_the_rows_of_clients_and_engine(run: RunBuilder) -> None:
     }
     assert {("abandon", "a", CLIENTS, 100), ("free", "a", SLOTS, 111)} < marks
     assert ("detect", "c", QUEUE, 231) in marks
-
-
-def test_what_was_never_freed_reaches_to_the_end_of_the_log(run: RunBuilder) -> None:
-    run.abandon("ghost", t0=100, tokens=[50, 80])
-    run.events("ghost", arrived=5, admitted=10, first_token=50, disconnected=101)
-    run.request("b", sent=110, tokens=[140], outcome="completed", end=195)
-    run.events("b", arrived=111, admitted=112, blocks_freed=194, finished=194)
-    events = traced(run)
-    assert slices(events, SLOTS) == [("ghost, never freed", 10, 184, 1), ("b", 112, 82, 2)]
 
 
 def test_rows_are_named_and_no_slices_of_a_row_cross(run: RunBuilder) -> None:
