@@ -7,6 +7,8 @@ headers once they have begun, and for the next content if only framing comes.
 
 import contextlib
 import fcntl
+import os
+import signal
 import socket
 import ssl
 import struct
@@ -17,11 +19,11 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from harness.load.client_process import ClientProcess
 from harness.load.connect import Tls
 from harness.load.http1 import MAX_HEAD_BYTES, Answer, endless
 from harness.load.receiver import Take, receiver
 
+CLIENT_PROGRAM: Final = "cat"
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
 
 
@@ -39,6 +41,41 @@ class Limit(NamedTuple):
         return left_ns / 1e9
 
 
+class ClientProcess:
+    """A process that owns a connection, so that it can be killed: the client whose program crashes.
+
+    It is `cat`, with the connection as its standard input: its user has read what `cat` has read.
+    `output` is our end of a pair. No other process holds `sock`, so when `cat` is killed the kernel
+    ends it. Raises OSError if no process can be started; `sock` is closed then.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.output, theirs = socket.socketpair()
+        with sock, theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.output.close)
+            for end in (sock, theirs):  # ours may be non-blocking, which `cat` does not expect
+                os.set_blocking(end.fileno(), True)
+            self._pid: int | None = os.posix_spawnp(
+                CLIENT_PROGRAM,
+                [CLIENT_PROGRAM],
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, sock.fileno(), 0),
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
+                ],
+            )
+            on_failure.pop_all()
+
+    def kill(self) -> None:
+        pid, self._pid = self._pid, None
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # gevent may have reaped it already
+            os.waitpid(pid, 0)
+
+
 class Connection(Answer):
     """`received_ns` is when the latest bytes came, before anything was done with them. `limit` may
     be changed at any time: it holds beside `timeout_s`, the longest wait for the next bytes.
@@ -49,11 +86,10 @@ class Connection(Answer):
         sock: socket.socket,
         timeout_s: float | None,
         *,
-        limit: Limit | None = None,
         tls: Tls | None = None,
     ) -> None:
         super().__init__()
-        self.limit = limit
+        self.limit: Limit | None = None
         self.sock = sock
         self.tls = tls
         self.owner: ClientProcess | None = None

@@ -9,7 +9,7 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.formatting import quantity
-from harness.load.client_process import PROGRAM
+from harness.load.connection import CLIENT_PROGRAM
 from harness.records import Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
@@ -140,8 +140,10 @@ def _check_ways(load: AbandonLoad, target: Target) -> None:
             f"way `cancel`: servers of kind {target.name} have no cancel endpoint; add "
             "`cancel_path` to the target's file, or choose another way"
         )
-    if Way.KILLED in ways and shutil.which(PROGRAM) is None:
-        raise ConfigError(f"way `killed` needs the program `{PROGRAM}`, which is not on the PATH")
+    if Way.KILLED in ways and shutil.which(CLIENT_PROGRAM) is None:
+        raise ConfigError(
+            f"way `killed` needs the program `{CLIENT_PROGRAM}`, which is not on the PATH"
+        )
 
 
 def _has_queued(load: AbandonLoad) -> bool:

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from harness.load.client import StreamClient, StreamReader
-from harness.load.client_process import ClientProcess
-from harness.load.connection import Connection
+from harness.load.connection import ClientProcess, Connection
 from harness.load.leave import leave
 from harness.records import Delivery, Outcome, RequestRow, Way, WireClose
 from tests.harness.load.asking import (
