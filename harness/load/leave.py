@@ -46,7 +46,11 @@ def leave(way: Way, connection: Connection) -> CloseResult:
 def _act(way: Way, connection: Connection) -> CloseResult:
     match way:
         case Way.FIN:
-            return _hang_up(connection)
+            t0_ns = time.perf_counter_ns()
+            # The kernel sends a reset instead if bytes were not read.
+            wire_close = WireClose.RST if connection.unread_bytes() else WireClose.FIN
+            connection.close()
+            return CloseResult(t0_ns, wire_close)
         case Way.RST:
             left = CloseResult(time.perf_counter_ns(), WireClose.RST)
             connection.reset()
@@ -65,13 +69,6 @@ def _act(way: Way, connection: Connection) -> CloseResult:
             return left
         case Way.CANCEL:
             raise ValueError("a cancel is sent on a connection of its own")
-
-
-def _hang_up(connection: Connection) -> CloseResult:
-    t0_ns = time.perf_counter_ns()
-    wire_close = WireClose.RST if connection.unread_bytes() else WireClose.FIN
-    connection.close()
-    return CloseResult(t0_ns, wire_close)
 
 
 def _half_close(connection: Connection) -> CloseResult:

@@ -197,9 +197,13 @@ def prepare(
     give_up_here = partial(give_up, environment)
     is_worker = isinstance(runner, WorkerRunner)
     if isinstance(runner, WorkerRunner):
-        report_abandons(runner, _num_abandons)
+        report_abandons(runner, lambda: 0 if (now := _session()) is None else now.abandons)
     allow_streams(0 if is_worker else plan.run.users)  # a worker learns its number of users later
-    records = ProcessRecords(LagWatch(open_streams=_num_open, give_up=give_up_here), runner)
+    lag = LagWatch(
+        open_streams=lambda: 0 if (now := _session()) is None else now.client.open_streams,
+        give_up=give_up_here,
+    )
+    records = ProcessRecords(lag, runner)
     records.begin(plan)
     _listen(environment.events.quit, records.end)
 
@@ -263,14 +267,6 @@ def _fail_if_nothing_was_sent(environment: Environment, **_: Any) -> None:
 
 def _session() -> LoadSession | None:
     return getattr(PlannedUser, "session", None)
-
-
-def _num_open() -> int:
-    return 0 if (session := _session()) is None else session.client.open_streams
-
-
-def _num_abandons() -> int:
-    return 0 if (session := _session()) is None else session.abandons
 
 
 def _api_key(plan: LoadPlan) -> str | None:
