@@ -184,7 +184,7 @@ def _read_request(sock: socket.socket, file: BinaryIO) -> Exchange | None:
         sock=sock,
         request_id=headers.get("x-request-id", line),
         headers=headers,
-        body=json.loads(file.read(int(headers["content-length"])) or b"{}"),
+        body=json.loads(file.read(int(headers["content-length"] or 0)) or b"{}"),
         target=line.split(" ")[1],
     )
 
