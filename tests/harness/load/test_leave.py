@@ -319,7 +319,7 @@ def test_an_id_is_quoted_in_the_path_of_its_cancel() -> None:
 
 def test_a_user_that_stops_reading_acknowledges_and_says_nothing(ask: Ask) -> None:
     """Its buffer fills; the connection ends with the load."""
-    has_left = threading.Event()
+    has_left, is_full = threading.Event(), threading.Event()
 
     def script(x: Exchange) -> None:
         x.accept(tokens=1)
@@ -328,6 +328,7 @@ def test_a_user_that_stops_reading_acknowledges_and_says_nothing(ask: Ask) -> No
         x.sock.settimeout(0.2)
         with pytest.raises(TimeoutError):
             x.send(bytes(1 << 24))
+        is_full.set()
         x.sock.settimeout(None)
         assert x.client_left_within(30)
         assert x.closed_how == "rst"
@@ -336,6 +337,7 @@ def test_a_user_that_stops_reading_acknowledges_and_says_nothing(ask: Ask) -> No
     has_left.set()
     assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 1)
     assert row.wire_close is WireClose.NOTHING
+    assert is_full.wait(30)
 
 
 def test_a_user_that_vanished_does_not_even_acknowledge(ask: Ask) -> None:
