@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InterruptedRunError, TargetError
-from harness.run.pipeline import execute, why_not_saved
+from harness.run.pipeline import discard_if_empty, execute, why_not_saved
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import RunConfig, resolve_run
-from harness.store.manifest import status_after
+from harness.store.manifest import Window, status_after
 from harness.store.run_folder import RunFolder
 from tests.conftest import Serve
 from tests.harness.run.conftest import Begin
+from tests.made_up.rows import made_up_manifest
 
 PAGES = {
     "/v1/models": b'{"data": [{"id": "m"}]}',
@@ -57,3 +58,11 @@ def test_the_status_says_how_a_run_ended() -> None:
     assert status_after(None) == "complete"
     assert status_after(InterruptedRunError("x")) == "interrupted"
     assert status_after(TargetError("x")) == "target_failed"
+
+
+def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
+    for started_ns in (None, 7):
+        folder = RunFolder.create(tmp_path / f"run-{started_ns}")
+        manifest = made_up_manifest(window=Window(load_started_ns=started_ns))
+        assert discard_if_empty(folder, manifest) == (started_ns is None)
+        assert folder.path.exists() == (started_ns is not None)
