@@ -286,7 +286,8 @@ def test_a_first_token_in_time_ends_its_limit(
 ) -> None:
     """The others come when it would have passed."""
     clock = Leaping()
-    monkeypatch.setattr("harness.load.connection.time", clock)
+    for module in ("connection", "receiver"):
+        monkeypatch.setattr(f"harness.load.{module}.time", clock)
 
     def stay(tokens_read: int) -> None:
         if tokens_read == 1 and not clock.ahead_ns:
