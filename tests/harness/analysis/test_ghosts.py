@@ -258,7 +258,7 @@ def test_a_counter_that_still_moves_tells_of_no_ghosts(run: RunBuilder) -> None:
 
 
 def test_who_left_before_an_answer_or_at_its_end_may_be_no_ghost(run: RunBuilder) -> None:
-    run = counting(run, aborted=6.0, max_tokens=20)
+    run = counting(run, aborted=6.0, max_tokens=100_000)
     run.requests[0].first_token_ns = None
     run.requests[1].max_tokens = 6
     counter = metric(ghosts_of(run)["counter"])
