@@ -1,9 +1,12 @@
 """The lives of branches: when each was in the batch; requests for several answers."""
 
+import numpy as np
 import pandas as pd
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.analysis.facts import is_among
-from harness.analysis.timeline import timeline
+from harness.analysis.timeline import StepTimes, timeline
 from tests.harness.analysis.scenes import only_row
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
@@ -21,6 +24,23 @@ def test_a_preemption_ends_a_life_and_a_resumption_begins_the_next(run: RunBuild
         ("a", 0, at(10), at(20), "preempted", None),
         ("a", 1, at(30), at(40), "removed", at(41)),
     ]
+
+
+def test_a_life_that_a_preemption_ended_gave_its_blocks_back_then(run: RunBuilder) -> None:
+    run.events("a", arrived=1, admitted=10, preempted=20, removed=40, blocks_freed=41)
+    assert lives(run) == [("a", 0, at(10), at(20), "preempted", None)]
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=8), st.integers(0, 9), st.integers(0, 9))
+def test_steps_are_counted_by_their_ends(lengths: list[int], since: int, until: int) -> None:
+    ends = np.cumsum(lengths)
+    steps = StepTimes(started_ns=ends - lengths, ended_ns=ends)
+    both = np.array([since]), np.array([until])
+    pairs = list(zip(steps.started_ns, steps.ended_ns, strict=True))
+    if since <= until:
+        assert steps.boundaries_passed(*both) == [sum(since < end <= until for _, end in pairs)]
+    is_whole = any(since < start and end < until for start, end in pairs)
+    assert steps.has_whole_step(*both) == [is_whole]
 
 
 def test_a_life_may_be_open_or_never_begin(run: RunBuilder) -> None:
