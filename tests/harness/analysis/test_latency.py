@@ -14,7 +14,8 @@ from harness.analysis.latency import (
     known_answers,
     latency_figures,
 )
-from harness.records import Role
+from harness.analysis.tokens import tokens_read
+from harness.records import Role, TokenCounting
 from tests.harness.told import metric, ms, reason
 from tests.made_up.run import RunBuilder
 
@@ -120,6 +121,16 @@ def test_waste_by_counter(run: RunBuilder, trust: str, running: float, bound: st
     waste = metric(found)
     assert (waste.mean, waste.n, waste.bound, waste.method) == (20, 2, bound, "counter")
     assert waste.others == {"total_tokens": 40, "generated_tokens": 110, "cut_off": 1}
+
+
+def test_tokens_are_not_events(run: RunBuilder) -> None:
+    run.request("full", sent=0, tokens=[10] * 4, outcome="completed", end=99, completion_tokens=6)
+    run.abandon("left", t0=70, tokens=[20, 60])
+    for row in run.requests:
+        row.token_counting = TokenCounting.EVENTS
+    requests = run.frames().requests
+    assert tokens_read(requests[1:]).tolist() == [2.0]  # with no usage to calibrate by
+    assert tokens_read(requests).tolist() == [6.0, 3.0]
 
 
 def test_repetitions_without_an_answer_or_a_log_say_so(run: RunBuilder) -> None:

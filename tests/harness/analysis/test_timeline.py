@@ -33,10 +33,11 @@ def test_a_life_that_a_preemption_ended_gave_its_blocks_back_then(run: RunBuilde
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=8), st.integers(0, 9), st.integers(0, 9))
 def test_steps_are_counted_by_their_ends(lengths: list[int], since: int, until: int) -> None:
-    ends = np.cumsum(lengths)
-    steps = StepTimes(started_ns=ends - lengths, ended_ns=ends)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = ends - np.array(lengths, dtype=np.int64)
+    steps = StepTimes(started_ns=starts, ended_ns=ends)
     both = np.array([since]), np.array([until])
-    pairs = list(zip(steps.started_ns, steps.ended_ns, strict=True))
+    pairs = list(zip(starts, ends, strict=True))
     if since <= until:
         assert steps.boundaries_passed(*both) == [sum(since < end <= until for _, end in pairs)]
     is_whole = any(since < start and end < until for start, end in pairs)
