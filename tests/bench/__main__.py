@@ -57,7 +57,7 @@ def _row(ratio: Ratio) -> tuple[str, ...]:
     verdict = "" if ratio.bound is None else "holds" if ratio.holds else "BROKEN"
     return (
         ratio.what,
-        *(f"{figure.value:.4g} {figure.unit}" for figure in (ratio.ours, ratio.theirs)),
+        *(f"{figure:.4g} {ratio.unit}" for figure in (ratio.ours, ratio.theirs)),
         f"{ratio.ratio:.2f}",
         f"{low:.2f}-{high:.2f}",
         "" if ratio.bound is None else f"{ratio.bound.kind} {ratio.bound.value:g}",

@@ -10,11 +10,6 @@ class UnavailableError(RuntimeError):
     """A benchmark cannot run here; the message says what is missing."""
 
 
-class Figure(NamedTuple):
-    value: float
-    unit: str
-
-
 class Bound(NamedTuple):
     """What the ratio is held to."""
 
@@ -35,8 +30,9 @@ class Ratio:
     """
 
     what: str
-    ours: Figure
-    theirs: Figure
+    unit: str
+    ours: float
+    theirs: float
     ratio: float
     spread: tuple[float, float]
     bound: Bound | None = None
@@ -57,8 +53,9 @@ def share(
     )
     return Ratio(
         what=what,
-        ours=Figure(median(part), unit),
-        theirs=Figure(median(whole), unit),
+        unit=unit,
+        ours=median(part),
+        theirs=median(whole),
         ratio=middle,
         spread=(low, high),
         bound=bound,

@@ -14,7 +14,7 @@ from tests.bench.load_generator import (
     lags_p99_ms,
     percentiles,
 )
-from tests.bench.ratio import Bound, Figure, Ratio, UnavailableError, share, times_as_fast
+from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 from tests.bench.streaming import Answer, Traffic, Watched
 
 
@@ -32,7 +32,7 @@ def test_every_benchmark_runs(name: str, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_ratios_are_taken_round_by_round() -> None:
     ratio = times_as_fast("speed", "ms", [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], at_least=3.0)
-    assert (ratio.ours, ratio.theirs) == (Figure(2.0, "ms"), Figure(8.0, "ms"))
+    assert (ratio.ours, ratio.theirs, ratio.unit) == (2.0, 8.0, "ms")
     assert ratio.ratio == 3.0  # of 3, 2 and 4; the medians alone would say 4
     assert ratio.spread == (2.5, 3.5)
     assert ratio.holds

@@ -120,9 +120,8 @@ def test_a_victim_that_was_scheduled_already_gives_its_budget_back() -> None:
     run_step(scheduler)
     add(scheduler, "high", 8)
     run_step(scheduler)
-    plan = (
-        scheduler.schedule()
-    )  # low, first in the batch, has room in its last block; high has none
+    # low, first in the batch, has room in its last block; high has none
+    plan = scheduler.schedule()
     assert names(plan.preempted) == ["low"]
     assert scheduled(plan) == {"high": 1}
     assert plan.budget == 15
