@@ -38,7 +38,7 @@ class Collector:
 
     `metrics_urls` are scraped with pauses that `scrape_pause_s` draws, if given. `logs_url` is None
     if the server has no exact logs.
-    `cpu` takes further processes at any time. The collector owns and closes `client` and `gpus`.
+    The collector owns and closes `client` and `gpus`.
 
     `latest_scrape` and `names_seen` (names of all metrics ever seen) change in one thread only; the
     first is replaced as a whole, so other threads may read it.
@@ -55,7 +55,7 @@ class Collector:
         clock_ns: Callable[[], int],
         notes: Notes,
     ) -> None:
-        self.cpu = CpuSampler()
+        self._cpu = CpuSampler()
         self.latest_scrape: list[MetricSample] = []
         self.names_seen: set[str] = set()
         self.lifecycle = Gathered(rows_dir, "lifecycle", LifecycleEvent)
@@ -105,6 +105,10 @@ class Collector:
         for thread in self._running:
             thread.result()
 
+    def watch(self, name: str, pid: int) -> None:
+        """Sample the CPU time of one more process."""
+        self._cpu.watch(name, pid, self._clock_ns())
+
     def rows(self) -> RunRows:
         return RunRows(**{kind: rows.all() for kind, rows in self._gathered.items()})
 
@@ -131,7 +135,7 @@ class Collector:
         self._gathered["server_metrics"].add(self.latest_scrape)
 
     def _sample_cpu(self) -> None:
-        self._gathered["cpu"].add(self.cpu.sample(self._clock_ns()))
+        self._gathered["cpu"].add(self._cpu.sample(self._clock_ns()))
 
     def _sample_gpus(self) -> None:
         assert self.gpus is not None

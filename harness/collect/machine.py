@@ -18,14 +18,19 @@ class CpuSampler:
         self._processes: dict[str, psutil.Process] = {}
         self._last: dict[str, tuple[int, float]] = {}
 
-    def watch(self, name: str, pid: int) -> None:
+    def watch(self, name: str, pid: int, t_ns: int) -> None:
+        """Count the process's time from now on: a short load meets only one sample."""
         try:
-            self._processes[name] = psutil.Process(pid)
-        except psutil.NoSuchProcess:
+            process = psutil.Process(pid)
+            times = process.cpu_times()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             self._processes.pop(name, None)
+            return
+        self._last[name] = (t_ns, float(times.user + times.system))
+        self._processes[name] = process
 
     def sample(self, t_ns: int) -> list[CpuSample]:
-        """A row for the machine and for each process that existed at the last call too."""
+        """A row for each process, and from the second call on for the machine."""
         rows = self._add(t_ns, MACHINE, psutil.cpu_times(), psutil.virtual_memory().used, None)
         for name, process in list(self._processes.items()):
             try:

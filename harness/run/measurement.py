@@ -120,7 +120,7 @@ class Measurement(RunState):
 
     def watch(self, name: str, pid: int) -> None:
         assert self._collector is not None
-        self._collector.cpu.watch(name, pid)
+        self._collector.watch(name, pid)
 
     def show(self, snapshot: Snapshot) -> None:
         if self.manifest.clock.comparable:
@@ -216,7 +216,7 @@ class Measurement(RunState):
         is_local = server.engine is not None or self.manifest.clock.comparable
         if server.config is not None and is_local:
             for name in ("frontend", "worker"):
-                collector.cpu.watch(name, int(server.config[f"{name}_pid"]))
+                collector.watch(name, int(server.config[f"{name}_pid"]))
         return collector
 
     def _scrape_pause_s(self) -> Callable[[], float] | None:

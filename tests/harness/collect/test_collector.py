@@ -17,12 +17,12 @@ from tests.e2e.running import wait_until
 from tests.made_up.rows import lifecycle_event
 
 
-def test_cpu_rows_come_from_the_second_sample_on() -> None:
+def test_cpu_rows_count_from_when_a_process_was_named() -> None:
     sampler = CpuSampler()
-    sampler.watch("harness", os.getpid())
-    sampler.watch("ghost", 2**22 + 1)
-    assert sampler.sample(0) == []
-    rows = {row.process: row for row in sampler.sample(1_000_000_000)}
+    sampler.watch("harness", os.getpid(), 0)
+    sampler.watch("ghost", 2**22 + 1, 0)
+    assert [row.process for row in sampler.sample(1_000_000_000)] == ["harness"]
+    rows = {row.process: row for row in sampler.sample(2_000_000_000)}
     assert set(rows) == {"machine", "harness"}
     assert rows["harness"].rss_bytes > 1_000_000
     assert 0 <= rows["harness"].cores < 5
