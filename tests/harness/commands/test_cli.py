@@ -65,7 +65,7 @@ def test_the_demo_is_a_whole_run_with_probes_after_its_load(tmp_path: Path) -> N
     assert {"arrived", "blocks_freed"} <= set(frames.lifecycle["event"])
     assert not frames.steps.empty
     assert "vllm:num_requests_running" in set(frames.server_metrics["name"])
-    assert {"machine", "frontend", "worker", "load"} <= set(frames.cpu["process"])
+    assert {"machine", "frontend", "worker"} <= set(frames.cpu["process"])
     assert not frames.client.empty
     assert not (out / "shards").exists()
     wait_until_gone(Run(out).pids())
