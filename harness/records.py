@@ -51,6 +51,15 @@ class Way(StrEnum):
     KILLED = "killed"  # the process that owns the connection gets a SIGKILL
     CANCEL = "cancel"  # asks the server's cancel endpoint, and reads the stream to its end
 
+    @property
+    def stays_open(self) -> bool:
+        """The connection outlasts its user: it is held until the server has settled."""
+        return self in (Way.STOP_READING, Way.VANISH)
+
+    @property
+    def reads_on(self) -> bool:
+        return self in (Way.HALF_CLOSE, Way.CANCEL)
+
 
 class Delivery(StrEnum):
     STREAM = "stream"

@@ -1,4 +1,4 @@
-"""What all tests share: texts held to a file, and a scripted HTTP server on loopback.
+"""Fixtures of all tests: texts held to a file, and a scripted HTTP server on loopback.
 
 No test is judged by its time.
 """

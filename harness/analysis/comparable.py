@@ -3,7 +3,8 @@
 Figures: `why_not_figures` is the one rule of arms, `walkaway compare`, `walkaway trend` and the
 gate. Runs: `walkaway compare` refuses only runs that ask different questions (`why_not_runs`) and
 remarks on all else that moves figures. The gate, and a line of a trend, take only runs under equal
-`Conditions` (`why_not_conditions`), and times only from one machine (`other_machine`).
+`Conditions` (`why_not_conditions`), and times only from one machine (`other_machine`). A line of a
+trend also ends where the engine's faults or speed change (dashboards/run_history.py).
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -45,8 +46,8 @@ def _are_counted_alike(first: str | None, second: str | None) -> bool:
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the figures of a run, or of one of its arms, depend on. `machine`: the processor, cores,
-    GPUs and device, on which times depend, but steps do not."""
+    """The conditions on which the figures of a run, or of one of its arms, depend. `machine`: the
+    processor, cores, GPUs and device, on which times depend, but steps do not."""
 
     workload: str
     engine: str | None

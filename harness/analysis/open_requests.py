@@ -78,7 +78,7 @@ def open_in_run(frames: RunFrames) -> OpenRequests:
 
 
 NEVER: Final = int(np.iinfo(np.int64).max)
-_HELD: Final = (Way.STOP_READING, Way.VANISH)
+_HELD: Final = [way for way in Way if way.stays_open]
 
 
 def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> Ints:

@@ -51,7 +51,7 @@ _MORE_THAN_TRIALS: Final = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What the figures of samples need of a run, without its logs: several runs can be pooled."""
+    """The data of a run behind the figures of samples, without its logs: runs can be pooled."""
 
     facts: Facts
     requests: pd.DataFrame

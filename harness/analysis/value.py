@@ -222,7 +222,7 @@ def _rows(terms: ValueTerms) -> Iterator[_Row]:
     )
 
 
-# What each stage is called in the source's table of the pipeline's timing, and its limits there.
+# The name of each stage in the source's table of the pipeline's timing, and its limits there.
 _STAGES: Final = (
     ("detect_s", "the client leaves -> the server sees it", (0.0, 0.005)),
     ("signal_s", "... -> the engine hears it", (0.0, 0.0001)),

@@ -1,4 +1,4 @@
-"""What the reference engine says of itself: its lifecycle events, its steps, and its clock.
+"""The reference engine's own account: its lifecycle events, its steps, and its clock.
 
 An answer of a log is NDJSON. Its headers give the position after it, the log's last position, and
 the number of rows that fell out of the log unread. An answer may hold fewer rows than the limit, as

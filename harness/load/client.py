@@ -21,7 +21,7 @@ import msgspec
 from harness.http_client import is_out_of_handles
 from harness.load.connection import Connection, Limit
 from harness.load.dialect import request_body
-from harness.load.leave import READS_ON, leave
+from harness.load.leave import leave
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
 from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of
@@ -325,7 +325,7 @@ class Exchange:
             if not stream.can_leave:
                 return  # the answer had already ended
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
-        if self._way in READS_ON:
+        if self._way.reads_on:
             self._read_on(connection)
 
     def _read_until(self, connection: Connection, leaves_at_ns: int) -> None:

@@ -9,6 +9,9 @@
     KILLED         the process that owns the connection gets a SIGKILL
     CANCEL         the server's cancel endpoint is asked, and the stream read on (`Exchange`)
 
+To add a way: name it in `Way` with its properties (harness/records.py), act on it in `_act` below,
+and label it in dashboards/sections/cancel.py.
+
 Over TLS FIN and HALF_CLOSE first send a close_notify (RFC 8446, 6.1); the others leave without a
 word, as a crash does. https://www.kernel.org/doc/html/latest/networking/filter.html
 """
@@ -24,8 +27,6 @@ import httpx
 
 from harness.load.connection import Connection
 from harness.records import Way, WireClose
-
-READS_ON: Final = frozenset({Way.HALF_CLOSE, Way.CANCEL})  # the client still reads after leaving
 
 _SO_ATTACH_FILTER: Final = 26
 _DROP_ALL: Final = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction: return 0 bytes

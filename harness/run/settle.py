@@ -26,7 +26,6 @@ Roles = Mapping[str, float]
 
 # Counters that move while anything is computed.
 _OF_WORK: Final = ("decode_calls", "generated_tokens")
-_WITHOUT_A_WORD: Final = ("stop_reading", "vanish")
 
 # One scrape may fall between two requests, or between an abort and the next gauge update.
 CALM_SCRAPES: Final = 3
@@ -47,9 +46,7 @@ def settle_seconds(target: Target, settings: SettleSettings, step_s: float | Non
 
 def leaves_in_silence(workload: Workload) -> bool:
     load = workload.load
-    return isinstance(load, AbandonLoad) and any(
-        entry.way in _WITHOUT_A_WORD for entry in load.leavers
-    )
+    return isinstance(load, AbandonLoad) and any(plan.way.stays_open for plan in load.leavers)
 
 
 def silence_seconds(target: Target, workload: Workload) -> float:

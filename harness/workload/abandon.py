@@ -1,8 +1,10 @@
 """Abandon plans: when a user leaves. Pure: each plan draws itself from the request's own generator.
 
 A plan is an entry of `[[load.mix]]`. To add a kind of leaving, add a subclass of `AbandonPlan` here
-and to `AnyPlan`. The pause between the last token wanted and leaving keeps users out of step with
-the server: leaving right after a token would put every t0 at the same point of the engine's step.
+and to `AnyPlan`; harness/load/leave.py says how to add a way to leave.
+
+The pause between the last token wanted and leaving keeps users out of step with the server: leaving
+right after a token would put every t0 at the same point of the engine's step.
 """
 
 import math

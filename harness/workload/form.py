@@ -13,7 +13,6 @@ from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, RunSettings, Wo
 
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 AS_WORKLOAD: Final = "workload"
-HELD: Final = frozenset({"stop_reading", "vanish"})  # these connections must outlast their users
 OURS: Final = "walkaway_"
 _LAST_STREAMS_S: Final = 60  # after the schedule, for streams that are still open
 _DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
@@ -153,7 +152,7 @@ _TABLE: Final = (
         "way",
         default="fin",
         help="the way to leave, for any plan but that of the workload",
-        choices=tuple(way.value for way in Way if way not in HELD),
+        choices=tuple(way.value for way in Way if not way.stays_open),
         needs=("walkaway_leave", _PLANS),
     ),
     FormField("stay_share", "load.stay_share", "0.25", "share of users who never leave"),
@@ -274,7 +273,7 @@ def check_startable(workload: Workload) -> None:
             f"workload {name} directs its requests by a plan of its own; the web page starts "
             'users who leave (load.kind = "abandon"): run it without --web'
         )
-    if held := HELD & {plan.way for plan in load.leavers}:
+    if held := {plan.way for plan in load.leavers if plan.way.stays_open}:
         raise ConfigError(
             f"way to leave: {', '.join(sorted(held))} leaves connections open, which must be held "
             "until the server has settled, and the users of the web page end before: take another "

@@ -99,7 +99,8 @@ class Scheduler:
     def finish(self, request_id: str, reason: FinishReason) -> Request | None:
         """End a request in whatever state it is; None if there is no such request.
 
-        It leaves the batch or the queue at once, and holds its blocks until `free`.
+        It gives back its batch slot (its place in `running`) or leaves the queue at once, and holds
+        its blocks until `free`.
         """
         request = self.requests.pop(request_id, None)
         if request is None:

@@ -1,4 +1,4 @@
-"""What the load generator costs, and how well it stamps: our load process and a server of tokens.
+"""The load generator's cost, and how well it stamps: our load process and a server of tokens.
 
 `load_generator`: processor time a token. Ours is the whole load process, as `walkaway run` starts
 it; the others only stamp each token's line. All ask again and again for answers of 100 tokens. A

@@ -1,4 +1,4 @@
-"""What a benchmark finds: our figure, theirs, and how they compare, round by round."""
+"""A benchmark's finding: our figure, theirs, and how they compare, round by round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ class UnavailableError(RuntimeError):
 
 
 class Bound(NamedTuple):
-    """What the ratio is held to."""
+    """The limit on the ratio."""
 
     kind: Literal["at least", "at most", "off 1 by at most"]
     value: float
@@ -63,7 +63,7 @@ def share(
 
 
 def within(what: str, unit: str, measured: Sequence[float], most: float) -> Ratio:
-    """What was measured against what it may be, which is shown as theirs."""
+    """A measured figure against its limit, which is shown as theirs."""
     return share(what, unit, measured, [most] * len(measured), Bound("at most", 1.0))
 
 

@@ -1,4 +1,4 @@
-"""What a decision costs: `schedule()` + `update()` for 256 running decodes.
+"""The cost of a decision: `schedule()` + `update()` for 256 running decodes.
 
 Against a bare loop over the same requests, which does the least that any engine must: look up each
 request's new token, append it, and count one more token as computed. And in a pool of a million

@@ -104,7 +104,7 @@ def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
 
 
 def _read_answers(folder: Path) -> dict[str, Answer]:
-    """What the client left behind: times, or rows."""
+    """The client's traces: times, or rows."""
     file = folder / "times.json"
     if file.exists():
         times: dict[str, list[int]] = json.loads(file.read_text())
@@ -120,7 +120,7 @@ def _read_log(file: Path) -> dict[str, Answer]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What was seen of a client between `start_ns` and `end_ns`."""
+    """A client's figures between `start_ns` and `end_ns`."""
 
     traffic: Traffic
     start_ns: int

@@ -35,7 +35,7 @@ _STDIN: Final = 0
 
 
 def answer(num_tokens: int) -> list[bytes]:
-    """What is sent for each token of an answer; with the last, also the end of the stream."""
+    """The bytes sent for each token of an answer; with the last, also the end of the stream."""
     sends = [_chunk(_event(number, num_tokens)) for number in range(1, num_tokens + 1)]
     sends[-1] += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     return sends
