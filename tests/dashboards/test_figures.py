@@ -49,6 +49,8 @@ def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
         ([0.01, 2.0, 0.02, 0.03], [False, True, False, False], [0, 0.25, 0.5, 0.75, 0.75], [0.75]),
         # watched for a short time: it weighs as Kaplan and Meier say
         ([0.01, 0.02, 0.03], [False, True, False], [0, 1 / 3, 1 / 3, 1], [1 / 3]),
+        # let go of at the very time at which another's watch ended: that one was still at risk
+        ([0.01, 0.02, 0.02], [False, False, True], [0, 1 / 3, 2 / 3, 2 / 3], [2 / 3]),
     ],
 )
 def test_a_ghost_stays_in_the_count_and_is_a_cross_where_watching_ended(

@@ -26,7 +26,7 @@ EVIL: Final = (
     "<b>bold</b>&lt;i&gt;{{7*7}}{%x%}]]>'\"`\u2028</td></main>%s"
 )
 EVIL_NAME: Final = "<img src=x onerror=window.pwned=5><b>bold<b>"  # of a folder: without a slash
-# What is no text but a choice of ours, by the name of its key or column.
+# Keys and columns whose values are choices of ours, not text.
 OURS: Final = {
     "status",
     "level",
@@ -144,7 +144,7 @@ def page_of(command: str, *paths: Path) -> Path:
     return page
 
 
-# What makes each page, and words that stand on it beside the hostile text.
+# Each page: how it is made, and words that stand on it beside the hostile text.
 SHOWN: Final = (
     (report, ("why not", "too small", "gauge", "abacus", "tiny", "some way", "7*7")),
     (report_of_arms, (f"128{EVIL.partition('<b>')[0]}",)),

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from dashboards.sections import cancel
 from dashboards.sections.stages import stage_table, stages_in_steps
 from harness.export.library import Run, load_run
+from harness.records import Way
 from tests.dashboards.reading import page_by
 from tests.made_up.changed import change, change_metric, without_an_end
 from tests.made_up.played import save_played
@@ -28,6 +30,10 @@ def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(tmp_path: Path) ->
     assert (steps["detect_s"].n, steps["detect_s"].n_censored) == (30, 9)  # three of the 12 stay
     assert (steps["wait_s"].n, steps["wait_s"].n_censored) == (21, 0)
     assert steps["detect_s"].p99 is None
+
+
+def test_every_way_to_leave_has_a_label() -> None:
+    assert set(cancel.WAYS) == {way.value for way in Way}
 
 
 def test_without_a_step_log_there_are_times_only(tmp_path: Path) -> None:

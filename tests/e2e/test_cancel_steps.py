@@ -31,6 +31,10 @@ def test_nobody_is_forgotten_and_nothing_leaks_wherever_users_left(run: Run) -> 
     assert detect["p50"] < 0.02
 
 
+def test_the_machine_the_server_and_the_load_are_watched(run: Run) -> None:
+    assert {"machine", "frontend", "worker", "load"} <= {row["process"] for row in run.rows("cpu")}
+
+
 def test_a_cancel_takes_one_step_more_than_it_took_to_hear_of_it(run: Run) -> None:
     removed, log = run.metrics["removed_at_first_boundary"], Log(run)
     assert removed["n"] == run.summary["outcomes"]["abandoned"] == len(log.left_ns)

@@ -236,7 +236,7 @@ def is_within(value: float, limits: Limits) -> bool:
     return limits[0] <= value <= limits[1]
 
 
-# What is written down...
+# The table in docs/faults.md...
 
 HEAD = """\
 # What each fault of the bundled engine moves

@@ -111,7 +111,7 @@ class ScriptedEngine:
         self.lifecycle: list[dict[str, Any]] = []
         self.steps: list[Step] = []
         self._clock_ns = clock_ns
-        # Of each free slot, which client had it, and when it was given back.
+        # For each free slot: which client had it, and when it was given back.
         self._free_slots = deque[tuple[str | None, int]]([(None, 0)] * script.slots)
         self._num_left = 0
         self._slots_to_leak = script.leak_slots
@@ -133,7 +133,7 @@ class ScriptedEngine:
         held = sum(work.blocks for work in [*self.batch, *self.leaving])
         return self.script.num_blocks - held - sum(work.leaked_blocks for work in self.works)
 
-    # What clients do, at any time...
+    # Clients' acts, at any time...
 
     def submit(
         self, client_id: str, prompt_tokens: int, max_tokens: int, deliver: Callable[[Work], None]
@@ -165,7 +165,7 @@ class ScriptedEngine:
             self._tell(work, "abort_sent", now_ns, reason="user_disconnect")
             self._tell(work, "abort_received", now_ns, reason="user_disconnect")
 
-    # What the engine does, one step after the other...
+    # The engine's steps, one after the other...
 
     def boundary(self) -> Step | None:
         started_ns = self._clock_ns()
@@ -269,7 +269,7 @@ class ScriptedEngine:
         }
         self.lifecycle.append(entry)
 
-    # What it knows...
+    # Its truth...
 
     def truth(self) -> dict[str, Any]:
         return {

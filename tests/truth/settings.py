@@ -91,8 +91,8 @@ class Setting:
         )
 
     def target(self) -> str:
-        """How it is described: with the refresh rule of its gauges as it is. What is wrong with the
-        counter of aborts nobody tells.
+        """Its description tells the true refresh rule of its gauges, and nothing of how its counter
+        of aborts lies.
         """
         script = self.script
         gauge = (

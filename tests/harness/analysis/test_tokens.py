@@ -81,10 +81,10 @@ def over_read(run: RunBuilder) -> Metric:
         # Three in one receive: nobody could have left after the first.
         ([10, 10, 10], {"planned_abandon": 1, "think_ns": 0}, 2),
         ([10, 20], {"planned_abandon": 2, "think_ns": 0, "event_tokens": [1, 4]}, 3),
-        # Who thinks reads on; what comes when that is over is too much.
+        # A user that thinks reads on; a token after that is one too many.
         ([10, 20, 29], {"planned_abandon": 1, "think_ns": 20 * MS}, 0),
         ([10, 20, 30, 31], {"planned_abandon": 1, "think_ns": 20 * MS}, 2),
-        # Who waits for no token thinks from the sending on, here at 0.
+        # A user that waits for no token thinks from the sending on, here at 0.
         ([10, 20], {"planned_abandon": 0, "think_ns": 15 * MS}, 1),
         ([], {"planned_abandon": 0, "think_ns": 15 * MS}, 0),
     ],

@@ -112,7 +112,7 @@ def test_the_measured_value_and_the_reason_are_in_words() -> None:
     assert "has no interval within one run" in found.reason
 
 
-# What is never a pass.
+# Never a pass.
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def decode(*chunks: bytes) -> list[bytes]:
         (b"data:test\n\ndata: test\n\n", [b"test", b"test"]),
         # Heartbeats between events, and in the middle of one.
         (b": heartbeat\n\ndata: a\n: heartbeat\ndata: b\n\n: heartbeat\n\n", [b"a\nb"]),
-        # What else can come.
+        # Other line ends, a byte order mark, other fields.
         (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", [b"a", b"b", b"c"]),
         (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
         (b"event: ping\nretry: 10\n\n", []),

@@ -300,7 +300,7 @@ def test_what_comes_after_leaving_is_counted_apart() -> None:
     assert only_ended.row().tokens_after_leaving == 0
 
 
-# What a server says is not believed at any price: it fails one request, and spoils no figure.
+# A server's nonsense fails one request, and spoils no figure.
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
 NONSENSE = {

@@ -122,7 +122,7 @@ def test_keys_that_cannot_be_used_are_refused_and_not_shown(value: str | None) -
 async def test_a_key_over_its_limit_is_refused_with_the_time_to_wait() -> None:
     limits = RateLimits(requests_per_minute=2)
     served = Served(api_keys=KEYS, rate_limits=limits)
-    # What cannot be served counts too; nothing here needs a worker.
+    # A request that cannot be served counts too; nothing here needs a worker.
     answers = [
         await served.client.post("/v1/completions", headers=bearer(KEYS[0]), content=b"{")
         for _ in range(3)
