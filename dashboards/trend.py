@@ -18,10 +18,9 @@ from dashboards.figures.canvas import (
 from dashboards.page import document, save
 from dashboards.run_history import Group, PastRun, Point, Track, read_history, tracks
 from dashboards.sections.section import Picture, Section, Table
-from dashboards.verdict import workload_limits
 from harness.errors import ConfigError
 from harness.formatting import DASH, between, bounded, quantity
-from harness.gate.limits import RUN, Limit
+from harness.gate.limits import RUN, Limit, workload_limits
 from harness.metrics import METRICS, spoken
 
 WRITTEN: Final = "%Y-%m-%d %H:%M"
@@ -76,9 +75,8 @@ def _sentence(group: Group) -> str:
 
 
 def _limits(run: PastRun) -> list[Limit]:
-    lines = (run.workload.get("gate") or {}).get("limits") or []
     try:
-        found = workload_limits(lines, run.workload)
+        found = workload_limits(run.workload)
     except ConfigError:
         return []  # the gate says what is wrong; here there is no line to draw
     return [limit for limit in found if limit.against is None]

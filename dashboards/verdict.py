@@ -1,13 +1,13 @@
 """The first word of a report, and how far to trust the run behind it.
 
-The verdict is the gate's: by the workload's own limits, else by the gate's default limits.
+The verdict is the gate's: by the workload's own limits on the run itself, else by the gate's
+default limits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from harness.analysis.load_side import saturations
 from harness.analysis.remarks import MOST_WARM_UP
@@ -17,7 +17,13 @@ from harness.export.tables import steady_in_words
 from harness.formatting import DASH, figure_of, number, quantity
 from harness.gate.judge import Check, Judgement, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
-from harness.gate.limits import BASELINE, DEFAULT_LIMITS, FEWEST_ABANDONS, Limit, parse_limits
+from harness.gate.limits import (
+    DEFAULT_LIMITS,
+    fewest_abandons,
+    of_the_run_alone,
+    parse_limits,
+    workload_limits,
+)
 from harness.gate.reports import gravest_first
 from harness.gate.run import read_run
 from harness.records import ArmsSummary, Outcome, Summary
@@ -56,33 +62,25 @@ class Verdict:
 
 
 def verdict_of(run: Run) -> Verdict | None:
-    """None for arms without limits of their own: one of them may be meant to do badly."""
-    workload = run.manifest.workload
-    settings = workload.get("gate") or {}
-    lines = settings.get("limits")
-    if not lines and isinstance(run.summary, ArmsSummary):
-        return None
-    judgement = _judge(run.path, lines or DEFAULT_LIMITS, workload)
-    return _in_words(judgement, "the workload's own limits" if lines else "the gate's defaults")
-
-
-def _judge(path: Path, lines: Sequence[str], workload: Mapping[str, Any]) -> Judgement:
-    """A limit against a baseline is left to `walkaway gate`: a report is about its run alone."""
+    """None for arms without limits of their own: one of them may be meant to do badly. A limit
+    against a baseline is left to `walkaway gate`: a report is about its run alone.
+    """
+    workload, basis = run.manifest.workload, "the workload's own limits"
     try:
-        limits = workload_limits(lines, workload)
-        measured = read_run(path)
+        limits = of_the_run_alone(workload_limits(workload))
+        if not limits and isinstance(run.summary, ArmsSummary):
+            return None
+        if not limits:
+            limits, basis = parse_limits(DEFAULT_LIMITS, source="", arms=()), "the gate's defaults"
+        measured, fewest = read_run(run.path), fewest_abandons(workload)
     except UnusableRunError as error:
-        return refuse(path.name, error.reason, error.remedy)
+        judgement = refuse(run.path.name, error.reason, error.remedy)
     except (ConfigError, KeyError, TypeError) as error:
-        return refuse(path.name, f"its limits cannot be read: {error}", "limits that can be")
-    fewest = int((workload.get("gate") or {}).get("min_abandons", FEWEST_ABANDONS))
-    limits = [limit for limit in limits if limit.against != BASELINE]
-    return judge(measured, limits, run=path.name, fewest_abandons=fewest)
-
-
-def workload_limits(lines: Sequence[str], workload: Mapping[str, Any]) -> list[Limit]:
-    arms = [arm["name"] for arm in workload.get("arms") or []]
-    return parse_limits(lines, source="[gate]", arms=arms)
+        reason = f"its limits cannot be read: {error}"
+        judgement = refuse(run.path.name, reason, "limits that can be")
+    else:
+        judgement = judge(measured, limits, run=run.path.name, fewest_abandons=fewest)
+    return _in_words(judgement, basis)
 
 
 def _in_words(judgement: Judgement, basis: str) -> Verdict:

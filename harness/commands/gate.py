@@ -1,7 +1,7 @@
 """`walkaway gate`: read the run, judge it, write the reports, return the exit code."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,15 @@ from harness.gate.judge import (
     num_rounds,
     refuse,
 )
-from harness.gate.limits import BASELINE, FEWEST_ABANDONS, Limit, parse_limits
+from harness.gate.limits import (
+    BASELINE,
+    Limit,
+    arm_names,
+    fewest_abandons,
+    of_the_run_alone,
+    parse_limits,
+    workload_limits,
+)
 from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
 from harness.gate.run import read_run
 from harness.store.run_folder import RunFolder, UnusableRunError
@@ -114,17 +122,15 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
 
 def _judged(order: GateOrder, measured: Measured) -> Judgement:
     workload = RunFolder(order.run).read_manifest()["workload"]
-    settings: dict[str, Any] = workload.get("gate") or {}
-    arms = [arm["name"] for arm in workload["arms"]]
-    limits = _limits(order, settings, arms)
+    limits = _limits(order, workload)
     names_baseline = any(limit.against == BASELINE for limit in limits)
     if order.saves_baseline:
         if not names_baseline:
             _check_can_be_held_to(measured)
-        limits = [limit for limit in limits if limit.against != BASELINE]
+        limits = of_the_run_alone(limits)
     baseline, left_out = _baseline(order, measured), list[str]()
     if baseline is not None and not names_baseline:
-        noise = float(settings.get("noise", 0.1))
+        noise = float((workload.get("gate") or {}).get("noise", 0.1))
         against, left_out = limits_against_baseline(measured, baseline, noise)
         limits += against
     if not limits and not order.saves_baseline:
@@ -137,20 +143,20 @@ def _judged(order: GateOrder, measured: Measured) -> Judgement:
         limits,
         run=str(order.run),
         baseline=baseline,
-        fewest_abandons=int(settings.get("min_abandons", FEWEST_ABANDONS)),
+        fewest_abandons=fewest_abandons(workload),
         left_out=left_out,
     )
 
 
-def _limits(order: GateOrder, settings: dict[str, Any], arms: Sequence[str]) -> list[Limit]:
+def _limits(order: GateOrder, workload: Mapping[str, Any]) -> list[Limit]:
     if order.limits is None:
-        lines, source = settings.get("limits") or [], f"{order.run}: [gate]"
-        return parse_limits(lines, source=source, arms=arms)
+        return workload_limits(workload, source=f"{order.run}: [gate]")
     try:
         text = order.limits.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{order.limits}: cannot be read: {error}") from error
-    found = parse_limits(text.splitlines(), source=str(order.limits), arms=arms)
+    lines, source = text.splitlines(), str(order.limits)
+    found = parse_limits(lines, source=source, arms=arm_names(workload))
     if not found:
         raise ConfigError(f"{order.limits}: has no limit: a gate without one would pass anything")
     return found

@@ -14,7 +14,7 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final, Literal
@@ -29,8 +29,9 @@ Relation = Literal["-", "/"]
 RUN: Final = "run"  # the one side of a workload without arms
 BASELINE: Final = "baseline"
 _TAKEN: Final = {BASELINE: "a run that was saved", RUN: "a run without arms"}
-# A workload without limits of its own is held to these by a report: every abandoned request is
-# stopped, nothing is missing afterwards, and a cancel takes the step in progress and little more.
+# A report holds a run to these if its workload has no limit that can be judged without a baseline:
+# every abandoned request is stopped, nothing is missing afterwards, and a cancel takes the step in
+# progress and little more.
 FEWEST_ABANDONS: Final = 100  # with fewer, no pass; `gate.min_abandons` takes its place
 DEFAULT_LIMITS: Final = (
     "ghost_rate.mean == 0",
@@ -97,6 +98,23 @@ _OPERATORS: Final = {
     ">": operator.gt,
     "==": operator.eq,
 }
+
+
+def workload_limits(workload: Mapping[str, Any], *, source: str = "[gate]") -> list[Limit]:
+    lines = (workload.get("gate") or {}).get("limits") or []
+    return parse_limits(lines, source=source, arms=arm_names(workload))
+
+
+def arm_names(workload: Mapping[str, Any]) -> list[str]:
+    return [arm["name"] for arm in workload.get("arms") or []]
+
+
+def of_the_run_alone(limits: Iterable[Limit]) -> list[Limit]:
+    return [limit for limit in limits if limit.against != BASELINE]
+
+
+def fewest_abandons(workload: Mapping[str, Any]) -> int:
+    return int((workload.get("gate") or {}).get("min_abandons", FEWEST_ABANDONS))
 
 
 def parse_limits(lines: Iterable[str], *, source: str, arms: Sequence[str]) -> list[Limit]:

@@ -33,7 +33,11 @@ def sound(tmp_path: Path) -> Path:
     return run
 
 
-def test_without_limits_the_gates_defaults_judge(sound: Path) -> None:
+@pytest.mark.parametrize("limits", [[], ["run / baseline: ttft_s.p50 <= 2"]])
+def test_without_limits_on_the_run_itself_the_gates_defaults_judge(
+    sound: Path, limits: list[str]
+) -> None:
+    change_workload(sound, gate={"limits": limits, "min_abandons": 10})
     found = verdict(sound)
     assert (found.mark, found.word) == (Mark.GOOD, "pass")
     assert found.basis.startswith("by the gate's defaults")
@@ -101,8 +105,15 @@ def test_a_workloads_own_limits_take_the_place_of_the_defaults(tmp_path: Path) -
     assert [name for name, *_ in found.checks] == [limits[0], "the run", limits[1]]
 
 
-def test_arms_without_limits_get_no_verdict(tmp_path: Path) -> None:
-    run = load_run(save_arms(tmp_path, kind="abandon"))
+@pytest.mark.parametrize("limits", [[], ["leaked_slots.mean <= 1"]])
+def test_arms_without_limits_on_the_run_itself_get_no_verdict(
+    tmp_path: Path, limits: list[str]
+) -> None:
+    saved = save_arms(tmp_path, kind="abandon")
+    arms = [arm["name"] for arm in load_run(saved).manifest.workload["arms"]]
+    against = [f"{arm} / baseline: {limit}" for arm in arms for limit in limits]
+    change_workload(saved, gate={"limits": against})
+    run = load_run(saved)
     assert run.arms
     assert verdict_of(run) is None
 
