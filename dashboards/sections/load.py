@@ -15,8 +15,9 @@ from dashboards.figures.canvas import BLUE, GREEN, HEIGHT_PX, ORANGE, Floats
 from dashboards.figures.ladders import ladders
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
 from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
+from harness.analysis.facts import run_facts
+from harness.analysis.scraped import Readings, readings_of
 from harness.export.library import Run
-from harness.records import has_labels
 
 Points = tuple[Floats, Floats]
 GPU_COLUMNS: Final = (
@@ -177,8 +178,10 @@ def _preempted_ns(run: Run) -> pd.Series:
     events = run.frames.lifecycle
     if not events.empty:
         return events.loc[events["event"] == "preempted", "t_ns"]
-    values = _values(run, "preemptions")
-    return values.index.to_series()[values.diff().fillna(0.0) > 0]
+    readings = _readings(run, "preemptions")
+    if readings is None:
+        return pd.Series(dtype=np.int64)
+    return pd.Series(readings.t_ns[1:][np.diff(readings.level) > 0])
 
 
 def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
@@ -209,19 +212,11 @@ def _stepped(run: Run, column: str) -> Points | None:
 
 
 def _scraped(run: Run, role: str) -> Points | None:
-    values = _values(run, role)
-    if values.empty:
+    readings = _readings(run, role)
+    if readings is None:
         return None
-    return run.clock.seconds(values.index.to_series()), values.to_numpy()
+    return run.clock.seconds(pd.Series(readings.t_ns)), readings.level
 
 
-def _values(run: Run, role: str) -> pd.Series:
-    metrics = run.manifest.target.spec.get("metrics", {}) if run.manifest.target else {}
-    source = metrics.get(role)
-    if source is None:
-        return pd.Series(dtype=np.float64)
-    scraped = run.frames.server_metrics
-    rows = scraped[scraped["name"] == source["name"]]
-    is_wanted = [has_labels(labels, source.get("labels", {})) for labels in rows["labels"]]
-    values: pd.Series = rows[np.array(is_wanted, dtype=bool)].groupby("t_ns")["value"].sum()
-    return values
+def _readings(run: Run, role: str) -> Readings | None:
+    return readings_of(run.frames, run_facts(run.frames), role)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import pandas as pd
 
 from harness.analysis.facts import Facts, run_facts
+from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import without_tokens
 from harness.store.frames import RunFrames
 
@@ -74,7 +75,7 @@ def chrome_trace(frames: RunFrames) -> dict[str, Any]:
     if facts.lacks("steps", "clock") is None:
         events += _steps(frames.steps)
     else:
-        events += _scraped(frames.server_metrics, facts)
+        events += _scraped(frames, facts)
     origin_ns = min(event["ts"] for event in events)
     for event in events:
         event["ts"] = (event["ts"] - origin_ns) / 1000
@@ -134,11 +135,11 @@ def _steps(steps: pd.DataFrame) -> Iterator[Event]:
             yield _counter(name, what, start_ns, int(one[column]))
 
 
-def _scraped(samples: pd.DataFrame, facts: Facts) -> Iterator[Event]:
+def _scraped(frames: RunFrames, facts: Facts) -> Iterator[Event]:
     for role in ("running", "waiting"):
-        of_role = samples[samples["name"] == facts.metric_names.get(role)]
-        for t_ns, value in of_role.groupby("t_ns")["value"].sum().items():
-            yield _counter(role, "requests (scraped)", int(str(t_ns)), float(value))
+        if (readings := readings_of(frames, facts, role)) is not None:
+            for t_ns, level in zip(readings.t_ns, readings.level, strict=True):
+                yield _counter(role, "requests (scraped)", int(t_ns), float(level))
 
 
 def _names(rows: Rows) -> Iterator[Event]:

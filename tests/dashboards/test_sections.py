@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from dashboards.sections import cancel
+from dashboards.sections import cancel, load
 from dashboards.sections.stages import stage_table, stages_in_steps
 from harness.export.library import Run, load_run
 from harness.records import Way
+from harness.run.pipeline import write_summary
+from harness.store.run_folder import RunFolder
 from tests.dashboards.reading import page_by
 from tests.made_up.changed import change, change_metric, without_an_end
 from tests.made_up.played import save_played
+from tests.made_up.run import RunBuilder
 
 
 def run_of(path: Path) -> Run:
@@ -42,6 +45,25 @@ def test_without_a_step_log_there_are_times_only(tmp_path: Path) -> None:
     rows = stage_table(run.metrics, {}).rows
     assert rows[2][1:] == ("30", "11 ms", "12 ms", "\N{EN DASH}", "\N{EN DASH}")
     assert rows[4][2:] == ("13.1 ms", "13.1 ms", "1", "1")
+
+
+def test_several_metrics_pages_are_one_server(tmp_path: Path) -> None:
+    run = RunBuilder(tmp_path)
+    run.another_engine()
+    run.metrics(running="exact", preemptions="exact")
+    run.request("a", sent=0, tokens=[10], outcome="completed", end=40)
+    for turn in (10, 20, 30):
+        for number, (running, preemptions) in enumerate([(1.0, 5.0), (2.0, 7.0)]):
+            labels = json.dumps({"metrics_url": f"http://127.0.0.1:{number}/metrics"})
+            run.scrape(turn + number, "its_running", running, labels)
+            run.scrape(turn + number, "its_preemptions", preemptions, labels)
+    run.frames()
+    write_summary(RunFolder(tmp_path))
+    (picture,) = load.slots(run_of(tmp_path)).pictures
+    assert picture.alt == (
+        "Requests over the run, running: highest 3, mean 3, at the end 3. "
+        "Marked: users who left, 0; preemptions, 0."
+    )
 
 
 def test_every_quantile_that_the_stages_leave_out_is_named(tmp_path: Path) -> None:

@@ -104,11 +104,11 @@ def test_of_another_server_there_are_its_scraped_gauges(run: RunBuilder) -> None
     run.another_engine()
     run.metrics(running="exact")
     run.request("a", sent=0, tokens=[10], outcome="completed", end=20)
-    run.scrape(5, "its_running", 1.0, '{"replica": "0"}')
-    run.scrape(5, "its_running", 2.0, '{"replica": "1"}')
+    for t, url, level in ((5, "a", 1.0), (7, "b", 2.0)):
+        run.scrape(t, "its_running", level, json.dumps({"replica": "0", "metrics_url": url}))
     events = traced(run)
     (counter,) = [event for event in events if event["ph"] == "C"]
-    assert (counter["ts"], counter["args"]) == (5000, {"requests (scraped)": 3.0})
+    assert (counter["ts"], counter["args"]) == (6000, {"requests (scraped)": 3.0})
     assert not slices(events, SLOTS)
 
 
