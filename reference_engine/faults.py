@@ -13,27 +13,8 @@ class FaultError(ValueError):
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """The faults in force. The defaults are those of a correct engine.
-
-    In the frontend, for a client that has left:
-    `ignore-disconnect`: its requests go on. `ignore-disconnect-unary`: they go on if their answers
-    are not streamed. `ignore-disconnect-while-waiting`: they go on if they had no token yet.
-    `delay-abort`: the abort is sent to the worker this many seconds later.
-
-    In the worker, for an abort:
-    `lose-abort`: it is forgotten with this probability. `die-on-abort`: the worker's process ends.
-    `abort-by-prefix`: requests whose ids begin with the aborted one's end too. `abort-parent-only`:
-    of n answers only the first is ended. `stall-survivors-on-abort`: the next step starts this many
-    seconds later.
-
-    In the worker, for an aborted request:
-    `leak-blocks`: this many blocks are never given back. `leak-slot`: its batch slot is lost.
-    `hold-blocks`: its blocks are given back this many seconds later. `drop-prefix-on-cancel`: its
-    prompt's blocks leave the prefix cache, although others could have used them.
-    `double-count`, `never-count`: it is counted twice, or not at all.
-
-    `stale-gauge`: the gauges change only once in this many seconds.
-    """
+    """The faults in force. The defaults are those of a correct engine; docs/faults.md says what goes
+    wrong with each."""
 
     ignore_disconnect: bool = False
     ignore_disconnect_unary: bool = False

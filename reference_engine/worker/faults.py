@@ -1,6 +1,8 @@
 """An engine with the faults that `Faults` names, all of which concern aborts.
 
-The engine and the scheduler have no code for faults: this module breaks them from outside.
+The engine and the scheduler decide nothing by a fault: this module overrides steps of `Engine` that
+are methods of their own for it (`_targets`, `_finish_aborted`, `_gauges`, `_check_idle`). The
+scheduler knows what a fault leaves behind: `num_slots` may fall, and its checks allow lost blocks.
 """
 
 from collections.abc import Callable

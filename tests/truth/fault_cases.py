@@ -197,8 +197,28 @@ class Case(NamedTuple):
     @property
     def names(self) -> str:
         """The beginning of its row: all but the figures."""
-        return f"| {self.fault} | {self.setting or '-'} | {self.figure} |"
+        wrong = GOES_WRONG[self.fault]
+        return f"| {self.fault} | {wrong} | {self.setting or '-'} | {self.figure} |"
 
+
+GOES_WRONG = {
+    "ignore-disconnect": "requests of clients that left go on",
+    "ignore-disconnect-unary": "unary requests of clients that left go on",
+    "ignore-disconnect-while-waiting": "requests whose clients left before a token go on",
+    "delay-abort": "the worker hears of an abort so many seconds later",
+    "lose-abort": "the worker forgets an abort with this probability",
+    "die-on-abort": "the worker's process ends at an abort",
+    "abort-by-prefix": "requests whose ids begin with the aborted one's end too",
+    "abort-parent-only": "of n answers only the first is ended",
+    "stall-survivors-on-abort": "the step after an abort starts so many seconds later",
+    "leak-blocks": "so many blocks of an aborted request are never given back",
+    "leak-slot": "the batch slot of an aborted request is never given back",
+    "hold-blocks": "blocks of an aborted request are given back so many seconds later",
+    "drop-prefix-on-cancel": "prompt blocks of an aborted request leave the prefix cache",
+    "double-count": "an aborted request is counted twice",
+    "never-count": "an aborted request is not counted",
+    "stale-gauge": "the gauges change once in so many seconds",
+}
 
 UNARY = "ghosts among abandoned unary requests"
 EARLY = "ghosts among requests abandoned before their first token"
@@ -239,7 +259,7 @@ def is_within(value: float, limits: Limits) -> bool:
 # The table in docs/faults.md...
 
 HEAD = """\
-# What each fault of the bundled engine moves
+# Faults of the bundled engine
 
 To run the engine with a fault, for example to see a gate go red:
 
@@ -260,8 +280,8 @@ abandoned; a run ends after 60 abandons. Some rows differ, for both figures:
 
 `make faults-table` writes this page. The limits of each figure are in `tests/truth/fault_cases.py`.
 
-| fault | setting | figure | correct engine | with the fault |
-|---|---|---|---:|---:|
+| fault | what goes wrong | setting | figure | correct engine | with the fault |
+|---|---|---|---|---:|---:|
 """
 
 
