@@ -174,6 +174,12 @@ def test_newcombes_example_of_two_rates() -> None:
     assert found == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
 
+@pytest.mark.parametrize(("hits", "n"), [(0, 1), (0, 300), (3, 50), (29, 60), (50, 50)])
+def test_the_interval_of_a_share_is_that_of_scipy(hits: int, n: int) -> None:
+    expected = stats.binomtest(hits, n).proportion_ci(0.95, method="wilson")
+    assert wilson_ci95(hits / n, n) == pytest.approx(tuple(expected), abs=1e-12)
+
+
 def test_symmetric_intervals_add_as_the_root_of_their_squares() -> None:
     assert difference_ci95(5.0, (2.0, 8.0), 1.0, (-3.0, 5.0)) == pytest.approx((-1.0, 9.0))
     factor = 1.1 ** (2**0.5)  # of a ratio the same on logarithms: relative errors of 10 %
