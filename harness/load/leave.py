@@ -10,7 +10,13 @@
     CANCEL         the server's cancel endpoint is asked, and the stream read on (`Exchange`)
 
 To add a way: name it in `Way` with its properties (harness/records.py), act on it in `_act` below,
-and label it in dashboards/sections/cancel.py.
+label it in dashboards/sections/cancel.py, and give it a row in docs/workloads.md and, for TLS, in
+docs/connections.md. Some ways need more than an act on the connection:
+
+    transport.py                   STOP_READING: a small receive buffer; KILLED: an owning process
+    client.py                      CANCEL: a request of its own; KILLED: what the process had read
+    harness/run/load_plan.py       CANCEL, KILLED: refused where they cannot be done
+    harness/analysis/tokens.py     FIN: the share of resets for unread data
 
 Over TLS FIN and HALF_CLOSE first send a close_notify (RFC 8446, 6.1); the others leave without a
 word, as a crash does. https://www.kernel.org/doc/html/latest/networking/filter.html

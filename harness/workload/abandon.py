@@ -1,7 +1,15 @@
 """Abandon plans: when a user leaves. Pure: each plan draws itself from the request's own generator.
 
-A plan is an entry of `[[load.mix]]`. To add a kind of leaving, add a subclass of `AbandonPlan` here
-and to `AnyPlan`; harness/load/leave.py says how to add a way to leave.
+A plan is an entry of `[[load.mix]]`. To add one: a subclass of `AbandonPlan` here and in `AnyPlan`, a
+row in docs/workloads.md, an entry in tests/harness/workload/all_plans.toml. Some plans are known by
+name elsewhere, and a new plan of their sort is named there too:
+
+    in the web form             `_PLANS` in form.py, docs/web.md
+    a race for the last token   schedule.py, `RACE` in harness/analysis/open_requests.py
+    in the queue                harness/run/load_plan.py, `QUEUED` in harness/analysis/remarks.py
+    numbers from a file         harness/run/load_plan.py
+
+harness/load/leave.py says how to add a way to leave.
 
 The pause between the last token wanted and leaving keeps users out of step with the server: leaving
 right after a token would put every t0 at the same point of the engine's step.
