@@ -13,8 +13,8 @@ class FaultError(ValueError):
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """The faults in force. The defaults are those of a correct engine; docs/faults.md says what goes
-    wrong with each."""
+    """The faults in force, which docs/faults.md describes. The defaults are those of a correct
+    engine."""
 
     ignore_disconnect: bool = False
     ignore_disconnect_unary: bool = False

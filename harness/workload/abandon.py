@@ -1,8 +1,8 @@
 """Abandon plans: when a user leaves. Pure: each plan draws itself from the request's own generator.
 
-A plan is an entry of `[[load.mix]]`. To add one: a subclass of `AbandonPlan` here and in `AnyPlan`, a
-row in docs/workloads.md, an entry in tests/harness/workload/all_plans.toml. Some plans are known by
-name elsewhere, and a new plan of their sort is named there too:
+A plan is an entry of `[[load.mix]]`. To add one: a subclass of `AbandonPlan` here and in `AnyPlan`,
+a row in docs/workloads.md, an entry in tests/harness/workload/all_plans.toml. Some plans are known
+by name elsewhere, and a new plan of their sort is named there too:
 
     in the web form             `_PLANS` in form.py, docs/web.md
     a race for the last token   schedule.py, `RACE` in harness/analysis/open_requests.py
