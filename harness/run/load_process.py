@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -65,7 +65,7 @@ class Watcher(Protocol):
     def is_interrupted(self) -> bool: ...
     def check_server(self) -> None: ...
     def watch(self, name: str, pid: int) -> None: ...
-    def show(self, snapshot: Snapshot) -> None: ...
+    def show(self, snapshot: Snapshot, rows: Sequence[RequestRow]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -140,9 +140,9 @@ class LoadProcess:
                     limit_s=plan.run.max_seconds,
                     outcomes=dict(counts),
                     stop_after_abandons=plan.stop_after_abandons,
-                    left_ns={row.request_id: row.abandoned_ns for row in rows if row.abandoned_ns},
                     client_lag_s=max(lags) / 1e9 if lags else None,
-                )
+                ),
+                rows,
             )
 
     def let_workers_end(

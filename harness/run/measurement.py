@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -10,8 +10,9 @@ from typing import Protocol
 
 from harness.collect.collector import Collector
 from harness.collect.scrape import find_unseen, read_roles
-from harness.collect.source import News, jittered
-from harness.records import LifecycleEvent
+from harness.collect.source import jittered
+from harness.records import RequestRow
+from harness.run.live import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
 from harness.run.preflight import (
     find_server,
@@ -21,7 +22,7 @@ from harness.run.preflight import (
     with_lengths,
     with_slots,
 )
-from harness.run.progress import LatencySoFar, PrefixedProgress, Snapshot, describe_load
+from harness.run.progress import PrefixedProgress, Snapshot, describe_load
 from harness.run.run_config import make_load_plan
 from harness.run.run_state import RunState, begin_manifest
 from harness.run.server import Server
@@ -74,7 +75,7 @@ class Measurement(RunState):
     server: Server | None = None
     _collector: Collector | None = None
     _pages: IdlePages | None = None
-    _latency: LatencySoFar = field(default_factory=LatencySoFar)
+    live: LiveRun | None = None
     _events_seen: int = 0
     _imports: threading.Thread = field(
         default_factory=lambda: threading.Thread(target=_import_analysis)
@@ -99,9 +100,6 @@ class Measurement(RunState):
             self.notes.add(f"the server shows no metric {missing}")
         return self._collector.rows()
 
-    def events_since(self, seen: int) -> News[LifecycleEvent]:
-        return News([], seen) if self._collector is None else self._collector.lifecycle.since(seen)
-
     def gauges(self) -> dict[str, float]:
         """The last scrape, by role; without scrapes, the queue lengths of the latest step."""
         if self._collector is None:
@@ -122,13 +120,19 @@ class Measurement(RunState):
         assert self._collector is not None
         self._collector.watch(name, pid)
 
-    def show(self, snapshot: Snapshot) -> None:
-        if self.manifest.clock.comparable:
-            new, self._events_seen = self.events_since(self._events_seen)
-            self._latency.add(snapshot.left_ns, new)
-        self.progress.update(
-            replace(snapshot, gauges=self.gauges(), cancel_latency_s=self._latency.typical_s)
-        )
+    def show(self, snapshot: Snapshot, rows: Sequence[RequestRow]) -> None:
+        """`rows`: of the requests that have ended since the last call."""
+        latency_s = self.follow(rows).cancel_latency_s
+        self.progress.update(replace(snapshot, gauges=self.gauges(), cancel_latency_s=latency_s))
+
+    def follow(self, rows: Sequence[RequestRow]) -> LiveRun:
+        """The live figures with these new rows, and with the events collected since."""
+        assert self.live is not None
+        assert self._collector is not None
+        self.live.take_rows(rows)
+        new, self._events_seen = self._collector.lifecycle.since(self._events_seen)
+        self.live.take_events(new)
+        return self.live
 
     def probe_phase(self, load: Load) -> "Measurement":
         resolved = self.resolved.probe_phase
@@ -245,7 +249,6 @@ class Measurement(RunState):
             self.manifest.window.held_until_ns.append(self.clock_ns())
 
     def _run_load(self, plan: LoadPlan, until_settled: ExitStack) -> None:
-        self._latency, self._events_seen = LatencySoFar(), 0
         self.progress.phase(describe_load(plan))
         if plan.schedule is not None:
             so_far = self.manifest.arrivals.planned if self.manifest.arrivals is not None else 0
@@ -257,6 +260,7 @@ class Measurement(RunState):
             self.manifest.window.load_started_ns = self.clock_ns()
         self.folder.load_plan.touch(mode=0o600)  # its headers may hold a secret
         write_plan(plan, self.folder.load_plan)
+        self.live = LiveRun(has_log=self.manifest.clock.comparable, started_ns=self.clock_ns())
         try:
             self.load.run(plan, self, until_settled=until_settled)
         finally:

@@ -3,11 +3,8 @@
 Progress goes to standard error; standard output is for the result.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Final
 
 from rich.console import Console
 from rich.live import Live
@@ -16,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.formatting import quantity
-from harness.records import LifecycleEvent, Outcome
+from harness.records import Outcome
 from harness.run.load_plan import describe_open_loop
 from harness.workload.load import (
     AbandonLoad,
@@ -28,16 +25,14 @@ from harness.workload.plan import LoadPlan
 
 PLAIN_EVERY_S = 5.0
 HOURS_FROM_S = 7200  # up to here a time is shown in seconds
-MOST_LATENCIES: Final = 1_000
-MOST_UNPAIRED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The state of the load at one moment.
 
-    `left_ns`: t0 of each request abandoned since the last snapshot. `cancel_latency_s`: the median
-    so far, if the server has an exact log. `client_lag_s`: the longest recent lag of the load.
+    `cancel_latency_s`: the median so far, if the server has an exact log. `client_lag_s`: the
+    longest recent lag of the load.
     """
 
     elapsed_s: float
@@ -45,7 +40,6 @@ class Snapshot:
     outcomes: Mapping[str, int] = field(default_factory=dict)
     stop_after_abandons: int | None = None
     gauges: Mapping[str, float] = field(default_factory=dict)
-    left_ns: Mapping[str, int] = field(default_factory=dict)
     cancel_latency_s: float | None = None
     client_lag_s: float | None = None
 
@@ -65,34 +59,6 @@ class Snapshot:
         if self.stop_after_abandons:
             share = max(share, self.outcomes.get("abandoned", 0) / self.stop_after_abandons)
         return min(1.0, share)
-
-
-class LatencySoFar:
-    """The cancel latency so far, from the clients' t0 and the engine's log.
-
-    It pairs abandoned requests with freed ones, in either order. A ghost is never freed, so the
-    live figure leaves ghosts out. The oldest unpaired requests are forgotten.
-    """
-
-    def __init__(self) -> None:
-        self._left_ns: dict[str, int] = {}
-        self._freed_ns: dict[str, int] = {}
-        self._latest_s: deque[float] = deque(maxlen=MOST_LATENCIES)
-
-    def add(self, left_ns: Mapping[str, int], new: Sequence[LifecycleEvent]) -> None:
-        self._left_ns |= left_ns
-        for event in new:
-            if event.event == "blocks_freed" and event.client_request_id is not None:
-                self._freed_ns[event.client_request_id] = event.t_ns
-        for request in self._left_ns.keys() & self._freed_ns.keys():
-            self._latest_s.append((self._freed_ns.pop(request) - self._left_ns.pop(request)) / 1e9)
-        for unpaired in (self._left_ns, self._freed_ns):
-            while len(unpaired) > MOST_UNPAIRED:
-                del unpaired[next(iter(unpaired))]
-
-    @property
-    def typical_s(self) -> float | None:
-        return median(self._latest_s) if self._latest_s else None
 
 
 class Progress:

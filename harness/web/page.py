@@ -22,9 +22,8 @@ from locust.runners import (
 from werkzeug.datastructures import ImmutableMultiDict
 
 from harness.load.options import form_fields
-from harness.web.live import FILES, HEADERS
 from harness.web.runs import WebRuns
-from harness.web.tab import progress_text, tab_rows
+from harness.web.tab import FILES, HEADERS, progress_text, tab_rows
 from harness.workload.form import FIELDS
 
 TAB: Final = "walkaway"

@@ -36,7 +36,6 @@ from harness.run.process import Interruption
 from harness.run.progress import Progress, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
 from harness.store.run_folder import RunFolder
-from harness.web.live import LiveRun
 from harness.web.tab import final_rows, live_rows
 from harness.workload.form import check_startable, form_settings, without_place
 from harness.workload.plan import LoadPlan
@@ -80,20 +79,19 @@ class PageLoad:
     def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
         """Until the users have stopped. Raises TargetError after that if the server is gone."""
         assert run.server is not None
+        assert run.live is not None
+        live = run.live
         rows = ShardReader(run.folder.shards, RequestRow)
         samples = ShardReader(run.folder.shards, ClientSample)
         marks = ShardReader(run.folder.shards, ProcessMark)
-        live = LiveRun(has_log=run.manifest.clock.comparable, started_ns=time.perf_counter_ns())
         tell("plan", plan=plan.model_dump(mode="json"), run=run.folder.name)
         tell("phase", text=f"{describe_load(plan)}, or until Stop")
-        num_events, lost = 0, None
+        lost = None
         for turn in count(1):
             is_over = self._stop.wait(TICK_S) or run.is_interrupted
             for mark in marks.read_new():
                 run.watch(f"load {mark.worker}", mark.pid)
-            events, num_events = run.events_since(num_events)
-            live.take_rows(rows.read_new())
-            live.take_events(events)
+            run.follow(rows.read_new())
             live.take_lag(samples.read_new())
             live.tick(time.perf_counter_ns(), run.gauges())
             shown = live.shown() | {"slots": run.server.slots, "step_s": run.step_s()}

@@ -1,12 +1,13 @@
 """The rows of our tab in Locust's page and of the live page: provisional, then final figures."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from harness.formatting import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
 from harness.metrics import METRICS
 from harness.records import Metric, Outcome, Summary
-from harness.web.live import LAST
+from harness.run.live import LAST
 
 _ABOUT: Final = {
     "completed": "read to the end",
@@ -20,6 +21,19 @@ _NO_LOG: Final = "this server has no lifecycle log: known once the run is judged
 _LAST: Final = f"p50, p99 of the last {LAST:,}"
 _SHOWN_LEVELS: Final = frozenset({"invalid", "warning"})
 FINAL: Final = tuple(one for one in METRICS.values() if one.on_web_tab)
+FILES: Final = {  # by what their addresses end in
+    "live": Path(__file__).with_name("live.html"),
+    "live.js": Path(__file__).with_name("live.js"),
+    "live.css": Path(__file__).with_name("live.css"),
+}
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 def progress_text(shown: Mapping[str, Any]) -> str:

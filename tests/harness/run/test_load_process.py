@@ -90,7 +90,7 @@ class Watched:
     def watch(self, *_: object) -> None:
         """Nothing is recorded."""
 
-    def show(self, _: object) -> None:
+    def show(self, *_: object) -> None:
         """Nothing is shown."""
 
 

@@ -1,20 +1,16 @@
-"""Progress: a live panel on a terminal, plain lines elsewhere; the latency so far."""
+"""Progress: a live panel on a terminal, plain lines elsewhere."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from harness.records import LifecycleEvent
 from harness.run.progress import (
-    MOST_UNPAIRED,
-    LatencySoFar,
     PrefixedProgress,
     Snapshot,
     choose_progress,
     describe,
 )
-from tests.made_up.rows import lifecycle_event
 
 
 def snapshot(elapsed_s: float) -> Snapshot:
@@ -73,29 +69,3 @@ def test_progress_is_a_line_every_few_seconds_or_a_panel_between_the_phases() ->
     panel = shown(is_terminal=True)
     for text in ("abandoned 30 of 100", "11.7 ms · client lag 200 µs", "round 1: settling"):
         assert text in panel
-
-
-def event(name: str, request: str | None, t_ns: int) -> LifecycleEvent:
-    return lifecycle_event(1, t_ns, name, "a", client_request_id=request)
-
-
-def test_the_latency_so_far_pairs_both_ends_in_either_order() -> None:
-    so_far = LatencySoFar()
-    log = [
-        event("blocks_freed", "a", 30),
-        event("removed", "b", 35),
-        event("blocks_freed", None, 1),
-    ]
-    so_far.add({"b": 10}, log)
-    assert so_far.typical_s is None
-    so_far.add({"a": 10}, [])
-    assert so_far.typical_s == pytest.approx(20e-9)
-    so_far.add({}, [event("blocks_freed", "b", 50)])
-    assert so_far.typical_s == pytest.approx(30e-9)
-
-
-def test_the_oldest_unpaired_request_is_forgotten() -> None:
-    so_far = LatencySoFar()
-    so_far.add({}, [event("blocks_freed", str(n), 30) for n in range(MOST_UNPAIRED + 1)])
-    so_far.add({"0": 10, "1": 5}, [])
-    assert so_far.typical_s == pytest.approx(25e-9)

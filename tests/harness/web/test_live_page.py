@@ -9,11 +9,11 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from harness.web.live import FILES, HEADERS, LiveRun
-from harness.web.tab import live_rows, progress_text
+from harness.run.live import LiveRun
+from harness.web.tab import FILES, HEADERS, live_rows, progress_text
 from tests.conftest import Serve
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
-from tests.harness.web.test_live import MS, event, left
+from tests.harness.run.test_live import MS, event, left
 
 pytestmark = [
     pytest.mark.browser,

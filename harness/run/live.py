@@ -7,7 +7,6 @@ unpaired item is dropped.
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
@@ -76,7 +75,7 @@ class LiveRun:
     def __init__(self, *, has_log: bool, started_ns: int) -> None:
         self.outcomes: Counter[str] = Counter()
         self.elapsed_s = 0.0  # at the last tick
-        self._has_log = has_log
+        self.has_log = has_log
         self._started_ns = started_ns
         # Still held by the server: the time of the abandon, and the tokens read by then.
         self._left: Pending[tuple[int, int]] = Pending()
@@ -100,9 +99,11 @@ class LiveRun:
                 continue
             self._leaves.add(self._seconds(row.abandoned_ns))
             leave = row.abandoned_ns, row.tokens_read
+            if not self.has_log:
+                continue
             if event is not None:
                 self._over(leave, event)
-            elif self._has_log and row.wire_close is not WireClose.UNOPENED:
+            elif row.wire_close is not WireClose.UNOPENED:
                 self._left.put(row.request_id, leave)
                 self._held += 1
 
@@ -122,6 +123,11 @@ class LiveRun:
             self._lag.add(lag / _MS)
         self._recent_lag_ns = max(lags, default=0)
 
+    @property
+    def cancel_latency_s(self) -> float | None:
+        p50_ms = self._latency.quantiles()["p50"]
+        return None if p50_ms is None else p50_ms / 1e3
+
     def tick(self, now_ns: int, gauges: Mapping[str, float]) -> None:
         self.elapsed_s = self._seconds(now_ns)
         self._first = self._first or dict(gauges)
@@ -131,7 +137,7 @@ class LiveRun:
                 "t": self.elapsed_s,
                 "running": gauges.get("running"),
                 "waiting": gauges.get("waiting"),
-                "wasted": self._wasted if self._has_log else None,
+                "wasted": self._wasted if self.has_log else None,
                 "lag_ms": self._recent_lag_ns / _MS,
             }
         )
@@ -145,12 +151,12 @@ class LiveRun:
             "outcomes": {outcome.value: self.outcomes[outcome.value] for outcome in Outcome},
             "gauges": self._gauges,
             "preemptions": None if now is None else now - self._first.get("preemptions", 0.0),
-            "has_log": self._has_log,
-            "held": self._held if self._has_log else None,
+            "has_log": self.has_log,
+            "held": self._held if self.has_log else None,
             "latency_ms": self._latency.quantiles(),
             "refill_ms": self._refill.quantiles(),
             "lag_ms": self._lag.quantiles(),
-            "wasted_tokens": self._wasted if self._has_log else None,
+            "wasted_tokens": self._wasted if self.has_log else None,
             "wasted_each": self._wasted / self._seen if self._seen else None,
             "points": self._points.drawn(),
             "leaves": self._leaves.drawn(),
@@ -189,20 +195,3 @@ class LiveRun:
 
     def _seconds(self, t_ns: int) -> float:
         return (t_ns - self._started_ns) / 1e9
-
-
-FILES: Final = {  # by what their addresses end in
-    "live": Path(__file__).with_name("live.html"),
-    "live.js": Path(__file__).with_name("live.js"),
-    "live.css": Path(__file__).with_name("live.css"),
-}
-
-
-HEADERS: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}

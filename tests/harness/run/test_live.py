@@ -4,7 +4,7 @@ import pytest
 
 from harness.formatting import DASH
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
-from harness.web.live import LAST, MOST_PENDING, Latest, LiveRun, Thinned
+from harness.run.live import LAST, MOST_PENDING, Latest, LiveRun, Thinned
 from harness.web.tab import live_rows
 from tests.made_up.rows import lifecycle_event, request_row
 
@@ -46,6 +46,7 @@ def test_latency_and_waste_do_not_depend_on_the_order(
     shown = live.shown()
     assert shown["latencies"] == {"kept": latency, "every": 1}
     assert shown["latency_ms"]["n"] == len(latency)
+    assert live.cancel_latency_s == (0.004 if latency else None)
     assert (shown["wasted_tokens"], shown["held"]) == (wasted, 0)
     assert shown["outcomes"]["abandoned"] == 1
 
