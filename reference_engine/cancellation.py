@@ -12,7 +12,6 @@ from typing import NamedTuple
 class CancelReason(StrEnum):
     USER_DISCONNECT = "user_disconnect"
     CLIENT_TIMEOUT = "client_timeout"
-    EARLY_STOP = "early_stop"
     SERVER_SHUTDOWN = "server_shutdown"
     RATE_LIMIT = "rate_limit"
     API = "api"

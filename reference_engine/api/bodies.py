@@ -5,7 +5,7 @@ engine does not implement is accepted only with a value that changes nothing.
 """
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -18,27 +18,6 @@ from reference_engine.config import LONGEST_S
 MAX_ANSWERS: Final = 16
 MAX_MESSAGES: Final = 1024
 MAX_STOP_STRINGS: Final = 4
-NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_p": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "suffix": ("",),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "parallel_tool_calls": (True, False),
-    "store": (False,),
-    "top_k": (-1, 0),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
-}
-"""Fields that are not implemented, and the values that they may have beside null."""
-
 _Flag = bool | None
 _Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Name = Annotated[str, Meta(max_length=256)]
@@ -78,6 +57,12 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     continuous_usage_stats: _Flag = False
 
 
+class Neutral(NamedTuple):
+    """The values that a field which is not implemented may have, beside null."""
+
+    values: list[object]
+
+
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that both endpoints share."""
 
@@ -96,23 +81,31 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: _Priority | None = None
     deadline_s: _Deadline | None = None
     keep_alive_s: _KeepAlive | None = None
-    echo: Any = None
-    logprobs: Any = None
-    top_p: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    suffix: Any = None
-    logit_bias: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    top_logprobs: Any = None
-    response_format: Any = None
-    parallel_tool_calls: Any = None
-    store: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    repetition_penalty: Any = None
-    min_tokens: Any = None
+    echo: Annotated[Any, Neutral([False])] = None
+    logprobs: Annotated[Any, Neutral([False])] = None
+    top_p: Annotated[Any, Neutral([1])] = None
+    presence_penalty: Annotated[Any, Neutral([0])] = None
+    frequency_penalty: Annotated[Any, Neutral([0])] = None
+    suffix: Annotated[Any, Neutral([""])] = None
+    logit_bias: Annotated[Any, Neutral([{}])] = None
+    tools: Annotated[Any, Neutral([[]])] = None
+    tool_choice: Annotated[Any, Neutral(["none", "auto"])] = None
+    top_logprobs: Annotated[Any, Neutral([0])] = None
+    response_format: Annotated[Any, Neutral([{"type": "text"}])] = None
+    parallel_tool_calls: Annotated[Any, Neutral([True, False])] = None
+    store: Annotated[Any, Neutral([False])] = None
+    top_k: Annotated[Any, Neutral([-1, 0])] = None
+    min_p: Annotated[Any, Neutral([0])] = None
+    repetition_penalty: Annotated[Any, Neutral([1])] = None
+    min_tokens: Annotated[Any, Neutral([0])] = None
+
+
+NEUTRAL: Final = {
+    name: one.values
+    for name, hint in get_type_hints(Body, include_extras=True).items()
+    for one in get_args(hint)[1:]
+    if isinstance(one, Neutral)
+}
 
 
 class CompletionBody(Body):
