@@ -16,7 +16,7 @@ from harness.analysis.cancellation import branches_of, ends_of
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures
 from harness.analysis.littles_law import Balance, sum_by_block
-from harness.analysis.open_requests import LEFT
+from harness.analysis.open_requests import LEFT, let_go_ns
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read, without_tokens
@@ -57,7 +57,7 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame({"t_ns": [], "answers": [], "held_s": [], "wasted": []})
     known = is_among(rows["request_id"], log["client_request_id"])
-    left_ns = rows["abandoned_ns"].fillna(rows["ended_ns"]).astype("int64")
+    left_ns = let_go_ns(rows)
     rows = rows.assign(t0_ns=left_ns)
     branches = branches_of(rows, log)
     end_ns = branches["freed_ns"].fillna(branches["removed_ns"]).fillna(facts.observed_until_ns)

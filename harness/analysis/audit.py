@@ -28,7 +28,7 @@ import pandas as pd
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.open_requests import OpenRequests, open_in_run
+from harness.analysis.open_requests import OpenRequests, let_go_ns, open_in_run
 from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import (
     prompt_total,
@@ -241,7 +241,7 @@ def _has_moved(frames: RunFrames, facts: Facts) -> bool:
     rows = without_tokens(frames.requests)
     rows = rows[rows["first_token_ns"].notna()]
     since = rows["first_token_ns"].to_numpy(dtype=np.int64) + readings.lag_ns
-    until = rows["abandoned_ns"].fillna(rows["ended_ns"]).to_numpy(dtype=np.int64)
+    until = let_go_ns(rows).to_numpy()
     since, until = np.sort(since[until > since]), np.sort(until[until > since])
     begun, over = (np.searchsorted(times, readings.t_ns, "right") for times in (since, until))
     return int((begun > over).sum()) < _FEWEST_TELLING

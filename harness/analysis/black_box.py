@@ -27,7 +27,14 @@ from harness.analysis.littles_law import (
     pooled,
     unread_tokens,
 )
-from harness.analysis.open_requests import LEFT, RACE, is_unopened, num_abandoned, open_in_run
+from harness.analysis.open_requests import (
+    LEFT,
+    RACE,
+    is_unopened,
+    let_go_ns,
+    num_abandoned,
+    open_in_run,
+)
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.stats import rate_upper95
 from harness.analysis.tokens import tokens_read, without_tokens
@@ -60,11 +67,11 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     The gauge counts a lost slot like a ghost. If the server is known to compute nothing any more,
     all of them are lost slots; else they may be.
     """
-    left, there = _left(frames, facts), _still_there(facts)
+    left, there = _left(frames, facts), facts.still_there
     n = len(left)
     if there is None:
         return NotMeasurable(f"{facts.engine}'s running requests were not read when it was idle")
-    is_at_rest, there = facts.still_computing is False, int(np.clip(there, 0, n))
+    is_at_rest, there = facts.still_computing is False, int(np.clip(round(there), 0, n))
     lost = there if is_at_rest else None
     # A ghost that would still run after the settle time needs so much left to generate.
     lasting = int((left["time_left_s"] >= 2 * facts.settle_s).sum())
@@ -96,7 +103,7 @@ def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable
         return NotMeasurable(f"{facts.engine} has no counter of aborts that can be believed")
     if facts.idle_later.get("aborted", facts.idle_after["aborted"]) != facts.idle_after["aborted"]:
         return NotMeasurable(f"{facts.metric_names['aborted']} still moved after the settle time")
-    n, missing, there = len(left), round(len(left) - aborted), _still_there(facts)
+    n, missing, there = len(left), round(len(left) - aborted), facts.still_there
     unsure = int(left["is_unsure"].sum())
     is_unlikely = missing < 0 or (there is None and not aborted)
     if there is not None and left["time_left_s"].notna().all():
@@ -120,25 +127,17 @@ def _left(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
     rows = without_tokens(frames.requests)
     to_come = rows["max_tokens"] - read / rows["n"]
-    since_ns = rows["abandoned_ns"].fillna(rows["ended_ns"]).astype("int64")
     is_race = (to_come <= _ON_THE_WAY) | (rows["plan"] == RACE)
     step_s = typical_step_s(frames)
     found = pd.DataFrame(
         {
             "time_left_s": to_come * (np.nan if step_s is None else step_s),
-            "watched_s": (facts.observed_until_ns - since_ns) / 1e9,
+            "watched_s": (facts.observed_until_ns - let_go_ns(rows)) / 1e9,
             "is_unsure": rows["first_token_ns"].isna() | is_race,
         }
     )
     is_left = rows["outcome"].isin(LEFT) & ~is_unopened(rows)
     return found[is_left].loc[found.index[is_left].repeat(rows.loc[is_left, "n"])]
-
-
-def _still_there(facts: Facts) -> int | None:
-    running, waiting = (facts.idle_change(role) for role in ("running", "waiting"))
-    if running is None or facts.trust.get("running") == "stuck":
-        return None
-    return round(running + (waiting or 0.0))
 
 
 def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:

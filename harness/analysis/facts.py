@@ -96,6 +96,14 @@ class Facts:
     def generated_later(self) -> float | None:
         return _change(self.idle_after, self.idle_later, "generated_tokens")
 
+    @property
+    def still_there(self) -> float | None:
+        """How many more requests the server shows after the settle time; None: not known."""
+        running, waiting = self.idle_change("running"), self.idle_change("waiting")
+        if running is None or self.trust.get("running") == "stuck":
+            return None
+        return running + (waiting or 0.0)
+
     def idle_change(self, role: str) -> float | None:
         return _change(self.idle_before, self.idle_after, role)
 

@@ -61,8 +61,8 @@ class Balance:
     `edges_ns`: the beginnings of the blocks; the last one ends with the observation. `bias`: how
     far off old pages can put the mean (least, most). `met`: how many requests the scrapes met in
     all, each of which stands for `span_s` on average; `squares`: the sum of the squares of
-    (requests met * time that the scrape stands for). `goes_on`: some requests never end, so the sum
-    is a lower bound.
+    (requests met * time that the scrape stands for). `goes_on`: some requests are known
+    never to end, so the sum is a lower bound.
     """
 
     edges_ns: Ints
@@ -224,7 +224,8 @@ def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     if aborted is None or change is None or facts.trust.get("aborted") == "stuck":
         return NotMeasurable(f"{facts.engine} shows no counter of aborted requests that moves")
     missing = held.n_left - change
-    missing -= min(max(0.0, missing), _still_there(facts))  # these may be counted yet
+    there = max(0.0, facts.still_there or 0.0)
+    missing -= min(max(0.0, missing), there)  # these may be counted yet
     seen = aborted.level - facts.idle_before["aborted"]
     lost = _never_came(held, aborted, seen, int(missing))
     if missing < 0 or len(lost) != missing or missing > MOST_LOST * held.n_left:
@@ -331,13 +332,8 @@ def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) 
         met=float(np.abs(excess).sum()),
         span_s=float(spans.mean()),
         squares=float(((excess * spans) ** 2).sum()),
-        goes_on=_still_there(facts) > 0,
+        goes_on=(facts.still_there or 0.0) > 0,
     )
-
-
-def _still_there(facts: Facts) -> float:
-    more = sum(facts.idle_change(role) or 0.0 for role in ("running", "waiting"))
-    return max(0.0, more)
 
 
 def _edges(held: OpenRequests, facts: Facts) -> Ints:

@@ -50,6 +50,10 @@ def num_abandoned(requests: pd.DataFrame) -> int:
     return int((requests["outcome"] == Outcome.ABANDONED).sum())
 
 
+def let_go_ns(requests: pd.DataFrame) -> pd.Series:
+    return requests["abandoned_ns"].fillna(requests["ended_ns"]).astype(np.int64)
+
+
 def is_unopened(requests: pd.DataFrame) -> pd.Series:
     return requests["wire_close"] == WireClose.UNOPENED
 
@@ -59,7 +63,7 @@ def open_requests(requests: pd.DataFrame) -> OpenRequests:
     is_refused |= (requests["outcome"] == Outcome.FAILED) & requests["first_token_ns"].isna()
     taken = without_tokens(requests)[~is_refused & ~is_unopened(requests)]
     answers = taken["n"].to_numpy(dtype=np.int64)
-    until = taken["abandoned_ns"].fillna(taken["ended_ns"]).to_numpy(dtype=np.int64)
+    until = let_go_ns(taken).to_numpy()
     is_left = taken["outcome"].isin(LEFT).to_numpy()
     is_mute = is_left & taken["first_token_ns"].isna().to_numpy()
     may_be_uncounted = is_mute | (is_left & (taken["plan"] == RACE).to_numpy())
