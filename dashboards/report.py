@@ -20,7 +20,7 @@ from dashboards.sections.tables import (
 )
 from dashboards.sections.waste import waste
 from dashboards.verdict import trust, trust_of_arms, verdict_of
-from harness.analysis.compare import is_certain
+from harness.analysis.compare import headline_differences, is_certain
 from harness.export.headline import report_sentence
 from harness.export.library import Run, load_run
 from harness.export.tables import client_facts
@@ -207,7 +207,7 @@ def _arms_sentence(run: Run) -> str:
         return "No request was made, so there is nothing to report."
     if arms.is_frontier(run.manifest.workload) and (said := arms.frontier_sentence(run)):
         return said
-    rounds, compared = quantity(summary.rounds, "rounds"), arms.compared(summary)
+    rounds, compared = quantity(summary.rounds, "rounds"), headline_differences(summary)
     by_arm: dict[str, list[str]] = {}
     for name, key, one in compared:
         if name in summary.headlines and one.n:

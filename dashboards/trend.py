@@ -141,7 +141,7 @@ def _table(group: Group, found: Mapping[Key, Sequence[Track]], changed: Containe
             rows.append((name, f"{run.at:{WRITTEN}}", state, *figures))
     return Table(
         title="Every run",
-        shows="The newest first. What changed since the run before stands under the pictures.",
+        shows="The newest first. The changes since the run before stand under the pictures.",
         columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),
         rows=tuple(rows),
     )

@@ -6,7 +6,7 @@ from typing import Final
 from harness.records import Difference, Metric, Shift
 
 DASH: Final = "\N{EN DASH}"
-SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
+_SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
 NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # other units also measure changes
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
@@ -36,6 +36,11 @@ def quantity(value: float | None, unit: str) -> str:
     if unit in RATES:
         return f"{number(value)} {RATES[unit]}"
     return f"{number(value)} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def unit_in_figure(unit: str) -> str:
+    """The unit to show behind each figure; "" for one that stands in the label of them all."""
+    return unit if unit in _SELF_EVIDENT_UNITS else ""
 
 
 def _duration(seconds: float) -> str:
@@ -71,6 +76,12 @@ def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
         return f"≤ {quantity(metric.upper95, metric.unit if unit is None else unit)}"
     sign = SIGNS.get(metric.bound, "") if getattr(metric, name) is not None else ""
     return sign + figure_of(metric, name, unit=unit)
+
+
+def in_all(metric: Metric, *, unit: str) -> str:
+    if metric.mean is None:
+        return DASH
+    return f"{SIGNS.get(metric.bound, '')}{quantity(round(metric.n * metric.mean), unit)} in all"
 
 
 def is_only_limited(metric: Metric) -> bool:

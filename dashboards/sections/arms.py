@@ -13,7 +13,7 @@ from dashboards.sections.section import (
     ladder_pictures,
     section,
 )
-from harness.analysis.compare import FEWEST_ROUNDS, is_certain
+from harness.analysis.compare import FEWEST_ROUNDS, headline_differences, is_certain
 from harness.export.library import Run
 from harness.formatting import DASH, change_in_words, figure_of
 from harness.metrics import METRICS, headline_figures
@@ -27,14 +27,6 @@ GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
 def sections(run: Run) -> list[Section]:
     asked = [_frontier(run), _cancel_by_chunk(run)] if is_frontier(run.manifest.workload) else []
     return [*asked, _rounds(run), _survivors(run), _requests(run)]
-
-
-def compared(summary: ArmsSummary) -> list[tuple[str, str, Difference]]:
-    return [
-        (name, key, one)
-        for name, key in headline_figures(summary.metrics, summary.headlines)
-        for one in summary.differences.get(name, {}).get(key, [])
-    ]
 
 
 def change(name: str, one: Difference) -> str:
@@ -76,7 +68,7 @@ def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
 
 
 def _worth_drawing(summary: ArmsSummary) -> list[tuple[str, str]]:
-    certain = {(name, key) for name, key, one in compared(summary) if is_certain(one)}
+    certain = {(name, key) for name, key, one in headline_differences(summary) if is_certain(one)}
     drawable = [
         (name, key)
         for name, key in headline_figures(summary.metrics, summary.headlines)

@@ -17,7 +17,7 @@ from harness.export.tables import (
     value_cells,
     value_columns,
 )
-from harness.formatting import DASH, SELF_EVIDENT_UNITS, bounded, interval, quantity
+from harness.formatting import DASH, bounded, interval, quantity, unit_in_figure
 from harness.records import Agreement, ArmSummary, Audit, Metric, Summary, Value
 
 SIDE_BY_SIDE: Final = (
@@ -94,8 +94,7 @@ def every_figure(sides: Mapping[str, Summary | ArmSummary]) -> Table:
 
 
 def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:
-    is_evident = metric.unit in SELF_EVIDENT_UNITS
-    unit = metric.unit if is_evident else ""
+    unit = unit_in_figure(metric.unit)
     remarks = [
         *([] if metric.of is None else [f"of {metric.of}"]),
         *(
@@ -105,7 +104,7 @@ def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:
         *(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
     ]
     return (
-        Cell(text=name, unit=None if is_evident else metric.unit, flag=flag, under=tuple(remarks)),
+        Cell(text=name, unit=None if unit else metric.unit, flag=flag, under=tuple(remarks)),
         f"{metric.n:,}",
         f"{metric.n_censored:,}",
         _over(

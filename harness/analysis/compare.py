@@ -29,8 +29,8 @@ import numpy as np
 
 from harness.analysis.comparable import why_not_figures
 from harness.analysis.stats import Z95, Floats, mean_ci95, t_quantile
-from harness.metrics import METRICS
-from harness.records import Difference, Metric, Shift
+from harness.metrics import METRICS, headline_figures
+from harness.records import ArmsSummary, Difference, Metric, Shift
 
 Limits = tuple[float, float]
 Values = Sequence[float | None]  # a figure's value in each round, None where a round has none
@@ -75,6 +75,14 @@ def compare_rounds(
         ratio_ci95=ratio_ci95,
         note=_note(n, len(values) - n if paired else 0, is_positive=is_positive),
     )
+
+
+def headline_differences(summary: ArmsSummary) -> list[tuple[str, str, Difference]]:
+    return [
+        (name, key, one)
+        for name, key in headline_figures(summary.metrics, summary.headlines)
+        for one in summary.differences.get(name, {}).get(key, [])
+    ]
 
 
 def is_certain(one: Difference) -> bool:

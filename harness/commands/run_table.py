@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.comparable import why_not_figures
-from harness.analysis.compare import is_certain
+from harness.analysis.compare import headline_differences, is_certain
 from harness.export.headline import arm_sentences, headline_sentences
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
@@ -25,7 +25,6 @@ from harness.export.tables import (
 )
 from harness.formatting import (
     DASH,
-    SELF_EVIDENT_UNITS,
     bounded,
     change_in_words,
     figure_of,
@@ -34,6 +33,7 @@ from harness.formatting import (
     is_p99_the_largest,
     quantity,
     shift_in_words,
+    unit_in_figure,
 )
 from harness.metrics import METRICS, headline_figures, headlines
 from harness.records import ArmsSummary, Metric, Remark, Summary, Value
@@ -82,7 +82,7 @@ def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> No
     if shows_all:
         parts += _whose(pairs, arms)
         parts += [] if summary.value is None else _value_tables(summary.value)
-        parts += [*_certain(pairs, summary), *_effects(summary)]
+        parts += [*_certain(summary), *_effects(summary)]
     parts += _end(summary, len(pairs) - len(shown), shows_all=shows_all)
     console.print(Group(*parts))
 
@@ -170,7 +170,7 @@ def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
     parts = []
     for name in FLOORS:
         if (metric := metrics.get(name)) is not None:
-            unit = _shown_unit(metric)
+            unit = unit_in_figure(metric.unit)
             p50, p99 = (figure_of(metric, key, unit=unit) for key in ("p50", "p99"))
             parts.append(f"{METRICS[name].label} {p50} (p99 {p99})")
         elif name in missing:
@@ -178,12 +178,8 @@ def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
     return Text("floor: " + (", ".join(parts) or "not known"), style="dim")
 
 
-def _shown_unit(metric: Metric) -> str:
-    return metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""
-
-
 def _cells(metric: Metric) -> dict[str, str]:
-    unit = _shown_unit(metric)
+    unit = unit_in_figure(metric.unit)
     cells = {name: bounded(metric, name, unit=unit) for name in ("mean", "p50", "p99", "max")}
     # A share has no largest value: its one-sided 95 % bound stands in that column.
     if metric.upper95 is not None and not is_only_limited(metric):
@@ -224,7 +220,7 @@ def _arm_table(pairs: Pairs, arms: Arms) -> Table:
 def _cell(metric: Metric | None, key: str, *, tells_method: bool) -> str:
     if metric is None:
         return DASH
-    text = bounded(metric, key, unit=_shown_unit(metric))
+    text = bounded(metric, key, unit=unit_in_figure(metric.unit))
     return f"{text} ({metric.method}, n {metric.n})" if tells_method else text
 
 
@@ -246,13 +242,9 @@ def _whose(pairs: Pairs, arms: Arms) -> Iterator[Text]:
             yield Text(f"{name}: of {of}", style="dim")
 
 
-def _certain(pairs: Pairs, summary: ArmsSummary) -> Iterator[Table | Text]:
-    of_pairs = [
-        (name, key, one)
-        for name, key in pairs
-        for one in summary.differences.get(name, {}).get(key, [])
-    ]
-    certain = [row for row in of_pairs if is_certain(row[2])]
+def _certain(summary: ArmsSummary) -> Iterator[Table | Text]:
+    differences = headline_differences(summary)
+    certain = [row for row in differences if is_certain(row[2])]
     if certain:
         columns = ("certain difference", "arm", f"against {summary.reference}", "95 %")
         rows = [
@@ -263,7 +255,7 @@ def _certain(pairs: Pairs, summary: ArmsSummary) -> Iterator[Table | Text]:
     more = len(certain) - MOST_CERTAIN
     if more > 0:
         yield Text(f"{more} more are certain at 95 %: see the report", style="dim")
-    if uncertain := len(of_pairs) - len(certain):
+    if uncertain := len(differences) - len(certain):
         yield Text(f"{uncertain} other differences are not certain at 95 %", style="dim")
 
 

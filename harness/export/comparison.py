@@ -20,7 +20,7 @@ from harness.analysis.pool import of_each_request, shifts_between
 from harness.analysis.remarks import in_level_order
 from harness.errors import ConfigError
 from harness.export.library import Run, load_run
-from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, bounded, number, quantity
+from harness.formatting import DASH, between, bounded, number, quantity, unit_in_figure
 from harness.metrics import headline_figures
 from harness.records import ArmSummary, Metric, Remark, Shift, Summary
 
@@ -139,7 +139,7 @@ def name_of(pair: Pair) -> str:
 
 
 def cells(comparison: Comparison, pair: Pair) -> dict[str, str]:
-    unit = pair.unit if pair.unit in SELF_EVIDENT_UNITS else ""
+    unit = unit_in_figure(pair.unit)
     sides = {
         side: bounded(metrics[pair.metric], pair.figure, unit=unit)
         if pair.metric in metrics

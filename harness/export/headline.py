@@ -5,7 +5,7 @@ for a report also the ghosts and the leaks, as far as they are known.
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from harness.formatting import DASH, SIGNS, bounded, quantity
+from harness.formatting import DASH, bounded, in_all, quantity
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, SLOT_RECOVERY, WASTED_TOKENS
 from harness.records import Metric
 
@@ -81,11 +81,8 @@ def _known_sentences(metrics: Metrics) -> dict[str, str]:
 
 def _waste(waste: Metric) -> str:
     who = "user who left" if waste.method == "exact" else "request left"
-    in_all = ""
-    if waste.mean is not None:
-        total = quantity(round(waste.n * waste.mean), "tokens")
-        in_all = f", {SIGNS.get(waste.bound, '')}{total} in all"
-    return f"{bounded(waste, 'mean')} on each {who}{in_all}{_in_brackets(*_method(waste))}"
+    total = "" if waste.mean is None else f", {in_all(waste, unit='tokens')}"
+    return f"{bounded(waste, 'mean')} on each {who}{total}{_in_brackets(*_method(waste))}"
 
 
 def _other_waits(metrics: Metrics) -> Iterator[str]:

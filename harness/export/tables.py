@@ -4,7 +4,7 @@ of counters, value of cancellation."""
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from harness.formatting import DASH, SELF_EVIDENT_UNITS, between, number, quantity
+from harness.formatting import DASH, between, number, quantity, unit_in_figure
 from harness.records import Agreement, AuditEntry, Difference, Stage, Steady, Value, ValueRow
 
 AGREEMENT_COLUMNS: Final = (
@@ -19,7 +19,7 @@ AUDIT_COLUMNS: Final = ("counter", "due", "moved by", "verdict")
 
 
 def agreement_cells(one: Agreement) -> tuple[str, ...]:
-    unit = one.unit if one.unit in SELF_EVIDENT_UNITS else ""
+    unit = unit_in_figure(one.unit)
     limits = between(one.difference_ci95, unit)
     difference = quantity(one.difference, unit) + (f" ({limits})" if limits else "")
     return (

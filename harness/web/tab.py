@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from harness.formatting import DASH, SELF_EVIDENT_UNITS, SIGNS, bounded, number, quantity
+from harness.formatting import DASH, bounded, in_all, number, quantity, unit_in_figure
 from harness.metrics import METRICS
 from harness.records import Metric, Outcome, Summary
 from harness.run.live import LAST
@@ -104,14 +104,14 @@ def final_rows(summary: Summary) -> list[dict[str, str]]:
 
 
 def figure_text(metric: Metric) -> str:
-    unit = metric.unit if metric.unit in SELF_EVIDENT_UNITS else ""  # others are in the label
+    unit = unit_in_figure(metric.unit)
     if metric.p50 is None:
         return bounded(metric, "mean", unit=unit)
     quantiles = ", ".join(f"{q} {bounded(metric, q, unit=unit)}" for q in ("p50", "p99"))
     if metric.unit != "tokens" or metric.mean is None:
         return quantiles
-    in_all = f"{SIGNS.get(metric.bound, '')}{number(round(metric.n * metric.mean))}"
-    return f"{bounded(metric, 'mean', unit=unit)} each, {in_all} in all; {quantiles}"
+    each = bounded(metric, "mean", unit=unit)
+    return f"{each} each, {in_all(metric, unit=unit)}; {quantiles}"
 
 
 def _outcome_rows(outcomes: Mapping[str, int]) -> list[dict[str, str]]:
