@@ -73,14 +73,15 @@ def saturations(sides: Sequence[LoadSide], figures: Mapping[str, Figure]) -> Ite
     steps = (_median(figures.get(name)) for name in ("step_s", "itl_s"))
     late_s = max(LEAST_LATE_S, next((step for step in steps if step is not None), 0.0))
     for side in sides:
-        why = f"at its busiest it used {side.cpu_share:.0%} of a core"
+        why = f"at its busiest it used {quantity(side.cpu_share, 'ratio')} of a core"
         what = "share the load between more processes (--processes) or machines"
         if side.cpu_share <= MOST_CPU:
             if side.lag_p95_s <= late_s:
                 continue
             why = (
-                f"at its latest, 5 % of its ticks were noticed over {side.lag_p95_s * 1e3:.3g} ms "
-                f"late, and the most is {late_s * 1e3:.3g} ms, though {why}"
+                "at its latest, 5 % of its ticks were noticed over "
+                f"{quantity(side.lag_p95_s, 's')} late, and the most is {quantity(late_s, 's')}, "
+                f"though {why}"
             )
             what = "others kept this machine busy: take them elsewhere, or the load"
         yield (

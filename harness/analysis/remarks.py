@@ -23,6 +23,7 @@ from harness.analysis.recovery import about_void_trials, control_answer_tokens, 
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read, without_tokens
+from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
 from harness.store.frames import RunFrames
@@ -117,8 +118,8 @@ def flags(figures: Mapping[str, Figure]) -> dict[str, str]:
             continue
         if floor.p99 is not None and figure.p50 < floor.p99:
             found[name] = (
-                f"its median {figure.p50 * 1e3:.3g} ms is below the measurement floor: "
-                f"{floor_name} p99 is {floor.p99 * 1e3:.3g} ms"
+                f"its median {quantity(figure.p50, 's')} is below the measurement floor: "
+                f"{floor_name} p99 is {quantity(floor.p99, 's')}"
             )
     return found
 
@@ -139,8 +140,8 @@ def _about_the_server(facts: Facts) -> Iterator[str]:
     busy = facts.idle_before.get("running", 0) + facts.idle_before.get("waiting", 0)
     if busy:
         yield (
-            f"{busy:g} requests of other users were on the server before the load: differences "
-            "of gauges and counters are not this run's alone"
+            f"{number(busy)} requests of other users were on the server before the load: "
+            "differences of gauges and counters are not this run's alone"
         )
     if facts.has_lifecycle and not facts.clocks_agree:
         yield f"{facts.lacks('clock')}; figures that rest on both are not measurable"
@@ -171,7 +172,7 @@ def _ended_before(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
 
 def _about_leaks(in_use: Mapping[str, float]) -> Iterator[str]:
     if in_use:
-        what = " and ".join(f"{value:g} {name}" for name, value in in_use.items())
+        what = " and ".join(f"{number(value)} {name}" for name, value in in_use.items())
         names = " and ".join(f"leaked_{name}" for name in in_use)
         yield f"{names}: of these, {what} are held by requests that are still running (ghosts)"
 
@@ -189,8 +190,8 @@ def _too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> 
     if short:
         yield (
             f"{short} of {len(watched)} abandoned requests had less than twice the settle time "
-            f"({settle_s:g} s) left to run: a ghost among them looks like a natural end; "
-            f"{_remedy(frames, step_s, settle_s)}"
+            f"({quantity(settle_s, 's')}) left to run: a ghost among them looks like a natural "
+            f"end; {_remedy(frames, step_s, settle_s)}"
         )
 
 
@@ -204,7 +205,7 @@ def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
         return "raise `answer_tokens`, or lower `settle.seconds`"
     return (
         f"longer answers do not help, since a whole context of {context} tokens takes "
-        f"{context * step_s:.3g} s: lower `settle.seconds`, if the server lets go in less"
+        f"{quantity(context * step_s, 's')}: lower `settle.seconds`, if the server lets go in less"
     )
 
 
@@ -257,7 +258,7 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[st
     if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
         return
     if going_on := facts.generated_later:
-        why = f"ghosts: {going_on:g} more tokens were counted while no client waited for any"
+        why = f"ghosts: {number(going_on)} more tokens were counted while no client waited for any"
     elif facts.still_computing:
         why = "ghosts: the server still computed while no client waited for anything"
     elif facts.still_computing is None:
@@ -267,7 +268,7 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[st
             "no token was counted any more: lost slots, or a gauge that does not come back; they "
             "are not in ghost_rate"
         )
-    yield f"{left:g} requests still run after the settle time; {why}"
+    yield f"{number(left)} requests still run after the settle time; {why}"
 
 
 def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
@@ -276,8 +277,9 @@ def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterato
         return
     if found.p50 > _MOST_STRETCHED * asked_s:
         yield (
-            f"/metrics was to be read every {asked_s:g} s and was read every {found.p50:.3g} s "
-            "(median): the server answers no faster, or this machine is too busy"
+            f"/metrics was to be read every {quantity(asked_s, 's')} and was read every "
+            f"{quantity(found.p50, 's')} (median): the server answers no faster, or this machine "
+            "is too busy"
         )
 
 
@@ -291,8 +293,8 @@ def _about_warm_up(steady: Steady | None) -> Iterator[str]:
         )
     elif steady.warmup_share is not None and steady.warmup_share > MOST_WARM_UP:
         yield (
-            f"the first {steady.warmup_share:.0%} of the load were warm-up ({steady.rule}), and "
-            "the figures are of all of it; make the load longer"
+            f"the first {quantity(steady.warmup_share, 'ratio')} of the load were warm-up "
+            f"({steady.rule}), and the figures are of all of it; make the load longer"
         )
 
 
@@ -370,7 +372,7 @@ def _only_a_bound(latency: Metric) -> str:
     what = "more would not do, take slot_recovery" if enough is None else f"{enough} would be"
     return (
         f"{CANCEL_LATENCY}: {latency.n} requests left are too few for a mean by {latency.method} "
-        f"({what}): it is at most {latency.upper95:.3g} s (95 %, with what old pages hide)"
+        f"({what}): it is at most {quantity(latency.upper95, 's')} (95 %, with what old pages hide)"
     )
 
 

@@ -57,7 +57,7 @@ def share_of_a_core(run: RunBuilder) -> float | None:
     ("ticks", "reason"),
     [
         ({"busy": 0.89}, None),
-        ({"busy": 0.95}, "it used 95% of a core"),
+        ({"busy": 0.95}, "it used 95 % of a core"),
         ({"busy": 0.2, "late": 4, "late_ms": 500}, None),
         ({"busy": 0.2, "late": 10, "late_ms": 49}, None),
         ({"busy": 0.2, "late": 10, "late_ms": 60}, "over 60 ms late, and the most is 50 ms"),
@@ -79,8 +79,8 @@ def test_a_saturated_client_makes_the_run_invalid(
 @pytest.mark.parametrize(
     ("stretch", "reason"),
     [
-        ({"busy": range(50)}, "at its busiest it used 100% of a core"),
-        ({"busy": range(40, 51)}, "at its busiest it used 100% of a core"),
+        ({"busy": range(50)}, "at its busiest it used 100 % of a core"),
+        ({"busy": range(40, 51)}, "at its busiest it used 100 % of a core"),
         ({"busy": range(0, 100, 2)}, None),
         ({"busy": range(40, 48)}, None),
         ({"late": range(96, 100)}, "at its latest, 5 % of its ticks were noticed over 80 ms late"),
