@@ -244,16 +244,22 @@ def check_ca_file(path: str | None, *, flag: str = "--ca-file") -> str | None:
 
 
 def request_headers(headers: Mapping[str, str], api_key_env: str | None) -> dict[str, str]:
-    if api_key_env is None:
-        return dict(headers)
-    key = os.environ.get(api_key_env)
+    key = read_api_key(api_key_env)
+    return dict(headers) if key is None else {**headers, "Authorization": f"Bearer {key}"}
+
+
+def read_api_key(variable: str | None, *, flag: str = "--api-key-env") -> str | None:
+    """The key in this environment variable; None without one. Raises ConfigError, which names
+    `flag`, if it is not set, or empty, or no header's value."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
     if not key:
         raise ConfigError(
-            f"--api-key-env {api_key_env}: this environment variable is not set; "
-            f"export it, or omit the flag"
+            f"{flag} {variable}: this environment variable is not set; export it, or omit the flag"
         )
-    _check_value(f"--api-key-env {api_key_env}", key)
-    return {**headers, "Authorization": f"Bearer {key}"}
+    _check_value(f"{flag} {variable}", key)
+    return key
 
 
 def _split(flag: str, url: str) -> SplitResult:

@@ -26,7 +26,8 @@ from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import MasterRunner, WorkerRunner
 
-from harness.errors import ConfigError, TargetError
+from harness.errors import TargetError
+from harness.http_client import read_api_key
 from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.options import plan_of_the_page
@@ -270,15 +271,7 @@ def _session() -> LoadSession | None:
 
 
 def _api_key(plan: LoadPlan) -> str | None:
-    if plan.api_key_env is None:
-        return None
-    try:
-        return os.environ[plan.api_key_env]
-    except KeyError:
-        raise ConfigError(
-            f"the environment variable {plan.api_key_env}, which should hold the API key, is not "
-            "set; export it, or leave the option out for a server without keys"
-        ) from None
+    return read_api_key(plan.api_key_env, flag="--walkaway-api-key-env")
 
 
 def _tell_locust(environment: Environment, row: RequestRow) -> None:

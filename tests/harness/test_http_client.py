@@ -25,6 +25,7 @@ from harness.http_client import (
     check_target_url,
     http_client,
     parse_headers,
+    read_api_key,
     request_headers,
     split_place,
     tls_context,
@@ -78,9 +79,12 @@ def test_the_api_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WALKAWAY_TEST_KEY", "secret")
     headers = request_headers({"X-A": "1"}, "WALKAWAY_TEST_KEY")
     assert headers == {"X-A": "1", "Authorization": "Bearer secret"}
-    monkeypatch.delenv("WALKAWAY_TEST_KEY")
-    with pytest.raises(ConfigError, match="WALKAWAY_TEST_KEY: this environment variable"):
-        request_headers({}, "WALKAWAY_TEST_KEY")
+    for wrong, why in (("", "this environment variable"), ("schlüssel", "the value must be")):
+        monkeypatch.setenv("WALKAWAY_TEST_KEY", wrong)
+        with pytest.raises(ConfigError, match=f"^--api-key-env WALKAWAY_TEST_KEY: {why}"):
+            request_headers({}, "WALKAWAY_TEST_KEY")
+        with pytest.raises(ConfigError, match=f"^--walkaway-api-key-env WALKAWAY_TEST_KEY: {why}"):
+            read_api_key("WALKAWAY_TEST_KEY", flag="--walkaway-api-key-env")
 
 
 def untrusted(code: int, text: str) -> ssl.SSLCertVerificationError:
