@@ -1,16 +1,14 @@
 """Two loads directed from one place: the chunk frontier and the cancel storm.
 
 Chunk frontier: bystanders stream all along. Beside them a director sends long prompts in pairs: it
-reads a few tokens of the first, and leaves the second during its prefill, after a share of the
-median time to first token of those read. Cancel storm: many streams leave at one moment, wave after
-wave, beside stayers.
+reads a few tokens of the first, and leaves the second by the plan `prefill`, which knows the times
+to first token of those read. Cancel storm: many streams leave at one moment, wave after wave,
+beside stayers.
 """
 
 import random
-import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -20,10 +18,10 @@ from gevent.pool import Group
 
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import RequestRow, Role, Way
-from harness.workload.abandon import LeaveRule, RequestSpec, Storm, never
+from harness.workload.abandon import LeaveRule, PrefillPlan, RequestSpec, Storm, never
 from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
+from harness.workload.observed_latency import ObservedLatency
 
-_LEAVING_SHARES: Final = (0.1, 0.9)  # of the prefill: neither before it begins nor after its end
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
 
@@ -73,35 +71,29 @@ class ChunkFrontierDirector(_Asking):
             self.ask(spec, n, note_progress)
 
     def _send_pairs(self, load: ChunkFrontierLoad) -> None:
-        ttfts_ns: list[int] = []
+        plan, seen, num_seen = PrefillPlan(plan="prefill"), ObservedLatency(), 0
         numbers = count()
         for _ in range(load.pairs):
-            read = self._ask_long(load, next(numbers), load.read_tokens)
+            n = next(numbers)
+            read = self._ask_long(self._long_prompt(load, n, load.read_tokens), n)
             if read.first_token_ns is not None:
-                ttfts_ns.append(read.first_token_ns - read.sent_ns)
-            if ttfts_ns:
-                rng = random.Random(f"{self.session.plan.run.seed}/{len(ttfts_ns)}/leave")
-                share = rng.uniform(*_LEAVING_SHARES)
-                pause_ns = int(share * statistics.median(ttfts_ns))
-                self._ask_long(load, next(numbers), load.answer_tokens, share, pause_ns)
+                seen.observe(read)
+                num_seen += 1
+            if num_seen:
+                n = next(numbers)
+                rng = random.Random(f"{self.session.plan.run.seed}/{num_seen}/leave")
+                asked = self._long_prompt(load, n, load.answer_tokens)
+                self._ask_long(plan.draw(rng, asked, seen), n)
 
-    def _ask_long(
-        self,
-        load: ChunkFrontierLoad,
-        n: int,
-        max_tokens: int,
-        share: float | None = None,
-        pause_ns: int = 0,
-    ) -> RequestRow:
-        spec = RequestSpec(
+    def _long_prompt(self, load: ChunkFrontierLoad, n: int, max_tokens: int) -> RequestSpec:
+        return RequestSpec(
             role=Role.LONG_PROMPT,
             user=_DIRECTOR,
             max_tokens=max_tokens,
             prompt_tokens=self.prompt_tokens(load.prompt_tokens, _DIRECTOR, n),
         )
-        if share is not None:
-            plan = f"prefill:{share:.2f}"
-            spec = replace(spec, plan=plan, planned_abandon=0, way=Way.FIN, pause=pause_ns)
+
+    def _ask_long(self, spec: RequestSpec, n: int) -> RequestRow:
         return self.ask(spec, n, spec.leave_rule("none", self.session.client.step))
 
 

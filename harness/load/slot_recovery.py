@@ -15,7 +15,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -27,8 +26,8 @@ from gevent.pool import Group
 from harness.load.rows import ran_at_once
 from harness.load.session import LoadSession
 from harness.load.users import Director
-from harness.records import Outcome, RequestRow, Role, VoidTrial, Way
-from harness.workload.abandon import LeaveRule, RequestSpec, never, think_ns
+from harness.records import Outcome, RequestRow, Role, VoidTrial
+from harness.workload.abandon import LeaveRule, RequestSpec, after_tokens, never, think_ns
 from harness.workload.load import SlotRecoveryLoad
 
 _ARMS: Final = ("unloaded", "abandon", "control")
@@ -122,12 +121,12 @@ class Trial:
             self._progress.set()
             return self._leave(tokens_read) if leaves else None
 
-        load, tokens = self._load, self._load.abandon_after_tokens
+        load = self._load
         is_control = self._arm == "control"
         max_tokens = load.control_answer_tokens if is_control else load.answer_tokens
         spec = self._spec(Role.FILLER, index, max_tokens)
         if leaves and not is_control:
-            spec = replace(spec, plan=f"tokens:{tokens}", planned_abandon=tokens, way=Way.FIN)
+            spec = after_tokens(spec, load.abandon_after_tokens)
         self._start(spec, rule, self._keep_filler)
 
     def _start_probe(self) -> gevent.Greenlet:
