@@ -28,7 +28,7 @@ import pandas as pd
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.open_requests import OpenRequests, let_go_ns, open_in_run
+from harness.analysis.open_requests import OpenRequests, let_go_ns, most_open, open_in_run
 from harness.analysis.scraped import readings_of
 from harness.analysis.tokens import (
     prompt_total,
@@ -119,13 +119,13 @@ def client_account(requests: pd.DataFrame) -> dict[str, float]:
 def _due(
     frames: RunFrames, facts: Facts, role: str, held: OpenRequests, waste: Figure
 ) -> Due | None:
-    most_at_once = float(held.at(held.started_ns).max(initial=0.0))
+    most = most_open(held.started_ns, held.ended_ns)
     taken = len(held.started_ns)
     match role:
         case "generated_tokens":
-            return _tokens_due(frames, facts, held, waste, most_at_once)
+            return _tokens_due(frames, facts, held, waste, most)
         case "prompt_tokens":
-            return _prompts_due(frames.requests, most_at_once)
+            return _prompts_due(frames.requests, most)
         case "aborted":
             return Due(held.n_left - len(held.uncounted_ns), held.n_left)
         case "ended":

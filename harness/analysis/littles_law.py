@@ -44,7 +44,7 @@ from scipy import special
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.open_requests import OpenRequests, open_in_run, open_requests
+from harness.analysis.open_requests import OpenRequests, most_open, open_in_run, open_requests
 from harness.analysis.scraped import Readings, met_step_s, readings_of
 from harness.analysis.stats import Z95, Floats, Ints, ratio_ci95
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
@@ -293,7 +293,7 @@ def _unusable_gauges(
         return "fewer than two scrapes fell into the load"
     if not np.ptp(running.level):
         return f"{facts.metric_names['running']} did not move while requests came and went"
-    most = float(held.at(held.started_ns).max())
+    most = most_open(held.started_ns, held.ended_ns)
     if waiting is None and not (facts.slots is not None and most <= facts.slots):
         return f"{facts.engine} does not show how many requests wait: they would count as let go"
     return None

@@ -13,6 +13,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
+from harness.analysis.open_requests import most_open
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import read_by
 from harness.formatting import quantity
@@ -168,18 +169,9 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
         )
 
 
-def most_open(requests: pd.DataFrame) -> int:
-    if requests.empty:
-        return 0
-    times = np.concatenate([requests["sent_ns"], requests["ended_ns"]])
-    changes = np.repeat([1, -1], len(requests))
-    in_order = np.lexsort((changes, times))  # at one moment, ends come before sendings
-    return int(np.cumsum(changes[in_order]).max())
-
-
 def _why_late(frames: RunFrames) -> str:
     max_streams = int(frames.manifest["arrivals"]["max_streams"])
-    if most_open(frames.requests) >= max_streams:
+    if most_open(frames.requests["sent_ns"], frames.requests["ended_ns"]) >= max_streams:
         return (
             f"as many streams were open as there may be (`arrivals.max_streams`, {max_streams:,}): "
             "the server could not keep up with the schedule; raise the cap or lower the rate"

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from harness.analysis.facts import Facts
 from harness.analysis.stats import Floats, Ints
@@ -44,6 +45,13 @@ class OpenRequests:
 
     def left_by(self, t_ns: Ints) -> Ints:
         return np.searchsorted(self.left_ns, t_ns, side="right")
+
+
+def most_open(started_ns: ArrayLike, ended_ns: ArrayLike) -> int:
+    """The most that were open at one moment; one that ends then is not."""
+    started, ended = np.sort(started_ns), np.sort(ended_ns)
+    over = np.searchsorted(ended, started, side="right")
+    return int((np.arange(1, len(started) + 1) - over).max(initial=0))
 
 
 def num_abandoned(requests: pd.DataFrame) -> int:

@@ -7,8 +7,9 @@ reads on while the file grows, and leaves half a last line alone.
 import errno
 import os
 import platform
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Generic, Self, TypeVar
 
@@ -102,10 +103,10 @@ class ShardReader(Generic[Row]):
                 self.damaged += 1
 
 
-def ran_at_once(rows: Sequence[RequestRow]) -> bool:
-    """Whether every stream had a token before any had its last but one: a busy client may read a
-    last token after the first one of the stream admitted in its place."""
-    times = [row.token_times_ns for row in rows]
-    if any(len(of_row) < 2 for of_row in times):
-        return False
-    return max(of_row[0] for of_row in times) < min(of_row[-2] for of_row in times)
+def most_at_once(times: Iterable[Sequence[int]]) -> int:
+    """How many streams ran at once, by the times of their tokens: each from its first token to its
+    last but one, since a busy client may read a last token after the first one of the stream
+    admitted in its place."""
+    spans = [(of_one[0], of_one[-2]) for of_one in times if len(of_one) > 1]
+    starts, ends = sorted(first for first, _ in spans), sorted(last for _, last in spans)
+    return max((i + 1 - bisect_right(ends, first) for i, first in enumerate(starts)), default=0)

@@ -5,8 +5,7 @@ The answers go into the manifest. A missing answer is a note or a warning at mos
 """
 
 import json
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +17,7 @@ from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
 from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
+from harness.load.rows import most_at_once
 from harness.records import Delivery, MetricSample
 from harness.run.run_state import RunState
 from harness.run.server import Server, attach, choose_runner, start_command, start_engine
@@ -41,8 +41,6 @@ MOST_STREAMS: Final = 512
 FIRST_TOKENS: Final = 16
 MOST_TOKENS: Final = 1024
 LONGEST_COUNT_S: Final = 60.0
-
-Span = tuple[int, int]  # arrival of the first token and of the last but one (ns)
 
 
 def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Server:
@@ -157,7 +155,7 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
     """
     until_ns = asker.clock_ns() + int(LONGEST_COUNT_S * 1e9)
 
-    def ask(num_streams: int, tokens: int) -> list[Span]:
+    def ask(num_streams: int, tokens: int) -> list[Sequence[int]]:
         left_s = (until_ns - asker.clock_ns()) / 1e9
         if left_s <= 0:
             raise NotServedError(f"no limit was found within {LONGEST_COUNT_S:g} s")
@@ -167,8 +165,7 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
                 threads.submit(asker.ask, prompt, tokens, longest_s=min(longest_s, left_s))
                 for prompt in prompts
             ]
-            times = [answer.result() for answer in answers]
-        return [(of_one[0], of_one[-2]) for of_one in times if len(of_one) > 1]
+            return [answer.result() for answer in answers]
 
     try:
         return find_limit(ask)
@@ -176,7 +173,7 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
         return None
 
 
-def find_limit(ask: Callable[[int, int], Sequence[Span]]) -> int | None:
+def find_limit(ask: Callable[[int, int], Iterable[Sequence[int]]]) -> int | None:
     """The smallest number of parallel streams at which one more waits.
 
     The number of streams doubles until fewer run at once than were sent. Answers of twice the
@@ -192,11 +189,6 @@ def find_limit(ask: Callable[[int, int], Sequence[Span]]) -> int | None:
         if most_at_once(ask(num_streams, tokens)) == together:
             return together
     return None
-
-
-def most_at_once(spans: Sequence[Span]) -> int:
-    starts, ends = sorted(first for first, _ in spans), sorted(last for _, last in spans)
-    return max((i + 1 - bisect_right(ends, first) for i, first in enumerate(starts)), default=0)
 
 
 class CalibrationError(Exception):

@@ -7,7 +7,6 @@ import pytest
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
-from harness.analysis.load_side import most_open
 from harness.store.manifest import LoadProcess, MissedArrivals, ScheduledArrivals
 from tests.harness.told import MakeRun, metric, remarks, summary_of, warnings
 from tests.made_up.rows import at
@@ -129,10 +128,3 @@ def test_small_delays_are_no_warning(make_run: MakeRun) -> None:
     run = scheduled(make_run(), planned=2)
     late(run, "a", by=90, sent=0, tokens=[1000], outcome="completed", end=1001)  # against a second
     assert not warnings(run, "sent late")
-
-
-def test_how_many_were_open_at_once(run: RunBuilder) -> None:
-    assert most_open(run.frames().requests) == 0
-    for name, sent, end in (("a", 0, 10), ("b", 10, 20), ("c", 15, 30), ("d", 16, 17)):
-        run.request(name, sent=sent, tokens=[], outcome="cut_off", end=end)
-    assert most_open(run.frames().requests) == 3

@@ -11,7 +11,7 @@ from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.littles_law import delay_of_aborts
-from harness.analysis.open_requests import open_requests
+from harness.analysis.open_requests import most_open, open_requests
 from harness.store.manifest import IdleReading
 from tests.harness.told import ms, remarks
 from tests.made_up.rows import at
@@ -129,3 +129,8 @@ def test_a_server_that_tells_nothing_is_warned_of(run: RunBuilder) -> None:
     run.another_engine()
     (text,) = remarks(run, OPEN)
     assert "latencies by gauge and counter are of that reset" in text
+
+
+def test_how_many_were_open_at_once() -> None:
+    assert most_open([], []) == 0
+    assert most_open([0, 10, 15, 16], [10, 20, 30, 17]) == 3

@@ -4,17 +4,14 @@ import threading
 import time
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.load.rows import ran_at_once
 from harness.records import Outcome, Role
 from harness.workload.load import CancelStormLoad, SlotRecoveryLoad
 from tests.harness.load.asking import engine
 from tests.harness.load.conftest import Exchange, Script, Serve
 from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
-from tests.made_up.rows import request_row
 
 e2e = pytest.mark.e2e
 LOAD = SlotRecoveryLoad(
@@ -146,24 +143,3 @@ def test_answers_too_short_void_the_trial(serve: Serve, tmp_path: Path) -> None:
     assert probes.pop("control", Outcome.CUT_OFF) is Outcome.CUT_OFF
     assert probes == dict.fromkeys(["abandon", "unloaded"], Outcome.COMPLETED)
     assert "arm control, is void: a filler ended" in child.log
-
-
-ENDED: dict[str, Any] = {"sent_ns": 0, "ended_ns": 100, "outcome": Outcome.COMPLETED}
-
-
-@pytest.mark.parametrize(
-    ("times", "is_so"),
-    [
-        ([(10, 20, 30)], True),
-        ([(10, 20, 30), (19, 29, 39)], True),
-        ([(10, 20, 30), (20, 30, 40)], False),  # begun as the first was nearly done
-        ([(10, 20, 30), (29, 39, 49)], False),  # the last token may have been taken late
-        ([(40, 50, 60), (10, 20, 30)], False),  # one after the other
-        ([(10, 20, 30), (11, 21, 31), (40, 50, 60)], False),
-        ([(10, 20, 30), (12,)], False),  # too short to tell
-        ([(10, 20, 30), ()], False),
-    ],
-)
-def test_ran_at_once(times: list[tuple[int, ...]], is_so: bool) -> None:
-    rows = [request_row("r", **ENDED, token_times_ns=list(of_row)) for of_row in times]
-    assert ran_at_once(rows) is is_so

@@ -7,11 +7,9 @@ import threading
 from itertools import count
 from pathlib import Path
 
-import msgspec
-import pandas as pd
 import pytest
 
-from harness.analysis.load_side import most_open
+from harness.analysis.open_requests import most_open
 from harness.records import Outcome, RequestRow
 from harness.run.load_process import together
 from harness.run.process import free_port
@@ -95,7 +93,7 @@ def test_beyond_the_cap_arrivals_wait_and_what_was_not_sent_has_no_row(
     child.stdin.close()
     rows = child.result()
     assert schedule_of(rows) == [(n, n) for n in range(8)]  # of 200; the others were not sent
-    assert most_open(pd.DataFrame([msgspec.structs.asdict(row) for row in rows])) == 2
+    assert most_open([row.sent_ns for row in rows], [row.ended_ns for row in rows]) == 2
     outcomes = sorted(row.outcome for row in rows)
     assert outcomes == [Outcome.COMPLETED] * 6 + [Outcome.CUT_OFF] * 2
 

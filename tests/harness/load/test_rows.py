@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.load.rows import ShardReader, ShardWriter
+from harness.load.rows import ShardReader, ShardWriter, most_at_once
 from harness.records import ClientSample, Outcome, RequestRow
 from tests.harness.load.asking import limited
 from tests.made_up.rows import request_row
@@ -91,3 +91,21 @@ def test_rows_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     parts = list(ShardReader(tmp_path, RequestRow).read_in_parts())
     assert len(parts) > 5
     assert [each.request_id for part in parts for each in part] == names
+
+
+@pytest.mark.parametrize(
+    ("times", "most"),
+    [
+        ([], 0),
+        ([(10, 20, 30)], 1),
+        ([(10, 20, 30), (19, 29, 39)], 2),
+        ([(10, 20, 30), (20, 30, 40)], 1),  # begun as the first was nearly done
+        ([(10, 20, 30), (29, 39, 49)], 1),  # the last token may have been taken late
+        ([(40, 50, 60), (10, 20, 30)], 1),  # one after the other
+        ([(10, 20, 30), (11, 21, 31), (40, 50, 60)], 2),
+        ([(0, 6, 7), (5, 9, 10), (5, 8, 9)], 3),
+        ([(10, 20, 30), (12,), ()], 1),  # too short to tell
+    ],
+)
+def test_how_many_streams_ran_at_once(times: list[tuple[int, ...]], most: int) -> None:
+    assert most_at_once(times) == most

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import httpx
 import pytest
 
-from harness.run.preflight import Span, count_slots, find_limit, most_at_once
+from harness.run.preflight import count_slots, find_limit
 from harness.run.settle import Asker, probe_service
 from harness.workload.target import Target
 
@@ -87,17 +87,18 @@ def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() ->
     assert count_slots(busy, longest_s=5) is None
 
 
-def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequence[Span]]:
+def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequence[Sequence[int]]]:
     """A server that runs so many at once, a token each turn; each comes `stagger` turns later."""
 
-    def ask(num_streams: int, tokens: int) -> list[Span]:
-        free, spans = [0] * slots, []
+    def ask(num_streams: int, tokens: int) -> list[Sequence[int]]:
+        free: list[int] = [0] * slots
+        times: list[Sequence[int]] = []
         for number in range(num_streams):
             slot = min(range(slots), key=free.__getitem__)
             begin = max(free[slot], number * stagger)
             free[slot] = begin + tokens
-            spans.append((begin + 1, begin + tokens - 1))
-        return spans
+            times.append((begin + 1, begin + tokens - 1, begin + tokens))
+        return times
 
     return ask
 
@@ -108,9 +109,3 @@ def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequenc
 )
 def test_slots_are_found_by_trying(slots: int, stagger: int, found: int | None) -> None:
     assert find_limit(server_with(slots, stagger=stagger)) == found
-
-
-def test_spans_that_only_touch_are_not_together() -> None:
-    assert most_at_once([(0, 5), (5, 9), (5, 8)]) == 2
-    assert most_at_once([(0, 6), (5, 9), (5, 8)]) == 3
-    assert most_at_once([]) == 0
