@@ -28,6 +28,7 @@ from dashboards.sections.waste import PARTS as WASTE_PARTS
 from harness.analysis.cancel import latency_sample
 from harness.analysis.compare import Limits, Pair, Standing, standing
 from harness.analysis.stats import Curve
+from harness.analysis.tokens import COUNTED_BY
 from harness.errors import ConfigError
 from harness.export.comparison import (
     BASELINE,
@@ -55,15 +56,7 @@ DETAILS: Final = (
     *("figure", "difference", "95 %", "times", "95 % of times"),
     *("in steps", "95 % in steps", "judged"),
 )
-WAITS: Final = (
-    (
-        "slot_recovery_s",
-        "slot_recovery_s: from leaving to the first token of a waiting request, seen by a client",
-    ),
-    ("slot_refill_s", "slot_refill_s: from the slot coming free to the next request in it"),
-    ("ttft_s", "ttft_s: first token of users who stayed"),
-    ("itl_s", "itl_s: between tokens of users who stayed"),
-)
+WAITS: Final = ("slot_recovery_s", "slot_refill_s", "ttft_s", "itl_s")
 _IN_STEPS: Final = (
     "Times in steps of each engine. A time that does not wait for a step looks better here the "
     "longer the steps are: it counts as surely better or worse only where it is so as measured, "
@@ -295,7 +288,8 @@ def _facts(one: Side) -> Iterator[tuple[str, str]]:
         yield "slots", str(slots or DASH)
     yield "a step", DASH if step is None else quantity(step.p50, "s")
     yield "machine", f"{hardware.get('cpu')}, {hardware.get('cores')} cores"
-    yield "tokens counted by", getattr(summary, "token_counting", None) or DASH
+    counting = str(getattr(summary, "token_counting", None) or DASH)
+    yield "tokens counted by", COUNTED_BY.get(counting, counting)
     yield "walkaway", manifest.versions.get("walkaway", DASH)
     yield "seed", str(manifest.seed)
 
@@ -427,4 +421,5 @@ def _waste_bar(one: Side) -> WasteBar | None:
 def _waits(sides: Sides) -> Iterator[Part]:
     metrics = {one.label: one.metrics for one in sides}
     otherwise = "No run recorded a request that waited."
-    return ladder_pictures(WAITS, metrics, otherwise, intervals=True)
+    labels = [(name, f"{name}: {METRICS[name].shows.removesuffix('.')}") for name in WAITS]
+    return ladder_pictures(labels, metrics, otherwise, intervals=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.export.headline import (
-    LABELS,
     NOTHING,
     Metrics,
     amounts,
@@ -17,7 +16,13 @@ from harness.export.headline import (
     level,
 )
 from harness.formatting import bounded, figure_of, interval, is_p99_the_largest, number, quantity
-from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, SLOT_RECOVERY, WASTED_TOKENS
+from harness.metrics import (
+    CANCEL_LATENCY,
+    CANCEL_LATENCY_STEPS,
+    SLOT_RECOVERY,
+    WASTED_TOKENS,
+    titled,
+)
 from harness.records import Metric
 
 
@@ -45,7 +50,6 @@ def cards(
         CANCEL_LATENCY: _timed_card(
             metrics,
             CANCEL_LATENCY,
-            LABELS[CANCEL_LATENCY],
             "the step in progress is finished, then slot and blocks are free: one or two steps.",
             *_in_steps(metrics),
             *_share(metrics, "removed_at_first_boundary", "removed at the first step boundary"),
@@ -53,7 +57,6 @@ def cards(
         SLOT_RECOVERY: _timed_card(
             metrics,
             SLOT_RECOVERY,
-            LABELS[SLOT_RECOVERY],
             "near the unloaded time, far below the wait without abandons.",
             *_other_waits(metrics),
         ),
@@ -63,15 +66,14 @@ def cards(
         "slot_refill_s": _timed_card(
             metrics,
             "slot_refill_s",
-            "Slot refill",
             "the very next step, while a request waits.",
             *_share(metrics, "refilled_next_schedule", "taken in the very next schedule"),
         ),
         "ttft_s": _timed_card(
             metrics,
             "ttft_s",
-            "First token, users who stayed",
             "as fast as in a run without abandons (compare two runs).",
+            label="First token, users who stayed",
         ),
     }
     return [replace(card, flag=flags.get(name)) for name, card in found.items() if card is not None]
@@ -81,8 +83,8 @@ def without_praise(found: Sequence[Card]) -> list[Card]:
     return [replace(card, is_clean=None) if card.is_clean else card for card in found]
 
 
-def _timed_card(metrics: Metrics, name: str, label: str, good: str, *more: str) -> Card | None:
-    metric = metrics.get(name)
+def _timed_card(metrics: Metrics, name: str, good: str, *more: str, label: str = "") -> Card | None:
+    metric, label = metrics.get(name), label or titled(name)
     if metric is None or not metric.n:
         return None
     if has_quantiles(metric):
@@ -143,7 +145,7 @@ def _waste_card(metrics: Metrics) -> Card | None:
         if (value := level(metrics.get(name))) is not None:
             details.append(f"{number(value)} {words}")
     return Card(
-        label=LABELS[WASTED_TOKENS],
+        label=titled(WASTED_TOKENS),
         value=bounded(wasted, "mean", unit=""),
         details=[*details, *_intervals(wasted, mean="mean's")],
         good="what was on its way when the user left, plus the one step in flight.",

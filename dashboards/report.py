@@ -21,6 +21,7 @@ from dashboards.sections.tables import (
 from dashboards.sections.waste import waste
 from dashboards.verdict import trust, trust_of_arms, verdict_of
 from harness.analysis.compare import headline_differences, is_certain
+from harness.analysis.tokens import COUNTED_BY
 from harness.export.headline import report_sentence
 from harness.export.library import Run, load_run
 from harness.export.tables import client_facts
@@ -29,12 +30,6 @@ from harness.metrics import headline_figures, spoken
 from harness.records import ArmsSummary
 from harness.store.manifest import Manifest
 
-COUNTED_BY: Final = {
-    "usage": "the server's own count in each event",
-    "events": "text events, one taken for one token",
-    "events_calibrated": "text events, calibrated on the usage of completed streams",
-    "mixed": "the server's count in some requests, text events in others",
-}
 CONFIG_SHOWN: Final = (
     ("runner", "{} runner"),
     ("device", "on {}"),

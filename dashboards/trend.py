@@ -21,7 +21,7 @@ from dashboards.sections.section import Picture, Section, Table
 from harness.errors import ConfigError
 from harness.formatting import DASH, between, bounded, quantity
 from harness.gate.limits import RUN, Limit, workload_limits
-from harness.metrics import METRICS, spoken
+from harness.metrics import METRICS, spoken, titled
 
 WRITTEN: Final = "%Y-%m-%d %H:%M"
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "star", "hexagon")
@@ -113,7 +113,7 @@ def _section(
     )
     return Section(
         name=f"{metric}-{figure}",
-        title=name[0].upper() + name[1:],
+        title=titled(metric, figure),
         shows=f"{about.shows} {_of_each(figure)}",
         good=about.good or "",
         pictures=(picture,),

@@ -455,6 +455,11 @@ def spoken(metric: str, figure: str) -> str:
     return label if figure == "mean" else f"{label} {figure}"
 
 
+def titled(metric: str, figure: str = "mean") -> str:
+    name = spoken(metric, figure)
+    return name[0].upper() + name[1:]
+
+
 def headlines(metrics: Collection[str]) -> Sequence[str]:
     is_open_loop = _OPEN_LOOP_SIGN in metrics
     return _ranked("always", "open loop") if is_open_loop else _ranked("always")

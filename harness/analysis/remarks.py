@@ -22,7 +22,13 @@ from harness.analysis.open_requests import LEFT, RACE, reset_warnings
 from harness.analysis.recovery import about_void_trials, control_answer_tokens, probes
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
-from harness.analysis.tokens import token_counting, tokens_per_event, tokens_read, without_tokens
+from harness.analysis.tokens import (
+    COUNTED_BY,
+    token_counting,
+    tokens_per_event,
+    tokens_read,
+    without_tokens,
+)
 from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
@@ -330,19 +336,12 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[str]:
         )
     if not requests["tokens_read"].any():
         return  # whatever was read came in one piece
-    match token_counting(requests):
-        case "events":
-            yield "tokens read were counted as events: one event was taken for one token"
-        case "events_calibrated":
-            ratio = tokens_per_event(requests)
-            yield (
-                f"tokens read were counted as events, at {ratio:.4g} tokens an event (the usage of "
-                "completed streams)"
-            )
-        case "mixed":
-            yield "tokens read were counted from usage in some requests, as events in others"
-        case _:
-            return
+    counting = token_counting(requests)
+    if counting in (None, "usage"):
+        return
+    ratio = tokens_per_event(requests) if counting == "events_calibrated" else None
+    at = "" if ratio is None else f": {ratio:.4g} tokens an event"
+    yield f"tokens read were counted by {COUNTED_BY[counting]}{at}"
 
 
 def _too_few(figures: Mapping[str, Figure]) -> Iterator[str]:

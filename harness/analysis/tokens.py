@@ -17,6 +17,12 @@ from harness.analysis.figure import Figures, Sample, rate, sampled
 from harness.analysis.stats import Bools, Floats, Ints, t_quantile
 from harness.records import Delivery, Metric, Outcome, TokenCounting, Way, WireClose
 
+COUNTED_BY: Final = {
+    "usage": "the server's own count in each event",
+    "events": "text events, one taken for one token",
+    "events_calibrated": "text events, calibrated on the usage of completed streams",
+    "mixed": "the server's count in some requests, text events in others",
+}
 _ROWS_AT_ONCE: Final = 20_000
 _LIST: Final = pa.list_(pa.int64())
 _NEVER_NS: Final = np.iinfo(np.int64).max // 2

@@ -6,16 +6,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from harness.formatting import DASH, bounded, in_all, quantity
-from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, SLOT_RECOVERY, WASTED_TOKENS
+from harness.metrics import (
+    CANCEL_LATENCY,
+    CANCEL_LATENCY_STEPS,
+    SLOT_RECOVERY,
+    WASTED_TOKENS,
+    titled,
+)
 from harness.records import Metric
 
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}
-LABELS: Final = {
-    CANCEL_LATENCY: "Cancel latency",
-    WASTED_TOKENS: "Wasted tokens",
-    SLOT_RECOVERY: "Slot recovery",
-}
+_HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
 _VERBS: Final = {WASTED_TOKENS: "are"}
 
 
@@ -23,18 +25,18 @@ def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str
     said = _known_sentences(metrics)
     return [
         said.get(name)
-        or f"{label} {_VERBS.get(name, 'is')} not measurable here: "
+        or f"{titled(name)} {_VERBS.get(name, 'is')} not measurable here: "
         f"{missing.get(name, 'the run gives no data for it')}."
-        for name, label in LABELS.items()
+        for name in _HEADLINES
     ]
 
 
 def arm_sentences(arms: Mapping[str, Metrics]) -> Iterator[str]:
-    for name, label in LABELS.items():
+    for name in _HEADLINES:
         found = {arm: typical(metrics[name]) for arm, metrics in arms.items() if name in metrics}
         clauses = ", ".join(f"{arm} {figure}" for arm, figure in found.items())
         unit = " per user who left" if name == WASTED_TOKENS else ""
-        yield f"{label}{unit}: {clauses or 'not measurable here'}."
+        yield f"{titled(name)}{unit}: {clauses or 'not measurable here'}."
 
 
 def report_sentence(
@@ -62,7 +64,7 @@ def report_sentence(
 
 
 def _known_sentences(metrics: Metrics) -> dict[str, str]:
-    found = {name: metrics[name] for name in LABELS if name in metrics and metrics[name].n}
+    found = {name: metrics[name] for name in _HEADLINES if name in metrics and metrics[name].n}
     said = {}
     if latency := found.get(CANCEL_LATENCY):
         steps = metrics.get(CANCEL_LATENCY_STEPS)
