@@ -1,18 +1,16 @@
 """One page of each kind, made of made-up runs."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from tests.dashboards.reading import Page, page_by
+from tests.golden.recorded import judged_today
 from tests.made_up.arms import STEADY, save_arms, save_rounds
 from tests.made_up.changed import change_metric, without_metrics
 from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
-
-RECORDED: Final = Path(__file__).parents[1] / "golden"
 
 
 def plain(folder: Path) -> Page:
@@ -35,9 +33,7 @@ def black_box(folder: Path) -> Page:
 
 def recovery(folder: Path) -> Page:
     """A recorded run: none that is made up has probes."""
-    run = shutil.copytree(RECORDED / "runs/slot_recovery", folder / "run")
-    shutil.copy(RECORDED / "expected/slot_recovery/summary.json", run)
-    return page_by("report", run)
+    return page_by("report", judged_today("slot_recovery", folder).path)
 
 
 def nothing(folder: Path) -> Page:

@@ -1,8 +1,8 @@
 """The rows of the recorded runs give the figures and verdicts that they gave at 7cb23c3.
 
-Words may change: of texts only the number is held, all else to the last digit. What is meant to
-differ stands in `changes.toml` with its reason, and must differ. The manifest of each run has the
-command that made it; the commit 731770e holds the program that recorded them.
+Words may change: of texts only the number is held, all else to the last digit. Intended
+differences stand in `changes.toml` with their reasons, and must be there. The manifest of each run
+has the command that made it; the commit 731770e holds the program that recorded them.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from harness.commands.verbs import app
 from harness.errors import WalkawayError
-from harness.run.rounds import complete_summary
 from harness.store.run_folder import RunFolder
+from tests.golden.recorded import RECORDED, judged_today
 
 HERE: Final = Path(__file__).parent
-RUNS: Final = sorted(path.name for path in (HERE / "runs").iterdir())
+RUNS: Final = sorted(path.name for path in RECORDED.iterdir())
 EXPECTED: Final = HERE / "expected"
 CHANGES: Final = tomllib.loads((HERE / "changes.toml").read_text())
 MOST_SHOWN: Final = 60
@@ -87,7 +87,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def lay_out(work: Path, *names: str) -> None:
     """Copies of runs, with the summaries that were expected."""
     for name in names:
-        shutil.copytree(HERE / "runs" / name, work / name)
+        shutil.copytree(RECORDED / name, work / name)
         for summary in (EXPECTED / name).rglob("summary.json"):
             if (folder := work / summary.parent.relative_to(EXPECTED)).is_dir():
                 shutil.copy(summary, folder)
@@ -110,13 +110,13 @@ def check_said(file: str, *arguments: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name not in COMPARED_ARMS])
 def test_the_rows_give_the_same_summary(work: Path, name: str) -> None:
-    run = RunFolder(Path(shutil.copytree(HERE / "runs" / name, work / name)))
     if name == COLLECTED:
+        shutil.copytree(RECORDED / name, work / name)
         code, said = walkaway("collect", f"{name}/shards", "--out", "collected")
         assert code == 0, said
         run = RunFolder(work / "collected")
     else:
-        complete_summary(run)
+        run = judged_today(name, work)
     now = json.loads((run.path / "summary.json").read_text())
     check_same(f"{name}/summary.json", now, at=name, about="summaries")
 

@@ -1,9 +1,9 @@
 """The end of a run on a terminal: of recorded runs of every kind, and of made-up ones."""
 
 import io
-import json
 from collections.abc import Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,12 +14,9 @@ from harness.analysis import figure
 from harness.analysis.littles_law import Balance, as_figure
 from harness.commands.run_table import print_arms, print_summary
 from harness.records import ArmsSummary, Metric, Summary
-from harness.store.run_folder import as_summary
 from tests.conftest import Snapshot
-from tests.harness.documents import ROOT
+from tests.golden.recorded import judged_today
 from tests.made_up.summaries import made_up_arms_summary, made_up_summary
-
-RECORDED: Final = ROOT / "tests/golden/expected"
 
 
 def shown(summary: Summary | ArmsSummary, *widths: int, shows_all: bool = True) -> list[str]:
@@ -41,9 +38,9 @@ def shown(summary: Summary | ArmsSummary, *widths: int, shows_all: bool = True) 
 @pytest.mark.parametrize(
     "name", ["ghosts", "generic", "open_loop", "slot_recovery", "nobody_left", "value"]
 )
-def test_a_recorded_run_ends_as_before(name: str, snapshot: Snapshot) -> None:
+def test_a_recorded_run_ends_as_before(name: str, snapshot: Snapshot, tmp_path: Path) -> None:
     """Whole on a narrow and on a wide terminal, without and with `--all`."""
-    summary = as_summary(json.loads((RECORDED / name / "summary.json").read_bytes()))
+    summary = judged_today(name, tmp_path).read_summary()
     lines = shown(summary, 54, 80, shows_all=False) + shown(summary, 80)
     snapshot(f"terminal/{name}", "\n".join(lines) + "\n")
 
