@@ -1,4 +1,4 @@
-"""What the gate is tried on: a build without a fault, and builds with one fault each.
+"""The cases of the gate's trials: a build without a fault, and builds with one fault each.
 
 A build is the bundled engine with settings of its own. All are run on the same workload; the one
 that decides about the size of chunks needs long prompts, several rounds and a baseline.

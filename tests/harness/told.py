@@ -1,4 +1,4 @@
-"""What an analysis told: a figure, why there is none, a time, the remarks on a run."""
+"""Results of an analysis: a figure, why there is none, a time, the remarks on a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -294,8 +294,8 @@ def _ticks(plan: Plan) -> Columns:
 
 
 def _page(plan: Plan) -> Iterator[MetricSample]:
-    """What the engine's page shows after the step that ended last, at each scrape: these keep no
-    time with the steps."""
+    """The engine's page at each scrape, as of the step that ended last. Scrapes do not follow the
+    steps."""
     roles = load_target("reference").metrics
     num_scrapes = (plan.ended_ns + SETTLE_NS - ORIGIN_NS) // SCRAPE_NS
     pauses = np.random.default_rng(4).integers(SCRAPE_NS // 2, SCRAPE_NS * 3 // 2, size=num_scrapes)

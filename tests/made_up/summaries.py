@@ -29,7 +29,7 @@ def made_up_arms_summary(content: Mapping[str, Any]) -> ArmsSummary:
 
 
 def content_of_arms(arms: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What turns the content of a `summary.json` into that of a run with these arms."""
+    """The keys that turn the content of a `summary.json` into that of a run with these arms."""
     content: dict[str, Any] = msgspec.to_builtins(made_up_arms_summary({"arms": arms}))
     return {
         name: content[name] for name in ("reference", "rounds", "headlines", "differences", "arms")

@@ -192,9 +192,9 @@ def refills(known: Truth) -> dict[str, Figure]:
 
 
 def survivors(known: Truth, tolerance: float) -> dict[str, Figure]:
-    """What those who were to stay saw, told by when they asked and when the server sent; all who
-    were served. When they asked is their own word: the comparison of the rows holds it against when
-    the server heard of it."""
+    """Latencies of the users who were to stay and were served, from their asking until the server
+    sent. The first stamp is their own: the comparison of the rows holds it against when the server
+    heard of it."""
     sent = [work["sent_times_ns"][: row["tokens_read"]] for row, work in known.stayed]
     finished = [pair for pair in known.stayed if pair[0]["outcome"] == "completed"]
     served = sum(row["outcome"] == "completed" for row, _ in known.rows)

@@ -46,7 +46,7 @@ def observe(folder: Path, script: Script, workload: str, *, engine: str) -> Obse
 
 
 class Truth:
-    """What the server knows of one run, joined with the rows of the users by request id.
+    """The server's knowledge of one run, joined with the rows of the users by request id.
 
     `works`: requests as the harness could read of them; `all_works`: as they were. `left`: the
     abandoned requests, `stayed`: those planned to be read to their end, each with its work on the

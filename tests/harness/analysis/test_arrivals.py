@@ -64,7 +64,7 @@ def test_what_was_due_and_never_sent_had_waited_until_the_end(run: RunBuilder) -
 def test_a_run_that_left_much_unsent_is_invalid(
     run: RunBuilder, unsent: int, is_invalid: bool
 ) -> None:
-    """Of 20 that were due; that two more were not due yet says nothing."""
+    """20 were due; that two more were not due yet says nothing."""
     run = with_missed(scheduled(run, planned=22), to_stay=[1.0] * unsent, to_leave=[])
     for number in range(20 - unsent):
         late(run, f"r{number}", by=0, sent=100, tokens=[120], outcome="completed", end=131)

@@ -1,4 +1,4 @@
-"""What is seen from outside: methods, pooled runs, old pages, runs without logs."""
+"""Figures seen from outside: methods, pooled runs, old pages, runs without logs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,7 +61,7 @@ def test_the_delay_of_a_busy_server_is_recovered(
 
 
 def test_the_interval_is_right_as_often_as_it_says(run: RunBuilder) -> None:
-    """The same run, its scrapes in 40 other phases: 95 % of the intervals should hold the truth."""
+    """A run with its scrapes in 40 phases: 95 % of the intervals should hold the truth."""
     busy_server(run, delay=60.0, every=1.0)
     frames = run.frames()
     facts = run_facts(frames)

@@ -77,7 +77,7 @@ def test_a_step_counts_if_it_ends_after_t0_and_no_later_than_the_release(
 
 
 def test_blocks_of_a_cached_prefix_are_held_too(run: RunBuilder) -> None:
-    """Of 13 prompt tokens 8 were cached (2 blocks of 4): 5 are computed, and 4 blocks are held."""
+    """8 of 13 prompt tokens were cached (2 blocks of 4): 5 are computed, and 4 blocks are held."""
     run.metrics(free_blocks="exact", running="exact")
     run.idle({"free_blocks": 100, "running": 0}, {"free_blocks": 96, "running": 1})
     run.abandon("a", t0=33, tokens=[21, 31])

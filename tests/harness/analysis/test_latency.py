@@ -1,4 +1,4 @@
-"""What the users felt, how busy the engine was, what the counters say: censoring and edges."""
+"""Latencies of users, load of the engine, counters: censoring and edges."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who was too busy to be believed, and who died: from ticks and marks, by the stated rule."""
+"""Processes of the load that were too busy to be believed, or died: from ticks and marks."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the gate writes: on a terminal, as JUnit and as Markdown."""
+"""Reports of the gate: on a terminal, as JUnit and as Markdown."""
 
 from collections import Counter
 

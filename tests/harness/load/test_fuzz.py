@@ -162,7 +162,7 @@ def test_a_refusal_of_any_kind_is_said_in_short(status: int, body: bytes) -> Non
 
 
 def plain_events(stream: bytes) -> list[bytes]:
-    """What the specification says, word by word, on a stream that is there as a whole."""
+    """The specification, word by word, on a stream that is there as a whole."""
     lines = re.split(rb"\r\n|\n|\r", stream.removeprefix(b"\xef\xbb\xbf"))
     events, data = [], b""
     for line in lines[:-1]:  # the last has no end

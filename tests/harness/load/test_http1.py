@@ -167,7 +167,7 @@ def test_whatever_it_is_nothing_but_httpx_errors(
 def sent_in(
     pieces: Sequence[bytes], readings: Sequence[Reading], *, tls: Tls | None = None
 ) -> Seen:
-    """What a reader sees of these pieces, each a receive of its own, over a socket as in a load."""
+    """A reader's view of these pieces, each a receive of its own, over a socket as in a load."""
     near, far = gevent_socket.socketpair()
 
     def send() -> None:

@@ -1,4 +1,4 @@
-"""What plain Locust was told on its command line, as a web page's runs are told it."""
+"""Options of plain Locust's command line, and those that a web page's runs get."""
 
 import argparse
 import sys

@@ -21,7 +21,7 @@ HEADLESS = ("--headless", "--only-summary")
 
 
 def ended(process: subprocess.Popen[str], *, code: int = 0) -> str:
-    """What it said on standard error until it ended with this code."""
+    """Its standard error; it must end with this code."""
     _, err = process.communicate(timeout=60)
     assert process.returncode == code, err
     assert "Traceback" not in err

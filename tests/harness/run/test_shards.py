@@ -64,7 +64,7 @@ def test_a_load_whose_processes_all_died_is_a_failure(tmp_path: Path) -> None:
 
 
 def unsent(*sent: Sent, leave: AbandonPlan = STAY, loops_ended_s: list[int]) -> MissedArrivals:
-    """Of ten arrivals, one a second, in each loop."""
+    """Ten arrivals were due in each loop, one a second."""
     manifest = made_up_manifest(seed=7)
     manifest.idle.loops = [IdleReading(t_ns=t * S, values={}) for t in loops_ended_s]
     arrivals = ConstantArrivals(kind="constant", rate=1, seconds=10, max_streams=2)

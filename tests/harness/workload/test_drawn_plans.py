@@ -1,4 +1,4 @@
-"""The same seed draws the same requests: recorded once for every shipped workload and plan.
+"""A seed always draws the same requests: recorded once for every shipped workload and plan.
 
 `drawn_plans.json` holds, for each workload (and arm), the first three requests in full and the hash
 of the first 200.
