@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # From the request's path to status, headers and body.
 Script = Callable[[str], tuple[int, dict[str, str], bytes]]
-Serve = Callable[[Script], str]
+ServePages = Callable[[Script], str]
 
 
 class _Server(ThreadingHTTPServer):
@@ -53,7 +53,7 @@ class _Server(ThreadingHTTPServer):
 
 
 @pytest.fixture
-def serve() -> Iterator[Serve]:
+def serve_pages() -> Iterator[ServePages]:
     """Starts servers that answer GET as scripted; gives back their URL; stops them at the end."""
     running: list[tuple[_Server, threading.Thread]] = []
 

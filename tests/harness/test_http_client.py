@@ -32,7 +32,7 @@ from harness.http_client import (
     typed_command,
     why_unreached,
 )
-from tests.conftest import Serve
+from tests.conftest import ServePages
 from tests.harness.load.asking import limited, listening
 
 
@@ -209,10 +209,10 @@ def test_an_answer_is_given_up(
     assert b"accept-encoding: identity\r\n" in asked[0].lower()
 
 
-def test_more_than_a_hundred_requests_run_at_once(serve: Serve) -> None:
+def test_more_than_a_hundred_requests_run_at_once(serve_pages: ServePages) -> None:
     """They wait for each other: with fewer connections, none would be answered."""
     together = threading.Barrier(120, timeout=60)
-    url = serve(lambda _: (200, {}, str(together.wait()).encode()))
+    url = serve_pages(lambda _: (200, {}, str(together.wait()).encode()))
     with (
         http_client({}, ca_file=None, timeout_s=60, longest_s=60) as client,
         ThreadPoolExecutor(max_workers=120) as threads,

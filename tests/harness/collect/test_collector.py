@@ -12,7 +12,7 @@ import pytest
 from harness.collect.collector import Collector
 from harness.collect.machine import CpuSampler, GpuSampler
 from harness.collect.source import Notes, SourceError
-from tests.conftest import Serve
+from tests.conftest import ServePages
 from tests.e2e.running import wait_until
 from tests.made_up.rows import lifecycle_event
 
@@ -75,7 +75,7 @@ def collector_of(rows_dir: Path, url: str, notes: Notes) -> Collector:
 
 
 def test_the_collector_keeps_all_from_its_first_turn_to_its_last(
-    serve: Serve, tmp_path: Path
+    serve_pages: ServePages, tmp_path: Path
 ) -> None:
     """Rows logged before it began are not of this run; rows after its last turn are."""
     scraped = threading.Event()
@@ -93,7 +93,7 @@ def test_the_collector_keeps_all_from_its_first_turn_to_its_last(
         return 200, {"x-walkaway-next-after": str(logged[-1])}, content
 
     notes = Notes()
-    collector = collector_of(tmp_path, serve(script), notes)
+    collector = collector_of(tmp_path, serve_pages(script), notes)
     collector.gpus = GpuSampler(fake_nvml())
     with collector:
         scraped.wait()  # the collector's threads give way to busy ones

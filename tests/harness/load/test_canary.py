@@ -39,4 +39,7 @@ def test_without_canaries_no_user_waits_and_a_turn_may_be_ended_again() -> None:
         barrier = CanaryBarrier(canaries)
         barrier.end_turn(0)
         barrier.end_turn(0)
-        barrier.wait_for_turn(3)
+        user = threading.Thread(target=barrier.wait_for_turn, args=(3,), daemon=True)
+        user.start()
+        user.join(timeout=30)
+        assert not user.is_alive()

@@ -4,8 +4,8 @@ import select
 from itertools import pairwise
 from pathlib import Path
 
-import gevent  # noqa: TID251
 import pytest
+from gevent.event import Event  # noqa: TID251
 
 from harness.load.lag import LagWatch
 from harness.load.rows import ShardReader
@@ -13,10 +13,16 @@ from harness.records import ClientSample
 
 
 def test_ticks_that_were_missed_are_noticed_late_and_each_once(tmp_path: Path) -> None:
-    watch = LagWatch(open_streams=lambda: 3, give_up=pytest.fail)
+    noticed = Event()
+
+    def open_streams() -> int:
+        noticed.set()
+        return 3
+
+    watch = LagWatch(open_streams=open_streams, give_up=pytest.fail)
     watch.begin(tmp_path)
-    select.select([], [], [], 0.15)
-    gevent.sleep(0.03)
+    select.select([], [], [], 0.15)  # keeps the loop busy
+    assert noticed.wait(30)
     watch.end()
     samples = ShardReader(tmp_path, ClientSample).read_new()
     assert len(samples) >= 7

@@ -14,7 +14,7 @@ from harness.run.progress import Progress
 from harness.run.run_config import RunConfig, resolve_run
 from harness.store.manifest import Window, status_after
 from harness.store.run_folder import RunFolder
-from tests.conftest import Serve
+from tests.conftest import ServePages
 from tests.harness.run.conftest import Begin
 from tests.made_up.rows import made_up_manifest
 
@@ -24,8 +24,10 @@ PAGES = {
 }
 
 
-def test_missing_metrics_are_named_also_if_nothing_was_scraped(serve: Serve, begin: Begin) -> None:
-    url = serve(lambda path: (200 if path in PAGES else 404, {}, PAGES.get(path, b"")))
+def test_missing_metrics_are_named_also_if_nothing_was_scraped(
+    serve_pages: ServePages, begin: Begin
+) -> None:
+    url = serve_pages(lambda path: (200 if path in PAGES else 404, {}, PAGES.get(path, b"")))
     settings = ["collect.scrape=false", "settle.seconds=0"]
     run = begin(settings=settings, engine="vllm", target_url=url)
     with ExitStack() as children:

@@ -24,12 +24,9 @@ from harness.run.server import Server
 from harness.store.run_folder import RunFolder
 from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
+from tests.harness.plans import server
 
 ENGINE_CONFIG = {"max_num_seqs": 5, "max_model_len": 4096}
-
-
-def server(config: dict[str, Any] | None = ENGINE_CONFIG, **more: Any) -> Server:
-    return Server(url="http://127.0.0.1:1", model="tiny", config=config, engine=None, **more)
 
 
 def resolved(*settings: str, workload: str = "demo", engine: str = "reference") -> ResolvedRun:
@@ -39,16 +36,16 @@ def resolved(*settings: str, workload: str = "demo", engine: str = "reference") 
     )
 
 
-def plan_of(
+def planned(
     *settings: str, workload: str = "demo", engine: str = "reference", on: Server | None = None
 ) -> LoadPlan:
     run = resolved(*settings, workload=workload, engine=engine)
-    return make_load_plan(run, on or server(), rows_dir=Path("rows"))
+    return make_load_plan(run, on or server(ENGINE_CONFIG), rows_dir=Path("rows"))
 
 
 def test_prompts_differ_between_runs_on_one_server() -> None:
     salts = {
-        prompt_salt(server(), run_id=run_id, created_at=created_at)
+        prompt_salt(server(ENGINE_CONFIG), run_id=run_id, created_at=created_at)
         for run_id in ("1-on", "1-off", "2-on")
         for created_at in ("2026-01-01T00:00:00", "2026-01-01T00:05:00")
     }
@@ -61,7 +58,7 @@ def test_prompts_differ_between_runs_on_one_server() -> None:
 
 
 def prompt_of(salt: str) -> str:
-    salted = plan_of().model_copy(update={"prompt_salt": salt, "rows_dir": None})
+    salted = planned().model_copy(update={"prompt_salt": salt, "rows_dir": None})
     session = LoadSession(
         salted, api_key=None, tell=lambda _: None, enough=lambda: None, give_up=lambda _: None
     )
@@ -72,15 +69,15 @@ def prompt_of(salt: str) -> str:
 
 def test_slots_come_from_the_server_or_from_the_setting() -> None:
     def slots(*settings: str, engine: str, on: Server) -> int:
-        plan = plan_of(*settings, workload="slot_recovery", engine=engine, on=on)
+        plan = planned(*settings, workload="slot_recovery", engine=engine, on=on)
         assert isinstance(plan.load, SlotRecoveryLoad)
         assert plan.load.slots is not None
         return plan.load.slots
 
-    assert slots(engine="reference", on=server()) == 5
-    assert slots("load.slots=4", engine="llamacpp", on=server(None)) == 4
+    assert slots(engine="reference", on=server(ENGINE_CONFIG)) == 5
+    assert slots("load.slots=4", engine="llamacpp", on=server()) == 4
     with pytest.raises(ConfigError, match="the server has 6"):
-        slots("load.slots=4", engine="llamacpp", on=server(None, slots_found=6))
+        slots("load.slots=4", engine="llamacpp", on=server(slots_found=6))
 
 
 PAGE = ["http://127.0.0.1:2/metrics"]
@@ -130,7 +127,7 @@ SCHEDULE = 'arrivals={kind="constant", rate=3, seconds=4, max_streams=5}'
     ],
 )
 def test_the_load_is_described(workload: str, settings: list[str], text: str) -> None:
-    assert re.fullmatch(f"load: {text}", describe_load(plan_of(*settings, workload=workload)))
+    assert re.fullmatch(f"load: {text}", describe_load(planned(*settings, workload=workload)))
 
 
 def test_several_processes_talk_on_a_port_of_their_own(tmp_path: Path) -> None:

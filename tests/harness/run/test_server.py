@@ -15,7 +15,7 @@ from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.run.process import Interruption
 from harness.run.server import Server, attach, engine_command, parse_command, start_command
 from harness.workload.workload import EngineSettings, load_target
-from tests.conftest import Serve
+from tests.conftest import ServePages
 
 NOWHERE = "http://127.0.0.1:1"
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -62,8 +62,8 @@ def test_a_server_of_another_kind_is_told_apart_from_one_that_is_not_there() -> 
             find(unreachable, engine, url=NOWHERE)
 
 
-def test_a_closed_port_is_a_dead_server(serve: Serve) -> None:
-    url = serve(lambda _: (404, {}, b""))
+def test_a_closed_port_is_a_dead_server(serve_pages: ServePages) -> None:
+    url = serve_pages(lambda _: (404, {}, b""))
     Server(url=url, model="m", config=None, engine=None).check_alive()
     with pytest.raises(TargetError, match="is gone"):
         Server(url=NOWHERE, model="m", config=None, engine=None).check_alive()

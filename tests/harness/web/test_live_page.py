@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from harness.run.live import LiveRun
 from harness.web.tab import FILES, HEADERS, live_rows, progress_text
-from tests.conftest import Serve
+from tests.conftest import ServePages
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.harness.run.test_live import MS, event, left
 
@@ -58,7 +58,7 @@ def with_text(text: str) -> dict[str, Any]:
 @contextmanager
 def opened(
     browser: Browser,
-    serve: Serve,
+    serve_pages: ServePages,
     figures: Mapping[str, Any],
     *,
     width: int = 1440,
@@ -74,7 +74,7 @@ def opened(
         return 200, {"content-type": TYPES[name], **HEADERS}, FILES[name].read_bytes()
 
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page, noise, url = context.new_page(), list[str](), serve(answer)
+    page, noise, url = context.new_page(), list[str](), serve_pages(answer)
     page.on("console", lambda message: noise.append(message.text))
     page.on("pageerror", lambda error: noise.append(str(error)))
     page.on("request", lambda one: None if one.url.startswith(url) else noise.append(one.url))
@@ -90,11 +90,11 @@ def opened(
     ("width", "scheme"), [(390, "light"), (390, "dark"), (1440, "light"), (1440, "dark")]
 )
 def test_it_fits_shows_all_and_axe_finds_nothing_serious(
-    browser: Browser, serve: Serve, width: int, scheme: Literal["light", "dark"]
+    browser: Browser, serve_pages: ServePages, width: int, scheme: Literal["light", "dark"]
 ) -> None:
     figures = shown(ticks=40)  # latencies of 1 to 20 ms, each twice
     figures["live"]["lag_ms"] = {"n": 9, "p50": 0.1, "p99": 4.5}
-    with opened(browser, serve, figures, width=width, scheme=scheme) as (page, noise):
+    with opened(browser, serve_pages, figures, width=width, scheme=scheme) as (page, noise):
         expect(page.locator(".plot svg")).to_have_count(4)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         expect(page.locator("#thinned")).to_have_text(
@@ -113,8 +113,8 @@ def test_it_fits_shows_all_and_axe_finds_nothing_serious(
         assert noise == []
 
 
-def test_text_from_outside_stays_text(browser: Browser, serve: Serve) -> None:
-    with opened(browser, serve, with_text(HOSTILE), width=390) as (page, noise):
+def test_text_from_outside_stays_text(browser: Browser, serve_pages: ServePages) -> None:
+    with opened(browser, serve_pages, with_text(HOSTILE), width=390) as (page, noise):
         expect(page.locator("#state")).to_have_text(f"{HOSTILE}: {HOSTILE}")
         cells = page.locator("tbody tr").first.locator("th, td")
         assert cells.all_text_contents() == [HOSTILE] * 3
@@ -125,7 +125,9 @@ def test_text_from_outside_stays_text(browser: Browser, serve: Serve) -> None:
         assert noise == []
 
 
-def test_foreign_scripts_and_requests_are_refused(browser: Browser, serve: Serve) -> None:
+def test_foreign_scripts_and_requests_are_refused(
+    browser: Browser, serve_pages: ServePages
+) -> None:
     put_in = """() => {
         const attribute = "<p onclick=\\"document.title='taken'\\">x</p>";
         document.body.insertAdjacentHTML("beforeend", attribute);
@@ -135,7 +137,7 @@ def test_foreign_scripts_and_requests_are_refused(browser: Browser, serve: Serve
         document.body.append(script);
         return fetch("http://127.0.0.1:9/").then(() => "asked", () => "refused");
     }"""
-    with opened(browser, serve, shown(ticks=1)) as (page, noise):
+    with opened(browser, serve_pages, shown(ticks=1)) as (page, noise):
         assert page.evaluate(put_in) == "refused"
         assert page.title() == "walkaway: live"
         for what in ("inline event handler", "inline script", "Refused to connect"):
@@ -151,9 +153,9 @@ def test_foreign_scripts_and_requests_are_refused(browser: Browser, serve: Serve
     ids=["before the first run", "a server without a log"],
 )
 def test_a_missing_picture_has_its_reason(
-    browser: Browser, serve: Serve, figures: dict[str, Any], state: str, empty: str
+    browser: Browser, serve_pages: ServePages, figures: dict[str, Any], state: str, empty: str
 ) -> None:
-    with opened(browser, serve, figures) as (page, noise):
+    with opened(browser, serve_pages, figures) as (page, noise):
         expect(page.locator("#state")).to_have_text(state)
         for plot in ("#slots", "#latency", "#wasted"):
             expect(page.locator(plot)).to_contain_text(empty)

@@ -1,6 +1,5 @@
 """The measuring process of a page: its run, the command that repeats it, its errors."""
 
-import argparse
 import os
 import shlex
 from dataclasses import replace
@@ -11,20 +10,10 @@ import pytest
 from harness.commands import finished_run as run_command
 from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
-from harness.load.options import add_arguments, load_plan
 from harness.run.run_config import RunConfig, resolve_run
 from harness.web.recorder import command_of, resolve, short, tell, until_stopped
 from harness.workload.form import BY_HAND
-from harness.workload.plan import LoadPlan
-
-
-def plan_of(*flags: str) -> LoadPlan:
-    """The plan of plain Locust with these options, 4 users and a minute."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser.add_argument_group())
-    options = parser.parse_args(flags)
-    options.num_users, options.run_time, options.host = 4, 60, None
-    return load_plan(options)
+from tests.harness.plans import typed_plan
 
 
 @pytest.mark.parametrize(
@@ -124,4 +113,4 @@ def test_the_command_has_the_last_setting_of_each_key() -> None:
 def test_a_stopped_load_is_repeated_as_long(
     flags: tuple[str, ...], left: int, elapsed_s: float, setting: list[str]
 ) -> None:
-    assert until_stopped(plan_of(*flags), left=left, elapsed_s=elapsed_s) == setting
+    assert until_stopped(typed_plan(*flags), left=left, elapsed_s=elapsed_s) == setting

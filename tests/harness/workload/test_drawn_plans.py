@@ -14,11 +14,11 @@ import pytest
 
 from harness.records import Outcome
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
-from harness.run.server import Server
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan, read_plan, write_plan
+from tests.harness.plans import server
 from tests.made_up.rows import request_row
 
 HERE = Path(__file__).parent
@@ -35,8 +35,7 @@ def plan_of(workload: str, arm: str, folder: Path) -> LoadPlan:
             resolved = resolved.for_arm(run, out=folder)
             break
     config = ENGINE | resolved.workload.engine.model_dump(exclude_none=True)
-    server = Server(url="http://127.0.0.1:1", model="m", config=config, engine=None)
-    write_plan(make_load_plan(resolved, server, rows_dir=folder), folder / "plan.json")
+    write_plan(make_load_plan(resolved, server(config), rows_dir=folder), folder / "plan.json")
     return read_plan(folder / "plan.json")
 
 

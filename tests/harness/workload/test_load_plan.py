@@ -3,7 +3,6 @@
 `test_drawn_plans` holds what each plan of a mix becomes.
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,10 +11,10 @@ import pytest
 from harness.commands.finished_run import cancellation_settings
 from harness.errors import ConfigError
 from harness.run.load_plan import load_notes, make_load, read_token_counts
-from harness.run.server import Server
 from harness.workload.abandon import TimePlan
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import Workload, load_target, load_workload
+from tests.harness.plans import server
 from tests.harness.workload.mixes import STAY
 
 HEAD = """
@@ -29,11 +28,6 @@ prompt_tokens = [8, 16]
 answer_tokens = 100
 stay_tokens = 10
 """
-
-
-def server(url: str = "http://127.0.0.1:1", *, slots: int | None = None) -> Server:
-    config = None if slots is None else {"max_num_seqs": slots}
-    return Server(url=url, model="m", config=config, engine=None)
 
 
 def workload(folder: Path, mix: str, *settings: str) -> Workload:
@@ -60,14 +54,16 @@ def test_a_load_that_just_fits_its_server_is_taken(
 ) -> None:
     is_mine = name == "mix"
     asked = workload(tmp_path, QUEUED, *settings) if is_mine else load_workload(name, settings)
-    make_load(asked, load_target("reference"), server(slots=slots), tmp_path)
+    config = None if slots is None else {"max_num_seqs": slots}
+    taken = make_load(asked, load_target("reference"), server(config), tmp_path)
+    assert taken == asked.load
 
 
 def test_slots_that_were_found_count_as_published_ones(tmp_path: Path) -> None:
     asked, target = workload(tmp_path, QUEUED), load_target("llamacpp")
     for config in (None, {"max_num_seqs": None}):
         with pytest.raises(ConfigError, match="is 4 and the server has 4 slots"):
-            make_load(asked, target, replace(server(), slots_found=4, config=config), tmp_path)
+            make_load(asked, target, server(config, slots_found=4), tmp_path)
 
 
 def test_notes_name_what_the_server_does_not_show(tmp_path: Path) -> None:
@@ -80,7 +76,7 @@ def test_notes_name_what_the_server_does_not_show(tmp_path: Path) -> None:
     (queue, ends) = load_notes(asked, load_target("openai"), server())
     assert "shows no queue" in queue
     assert "not known to honour `ignore_eos`" in ends
-    assert load_notes(asked, load_target("reference"), server(slots=2)) == []
+    assert load_notes(asked, load_target("reference"), server({"max_num_seqs": 2})) == []
 
 
 def test_token_counts_are_a_column_of_csv_or_parquet(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import pytest
 from harness.errors import ConfigError
 from harness.gate.limits import parse_limits
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
-from harness.run.server import Server
 from harness.workload.form import (
     BY_HAND,
     check_each_applies,
@@ -27,6 +26,7 @@ from harness.workload.form import (
     without_place,
 )
 from harness.workload.workload import load_target, load_workload
+from tests.harness.plans import server
 
 LIST = Path(__file__).with_name("refused.json")
 REFUSED: list[dict[str, Any]] = json.loads(LIST.read_bytes())
@@ -71,8 +71,7 @@ def read(case: dict[str, Any], folder: Path) -> None:
         typed = case.get("typed", {})
         run = resolve_run(RunConfig(workload=name, settings=case["settings"], **typed))
         if "server" in case:
-            config = case["server"]
-            at = Server(url="http://127.0.0.1:1", model="m", config=config, engine=None)
+            at = server(case["server"])
             arm = run.for_arm(run.arm_runs[0], out=folder) if run.arm_runs else run
             make_load_plan(arm, at, rows_dir=folder)
     elif "limits" in case:

@@ -1,6 +1,5 @@
 """Arrivals are resolved for the server, a trace is found and read, or refused before the start."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,12 @@ import pytest
 from harness.errors import ConfigError
 from harness.run.load_plan import count_arrivals, describe_open_loop, open_loop_notes
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
-from harness.run.server import Server
 from harness.workload.arrivals import TraceArrivals
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan, plan_from_mark
 from harness.workload.workload import Workload, load_workload
+from tests.harness.plans import server
 
 HEAD = """
 question = "?"
@@ -37,9 +36,6 @@ Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 """
 
 
-NOWHERE = Server(url="http://127.0.0.1:1", model="m", config=None, engine=None)
-
-
 def workload(folder: Path, arrivals: str, *settings: str, more: str = "") -> Workload:
     path = folder / "mine.toml"
     path.write_text(f"{HEAD}\n[arrivals]\n{arrivals}\n{more}\n")
@@ -50,7 +46,7 @@ def plan(folder: Path, arrivals: str, *settings: str, context: int | None = None
     workload(folder, arrivals)
     resolved = resolve_run(RunConfig(workload=str(folder / "mine.toml"), settings=list(settings)))
     config = None if context is None else {"max_model_len": context}
-    return make_load_plan(resolved, replace(NOWHERE, config=config), rows_dir=folder)
+    return make_load_plan(resolved, server(config), rows_dir=folder)
 
 
 def replay(
@@ -85,7 +81,7 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     )
     resolved = resolve_run(order)
     for run, arrivals in zip(resolved.arm_runs, (2, 4, 0), strict=True):
-        of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), NOWHERE, rows_dir=tmp_path)
+        of_arm = make_load_plan(resolved.for_arm(run, out=tmp_path), server(), rows_dir=tmp_path)
         assert (of_arm.arm, of_arm.run.processes, count_arrivals(of_arm)) == (run.arm, 3, arrivals)
 
 

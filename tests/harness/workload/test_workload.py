@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
-from harness.run.server import Server
 from harness.workload.load import AbandonLoad
 from harness.workload.toml_file import apply_settings, parse_setting
 from harness.workload.workload import SHIPPED_WORKLOADS, load_workload, shipped
+from tests.harness.plans import server
 from tests.harness.workload.test_refused import GOOD
 
 WORKLOADS = sorted(shipped(SHIPPED_WORKLOADS))
@@ -74,8 +74,8 @@ def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Pat
     orders = [resolved.for_arm(run, out=tmp_path) for run in resolved.arm_runs] or [resolved]
     for order in orders:
         engine = order.workload.engine.model_dump(exclude_none=True)
-        server = Server(url="http://127.0.0.1:1", model="m", config=ENGINE | engine, engine=None)
-        assert make_load_plan(order, server, rows_dir=tmp_path).run == order.workload.run
+        at = server(ENGINE | engine)
+        assert make_load_plan(order, at, rows_dir=tmp_path).run == order.workload.run
 
 
 def test_a_cap_that_is_raised_as_its_message_says_lets_the_load_pass() -> None:
