@@ -14,10 +14,8 @@ from typing import Any, Final
 
 from harness.analysis.comparable import (
     Conditions,
-    depends_on_machine,
+    ends_line,
     manifest_remarks,
-    other_machine,
-    why_not_conditions,
     why_not_figures,
 )
 from harness.analysis.compare import Limits, limits_of
@@ -29,8 +27,6 @@ from harness.records import Metric
 from harness.store.run_folder import RunFolder
 
 TRACKED: Final = [one.name for one in METRICS.values() if one.good is not None]
-# Settings of the server that make its speed, as the machine does.
-OF_SPEED: Final = ("runner", "step_cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,23 +161,10 @@ class Track:
 
 
 def may_be_joined(metric: str, before: Point, after: Point) -> bool:
-    first, second = before.conditions, after.conditions
-    counting = before.counting, after.counting
+    counting, configs = (before.counting, after.counting), (before.config, after.config)
     if why_not_figures(metric, before.metric, after.metric, counting):
         return False
-    if why_not_conditions(second, first):
-        return False
-    if _faults(before.config) != _faults(after.config):
-        return False
-    is_as_fast = other_machine(second, first) is None and all(
-        before.config.get(key) == after.config.get(key) for key in OF_SPEED
-    )
-    return is_as_fast or not depends_on_machine(after.metric.unit)
-
-
-def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The faults that are on; the others are left out, since a newer engine has more of them."""
-    return {name: value for name, value in (config.get("faults") or {}).items() if value}
+    return not ends_line(before.conditions, after.conditions, configs, after.metric.unit)
 
 
 def tracks(runs: Sequence[PastRun]) -> dict[tuple[str, str], list[Track]]:

@@ -4,10 +4,10 @@ Figures: `why_not_figures` is the one rule of arms, `walkaway compare`, `walkawa
 gate. Runs: `walkaway compare` refuses only runs that ask different questions (`why_not_runs`) and
 remarks on all else that moves figures. The gate, and a line of a trend, take only runs under equal
 `Conditions` (`why_not_conditions`), and times only from one machine (`other_machine`). A line of a
-trend also ends where the engine's faults or speed change (dashboards/run_history.py).
+trend also ends where the engine's faults or speed change (`ends_line`).
 """
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +18,8 @@ from harness.records import ArmsSummary, ArmSummary, Metric, Remark, Summary, nu
 
 STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not noise
 MOST_KEYS: Final = 6
-OF_SPEED: Final = frozenset({"cpu", "cores", "gpus"})  # of the hardware
+SPEED_OF_MACHINE: Final = frozenset({"cpu", "cores", "gpus"})
+SPEED_OF_ENGINE: Final = ("runner", "step_cost")  # its settings that make its speed
 SAID_OR_MEANINGLESS: Final = frozenset({"model", "max_num_seqs", "frontend_pid", "worker_pid"})
 # The demand on the server. Its own settings (`[engine]`) are not part of it: they are judged.
 DEMAND: Final = ("run", "load", "arrivals")
@@ -108,6 +109,29 @@ def depends_on_machine(unit: str) -> bool:
     return unit in ("s", "rps", "tokens/s", "block seconds")
 
 
+def ends_line(
+    before: Conditions,
+    after: Conditions,
+    configs: tuple[Mapping[str, Any], Mapping[str, Any]],
+    unit: str,
+) -> bool:
+    """Whether the line of a trend ends between two runs; `configs`: the settings of their servers.
+
+    Only faults that are on count, since a newer engine has more of them.
+    """
+    first, second = configs
+    if why_not_conditions(after, before) or _faults(first) != _faults(second):
+        return True
+    is_as_fast = other_machine(after, before) is None and all(
+        first.get(key) == second.get(key) for key in SPEED_OF_ENGINE
+    )
+    return depends_on_machine(unit) and not is_as_fast
+
+
+def _faults(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (config.get("faults") or {}).items() if value}
+
+
 def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> str | None:
     first, second = baseline["workload"], candidate["workload"]
     if first.get("name") != second.get("name"):
@@ -119,6 +143,14 @@ def why_not_runs(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> s
     return None
 
 
+def why_not_arms(baseline: Collection[str], candidate: Collection[str]) -> str | None:
+    if bool(baseline) != bool(candidate):
+        return "only one of them has arms; name one of the runs in rounds/"
+    if baseline and not {*baseline} & {*candidate}:
+        return f"they have no arm in common ({', '.join(baseline)} and {', '.join(candidate)})"
+    return None
+
+
 def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
     for section in ("load", "arrivals", "run", "settle", "collect"):
         keys = _changed(baseline["workload"].get(section), candidate["workload"].get(section))
@@ -127,7 +159,7 @@ def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) 
             yield _warning(f"different [{section}]: {_listed(keys)}")
     yield from _target_remarks(baseline.get("target") or {}, candidate.get("target") or {})
     hardware = _changed(baseline.get("hardware"), candidate.get("hardware"))
-    if machine := {key: both for key, both in hardware.items() if key in OF_SPEED}:
+    if machine := {key: both for key, both in hardware.items() if key in SPEED_OF_MACHINE}:
         yield _warning(f"different machines ({_listed(machine)}): trust figures in steps and rates")
     if baseline["seed"] != candidate["seed"]:
         yield _info(f"different seeds: {baseline['seed']} and {candidate['seed']}")

@@ -13,6 +13,7 @@ from harness.analysis.comparable import (
     figure_remarks,
     manifest_remarks,
     summary_remarks,
+    why_not_arms,
     why_not_runs,
 )
 from harness.analysis.compare import Pair, is_sure, pair_of
@@ -64,18 +65,11 @@ def compare_each(
 
 
 def _common_arms(baseline: Run, candidate: Run) -> list[str]:
-    where = f"{baseline.path} and {candidate.path} cannot be compared"
     manifests = [msgspec.to_builtins(one.manifest) for one in (baseline, candidate)]
-    if (why := why_not_runs(*manifests)) is not None:
-        raise ConfigError(f"{where}: {why}")
-    if bool(baseline.arms) != bool(candidate.arms):
-        raise ConfigError(f"{where}: only one of them has arms; name one of the runs in rounds/")
-    if not baseline.arms:
-        return [""]
-    if common := [arm for arm in baseline.arms if arm in candidate.arms]:
-        return common
-    names = " and ".join(", ".join(one.arms) for one in (baseline, candidate))
-    raise ConfigError(f"{where}: they have no arm in common ({names})")
+    why = why_not_runs(*manifests) or why_not_arms(baseline.arms, candidate.arms)
+    if why is not None:
+        raise ConfigError(f"{baseline.path} and {candidate.path} cannot be compared: {why}")
+    return [arm for arm in baseline.arms if arm in candidate.arms] or [""]
 
 
 def _compare(baseline: Run, candidate: Run, arm: str) -> Comparison:
