@@ -14,7 +14,7 @@ from harness.run.load_plan import check_files, check_trace, fit_to_trace, make_l
 from harness.run.server import Server, parse_command
 from harness.workload.arms import ArmRun, arm_runs, check_engine_is_ours
 from harness.workload.arrivals import TraceArrivals
-from harness.workload.plan import LoadPlan
+from harness.workload.plan import ONLY_ARM, LoadPlan
 from harness.workload.target import Target
 from harness.workload.workload import (
     SHIPPED_WORKLOADS,
@@ -25,7 +25,6 @@ from harness.workload.workload import (
     load_workload,
 )
 
-ONLY_ARM = "main"
 SEED_KEY: Final = "run.seed="
 
 # At most 15 s, with the start and the end of the load process.

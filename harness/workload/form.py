@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from harness.errors import ConfigError
 from harness.records import Way
+from harness.workload.arrivals import MAX_STREAMS
 from harness.workload.load import AbandonLoad
 from harness.workload.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS, Section
 from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, RunSettings, Workload
@@ -189,7 +190,8 @@ _TABLE: Final = (
     ),
     FormField(
         "max_streams",
-        help="arrivals at a rate: at most so many are open at once, others wait; empty: 1,000",
+        help="arrivals at a rate: at most so many are open at once, others wait; "
+        f"empty: {MAX_STREAMS:,}",
         allowed=f"1 to {USUAL_STREAMS}",
         parse=_number,
         is_shown=False,

@@ -4,7 +4,7 @@ own sections, resolved, and facts about the server.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from harness.workload.schedule import Arrival, planned_arrivals
 from harness.workload.target import Target
 from harness.workload.values import Section
 from harness.workload.workload import RunSettings
+
+ONLY_ARM: Final = "main"  # of a workload without arms
 
 
 class LoadPlan(Section):
@@ -29,7 +31,7 @@ class LoadPlan(Section):
     run: RunSettings
     load: AnyLoad
     arrivals: AnyArrivals = ClosedArrivals()
-    arm: str = "main"
+    arm: str = ONLY_ARM
     api_key_env: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     ca_file: str | None = None

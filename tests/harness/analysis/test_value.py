@@ -7,6 +7,7 @@ from harness.analysis.value import Account, ValueTerms, account, sum_of, value_o
 from harness.export.tables import value_cells
 from harness.formatting import DASH, number
 from harness.records import ValueRow
+from harness.workload.workload import ValueSettings
 from tests.made_up.run import RunBuilder
 
 TERMS = ValueTerms(honoured="on", ignored="off")
@@ -32,6 +33,11 @@ ON = OFF._replace(wasted_tokens=20, late_tokens=20)
 
 def rows(on: Account | None, off: Account, terms: ValueTerms = TERMS) -> dict[str, ValueRow]:
     return {row.name: row for row in value_of({"on": [on] * 3, "off": [off] * 3}, terms, {}).rows}
+
+
+def test_the_terms_have_the_defaults_of_a_workload() -> None:
+    settings = ValueSettings(honoured="on", ignored="off")
+    assert msgspec.structs.asdict(TERMS) == settings.model_dump()
 
 
 def test_a_server_without_logs_has_no_account(run: RunBuilder) -> None:

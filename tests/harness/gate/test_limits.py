@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.gate.limits import Limit, parse_limits
+from harness.gate.limits import FEWEST_ABANDONS, Limit, parse_limits
 from harness.workload.workload import GateSettings
 
 
 def parse(*lines: str, arms: tuple[str, ...] = ()) -> list[Limit]:
     return parse_limits(lines, source="limits.txt", arms=arms)
+
+
+def test_a_run_without_settings_is_judged_as_one_with_the_defaults() -> None:
+    assert GateSettings().min_abandons == FEWEST_ABANDONS
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,16 @@ def test_the_options_describe_the_load() -> None:
     assert load.prompt_tokens == [32, 32]
 
 
+def test_the_defaults_of_plain_locust_are_those_of_its_workload() -> None:
+    workload = load_workload(BY_HAND)
+    assert isinstance(workload.load, AbandonLoad)
+    kept = prefilled(workload)
+    kept["walkaway_tokens"] = ",".join(map(str, workload.load.abandon_after_tokens))
+    of_the_file = [one for one in FIELDS.values() if one.key and one.default]
+    for one in (*of_the_file, FIELDS["walkaway_tokens"]):
+        assert (one.id, one.default) == (one.id, kept[one.id])
+
+
 def test_an_unchanged_form_is_the_workload() -> None:
     assert form_settings({"walkaway_leave": "workload", "walkaway_stop_after": ""}) == []
     workload = load_workload("demo")
