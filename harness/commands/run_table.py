@@ -57,8 +57,8 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
     shown = names if shows_all else [name for name in names if METRICS[name].in_brief][:MOST_ROWS]
     counts = [f"{n} {name.replace('_', ' ')}" for name, n in summary.outcomes.items() if n]
     parts: Parts = [
-        _title(summary, ", ".join(counts) or "no requests"),
         *(Text(line) for line in headline_sentences(metrics, missing)),
+        _title(summary, ", ".join(counts) or "no requests"),
         _figures(console, {name: metrics[name] for name in shown}),
     ]
     if shows_all:
@@ -75,8 +75,8 @@ def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> No
     pairs = headline_figures(arms, summary.headlines)
     shown = pairs if shows_all else pairs[:MOST_ROWS]
     parts: Parts = [
-        _title(summary, f"{rounds}; the reference is {summary.reference}"),
         *(Text(line) for line in arm_sentences(arms)),
+        _title(summary, f"{rounds}; the reference is {summary.reference}"),
         *first_that_fits(console, _arm_tables(shown, arms)),
     ]
     if shows_all:
