@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Protocol
 
 from harness.collect.collector import Collector
@@ -45,8 +44,8 @@ SETTLE_POLL_S = 0.02
 
 def _import_analysis() -> None:
     """Import pandas and scipy, which takes a second, while the server starts."""
-    for module in ("harness.store.parquet", "harness.analysis.summary"):
-        import_module(module)
+    import harness.analysis.summary
+    import harness.store.parquet  # noqa: F401
 
 
 class Load(Protocol):
