@@ -8,6 +8,8 @@ from harness.load.options import add_arguments, load_plan
 from harness.run.server import Server
 from harness.workload.plan import LoadPlan
 
+ENGINE = {"max_num_seqs": 16, "max_model_len": 4096}
+
 
 def server(config: Mapping[str, Any] | None = None, **more: Any) -> Server:
     known = None if config is None else dict(config)

@@ -18,16 +18,14 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan, read_plan, write_plan
-from tests.harness.plans import server
+from tests.harness.plans import ENGINE, server
 from tests.made_up.rows import request_row
 
 HERE = Path(__file__).parent
 RECORDED: dict[str, Any] = json.loads((HERE / "drawn_plans.json").read_bytes())
-ENGINE = {"max_num_seqs": 16, "max_model_len": 4096}
 
 
-def plan_of(workload: str, arm: str, folder: Path) -> LoadPlan:
-    """The plan as the load process reads it."""
+def plan_as_read(workload: str, arm: str, folder: Path) -> LoadPlan:
     name = str(HERE / "all_plans.toml") if workload == "all_plans" else workload
     resolved = resolve_run(RunConfig(workload=name))
     for run in resolved.arm_runs:
@@ -68,7 +66,7 @@ def drawn(plan: LoadPlan) -> list[list[Any]]:
 @pytest.mark.parametrize("name", RECORDED)
 def test_the_same_seed_draws_the_same_requests(name: str, tmp_path: Path) -> None:
     workload, _, arm = name.partition("/")
-    plan, recorded = plan_of(workload, arm, tmp_path), RECORDED[name]
+    plan, recorded = plan_as_read(workload, arm, tmp_path), RECORDED[name]
     found = drawn(plan)
     assert (plan.run.seed, len(found)) == (recorded["seed"], recorded["number"])
     assert found[:3] == recorded["first"]

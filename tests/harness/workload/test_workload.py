@@ -8,12 +8,11 @@ from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.workload.load import AbandonLoad
 from harness.workload.toml_file import apply_settings, parse_setting
 from harness.workload.workload import SHIPPED_WORKLOADS, load_workload, shipped
-from tests.harness.plans import server
+from tests.harness.plans import ENGINE, server
 from tests.harness.workload.test_refused import GOOD
 
 WORKLOADS = sorted(shipped(SHIPPED_WORKLOADS))
 # The bundled engine's own, where a workload does not say otherwise.
-ENGINE = {"max_num_seqs": 16, "max_model_len": 4096}
 
 
 def write(tmp_path: Path, text: str) -> str:
