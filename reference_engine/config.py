@@ -62,6 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     force_reclaim_above: float = 1.0
     batch_invariant: bool = False
     step_cost: StepCost = StepCost()
+    teacher: str | None = None
+    quality_hook: str | None = None
 
     def __post_init__(self) -> None:
         _check_range(self, 1, inf, "max_num_seqs", "num_blocks", "block_size", "max_model_len")
@@ -77,6 +79,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise EngineConfigError(
                 "the simulated runner uses no device: leave device at auto or cpu"
             )
+        if self.teacher is not None and self.runner != "simulated":
+            raise EngineConfigError("teacher needs the simulated runner: --runner simulated")
 
     @property
     def watermark_blocks(self) -> int:

@@ -32,6 +32,12 @@ _ACCESS: Final = {
     "requests_per_minute": "limit for each API key; none: no limit",
     "tokens_per_minute": "limit on generated tokens for each API key; none: no limit",
 }
+_MODEL: Final = {
+    "device": None,
+    "seed": "seed of weights and sampling",
+    "teacher": "JSON Lines file of prompts and the texts that the simulated runner answers",
+    "quality_hook": "MODULE:FUNCTION that is asked after each token whether going on is a waste",
+}
 _SIZES: Final = {
     "max_num_seqs": "batch slots",
     "num_blocks": "blocks of the KV cache",
@@ -74,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("model")
     _add_settings(group, EngineConfig, {"runner": None})
     group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=EngineConfig().model)
-    _add_settings(group, EngineConfig, {"device": None, "seed": "seed of weights and sampling"})
+    _add_settings(group, EngineConfig, _MODEL)
     _add_settings(parser.add_argument_group("sizes"), EngineConfig, _SIZES)
     group = parser.add_argument_group("simulated runner: milliseconds a step takes")
     for field in msgspec.structs.fields(StepCost):

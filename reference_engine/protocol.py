@@ -12,6 +12,7 @@ import msgspec
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
+from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
 
@@ -104,14 +105,26 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampled: dict[str, int]
 
 
+class EarlyStopped(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The condition that was met, and the tokens that were left of max_tokens."""
+
+    condition: Condition
+    tokens_saved: int
+
+
 class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`phase`: the request's when it ended; its counts of tokens are those of `Request`."""
+    """`phase`: the request's when it ended; its counts of tokens are those of `Request`.
+
+    `stop_reason`: the stop string, the stop token or "early_stop"; None for any other end.
+    """
 
     finish_reason: FinishReason
     phase: Phase
     num_cached_tokens: int
     num_preemptions: int
     num_recomputed_tokens: int
+    stop_reason: str | int | None = None
+    early_stop: EarlyStopped | None = None
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -14,14 +14,22 @@ from starlette.requests import Request
 
 from reference_engine.api.schemas import ApiError
 from reference_engine.config import LONGEST_S
+from reference_engine.core.early_stop import LowConfidence, Repetition, Task
 
 MAX_ANSWERS: Final = 16
 MAX_MESSAGES: Final = 1024
 MAX_STOP_STRINGS: Final = 4
+MAX_STOP_TOKENS: Final = 64
+MAX_LABELS: Final = 1000
 _Flag = bool | None
 _Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Name = Annotated[str, Meta(max_length=256)]
 _StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_StopSequence = Annotated[list[_TokenId], Meta(min_length=1, max_length=64)]
+_StopSequences = Annotated[list[_StopSequence], Meta(max_length=MAX_STOP_TOKENS)]
+_Pattern = Annotated[int, Meta(ge=1, le=1000)]
+_Label = Annotated[str, Meta(min_length=1, max_length=256)]
 _StopStrings = Annotated[list[_StopString], Meta(max_length=MAX_STOP_STRINGS)]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -63,6 +71,32 @@ class Neutral(NamedTuple):
     values: list[object]
 
 
+class RepetitionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Ends an answer whose newest tokens are a pattern with `repeats` copies before it."""
+
+    min_pattern: _Pattern = Repetition().min_pattern
+    max_pattern: _Pattern = Repetition().max_pattern
+    window: Annotated[int, Meta(ge=2, le=10_000)] = Repetition().window
+    after: Annotated[int, Meta(ge=0, le=2**31 - 1)] = Repetition().after
+    repeats: Annotated[int, Meta(ge=1, le=100)] = Repetition().repeats
+
+
+class LowConfidenceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Ends an answer when the mean probability of its `last` tokens is below `below`."""
+
+    last: Annotated[int, Meta(ge=1, le=1000)] = LowConfidence().last
+    below: Annotated[float, Meta(gt=0, le=1)] = LowConfidence().below
+
+
+class EarlyStopBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Conditions that end an answer early; all are off unless asked for."""
+
+    repetition: bool | RepetitionBody | None = None
+    low_confidence: bool | LowConfidenceBody | None = None
+    task: Task | None = None
+    labels: Annotated[list[_Label], Meta(max_length=MAX_LABELS)] | None = None
+
+
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields that both endpoints share."""
 
@@ -71,6 +105,9 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: _StopString | _StopStrings | None = None
+    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_sequences: _StopSequences | None = None
+    early_stop: EarlyStopBody | None = None
     n: _Count | None = None
     best_of: _SameCount | None = None
     stream: _Flag = False

@@ -4,13 +4,22 @@ A refusal names the field as the client spelled it.
 """
 
 import re
+from itertools import chain
 from typing import Final, TypeVar
 
 import msgspec
 
-from reference_engine.api.bodies import NEUTRAL, Body, ChatBody, CompletionBody, StreamOptions
+from reference_engine.api.bodies import (
+    NEUTRAL,
+    Body,
+    ChatBody,
+    CompletionBody,
+    EarlyStopBody,
+    StreamOptions,
+)
 from reference_engine.api.schemas import ApiError
 from reference_engine.config import EngineConfig
+from reference_engine.core.early_stop import EarlyStopping, LowConfidence, Repetition, Task
 from reference_engine.core.request import Sampling
 from reference_engine.model.tokenizer import Tokenizer
 
@@ -48,7 +57,7 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
     max_tokens = _COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     _check_neutral(body)
     _check_length("prompt", prompt, "max_tokens", max_tokens, config)
-    return _generation(body, prompt, max_tokens, config)
+    return _generation(body, prompt, max_tokens, config, tokenizer.vocab_size)
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
@@ -62,7 +71,7 @@ def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Genera
     max_tokens = config.max_model_len - len(prompt) if wanted is None else wanted
     _check_neutral(body)
     _check_length("messages", prompt, name, max_tokens, config)
-    return _generation(body, prompt, max_tokens, config)
+    return _generation(body, prompt, max_tokens, config, tokenizer.vocab_size)
 
 
 def check_model(model: str, config: EngineConfig) -> None:
@@ -126,7 +135,9 @@ def _check_length(
         raise _too_long(name, has, config)
 
 
-def _generation(body: Body, prompt: list[int], max_tokens: int, config: EngineConfig) -> Generation:
+def _generation(
+    body: Body, prompt: list[int], max_tokens: int, config: EngineConfig, vocab_size: int
+) -> Generation:
     options = body.stream_options or StreamOptions()
     n = body.n or 1
     if body.best_of not in (None, n):
@@ -141,6 +152,7 @@ def _generation(body: Body, prompt: list[int], max_tokens: int, config: EngineCo
             seed=_seed(body.seed, config.seed, prompt),
             ignore_eos=bool(body.ignore_eos),
             stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+            early_stopping=_early_stopping(body, vocab_size),
         ),
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
@@ -150,6 +162,39 @@ def _generation(body: Body, prompt: list[int], max_tokens: int, config: EngineCo
         deadline_s=body.deadline_s,
         keep_alive_s=body.keep_alive_s,
     )
+
+
+def _early_stopping(body: Body, vocab_size: int) -> EarlyStopping | None:
+    wanted = body.early_stop or EarlyStopBody()
+    stopping = EarlyStopping(
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_sequences=tuple(map(tuple, body.stop_token_sequences or ())),
+        repetition=_condition(wanted.repetition, Repetition),
+        low_confidence=_condition(wanted.low_confidence, LowConfidence),
+        task=wanted.task,
+        labels=tuple(wanted.labels or ()),
+    )
+    for name, tokens in (
+        ("stop_token_ids", stopping.stop_token_ids),
+        ("stop_token_sequences", chain(*stopping.stop_token_sequences)),
+    ):
+        if any(token >= vocab_size for token in tokens):
+            raise _wrong(name, f"token ids go from 0 to {vocab_size - 1}")
+    if stopping.labels and stopping.task is not Task.CLASSIFICATION:
+        raise _wrong("early_stop", 'labels need the task "classification"')
+    loops = stopping.repetition
+    if loops and loops.min_pattern > loops.max_pattern:
+        raise _wrong("early_stop", "repetition: min_pattern is above max_pattern")
+    if loops and loops.min_pattern * (loops.repeats + 1) > loops.window:
+        raise _wrong("early_stop", "repetition: the window holds no pattern and its copies")
+    return None if stopping == EarlyStopping() else stopping
+
+
+def _condition(wanted: object, kind: type[_StructT]) -> _StructT | None:
+    """`true` stands for the defaults."""
+    if isinstance(wanted, msgspec.Struct):
+        return kind(**msgspec.structs.asdict(wanted))
+    return kind() if wanted else None
 
 
 def _seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:

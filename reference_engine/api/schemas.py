@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
 from reference_engine.cancellation import CancelReason, DetectionMethod
+from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase
 
 _KINDS: Final = {401: "authentication_error", 429: "rate_limit_error"}
@@ -49,6 +50,16 @@ class CancellationInfo(Schema):
     tokens_remaining: int
 
 
+StopReason = str | int | None | UnsetType  # the stop string or token, or "early_stop"
+
+
+class EarlyStopped(Schema):
+    """The condition that ended an answer early, and the tokens left of its max_tokens."""
+
+    condition: Condition
+    tokens_saved: int
+
+
 class CompletionChoice(Schema):
     """One answer, or more of it. `finish_reason` is null until it ends, or if the engine failed."""
 
@@ -56,6 +67,8 @@ class CompletionChoice(Schema):
     text: str
     logprobs: None
     finish_reason: FinishReason | None
+    stop_reason: StopReason = UNSET
+    early_stop: EarlyStopped | UnsetType = UNSET
 
 
 class ChatDelta(Schema):
@@ -72,6 +85,8 @@ class ChatPiece(Schema):
     delta: ChatDelta
     logprobs: None
     finish_reason: FinishReason | None
+    stop_reason: StopReason = UNSET
+    early_stop: EarlyStopped | UnsetType = UNSET
 
 
 class ChatMessage(Schema):
@@ -88,12 +103,15 @@ class ChatChoice(Schema):
     message: ChatMessage
     logprobs: None
     finish_reason: FinishReason | None
+    stop_reason: StopReason = UNSET
+    early_stop: EarlyStopped | UnsetType = UNSET
 
 
 class Answer(Schema, tag_field="object"):
     """An answer or a piece of it.
 
-    An aborted request's body, or last event, has `partial` and `cancellation_info`.
+    An aborted request's body, or last event, has `partial` and `cancellation_info`; that of an
+    answer that was stopped early has the first one's `early_stop`.
     """
 
     id: str
@@ -103,6 +121,7 @@ class Answer(Schema, tag_field="object"):
     usage: Usage | UnsetType = UNSET
     partial: bool | UnsetType = UNSET
     cancellation_info: CancellationInfo | UnsetType = UNSET
+    early_stop: EarlyStopped | UnsetType = UNSET
 
 
 class Completion(Answer, tag="text_completion"):
@@ -166,6 +185,7 @@ class RequestShown(RequestFacts):
     usage: Usage
     partial: bool | UnsetType = UNSET
     cancellation_info: CancellationInfo | UnsetType = UNSET
+    early_stop: EarlyStopped | UnsetType = UNSET
 
 
 class RequestCancelled(RequestFacts):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import Request, Status
 
 
@@ -29,6 +30,8 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     saved_tokens: int = 0
     unread_prompt_tokens: int = 0
     finished: dict[str, int] = {}
+    early_stops: dict[str, int] = {}
+    early_stop_saved_tokens: dict[str, int] = {}
 
     def count_prefix(self, request: Request) -> None:
         if request.block_hashes is None:
@@ -51,7 +54,12 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
         if now == request.num_prompt_tokens and not request.num_generated:
             self.prompt_tokens += now
 
+    def count_early_stop(self, request: Request, condition: Condition) -> None:
+        stops, saved = self.early_stops, self.early_stop_saved_tokens
+        stops[condition] = stops.get(condition, 0) + 1
+        saved[condition] = saved.get(condition, 0) + request.num_tokens_left
+
     def count_abort(self, request: Request) -> None:
-        self.saved_tokens += request.max_tokens_in_all - request.num_tokens
+        self.saved_tokens += request.num_tokens_left
         if not request.num_generated:
             self.unread_prompt_tokens += request.num_prefilled_tokens

@@ -13,6 +13,8 @@ from enum import Enum, StrEnum
 
 import msgspec
 
+from reference_engine.core.early_stop import EarlyStopping
+
 
 class Status(Enum):
     WAITING = "waiting"
@@ -58,6 +60,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    early_stopping: EarlyStopping | None = None
 
 
 class Request:
@@ -136,11 +139,21 @@ class Request:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def num_tokens_left(self) -> int:
+        """Of its `max_tokens`."""
+        return self.max_tokens_in_all - len(self.token_ids)
+
+    @property
     def phase(self) -> Phase:
         if self.status is not Status.RUNNING:
             return Phase.WAITING
         is_behind = self.num_generated == 0 or self.num_owed_tokens > 1
         return Phase.PREFILL if is_behind else Phase.DECODE
+
+    @property
+    def wants_probabilities(self) -> bool:
+        stopping = self.sampling.early_stopping
+        return stopping is not None and stopping.low_confidence is not None
 
     def plain_decode_limit(self, block_size: int) -> int:
         """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.

@@ -1,6 +1,7 @@
 """A step's plan, and the decisions behind it."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from reference_engine.core.request import Request
 
@@ -33,3 +34,12 @@ class StepPlan:
         self.budget += self.scheduled.pop(request, 0)
         if request in self.partial:
             self.partial.remove(request)
+
+
+class Sampled(NamedTuple):
+    """The new tokens of a step by request id, and the model's probability of those whose request
+    asked for it.
+    """
+
+    tokens: dict[str, int]
+    probabilities: dict[str, float]

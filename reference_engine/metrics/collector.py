@@ -11,6 +11,7 @@ from typing import Final
 from reference_engine.cancellation import Cancellation
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
+from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport
 
@@ -97,6 +98,14 @@ class Collector:
     @property
     def ended_by_reason(self) -> dict[tuple[str], int]:
         return {(reason,): self.counters.finished.get(reason, 0) for reason in FinishReason}
+
+    @property
+    def early_stops(self) -> dict[tuple[str], int]:
+        return {(one,): self.counters.early_stops.get(one, 0) for one in Condition}
+
+    @property
+    def early_stop_saved_tokens(self) -> dict[tuple[str], int]:
+        return {(one,): self.counters.early_stop_saved_tokens.get(one, 0) for one in Condition}
 
     @property
     def reclaimed_blocks(self) -> dict[tuple[str], int]:

@@ -136,6 +136,18 @@ _LABELLED_COUNTERS: Final = (
         "reclaimed_blocks",
     ),
     (
+        "walkaway_engine_early_stops",
+        "Answers ended early, by the condition that was met.",
+        ("condition",),
+        "early_stops",
+    ),
+    (
+        "walkaway_engine_early_stop_tokens_saved",
+        "Tokens that answers ended early had left of their max_tokens.",
+        ("condition",),
+        "early_stop_saved_tokens",
+    ),
+    (
         "walkaway_engine_abort_signals",
         "Aborts sent to the worker.",
         ("reason", "method"),

@@ -1,14 +1,15 @@
 """The protocol of runners, which execute step plans, and a runner without a model."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from reference_engine.config import StepCost
 from reference_engine.core.request import Request
-from reference_engine.core.step import StepPlan
+from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.sampler import mix
-from reference_engine.model.tokenizer import FIRST_WORD
+from reference_engine.model.teacher import Teacher
+from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
 from reference_engine.protocol import Ready
 
 
@@ -18,29 +19,45 @@ class Runner(Protocol):
     @property
     def info(self) -> Ready: ...
 
-    def execute(self, plan: StepPlan) -> Mapping[str, int]: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def execute(self, plan: StepPlan) -> Sampled: ...
 
 
 VOCAB_SIZE = 2048
 
 
 class SimulatedRunner:
-    """Sleeps for the time of its cost model and makes up the tokens; needs no torch.
+    """Sleeps for the time of its cost model, and says what its teacher says or makes up the tokens;
+    needs no torch.
 
     With the default cost every step takes 20 ms, so latencies can be judged in steps on a machine
     of any speed.
     """
 
-    def __init__(self, cost: StepCost, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, cost: StepCost, sleep: Callable[[float], None], teacher: Teacher | None = None
+    ) -> None:
         self._cost = cost
         self._sleep = sleep
-        self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=VOCAB_SIZE, gpu_name=None)
+        self._teacher = teacher
+        self.tokenizer = Tokenizer(VOCAB_SIZE, () if teacher is None else teacher.words)
+        size = self.tokenizer.vocab_size
+        self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=size, gpu_name=None)
 
-    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+    def execute(self, plan: StepPlan) -> Sampled:
         cost, decoding = self._cost, sum(1 for one in plan.scheduled if one.num_owed_tokens == 1)
         prefill_s = cost.prefill_token_s * (plan.num_tokens - decoding)
         self._sleep(cost.fixed_s + prefill_s + cost.decode_token_s * decoding)
-        return {request.request_id: _made_up_token(request) for request in plan.sampling}
+        sampled = Sampled({}, {})
+        for request in plan.sampling:
+            said = self._teacher and self._teacher.next_token(request)
+            token, probability = said or (_made_up_token(request), 1.0)
+            sampled.tokens[request.request_id] = token
+            if request.wants_probabilities:
+                sampled.probabilities[request.request_id] = probability
+        return sampled
 
 
 def _made_up_token(request: Request) -> int:

@@ -46,6 +46,19 @@ def sample(logits: "Tensor", requests: list[Request]) -> list[int]:
     return torch.where(is_greedy, greedy, drawn).tolist()
 
 
+def probabilities(logits: "Tensor", tokens: list[int], requests: list[Request]) -> dict[str, float]:
+    """The model's probability of the token of each request that wants it.
+
+    It is that at temperature 1, among the tokens that `sample` left possible in `logits`.
+    """
+    wanted = [row for row, request in enumerate(requests) if request.wants_probabilities]
+    if not wanted:
+        return {}
+    shares = logits[wanted].softmax(dim=-1)
+    found = [float(shares[at, tokens[row]]) for at, row in enumerate(wanted)]
+    return {requests[row].request_id: one for row, one in zip(wanted, found, strict=True)}
+
+
 def mix(seed: int, position: int) -> int:
     """64 well-mixed bits: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     z = (seed + (position + 1) * _GOLDEN) & _MASK

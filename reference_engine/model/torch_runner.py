@@ -1,17 +1,17 @@
 """The runner with a model: torch, a paged cache, and one forward pass for each step."""
 
 import os
-from collections.abc import Mapping
 
 import torch
 
 from reference_engine.config import EngineConfig, EngineConfigError
-from reference_engine.core.step import StepPlan
+from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.attention import PagedCache
 from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
 from reference_engine.model.llama import Llama, fill_with_random
-from reference_engine.model.sampler import sample
+from reference_engine.model.sampler import probabilities, sample
 from reference_engine.model.shapes import MODEL_SHAPES
+from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ready
 
 
@@ -35,6 +35,7 @@ class TorchRunner:
             for _ in range(shape.num_layers)
         ]
         on_gpu = self._device.type == "cuda"
+        self.tokenizer = Tokenizer(shape.vocab_size)
         self.info = Ready(
             pid=os.getpid(),
             device=self._device.type,
@@ -42,24 +43,26 @@ class TorchRunner:
             gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,
         )
 
-    def execute(self, plan: StepPlan) -> Mapping[str, int]:
+    def execute(self, plan: StepPlan) -> Sampled:
         spans = spans_of(plan)
-        sampled: dict[str, int] = {}
+        sampled = Sampled({}, {})
         with torch.inference_mode():
             for together in token_by_token(spans) if self._batch_invariant else [spans]:
-                sampled |= self._forward(together)
+                self._forward(together, sampled)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
         return sampled
 
-    def _forward(self, spans: list[Span]) -> dict[str, int]:
+    def _forward(self, spans: list[Span], sampled: Sampled) -> None:
         batch = build_batch(spans, self._block_size, self._device)
         logits = self.model(batch, self._caches)
         requests = batch.sampling_requests
         if not requests:
-            return {}
+            return
         tokens = sample(logits, requests)
-        return {request.request_id: token for request, token in zip(requests, tokens, strict=True)}
+        names = [request.request_id for request in requests]
+        sampled.tokens.update(zip(names, tokens, strict=True))
+        sampled.probabilities.update(probabilities(logits, tokens, requests))
 
 
 def _usable_cores() -> int:

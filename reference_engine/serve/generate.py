@@ -17,7 +17,7 @@ from reference_engine.api import schemas
 from reference_engine.api.schemas import ApiError, json_response
 from reference_engine.cancellation import CancelReason
 from reference_engine.core.request import FinishReason
-from reference_engine.protocol import Output
+from reference_engine.protocol import Ending, Output
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.detection import Client, Patience, RanOutError
 from reference_engine.serve.link import WorkerLink
@@ -56,13 +56,12 @@ class AnswerWriter:
     def token(self, index: int, output: Output) -> bytes:
         others = sum(c.num_sent for c in self._request.choices if c.index != index)
         usage = self._usage_so_far(others + output.num_generated)
-        return self._event([self._choice(index, output.text, output.finish_reason)], usage)
+        choice = self._choice(index, output.text, output.ending)
+        return self._event([choice], usage, early_stop=choice.early_stop)
 
     def closing(self, aborted: list[tuple[int, Output]]) -> bytes:
         if aborted:
-            choices = [
-                self._choice(at, output.text, output.finish_reason) for at, output in aborted
-            ]
+            choices = [self._choice(at, output.text, output.ending) for at, output in aborted]
             return self._event(choices, **self._end()) + _DONE
         if self._request.asked.include_usage:
             return self._event([], usage_of(self._request)) + _DONE
@@ -71,26 +70,24 @@ class AnswerWriter:
     def whole(self, texts: list[str]) -> schemas.Completion | schemas.ChatCompletion:
         kind = schemas.ChatCompletion if self._is_chat else schemas.Completion
         choices = [
-            self._choice(choice.index, text, choice.finish_reason, is_whole=True)
+            self._choice(choice.index, text, choice.ending, is_whole=True)
             for choice, text in zip(self._request.choices, texts, strict=True)
         ]
-        return kind(**self._head, choices=choices, **self._end())
+        early = next((one.early_stop for one in choices if one.early_stop), UNSET)
+        return kind(**self._head, choices=choices, early_stop=early, **self._end())
 
     def _choice(
-        self, index: int, text: str, end: FinishReason | None, *, is_whole: bool = False
+        self, index: int, text: str, ending: Ending | None, *, is_whole: bool = False
     ) -> Any:
+        end = {"index": index, "logprobs": None, **_end_of(ending)}
         if not self._is_chat:
-            return schemas.CompletionChoice(
-                index=index, text=text, logprobs=None, finish_reason=end
-            )
+            return schemas.CompletionChoice(text=text, **end)
         if is_whole:
             message = schemas.ChatMessage(role="assistant", content=text)
-            return schemas.ChatChoice(
-                index=index, message=message, logprobs=None, finish_reason=end
-            )
-        is_only_an_end = end is not None and not text
+            return schemas.ChatChoice(message=message, **end)
+        is_only_an_end = ending is not None and not text
         delta = schemas.ChatDelta() if is_only_an_end else schemas.ChatDelta(content=text)
-        return schemas.ChatPiece(index=index, delta=delta, logprobs=None, finish_reason=end)
+        return schemas.ChatPiece(delta=delta, **end)
 
     def _usage_so_far(self, num_sent: int) -> schemas.Usage | UnsetType:
         return usage_of(self._request, num_sent) if self._has_usage else UNSET
@@ -114,6 +111,20 @@ class AnswerWriter:
     ) -> bytes:
         kind = schemas.ChatChunk if self._is_chat else schemas.CompletionChunk
         return _event(kind(**self._head, choices=choices, usage=usage, **end))
+
+
+def _end_of(ending: Ending | None) -> dict[str, Any]:
+    if ending is None:
+        return {"finish_reason": None}
+    early = ending.early_stop
+    stopped: schemas.EarlyStopped | UnsetType = UNSET
+    if early is not None:
+        stopped = schemas.EarlyStopped(condition=early.condition, tokens_saved=early.tokens_saved)
+    return {
+        "finish_reason": ending.finish_reason,
+        "stop_reason": ending.stop_reason,
+        "early_stop": stopped,
+    }
 
 
 def usage_of(request: ClientRequest, num_sent: int | None = None) -> schemas.Usage:

@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.request import FinishReason, Phase, Request
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.model.runners import Runner
-from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
+    EarlyStopped,
     Ending,
     Event,
     Hello,
@@ -29,6 +30,7 @@ from reference_engine.protocol import (
     StepReport,
     ToWorker,
 )
+from reference_engine.worker.answer import Answer, TextEnd
 
 
 class ConnectionLost(NamedTuple):
@@ -82,7 +84,7 @@ class Inbox:
 
 
 class EngineIO(NamedTuple):
-    """A clock, and the way to the frontend.
+    """A clock, the way to the frontend, and the operator's hook.
 
     `hang_up` ends the connection, with a reason, after an impossible request.
     """
@@ -90,6 +92,7 @@ class EngineIO(NamedTuple):
     now_ns: Callable[[], int]
     report: Callable[[StepReport], None]
     hang_up: Callable[[str], None]
+    quality_hook: QualityHook | None = None
 
 
 class Engine:
@@ -101,12 +104,12 @@ class Engine:
     def __init__(self, scheduler: Scheduler, runner: Runner, io: EngineIO) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._tokenizer = Tokenizer(runner.info.vocab_size)
+        self._tokenizer = runner.tokenizer
         self._io = io
         self._step = 0
         self._events: list[Event] = []
         self._families = Families()
-        self._answers: dict[str, AnswerText] = {}
+        self._answers: dict[str, Answer] = {}
         self._outputs: list[Output] = []
         self._is_stuck = False
 
@@ -156,7 +159,9 @@ class Engine:
         except ValueError as error:
             self._io.hang_up(str(error))
             return
-        self._answers[request.request_id] = AnswerText(message.sampling.stop)
+        self._answers[request.request_id] = Answer(
+            request.sampling, request.num_prompt_tokens, self._io.quality_hook
+        )
         if message.parent_id is not None:
             self._families.add(message.parent_id, message.request_id)
 
@@ -184,7 +189,8 @@ class Engine:
         self._free(request, why)
         self._note(request, "finished", reason)
         self._families.ended(request_id)
-        self._output(request, self._answers.pop(request_id).flush(), _ending(request, phase))
+        answer = self._answers.pop(request_id)
+        self._output(request, answer.flush(), _ending(request, phase, answer.end))
 
     def _free(self, request: Request, why: str) -> None:
         num_freed = self._scheduler.free(request)
@@ -201,21 +207,28 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             free_blocks=scheduler.kv_cache.pool.num_free,
             scheduled={request.request_id: n for request, n in plan.scheduled.items()},
-            sampled=dict.fromkeys(sampled, 1),
+            sampled=dict.fromkeys(sampled.tokens, 1),
         )
-        for request in scheduler.update(plan, sampled):
-            self._deliver(request, record.ended_ns)
+        for request in scheduler.update(plan, sampled.tokens):
+            if request.num_generated == 1:
+                self._note(request, "first_token", t_ns=record.ended_ns)
+            self._deliver(request, sampled.probabilities.get(request.request_id))
         return record
 
-    def _deliver(self, request: Request, ended_ns: int) -> None:
-        if request.num_generated == 1:
-            self._note(request, "first_token", t_ns=ended_ns)
-        answer = self._answers[request.request_id]
-        text, stopped = answer.push(self._tokenizer.text_of(request.token_ids[-1]))
-        reason = FinishReason.STOP if stopped else request.finish_reason
+    def _deliver(self, request: Request, probability: float | None) -> None:
+        """The end of a sequence goes before any other end, and an early stop before a length."""
+        answer, token_id, text = self._answers[request.request_id], request.token_ids[-1], ""
+        if request.finish_reason is not FinishReason.STOP:
+            text = answer.push(token_id, self._tokenizer.text_of(token_id), probability)
         self._output(request, text, None)
-        if reason is not None:
-            self._finish(request, reason, reason)
+        if answer.end is None:
+            if request.finish_reason is not None:
+                self._finish(request, request.finish_reason, request.finish_reason)
+        elif answer.end.condition is None:
+            self._finish(request, FinishReason.STOP, FinishReason.STOP)
+        else:
+            self._scheduler.counters.count_early_stop(request, answer.end.condition)
+            self._finish(request, FinishReason.STOP, "early_stop")
 
     def _output(self, request: Request, text: str, ending: Ending | None) -> None:
         output = Output(
@@ -310,46 +323,17 @@ class Families:
             del self._children[parent_id]
 
 
-class AnswerText:
-    """The text of one answer as it grows, searched for stop strings, which may straddle tokens.
-
-    Text that could be the beginning of a stop string is held back until it is decided.
-    """
-
-    def __init__(self, stop: tuple[str, ...]) -> None:
-        self._stop = stop
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        if not self._stop:
-            return text, False
-        pending = self._held + text
-        found = [at for stop in self._stop if (at := pending.find(stop)) >= 0]
-        if found:
-            self._held = ""
-            return pending[: min(found)], True
-        keep = max(_overlap(pending, stop) for stop in self._stop)
-        self._held = pending[len(pending) - keep :]
-        return pending[: len(pending) - keep], False
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
-
-
-def _ending(request: Request, phase: Phase) -> Ending:
+def _ending(request: Request, phase: Phase, end: TextEnd | None) -> Ending:
     assert request.finish_reason is not None
+    early = None
+    if end is not None and end.condition is not None:
+        early = EarlyStopped(condition=end.condition, tokens_saved=request.num_tokens_left)
     return Ending(
         finish_reason=request.finish_reason,
         phase=phase,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         num_recomputed_tokens=request.num_recomputed_tokens,
+        stop_reason=None if end is None else end.stop_reason,
+        early_stop=early,
     )

@@ -11,6 +11,7 @@ One connection is served at a time; a peer that breaks the protocol loses it and
 """
 
 import contextlib
+import importlib
 import os
 import secrets
 import signal
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from math import isfinite
@@ -29,8 +31,10 @@ from typing import Final
 import msgspec
 
 from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.model.runners import Runner, SimulatedRunner
+from reference_engine.model.runners import VOCAB_SIZE, Runner, SimulatedRunner
+from reference_engine.model.teacher import read_teacher
 from reference_engine.model.tokenizer import EOS_TOKEN_ID
 from reference_engine.protocol import (
     AddRequest,
@@ -119,7 +123,7 @@ class Listener:
     def _end(self, why: str) -> None:
         """Call it under the lock. The reading thread then sees the end and cleans up."""
         assert self._connection is not None
-        _say(why)
+        _say(f"connection ended: {why}")
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection = None
@@ -140,7 +144,7 @@ class Listener:
         except ConnectionError:
             pass  # the peer has gone
         except (OSError, ProtocolError) as error:
-            _say(str(error))
+            _say(f"connection ended: {error}")
 
     def _greet(self, connection: socket.socket, reader: FrameReader) -> list[bytes]:
         num_received, ends = 0, time.monotonic() + self._hello_s
@@ -199,12 +203,17 @@ class Listener:
 
 
 def _say(why: str) -> None:
-    print(f"worker: connection ended: {why}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"worker: {why}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def build_runner(config: EngineConfig) -> Runner:
     if config.runner == "simulated":
-        return SimulatedRunner(config.step_cost, sleep=time.sleep)  # noqa: TID251 an edge: real time
+        teacher = config.teacher and read_teacher(config.teacher, VOCAB_SIZE)
+        return SimulatedRunner(
+            config.step_cost,
+            sleep=time.sleep,  # noqa: TID251 an edge: real time
+            teacher=teacher or None,
+        )
     if find_spec("torch") is None:
         raise EngineConfigError(
             "the torch runner needs torch, which is not installed: pip install 'walkaway[engine]', "
@@ -215,11 +224,39 @@ def build_runner(config: EngineConfig) -> Runner:
     return TorchRunner(config)
 
 
+def load_quality_hook(name: str | None) -> QualityHook | None:
+    """Raises EngineConfigError. An error of the hook is said once, and it is not asked again."""
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        hook = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise EngineConfigError(f"--quality-hook {name}: {error}") from error
+    if not callable(hook):
+        raise EngineConfigError(f"--quality-hook {name}: not a function")
+    is_broken = False
+
+    def ask(text: str, token_ids: Sequence[int]) -> bool:
+        nonlocal is_broken
+        if is_broken:
+            return False
+        try:
+            return bool(hook(text, token_ids))
+        except Exception as error:  # noqa: BLE001 as above
+            is_broken = True
+            _say(f"--quality-hook {name} failed, and is not asked again: {error!r}")
+            return False
+
+    return ask
+
+
 def compute(
     settings: WorkerSettings, listener: Listener, inbox: Inbox, first_word: Future[FirstWord]
 ) -> None:
     try:
         runner = build_runner(settings.config)
+        hook = load_quality_hook(settings.config.quality_hook)
     except EngineConfigError as error:
         first_word.set_result(Failed(message=str(error)))
         while inbox.drain(timeout_s=None) is not None:
@@ -228,7 +265,7 @@ def compute(
     engine = FaultyEngine(
         Scheduler(settings.config, EOS_TOKEN_ID),
         runner,
-        EngineIO(time.perf_counter_ns, report=listener.send, hang_up=listener.hang_up),
+        EngineIO(time.perf_counter_ns, listener.send, listener.hang_up, hook),
         faults=settings.faults,
         by=FaultIO(
             Random(settings.config.seed),

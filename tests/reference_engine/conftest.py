@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
@@ -57,9 +57,9 @@ def end(
 def run_step(scheduler: Scheduler, token: int = WORD, runner: Runner | None = None) -> StepPlan:
     """Schedule, compute or pretend to, update, end what ended by itself; integrity checked."""
     plan = scheduler.schedule()
-    sampled: Mapping[str, int] = {request.request_id: token for request in plan.sampling}
+    sampled = {request.request_id: token for request in plan.sampling}
     if runner is not None:
-        sampled = runner.execute(plan) if plan.scheduled else {}
+        sampled = runner.execute(plan).tokens if plan.scheduled else {}
     for request in scheduler.update(plan, sampled):
         if request.finish_reason is not None:
             end(scheduler, request.request_id, request.finish_reason)

@@ -1,7 +1,6 @@
 """An engine without its process: a made-up model, a counted clock, and steps by hand."""
 
 import threading
-from collections.abc import Mapping
 from itertools import cycle
 from random import Random
 from typing import Any, NoReturn
@@ -9,9 +8,10 @@ from typing import Any, NoReturn
 from reference_engine.config import EngineConfig
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import StepPlan
+from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
+from reference_engine.model.runners import Runner
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
 from reference_engine.worker.engine import ConnectionLost, EngineIO, Heard
 from reference_engine.worker.faults import FaultIO, FaultyEngine
@@ -24,18 +24,21 @@ class MadeUpRunner:
     """Samples the words one after the other, round and round."""
 
     info = READY
+    tokenizer = Tokenizer(READY.vocab_size)
 
     def __init__(self) -> None:
         self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
 
-    def execute(self, plan: StepPlan) -> Mapping[str, int]:
-        return {request.request_id: next(self._words) for request in plan.sampling}
+    def execute(self, plan: StepPlan) -> Sampled:
+        return Sampled({one.request_id: next(self._words) for one in plan.sampling}, {})
 
 
 class Bench:
     """An engine, its reports, and a clock that ticks once a reading."""
 
-    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2) -> None:
+    def __init__(
+        self, faults: Faults = CORRECT, max_num_seqs: int = 2, runner: Runner | None = None
+    ) -> None:
         self.reports: list[StepReport] = []
         self.slept: list[float] = []
         self.hung_up: list[str] = []
@@ -46,7 +49,7 @@ class Bench:
         self.scheduler = Scheduler(config, EOS_TOKEN_ID)
         self.engine = FaultyEngine(
             self.scheduler,
-            MadeUpRunner(),
+            runner or MadeUpRunner(),
             EngineIO(self.now, report=self.reports.append, hang_up=self.hung_up.append),
             faults=faults,
             by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),

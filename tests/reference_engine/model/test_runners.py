@@ -25,7 +25,7 @@ def test_a_step_costs_its_parts() -> None:
     scheduled = {decoding: 1, prefilling: 12}
     sampled = runner.execute(StepPlan(step=1, scheduled=scheduled))
     assert slept == [pytest.approx(1.0 + 12 * 0.1 + 0.01)]
-    assert list(sampled) == ["r9"], "a chunk that does not end its prompt samples nothing"
+    assert list(sampled.tokens) == ["r9"], "a chunk that does not end its prompt samples nothing"
 
 
 def test_tokens_follow_from_seed_and_position() -> None:
@@ -33,7 +33,7 @@ def test_tokens_follow_from_seed_and_position() -> None:
     tokens: list[int] = []
     for num_prompt in (5, 6, 5):
         plan = StepPlan(step=1, scheduled={request(num_prompt, 0): num_prompt})
-        tokens += runner.execute(plan).values()
+        tokens += runner.execute(plan).tokens.values()
     assert tokens[0] == tokens[2] != tokens[1]
 
 

@@ -170,7 +170,13 @@ async def test_cancelling_a_running_request_gives_its_client_the_true_end() -> N
     await client.finished()
     last = client.chunks[-1]
     assert last["choices"] == [
-        {"index": 0, "text": " held", "logprobs": None, "finish_reason": "abort"}
+        {
+            "index": 0,
+            "text": " held",
+            "logprobs": None,
+            "finish_reason": "abort",
+            "stop_reason": None,
+        }
     ]
     assert last["partial"] is True
     assert last["usage"]["completion_tokens"] == 2

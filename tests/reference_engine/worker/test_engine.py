@@ -2,13 +2,11 @@
 
 from itertools import count
 
-import pytest
-
 from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
 from reference_engine.protocol import AddRequest, Ending
-from reference_engine.worker.engine import AnswerText, Heard, Inbox
+from reference_engine.worker.engine import Heard, Inbox
 from tests.reference_engine.stepped_engine import Bench, abort, add
 
 
@@ -137,25 +135,3 @@ def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
     inbox = CountingInbox(stuck, add("c"))
     stuck.engine.run(inbox)
     assert inbox.waits == [None, None, None, None], "no block is left: spinning would not help"
-
-
-@pytest.mark.parametrize(
-    ("stop", "texts", "sent", "stopped"),
-    [
-        ((), ("a", "b"), ["a", "b", ""], False),
-        (("x",), ("a", "b"), ["a", "b", ""], False),
-        (("end",), ("the e", "nd is"), ["the ", ""], True),  # straddles two tokens
-        (("end",), ("the e", "asy"), ["the ", "easy", ""], False),  # looked like it, was not
-        (("end",), ("the e",), ["the ", "e"], False),  # held back, then flushed
-        (("bc", "ab"), ("xabc",), ["x"], True),  # the earliest counts
-        (("aab",), ("aa", "ab"), ["", "a"], True),
-    ],
-)
-def test_stop_strings(
-    stop: tuple[str, ...], texts: tuple[str, ...], sent: list[str], stopped: bool
-) -> None:
-    answer = AnswerText(stop)
-    pushed = [answer.push(text) for text in texts]
-    flushed = [] if stopped else [answer.flush()]
-    assert [text for text, _ in pushed] + flushed == sent
-    assert [is_end for _, is_end in pushed] == [False] * (len(texts) - 1) + [stopped]

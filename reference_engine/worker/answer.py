@@ -1,0 +1,71 @@
+"""The text of one answer as it grows, and why it ends before its last token."""
+
+from typing import NamedTuple
+
+from reference_engine.core.early_stop import Condition, Detector, EarlyStopping, QualityHook
+from reference_engine.core.request import Sampling
+
+
+class TextEnd(NamedTuple):
+    """`stop_reason`: the stop string or the stop token, else "early_stop". `condition` is None for
+    a stop string, which every server knows.
+    """
+
+    stop_reason: str | int
+    condition: Condition | None = None
+
+
+class Answer:
+    """Finds stop strings and stop sequences, which may straddle tokens, and the conditions of early
+    stopping.
+
+    Text that could be the beginning of a stop is held back until it is decided. `end` is set by the
+    last token.
+    """
+
+    def __init__(
+        self, sampling: Sampling, num_prompt_tokens: int, hook: QualityHook | None
+    ) -> None:
+        self._stop = sampling.stop
+        self._held = ""
+        self.end: TextEnd | None = None
+        self._detector: Detector | None = None
+        if sampling.early_stopping is not None or hook is not None:
+            wanted = sampling.early_stopping or EarlyStopping()
+            self._detector = Detector(wanted, num_prompt_tokens, hook)
+
+    def push(self, token_id: int, text: str, probability: float | None = None) -> str:
+        """The text that may be shown now."""
+        detector = self._detector
+        if not self._stop and detector is None:
+            return text
+        pending, self._held = self._held + text, ""
+        early = None if detector is None else detector.push(token_id, text, probability)
+        if early is not None:
+            pending = pending[: len(pending) - early.num_dropped]
+        found = [(at, stop) for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if found:
+            at, stop = min(found)
+            self.end = TextEnd(stop)
+            return pending[:at]
+        if early is not None:
+            reason = "early_stop" if early.token_id is None else early.token_id
+            self.end = TextEnd(reason, early.condition)
+            return pending
+        keep = max((_overlap(pending, stop) for stop in self._stop), default=0)
+        if detector is not None:
+            keep = max(keep, detector.num_undecided)
+        self._held = pending[len(pending) - keep :]
+        return pending[: len(pending) - keep]
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest beginning of `stop` with which `text` ends."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
