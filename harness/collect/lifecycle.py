@@ -14,7 +14,7 @@ import msgspec
 from harness.collect.source import Notes, SourceError
 from harness.http_client import why_unread
 from harness.records import LifecycleEvent, StepRow
-from harness.store.manifest import Clock, boot_id
+from harness.store.manifest import ClockCheck, boot_id
 
 NEXT_AFTER = "x-walkaway-next-after"
 LAST = "x-walkaway-last"
@@ -72,7 +72,7 @@ class LogFollower(Generic[Row]):
             yield rows, dropped
 
 
-def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> Clock:
+def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> ClockCheck:
     """Do server and client read the same clock?
 
     Each reading of the server must lie between the two local readings around its request, and the
@@ -89,4 +89,4 @@ def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) 
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise SourceError(f"{url} could not be read ({type(error).__name__})") from error
         round_trips_ns.append(after_ns - before_ns)
-    return Clock(comparable=is_ours, round_trip_ns=min(round_trips_ns))
+    return ClockCheck(comparable=is_ours, round_trip_ns=min(round_trips_ns))

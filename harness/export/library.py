@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
-from harness.store.run_folder import RunFolder, open_run, read_run
+from harness.store.run_folder import RunFolder, open_run, read_results
 
 COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
 
@@ -155,7 +155,7 @@ def load_run(path: str | Path) -> Run:
     damaged, and if the run was cut short before it was judged (`walkaway report` judges it).
     """
     folder = open_run(Path(path))
-    manifest, summary = read_run(folder)
+    manifest, summary = read_results(folder)
     try:
         return Run(folder.path, msgspec.convert(manifest, Manifest), summary)
     except msgspec.ValidationError as error:

@@ -28,7 +28,7 @@ def read_run(path: Path) -> Measured:
     """Raises UnusableRunError if the run cannot be judged, and any other ConfigError if `path` is
     no run's folder."""
     folder = open_run(path)
-    manifest, summary = run_folder.read_run(folder)
+    manifest, summary = run_folder.read_results(folder)
     try:
         rounds = [RunFolder(one) for one in folder.runs()]
         parts = summary.arms.values() if isinstance(summary, ArmsSummary) else [summary]

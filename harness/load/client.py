@@ -19,7 +19,7 @@ import httpx
 import msgspec
 
 from harness.http_client import is_out_of_handles
-from harness.load.connection import Connection, Limit
+from harness.load.connection import Connection, Deadline
 from harness.load.dialect import request_body
 from harness.load.leave import leave
 from harness.load.sse import EndlessEventError, SSEDecoder
@@ -165,13 +165,15 @@ def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[b
     return [pair for pair in headers.raw if pair[0].lower() not in ours]
 
 
-def limits(run: RunSettings, delivery: Delivery, sent_ns: int) -> tuple[Limit | None, Limit | None]:
+def limits(
+    run: RunSettings, delivery: Delivery, sent_ns: int
+) -> tuple[Deadline | None, Deadline | None]:
     total = first = None
     if (total_s := run.total_timeout_s) is not None:
         complaint = f"the answer was not complete {total_s:g} s after the sending"
-        total = first = Limit(sent_ns + int(total_s * 1e9), complaint)
+        total = first = Deadline(sent_ns + int(total_s * 1e9), complaint)
     if (first_s := run.first_token_timeout_s) is not None and delivery is Delivery.STREAM:
-        first_token = Limit(
+        first_token = Deadline(
             sent_ns + int(first_s * 1e9), f"no token came {first_s:g} s after the sending"
         )
         first = first_token if total is None else min(first_token, total)

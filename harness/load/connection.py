@@ -27,7 +27,7 @@ CLIENT_PROGRAM: Final = "cat"
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
 
 
-class Limit(NamedTuple):
+class Deadline(NamedTuple):
     """When something must have come, on the monotonic clock, and the complaint if it has not."""
 
     at_ns: int
@@ -89,7 +89,7 @@ class Connection(Answer):
         tls: Tls | None = None,
     ) -> None:
         super().__init__()
-        self.limit: Limit | None = None
+        self.limit: Deadline | None = None
         self.sock = sock
         self.tls = tls
         self.owner: ClientProcess | None = None

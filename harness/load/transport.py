@@ -21,7 +21,7 @@ import httpx
 
 from harness.http_client import tls_context
 from harness.load.connect import Dns, connect
-from harness.load.connection import Connection, Limit
+from harness.load.connection import Connection, Deadline
 from harness.records import Way
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -44,7 +44,7 @@ class WireRequest:
     way: Way | None = None
     patience_ns: int | None = None
     leaves_at_ns: int | None = None
-    limit: Limit | None = None
+    limit: Deadline | None = None
     is_opened: bool = False
     is_resent: bool = False
 

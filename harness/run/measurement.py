@@ -48,7 +48,7 @@ def _import_analysis() -> None:
     import harness.store.parquet  # noqa: F401
 
 
-class Load(Protocol):
+class LoadRunner(Protocol):
     """Makes the requests of a measurement: a load process, or the users of a web page."""
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
@@ -70,7 +70,7 @@ class Measurement(RunState):
     read when the threads have ended.
     """
 
-    load: Load
+    load: LoadRunner
     server: Server | None = None
     _collector: Collector | None = None
     _pages: IdlePages | None = None
@@ -133,7 +133,7 @@ class Measurement(RunState):
         self.live.take_events(new)
         return self.live
 
-    def probe_phase(self, load: Load) -> "Measurement":
+    def probe_phase(self, load: LoadRunner) -> "Measurement":
         resolved = self.resolved.probe_phase
         assert resolved is not None
         return Measurement(

@@ -21,7 +21,7 @@ from harness.errors import ConfigError, InterruptedRunError, TargetError, Walkaw
 from harness.load.fd_limit import check_streams
 from harness.records import ArmsSummary, Summary
 from harness.run.load_process import LoadProcess
-from harness.run.measurement import Load, Measurement
+from harness.run.measurement import LoadRunner, Measurement
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun
@@ -84,7 +84,7 @@ def execute(
     *,
     progress: Progress,
     interruption: Interruption,
-    load: Load | None = None,
+    load: LoadRunner | None = None,
     repeat: Callable[[], str] | None = None,
     draws: bool = True,
 ) -> FinishedRun:

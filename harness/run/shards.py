@@ -12,7 +12,7 @@ from harness.errors import ConfigError, TargetError
 from harness.load.rows import Row, ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
 from harness.run.load_plan import count_arrivals
-from harness.store.manifest import LoadProcess, Manifest, MissedArrivals, ScheduledArrivals
+from harness.store.manifest import LoadProcessRecord, Manifest, MissedArrivals, ScheduledArrivals
 from harness.store.run_folder import RunFolder
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
@@ -71,7 +71,7 @@ class LoadTally:
                 sample.host = self._called or sample.host
                 yield sample
 
-    def processes(self) -> list[LoadProcess]:
+    def processes(self) -> list[LoadProcessRecord]:
         marks = self._moved(self._marks.read_new())
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
@@ -92,9 +92,9 @@ class LoadTally:
         self.first_sent_ns = min(first, first if self.first_sent_ns is None else self.first_sent_ns)
         self.last_ended_ns = max(last, self.last_ended_ns or last)
 
-    def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcess:
+    def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcessRecord:
         last = self._last.get((mark.host, mark.pid))
-        return LoadProcess(
+        return LoadProcessRecord(
             worker=mark.worker,
             host=self._called or mark.host,
             pid=mark.pid,
@@ -118,7 +118,7 @@ def _later(row: Row, by_ns: int) -> Row:
     return msgspec.structs.replace(row, **changed)
 
 
-def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcess]) -> TargetError | None:
+def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcessRecord]) -> TargetError | None:
     outcomes = tally.outcomes
     if processes and all(process.ended_ns is None for process in processes):
         return TargetError("every load process died; see load.log in the run's folder")

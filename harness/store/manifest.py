@@ -52,7 +52,7 @@ class TargetFacts(msgspec.Struct, kw_only=True):
     version: str | None = None
 
 
-class Clock(msgspec.Struct, kw_only=True):
+class ClockCheck(msgspec.Struct, kw_only=True):
     """May the server's time stamps be subtracted from the client's?"""
 
     name: str = "CLOCK_MONOTONIC"
@@ -106,7 +106,7 @@ class ScheduledArrivals(msgspec.Struct, kw_only=True):
     missed: MissedArrivals = msgspec.field(name="unsent", default_factory=MissedArrivals)
 
 
-class LoadProcess(msgspec.Struct, kw_only=True):
+class LoadProcessRecord(msgspec.Struct, kw_only=True):
     """One process of the load. `clock` names the clock of its stamps.
 
     `ended_ns` is null for a process that died: it was last seen at `last_seen_ns` with
@@ -161,7 +161,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     hardware: dict[str, Any]
     workload: dict[str, Any]
     target: TargetFacts | None = None
-    clock: Clock = msgspec.field(default_factory=Clock)
+    clock: ClockCheck = msgspec.field(default_factory=ClockCheck)
     window: Window = msgspec.field(default_factory=Window)
     settle_s: float
     scrape_interval_s: float | None
@@ -169,7 +169,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     arrivals: ScheduledArrivals | None = None
     idle: Idle = msgspec.field(default_factory=Idle)
     probing: Probing | None = None
-    load_processes: list[LoadProcess] = []
+    load_processes: list[LoadProcessRecord] = []
     absent_workers: list[str] = []
     void_trials: list[VoidTrial] = []
     notes: list[str] = []

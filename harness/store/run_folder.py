@@ -227,7 +227,7 @@ def open_run(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def read_run(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
+def read_results(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
     """Manifest and summary, both of our schema version. Raises UnusableRunError."""
     if not (folder.path / "summary.json").is_file():
         saved = f"; for what was saved of this one: walkaway report {folder.path}"

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.records import ClientSample, LifecycleEvent, MetricSample, RequestRow, StepRow
-from harness.store.manifest import Clock, Idle, Manifest, Window
+from harness.store.manifest import ClockCheck, Idle, Manifest, Window
 from harness.store.parquet import ROWS_AT_ONCE, schema_of
 from harness.store.run_folder import RunFolder, RunRows
 from harness.workload.workload import as_plain_data, load_target
@@ -356,7 +356,7 @@ def _manifest(plan: Plan) -> Manifest:
     return made_up_manifest(
         workload={"name": "made-up", "question": "What does a large run take?"},
         target=target_facts(started_by_us=False, spec=spec, config=config),
-        clock=Clock(comparable=plan.is_exact),
+        clock=ClockCheck(comparable=plan.is_exact),
         window=Window(
             load_started_ns=ORIGIN_NS,
             load_ended_ns=plan.ended_ns,

@@ -21,7 +21,7 @@ from harness.records import (
     Summary,
     WireClose,
 )
-from harness.store.manifest import Clock, Manifest, Window
+from harness.store.manifest import ClockCheck, Manifest, Window
 from harness.store.run_folder import RunFolder, RunRows
 from tests.made_up.rows import (
     lifecycle_event,
@@ -218,7 +218,7 @@ def manifest_of(run: SyntheticRun, *, question: str, lifecycle: bool) -> Manifes
             spec={"metrics": {"running": {"name": "slots_busy", "labels": {}, "trust": "exact"}}},
             config=config if lifecycle else None,
         ),
-        clock=Clock(comparable=lifecycle),
+        clock=ClockCheck(comparable=lifecycle),
         window=Window(
             load_started_ns=BEGIN, load_ended_ns=run.ended_ns, settled_ns=run.ended_ns + SETTLE
         ),

@@ -13,7 +13,7 @@ from harness.records import (
     StepRow,
     TokenCounting,
 )
-from harness.store.manifest import Clock, Manifest, TargetFacts, Window
+from harness.store.manifest import ClockCheck, Manifest, TargetFacts, Window
 
 ORIGIN_NS = 5_000_000_000_000
 
@@ -102,7 +102,7 @@ def made_up_manifest(**more: Any) -> Manifest:
         hardware={},
         workload={"name": "hand-made"},
         target=target_facts(),
-        clock=Clock(comparable=True),
+        clock=ClockCheck(comparable=True),
         window=Window(load_started_ns=at(0), load_ended_ns=at(1000), settled_ns=at(4000)),
         settle_s=2.0,
         scrape_interval_s=0.05,

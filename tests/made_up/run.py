@@ -17,7 +17,7 @@ from harness.records import (
 )
 from harness.run.pipeline import write_summary
 from harness.store.frames import RunFrames
-from harness.store.manifest import Clock, Idle
+from harness.store.manifest import ClockCheck, Idle
 from harness.store.run_folder import RunFolder, RunRows
 from tests.made_up.rows import at, lifecycle_event, made_up_manifest, request_row, step_row
 
@@ -98,7 +98,7 @@ class RunBuilder:
         assert self.manifest.target is not None
         self.manifest.target.engine = "llamacpp"
         self.manifest.target.config = None
-        self.manifest.clock = Clock(comparable=False)
+        self.manifest.clock = ClockCheck(comparable=False)
 
     def frames(self) -> RunFrames:
         folder = RunFolder(self._folder)

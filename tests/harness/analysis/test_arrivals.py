@@ -7,7 +7,7 @@ import pytest
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
-from harness.store.manifest import LoadProcess, MissedArrivals, ScheduledArrivals
+from harness.store.manifest import LoadProcessRecord, MissedArrivals, ScheduledArrivals
 from tests.harness.told import MakeRun, metric, remarks, summary_of, warnings
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
@@ -105,7 +105,7 @@ def test_of_a_schedule_that_was_left_unsent_one_thing_is_said_of_what_to_believe
 
 def test_what_a_dead_process_did_not_send_is_not_laid_to_slowness(run: RunBuilder) -> None:
     times: dict[str, Any] = {"began_ns": at(0), "ended_ns": None, "last_seen_ns": at(100)}
-    died = LoadProcess(
+    died = LoadProcessRecord(
         worker=1, host="here", pid=8, clock="boot", requests=0, open_streams=0, **times
     )
     unsent(run).manifest.load_processes = [died]

@@ -20,7 +20,7 @@ from harness.analysis.littles_law import (
 from harness.analysis.open_requests import open_requests
 from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
 from harness.store.frames import RunFrames
-from harness.store.manifest import Clock
+from harness.store.manifest import ClockCheck
 from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, lonely_run, seen
 from tests.harness.told import MakeRun, metric, ms, reason, remarks, summary_of
 from tests.made_up.rows import at
@@ -276,7 +276,7 @@ def test_a_request_that_the_log_does_not_know_is_in_no_figure(run: RunBuilder) -
 
 
 def test_on_two_clocks_only_differences_of_one_are_taken(run: RunBuilder) -> None:
-    run.manifest.clock = Clock(comparable=False)
+    run.manifest.clock = ClockCheck(comparable=False)
     leave_in_decode(run)
     four_steps(run, "a")
     figures = figures_of(run)

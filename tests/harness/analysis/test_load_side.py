@@ -7,7 +7,7 @@ import pytest
 from harness.analysis.facts import run_facts
 from harness.analysis.load_side import load_sides
 from harness.records import ClientSample
-from harness.store.manifest import LoadProcess
+from harness.store.manifest import LoadProcessRecord
 from tests.harness.told import remarks, warnings
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
@@ -120,7 +120,7 @@ def test_a_process_that_died_is_named_with_its_rows(run: RunBuilder) -> None:
     watched(run, busy=0.1)
     left: dict[str, Any] = {"requests": 5, "open_streams": 3, "last_seen_ns": at(400)}
     run.manifest.load_processes = [
-        LoadProcess(
+        LoadProcessRecord(
             worker=worker,
             host="here",
             pid=7 + worker,

@@ -12,7 +12,7 @@ from harness.analysis.recovery import about_void_trials
 from harness.metrics import METRICS
 from harness.records import Delivery, Metric, Role, TokenCounting, VoidTrial
 from harness.run.pipeline import find_void
-from harness.store.manifest import Clock
+from harness.store.manifest import ClockCheck
 from tests.conftest import Snapshot
 from tests.harness.analysis.scenes import four_steps, leave_in_decode
 from tests.harness.told import MakeRun, remarks, summary_of
@@ -76,7 +76,7 @@ def lose_events(run: RunBuilder) -> None:
 
 def share(run: RunBuilder) -> None:
     run.idle({"running": 2}, {"running": 2})
-    run.manifest.clock = Clock(comparable=False)
+    run.manifest.clock = ClockCheck(comparable=False)
 
 
 def probe(run: RunBuilder) -> None:

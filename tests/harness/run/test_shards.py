@@ -7,7 +7,7 @@ import pytest
 
 from harness.records import Outcome
 from harness.run.shards import LoadTally, find_hopeless, find_missed_arrivals
-from harness.store.manifest import IdleReading, LoadProcess, MissedArrivals
+from harness.store.manifest import IdleReading, LoadProcessRecord, MissedArrivals
 from harness.store.parquet import Sent
 from harness.workload.abandon import AbandonPlan, PrefillPlan
 from harness.workload.arrivals import ConstantArrivals
@@ -46,7 +46,7 @@ def test_a_load_whose_processes_all_died_is_a_failure(tmp_path: Path) -> None:
     tally = LoadTally(tmp_path)
     tally.outcomes, tally.tokens_read = Counter({Outcome.ABANDONED: 5}), 9
     dead, alive = (
-        LoadProcess(
+        LoadProcessRecord(
             worker=0,
             host="here",
             pid=1,

@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.records import ClientSample, CpuSample, GpuSample, MetricSample, Outcome, RequestRow
-from harness.store.manifest import Clock
+from harness.store.manifest import ClockCheck
 from harness.store.parquet import schema_of
 from harness.store.run_folder import RECORDS, RunFolder, RunRows
 from tests.made_up.rows import lifecycle_event, made_up_manifest, request_row, step_row
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_replaced_whole(folder: RunFolder) -> None:
-    folder.write_manifest(made_up_manifest(clock=Clock(comparable=True, round_trip_ns=5)))
+    folder.write_manifest(made_up_manifest(clock=ClockCheck(comparable=True, round_trip_ns=5)))
     written = json.loads((folder.path / "manifest.json").read_text())
     assert written["clock"] == {"name": "CLOCK_MONOTONIC", "comparable": True, "round_trip_ns": 5}
     assert written["idle"] == {"before": {}, "after": {}, "later": {}, "loops": []}
