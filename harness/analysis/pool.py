@@ -7,7 +7,7 @@ value a round, and differences between arms come from the values a round.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -294,11 +294,14 @@ def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) 
     return in_level_order(said)
 
 
+_NUMBER: Final = re.compile(r"\d[\d.,e-]*(?: (?:µs|ms|s|min)\b)?")  # a time's unit is by its size
+
+
 def _once_each(rounds: Sequence[ArmRound]) -> list[Remark]:
     alike: dict[str, list[tuple[Remark, str]]] = {}
     for one in rounds:
         for remark in one.remarks:
-            key = remark.level + re.sub(r"\d[\d.,e-]*", "#", remark.text)
+            key = remark.level + _NUMBER.sub("#", remark.text)
             alike.setdefault(key, []).append((remark, f"{one.round}-{one.arm}"))
     said = []
     for (first, where), *others in alike.values():

@@ -8,6 +8,7 @@ import pytest
 
 from harness.analysis.figure import reading
 from harness.analysis.pool import ArmRound, all_requests, analyse_round
+from harness.records import Remark
 from tests.harness.analysis.scenes import lonely_run
 from tests.harness.told import MakeRun, pooled_summary
 from tests.made_up.rows import at
@@ -75,6 +76,10 @@ def test_remarks_that_differ_in_numbers_alone_are_said_once(make_arm: MakeArm) -
     texts = [said["text"] for said in pooled_summary(rounds, MANIFEST)["validity"]]
     (nobody,) = [text for text in texts if text.startswith("no request was abandoned")]
     assert nobody.endswith("(in 1-off and 5 more)")
+    late = [Remark(level="warning", text=f"{time} late") for time in ("950 µs", "1.5 ms", "2 s")]
+    rounds = [replace(one, remarks=[said]) for one, said in zip(rounds[:3], late, strict=True)]
+    texts = [said["text"] for said in pooled_summary(rounds, MANIFEST)["validity"]]
+    assert "950 µs late (in 1-off and 2 more)" in texts
 
 
 def test_all_requests_tell_their_round_and_arm(make_arm: MakeArm) -> None:
