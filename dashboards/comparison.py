@@ -4,30 +4,14 @@ A candidate that cannot be compared is left out with the reason.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-
-from dashboards.figures import dots
-from dashboards.figures.bars import WasteBar, waste_bars
-from dashboards.figures.curves import cancel_curves, rising_note
-from dashboards.figures.dots import Ratio
 from dashboards.page import document, save
-from dashboards.sections.section import (
-    Part,
-    Picture,
-    Table,
-    ladder_pictures,
-    median_and_p99,
-    section,
-)
-from dashboards.sections.waste import PARTS as WASTE_PARTS
-from harness.analysis.cancel import latency_sample
-from harness.analysis.compare import Limits, Pair, Standing, standing
-from harness.analysis.stats import Curve
+from dashboards.sections.comparison import Side, Sides, against, sections
+from dashboards.sections.section import Table
+from harness.analysis.compare import Pair, Standing, standing
 from harness.analysis.tokens import COUNTED_BY
 from harness.errors import ConfigError
 from harness.export.comparison import (
@@ -36,15 +20,13 @@ from harness.export.comparison import (
     Comparison,
     cells,
     compare_each,
-    name_of,
     not_compared,
-    singles,
     steps_differ,
     times,
 )
 from harness.export.library import Run, load_run
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
-from harness.metrics import CANCEL_LATENCY, METRICS, headline_figures, spoken
+from harness.metrics import METRICS, headline_figures, spoken
 from harness.records import Metric, num_slots
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
@@ -56,40 +38,6 @@ DETAILS: Final = (
     *("figure", "difference", "95 %", "times", "95 % of times"),
     *("in steps", "95 % in steps", "judged"),
 )
-WAITS: Final = ("slot_recovery_s", "slot_refill_s", "ttft_s", "itl_s")
-_IN_STEPS: Final = (
-    "Times in steps of each engine. A time that does not wait for a step looks better here the "
-    "longer the steps are: it counts as surely better or worse only where it is so as measured, "
-    "too."
-)
-_BESIDE_STEPS: Final = (
-    "As measured. A time that waits for a step looks worse the longer the steps are."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A run, or one arm of it ("" without arms), under its name on the page. The baseline's has no
-    `comparison`.
-    """
-
-    label: str
-    run: Run
-    arm: str
-    metrics: Mapping[str, Metric]
-    comparison: Comparison | None
-
-    def cancel_curve(self) -> Curve | None:
-        try:
-            parts = [one.cancellations for one in singles(self.run, self.arm)]
-        except ConfigError:
-            return None
-        sample = latency_sample(pd.concat(parts))
-        return sample.curve() if len(sample.values) else None
-
-
-Sides = Sequence[Side]  # of one arm, the baseline's first
-Against = Sequence[tuple[Side, Comparison]]
 
 
 def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -> None:
@@ -145,17 +93,13 @@ def labels_of(paths: Sequence[Path]) -> list[str]:
     return labels
 
 
-def _against(sides: Sides) -> Against:
-    return [(one, one.comparison) for one in sides if one.comparison is not None]
-
-
 def _article(sides: Sides, anchor: str) -> dict[str, Any]:
     return {
         "anchor": anchor,
         "arm": sides[0].arm,
-        "answers": [_answer(*one, sides[0].label) for one in _against(sides)],
-        "tables": [_side_by_side(sides), *(_details(*one) for one in _against(sides))],
-        "sections": [_ratios(sides), _curves(sides), _waste(sides), _waits(sides)],
+        "answers": [_answer(*one, sides[0].label) for one in against(sides)],
+        "tables": [_side_by_side(sides), *(_details(*one) for one in against(sides))],
+        "sections": sections(sides),
     }
 
 
@@ -292,134 +236,3 @@ def _facts(one: Side) -> Iterator[tuple[str, str]]:
     yield "tokens counted by", COUNTED_BY.get(counting, counting)
     yield "walkaway", manifest.versions.get("walkaway", DASH)
     yield "seed", str(manifest.seed)
-
-
-@section(
-    "ratios",
-    "Every figure against the baseline",
-    "Each dot is a figure of the candidate as so many times that of the baseline, with its 95 % "
-    "interval where there is one. A filled circle is surely better, a cross surely worse, a hollow "
-    "circle could be either; a hollow diamond is not judged. With several candidates, the number "
-    "behind a dot is its candidate's.",
-    good="left of 1, but for figures of which more is better, whose names say so.",
-)
-def _ratios(sides: Sides) -> Iterator[Part]:
-    as_measured = list(_dots(sides, lambda pair: (pair.ratio, pair.ratio_ci95)))
-    drawn = [("ratios", as_measured, "As measured.")]
-    if any(steps_differ(comparison) for _, comparison in _against(sides)):
-        in_steps = _dots(sides, lambda pair: (pair.ratio_in_steps, pair.ratio_in_steps_ci95))
-        drawn = [
-            ("ratios-in-steps", list(in_steps), _IN_STEPS),
-            ("ratios", as_measured, _BESIDE_STEPS),
-        ]
-    if not any(ratios for _, ratios, _ in drawn):
-        yield "No figure is above 0 in both runs, so there is no ratio."
-    for name, ratios, note in drawn:
-        if ratios:
-            said = " ".join(f"{one.text}." for one in ratios)
-            alt = f"Ratios to the baseline with intervals. {said}"
-            yield Picture(name=name, figure=dots.ratios(ratios), alt=alt, note=note)
-
-
-def _dots(
-    sides: Sides, ratio_of: Callable[[Pair], tuple[float | None, Limits | None]]
-) -> Iterator[Ratio]:
-    for candidate, comparison in _against(sides):
-        for pair in comparison.pairs:
-            ratio, limits = ratio_of(pair)
-            if ratio is None:
-                continue
-            name, stands = name_of(pair), standing(pair)
-            sure = "" if limits is None else f" ({between(limits, '')})"
-            more = " (more is better)" if METRICS[pair.metric].better == "more" else ""
-            yield Ratio(
-                candidate=candidate.label,
-                figure=f"{name}{more}",
-                ratio=ratio,
-                limits=limits,
-                standing=stands,
-                text=f"{candidate.label}: {name} {times(ratio)}{sure}, {stands}",
-            )
-
-
-@section(
-    "cancel-latency",
-    "How long until each server let go",
-    "The share of abandoned requests whose slot and blocks were free again, by time since the user "
-    "left. A curve that does not reach 100 % has ghosts: requests that were never stopped.",
-    good="the steeper and the further left, the better.",
-)
-def _curves(sides: Sides) -> Iterator[Part]:
-    found = [(one, curve) for one in sides if (curve := one.cancel_curve()) is not None]
-    if not found:
-        yield "No run has a log of single cancels."
-        return
-    curves = {}
-    for one, curve in found:
-        never = f" ({curve.n_censored:,} of {curve.n:,} never)" if curve.n_censored else ""
-        curves[f"{one.label}{never}"] = curve
-    said = (f"{one.label}: {median_and_p99(one.metrics.get(CANCEL_LATENCY))}" for one, _ in found)
-    yield Picture(
-        name="curves",
-        figure=cancel_curves(curves, units=dict.fromkeys(curves, 1e-3), of="milliseconds"),
-        alt=f"Curves of cancel latency. {' '.join(said)}",
-        note=rising_note(max(curve.n for curve in curves.values())),
-    )
-    steps = [one.metrics["step_s"].p50 or 0.0 for one, _ in found if "step_s" in one.metrics]
-    if all(steps) and len(steps) == len(found) and len(set(steps)) > 1:
-        of_steps = dict(zip(curves, steps, strict=True))
-        yield Picture(
-            name="curves-in-steps",
-            figure=cancel_curves(curves, units=of_steps, of="steps of each engine"),
-            alt="Those curves with each run's time in steps of its own engine.",
-            note="In steps: each run's times divided by the median of its step time.",
-        )
-    with_curve = {one.label for one, _ in found}
-    if missing := [one.label for one in sides if one.label not in with_curve]:
-        yield f"No log of single cancels in: {', '.join(missing)}."
-
-
-@section(
-    "waste",
-    "Unread tokens",
-    "Mean of the abandoned requests; the whisker is the 95 % interval of the sum.",
-    good="one or two: the token on its way and the step in flight.",
-)
-def _waste(sides: Sides) -> Iterator[Part]:
-    bars = {one.label: bar for one in sides if (bar := _waste_bar(one)) is not None}
-    if not bars:
-        yield "No run shows how many tokens abandoned requests generated."
-        return
-    said = "; ".join(f"{bar.label}: {bar.text}" for bar in bars.values())
-    figure = waste_bars(list(bars.values()), x_title="")
-    yield Picture(name="waste", figure=figure, alt=f"Bars of wasted tokens. {said}.")
-    if missing := [one.label for one in sides if one.label not in bars]:
-        yield f"Not measurable in: {', '.join(missing)}."
-
-
-def _waste_bar(one: Side) -> WasteBar | None:
-    wasted = one.metrics.get("wasted_tokens")
-    if wasted is None or wasted.mean is None:
-        return None
-    parts = [one.metrics[name].mean or 0.0 for name in WASTE_PARTS if name in one.metrics]
-    return WasteBar(
-        label=one.label + {"lower": " (at least)", "upper": " (at most)"}.get(wasted.bound, ""),
-        n=wasted.n,
-        total=wasted.mean,
-        parts=(parts[0], parts[1]) if len(parts) == len(WASTE_PARTS) else None,
-        text=bounded(wasted, "mean", unit=""),
-        limits=wasted.mean_ci95,
-    )
-
-
-@section(
-    "waits",
-    "Waits of the other users",
-    "Median with its 95 % interval (dot), 90th (diamond) and 99th percentile (bar).",
-    good="the further left, the better.",
-)
-def _waits(sides: Sides) -> Iterator[Part]:
-    metrics = {one.label: one.metrics for one in sides}
-    otherwise = "No run recorded a request that waited."
-    labels = [(name, f"{name}: {METRICS[name].shows.removesuffix('.')}") for name in WAITS]
-    return ladder_pictures(labels, metrics, otherwise, intervals=True)
