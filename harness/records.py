@@ -42,6 +42,12 @@ class Role(StrEnum):
     CHECK = "check"  # slot recovery: one request a slot, to see that all slots are free
 
 
+class TrialArm(StrEnum):  # of slot recovery
+    UNLOADED = "unloaded"
+    ABANDON = "abandon"
+    CONTROL = "control"
+
+
 class Way(StrEnum):
     FIN = "fin"  # closes, after reading all that has come
     RST = "rst"  # closes with a reset

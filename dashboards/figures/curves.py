@@ -29,9 +29,14 @@ from dashboards.figures.timeline import thin_marks
 from harness.analysis.cancellation import was_cancelled
 from harness.analysis.stats import Curve, kaplan_meier
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
+from harness.records import TrialArm
 
 STEPS: Final = 1_000  # in which a curve is drawn: none is more than 0.1 % of its height
-RECOVERY_ARMS: Final = (("control", GREY), ("abandon", BLUE), ("unloaded", GREEN))  # upwards
+RECOVERY_ARMS: Final = (  # upwards
+    (TrialArm.CONTROL, GREY),
+    (TrialArm.ABANDON, BLUE),
+    (TrialArm.UNLOADED, GREEN),
+)
 PHASES: Final = (
     ("waiting", "left while waiting", ORANGE, "dash"),
     ("prefill", "left in prefill", GREEN, "dot"),

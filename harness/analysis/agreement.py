@@ -21,7 +21,7 @@ from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
-from harness.records import Agreement, Metric, Role
+from harness.records import Agreement, Metric, Role, TrialArm
 from harness.store.frames import RunFrames
 
 _BY_BLOCKS: Final = (
@@ -103,7 +103,7 @@ def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
     if probes(frames.requests).empty:
         return
     rows, log = without_tokens(frames.requests), frames.lifecycle
-    rows = rows[(rows["role"] == Role.PROBE) & (rows["arm"] == "abandon")]
+    rows = rows[(rows["role"] == Role.PROBE) & (rows["arm"] == TrialArm.ABANDON)]
     sampled_ns = log[log["event"] == "first_token"].groupby("client_request_id")["t_ns"].min()
     rows = rows.assign(sampled_ns=rows["request_id"].map(sampled_ns))
     times = rows[["reference_ns", "first_token_ns", "sampled_ns"]].dropna().astype("int64")

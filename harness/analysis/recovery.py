@@ -24,16 +24,15 @@ from harness.analysis.stats import Ints
 from harness.analysis.timeline import StepTimes, timeline
 from harness.analysis.tokens import without_tokens
 from harness.metrics import SLOT_RECOVERY
-from harness.records import Remark, Role
+from harness.records import Remark, Role, TrialArm
 from harness.store.frames import RunFrames
 
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
 _PROBE_ARMS: Final = {
-    SLOT_RECOVERY: "abandon",
-    "probe_ttft_unloaded_s": "unloaded",
-    "probe_ttft_control_s": "control",
+    SLOT_RECOVERY: TrialArm.ABANDON,
+    "probe_ttft_unloaded_s": TrialArm.UNLOADED,
+    "probe_ttft_control_s": TrialArm.CONTROL,
 }
-_MEASURING: Final = _PROBE_ARMS[SLOT_RECOVERY]  # a filler leaves; the others are its controls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +175,7 @@ def probes(requests: pd.DataFrame) -> pd.DataFrame:
     ended. A loaded trial without that moment, or whose probe was served before it, is void.
     """
     rows = without_tokens(requests)[requests["role"] == Role.PROBE]
-    is_unloaded = rows["arm"] == "unloaded"
+    is_unloaded = rows["arm"] == TrialArm.UNLOADED
     since = rows["reference_ns"].where(~is_unloaded, rows["sent_ns"]).astype("Int64")
     until = rows["first_token_ns"].fillna(rows["ended_ns"]).astype("Int64")
     waited = pd.DataFrame(
@@ -211,7 +210,7 @@ def probe_figures(requests: pd.DataFrame) -> Figures:
 
 
 def all_are_void(manifest: Mapping[str, Any]) -> bool:
-    void = [one for one in manifest.get("void_trials") or [] if one["arm"] == _MEASURING]
+    void = [one for one in manifest.get("void_trials") or [] if one["arm"] == TrialArm.ABANDON]
     if not void:
         return False
     workload = manifest["workload"]

@@ -26,11 +26,11 @@ from gevent.pool import Group
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession
 from harness.load.users import Director
-from harness.records import Outcome, RequestRow, Role, VoidTrial
+from harness.records import Outcome, RequestRow, Role, TrialArm, VoidTrial
 from harness.workload.abandon import LeaveRule, RequestSpec, after_tokens, never, think_ns
 from harness.workload.load import SlotRecoveryLoad
 
-_ARMS: Final = ("unloaded", "abandon", "control")
+_ARMS: Final = tuple(TrialArm)
 # Tokens that each filler must read after the probe was sent: the second comes from a step that
 # began after the probe had arrived.
 _TOKENS_TO_QUEUE: Final = 2
@@ -63,7 +63,7 @@ class Trial:
     """All its streams have ended when `run` returns: cut off, if need be. `_tokens`: how many each
     filler has read. `_reference_ns` is set once, by the filler that leaves or would have left."""
 
-    def __init__(self, session: LoadSession, load: SlotRecoveryLoad, *, arm: str, number: int):
+    def __init__(self, session: LoadSession, load: SlotRecoveryLoad, *, arm: TrialArm, number: int):
         self._session = session
         self._load = load
         self._arm = arm
@@ -83,7 +83,7 @@ class Trial:
     def run(self) -> None:
         try:
             self._check_quiet()
-            if self._arm == "unloaded":
+            if self._arm is TrialArm.UNLOADED:
                 self._start_probe().join()
             else:
                 self._run_loaded()
@@ -99,7 +99,7 @@ class Trial:
         self._wait_until_read([tokens + _TOKENS_TO_QUEUE for tokens in self._tokens])
         self._may_leave = True
         probe.join()
-        if self._arm == "control":
+        if self._arm is TrialArm.CONTROL:
             self._streams.join()  # the comparison needs a natural end
 
     def _leave(self, tokens_read: int) -> int | None:
@@ -108,7 +108,7 @@ class Trial:
             return None
         step_ns = self._session.client.step.median_ns()
         pause_ns = think_ns("step", fraction=self._think_fraction, step_ns=step_ns)
-        if self._arm == "abandon":
+        if self._arm is TrialArm.ABANDON:
             return pause_ns
         self._reference_ns = time.perf_counter_ns() + pause_ns
         return None
@@ -122,7 +122,7 @@ class Trial:
             return self._leave(tokens_read) if leaves else None
 
         load = self._load
-        is_control = self._arm == "control"
+        is_control = self._arm is TrialArm.CONTROL
         max_tokens = load.control_answer_tokens if is_control else load.answer_tokens
         spec = self._spec(Role.FILLER, index, max_tokens)
         if leaves and not is_control:
