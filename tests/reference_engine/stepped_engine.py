@@ -10,7 +10,6 @@ from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.runners import Runner
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
 from reference_engine.worker.engine import ConnectionLost, EngineIO, Heard
@@ -36,9 +35,7 @@ class MadeUpRunner:
 class Bench:
     """An engine, its reports, and a clock that ticks once a reading."""
 
-    def __init__(
-        self, faults: Faults = CORRECT, max_num_seqs: int = 2, runner: Runner | None = None
-    ) -> None:
+    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2) -> None:
         self.reports: list[StepReport] = []
         self.slept: list[float] = []
         self.hung_up: list[str] = []
@@ -49,7 +46,7 @@ class Bench:
         self.scheduler = Scheduler(config, EOS_TOKEN_ID)
         self.engine = FaultyEngine(
             self.scheduler,
-            runner or MadeUpRunner(),
+            MadeUpRunner(),
             EngineIO(self.now, report=self.reports.append, hang_up=self.hung_up.append),
             faults=faults,
             by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
