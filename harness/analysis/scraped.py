@@ -47,7 +47,7 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
     samples = frames.server_metrics
     if name is None or samples.empty:
         return None
-    turns = _turns(samples)
+    turns = _turns(frames)
     wanted = facts.metric_labels.get(role, {})
     labels = samples["labels"]
     matching = {text: has_labels(text, wanted) for text in labels.unique()}
@@ -70,7 +70,7 @@ def scrape_times_ns(frames: RunFrames) -> Ints:
     samples = frames.server_metrics
     if samples.empty:
         return np.empty(0, dtype=np.int64)
-    return samples["t_ns"].groupby(_turns(samples)).mean().to_numpy().astype(np.int64)
+    return samples["t_ns"].groupby(_turns(frames)).mean().to_numpy().astype(np.int64)
 
 
 def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
@@ -122,7 +122,9 @@ def _met_and_typical(frames: RunFrames) -> tuple[float | None, float | None]:
     return met, float(np.median(lengths, overwrite_input=True))
 
 
-def _turns(samples: pd.DataFrame) -> Ints:
+@lru_cache(maxsize=1)  # each role asks for it
+def _turns(frames: RunFrames) -> Ints:
+    samples = frames.server_metrics
     labels = samples["labels"]
     url_of = {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
     ranks: pd.Series = samples["t_ns"].groupby(labels.map(url_of)).rank(method="dense")
