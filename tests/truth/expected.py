@@ -359,8 +359,15 @@ def compare_breakdown(known: Truth, breakdown: dict[str, Any]) -> Iterator[str]:
 
 
 def compare_outcomes(known: Truth, outcomes: dict[str, int]) -> Iterator[str]:
-    """The server sees no difference between a cut-off and an abandon; it can count both."""
-    finished = sum(work["closed_ns"] is None for _, work in known.rows)
+    """The server sees no difference between a cut-off and an abandon; it can count both.
+
+    The end of the load may cut off an answer whose last token the server has just sent.
+    """
+    finished = sum(
+        work["closed_ns"] is None
+        and not (row["outcome"] == "cut_off" and work["token_times_ns"][-1] < row["ended_ns"])
+        for row, work in known.rows
+    )
     gone = outcomes["abandoned"] + outcomes["cut_off"]
     everything = len(known.rows) + len(known.unseen)
     if outcomes["completed"] != finished or gone != everything - finished:
