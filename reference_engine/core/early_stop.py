@@ -10,8 +10,7 @@ request, through the same way out as any other.
     quality          the engine's own hook says so
     task             the answer is complete as a summary, a label, or a JSON value
 
-https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html has the first; the others are off in
-every engine that we know.
+vLLM has the first: https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
 """
 
 import re
@@ -70,7 +69,7 @@ class EarlyStopping(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
 
 
-# Is told the answer's text and tokens so far; says whether going on is a waste.
+# Takes the answer's text and tokens so far; returns whether going on is a waste.
 QualityHook = Callable[[str, Sequence[int]], bool]
 
 MIN_SUMMARY_TOKENS: Final = 20

@@ -140,7 +140,7 @@ class Request:
 
     @property
     def num_tokens_left(self) -> int:
-        """Of its `max_tokens`."""
+        """The rest of its `max_tokens`."""
         return self.max_tokens_in_all - len(self.token_ids)
 
     @property

@@ -31,7 +31,7 @@ class Script:
     slots of the first so many of them. `wedge_after`: when so many clients have left, no request
     is admitted any more (0: never so).
 
-    What it shows may be wrong too (see `Shown`): `gauge_every_s` and
+    Its pages may be wrong too (see `Shown`): `gauge_every_s` and
     `gauge_every_steps`, how seldom the gauges move; `aborted_counter`, what is wrong with the
     counter of aborts, and `counter_late_s`, by how much a late one is late.
     """
