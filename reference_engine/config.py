@@ -37,8 +37,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine; `flags` says what each setting means. Sizes are in tokens and in blocks.
 
-    A `long_prefill_token_threshold` of 0 means 4 % of the context if several prompts may be in
-    progress, else no limit.
+    A `long_prefill_token_threshold` of 0 means 4 % of the context if `max_num_partial_prefills` is
+    2 or more, else no limit.
     """
 
     model: str = "tiny"
@@ -54,7 +54,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     victim: VictimPolicy = "policy"
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
-    max_num_partial_prefills: int = 1
+    max_num_partial_prefills: int = 0
     watermark: float = 0.0
     reserve_full_isl: bool = True
     enable_prefix_caching: bool = True
@@ -67,8 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_range(self, 1, inf, "max_num_seqs", "num_blocks", "block_size", "max_model_len")
-        _check_range(self, 1, inf, "max_num_partial_prefills")
-        _check_range(self, 0, inf, "long_prefill_token_threshold")
+        _check_range(self, 0, inf, "long_prefill_token_threshold", "max_num_partial_prefills")
         _check_range(self, 0, 1, "force_reclaim_above")
         self._check_budget()
         self._check_blocks()

@@ -50,7 +50,7 @@ _SCHEDULING: Final = {
     "victim": "which request to preempt: the policy's last, or the cheapest to rebuild",
     "reclaim": "whether a cancelled request's prompt stays in the prefix cache",
     "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",
-    "max_num_partial_prefills": "prompts in progress at once",
+    "max_num_partial_prefills": "most prompts in progress at once; 0: as many as the budget lets",
     "watermark": "share of blocks that admissions leave free",
     "force_reclaim_above": "KV usage above which cancelled prompts are not retained",
     "enable_chunked_prefill": "compute long prompts in several steps",

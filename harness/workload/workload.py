@@ -24,6 +24,7 @@ from harness.workload.target import Target
 from harness.workload.toml_file import apply_settings, read_toml, validate
 from harness.workload.values import (
     LARGEST_INT,
+    MOST_SLOTS,
     MOST_TOKENS,
     Blocks,
     Count,
@@ -100,7 +101,7 @@ class EngineSettings(Section):
     victim: Literal["policy", "rebuild-cost"] | None = None
     enable_chunked_prefill: bool | None = None
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
-    max_num_partial_prefills: Slots | None = None
+    max_num_partial_prefills: Annotated[int, Field(ge=0, le=MOST_SLOTS)] | None = None
     watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
     reserve_full_isl: bool | None = None
     enable_prefix_caching: bool | None = None

@@ -229,9 +229,9 @@ class Scheduler:
         num_tokens = min(owed, self._max_chunk_tokens, plan.budget)
         if num_tokens == owed:
             return owed
-        if not self._config.enable_chunked_prefill:
-            return 0
-        return num_tokens if len(plan.partial) < self._config.max_num_partial_prefills else 0
+        most_partial = self._config.max_num_partial_prefills or len(plan.partial) + 1
+        may_begin = self._config.enable_chunked_prefill and len(plan.partial) < most_partial
+        return num_tokens if may_begin else 0
 
     def _fits(self, request: Request, prefix: list[int], num_tokens: int, plan: StepPlan) -> bool:
         """Whether there are blocks to admit a request and leave the watermark to running ones.

@@ -21,7 +21,11 @@ def add(scheduler: Scheduler, name: str, num_prompt: int, *, priority: int = 0) 
     scheduler.add(make_request(name, num_prompt=num_prompt, priority=priority))
 
 
-LONG_PREFILL = {"long_prefill_token_threshold": 5, "max_num_batched_tokens": 32}
+LONG_PREFILL = {
+    "long_prefill_token_threshold": 5,
+    "max_num_batched_tokens": 32,
+    "max_num_seqs": 8,
+}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,11 @@ LONG_PREFILL = {"long_prefill_token_threshold": 5, "max_num_batched_tokens": 32}
             {"long": 12, "short": 4},
             [{"long": 5, "short": 4}, {"long": 5, "short": 1}, {"long": 2, "short": 1}],
         ),
-        (LONG_PREFILL, {"a": 12, "b": 12, "c": 12}, [{"a": 5}]),
+        (  # the threshold clamps each prompt, and the budget goes on to the next
+            LONG_PREFILL,
+            dict.fromkeys("abcdefg", 12),
+            [dict.fromkeys("abcdef", 5) | {"g": 2}, dict.fromkeys("abcdef", 5) | {"g": 2}],
+        ),
         (
             {**LONG_PREFILL, "max_num_partial_prefills": 2},
             {"a": 12, "b": 12, "c": 12},
@@ -54,7 +62,7 @@ LONG_PREFILL = {"long_prefill_token_threshold": 5, "max_num_batched_tokens": 32}
             [{"large": 16}, {"large": 16}, {"large": 1}],
         ),
     ],
-    ids=["unchunked", "threshold", "one prefill", "two prefills", "no watermark", "watermark"],
+    ids=["unchunked", "threshold", "clamped", "two prefills", "no watermark", "watermark"],
 )
 def test_the_settings_decide_how_many_tokens_each_prompt_gets(
     settings: dict[str, Any], prompts: dict[str, int], steps: list[dict[str, int]]

@@ -1,7 +1,8 @@
 """Random adds, steps, aborts and preemptions under random settings: nothing is ever lost.
 
 In any order, every block is blank, cached or held and no two of these, references equal
-holders, every request is in one place, and in the end each request is served.
+holders, every request is in one place, no step leaves budget to work that could take it, and in the
+end each request is served.
 """
 
 from typing import ClassVar
@@ -24,6 +25,7 @@ from reference_engine.core.step import StepPlan
 from tests.reference_engine.conftest import end
 
 NUM_BLOCKS = 8
+BLOCK_SIZE = 2
 BUDGET = 16
 EOS, WORD = 2, 300
 
@@ -38,13 +40,13 @@ CONFIGS = st.builds(
     is_chunked=st.booleans(),
     max_num_seqs=st.integers(1, 4),
     num_blocks=st.just(NUM_BLOCKS),
-    block_size=st.just(2),
+    block_size=st.just(BLOCK_SIZE),
     max_model_len=st.just(16),
     max_num_batched_tokens=st.just(BUDGET),
     scheduling_policy=st.sampled_from(["fcfs", "priority"]),
     victim=st.sampled_from(["policy", "rebuild-cost"]),
     long_prefill_token_threshold=st.sampled_from([0, 3]),
-    max_num_partial_prefills=st.integers(1, 2),
+    max_num_partial_prefills=st.integers(0, 2),
     watermark=st.sampled_from([0.0, 0.3, 0.99]),
     reserve_full_isl=st.booleans(),
     enable_prefix_caching=st.booleans(),
@@ -62,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(config=CONFIGS)
     def start(self, config: EngineConfig) -> None:
+        self.config = config
         self.scheduler = Scheduler(config, eos_token_id=EOS)
         self.added = 0
         self.finished = 0
@@ -147,7 +150,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens + plan.budget == BUDGET
         blocked = self.scheduler.has_work and not (plan.scheduled or plan.preempted)
         assert not blocked or self.scheduler.unfreed
+        if plan.budget:
+            self.see_that_nothing_could_take_more(plan)
         return plan
+
+    def see_that_nothing_could_take_more(self, plan: StepPlan) -> None:
+        """Budget is left: each running request has its chunk, and the next in the queue waits for
+        another reason. Its turn comes first, whatever waits behind it.
+        """
+        scheduler, config = self.scheduler, self.config
+        for request in scheduler.running:
+            assert plan.scheduled[request] == min(request.num_owed_tokens, config.max_chunk_tokens)
+        if plan.preempted or not scheduler.waiting or len(scheduler.running) == config.max_num_seqs:
+            return
+        head = scheduler.waiting.head
+        is_partial = head.num_tokens > min(config.max_chunk_tokens, plan.budget)
+        if is_partial and not config.enable_chunked_prefill:
+            return
+        if is_partial and len(plan.partial) == config.max_num_partial_prefills > 0:
+            return
+        kept = config.watermark_blocks if scheduler.running else 0
+        if config.reserve_full_isl:
+            kept += sum(blocks_of(one) - len(one.block_table) for one in plan.partial)
+        assert blocks_of(head) > scheduler.kv_cache.pool.num_free - kept, f"{head} could run"
 
     def compute(self, plan: StepPlan, token: int) -> None:
         sampled = {request.request_id: token for request in plan.sampling}
@@ -156,6 +181,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             if request.finish_reason is not None:
                 end(self.scheduler, request.request_id, request.finish_reason)
                 self.finished += 1
+
+
+def blocks_of(request: Request) -> int:
+    return -(-request.num_tokens // BLOCK_SIZE)
 
 
 def test_ten_thousand_random_operations() -> None:
