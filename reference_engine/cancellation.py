@@ -20,13 +20,13 @@ class CancelReason(StrEnum):
 class DetectionMethod(StrEnum):
     """How the server learned that a client is gone; NONE for other cancellations.
 
-    CONNECTION: the connection ended (FIN or RST). WRITE: a write failed. HEARTBEAT: sent bytes were
-    not acknowledged in time, so the client vanished. PING: a client did not send the ping it had
-    promised. STALL: a client stopped reading.
+    CONNECTION: the connection ended (FIN or RST), whether a read or a write met that first: the
+    transport reports one error for both. HEARTBEAT: sent bytes were not acknowledged in time, so
+    the client vanished. PING: a client did not send the ping it had promised. STALL: a client
+    stopped reading.
     """
 
     CONNECTION = "connection"
-    WRITE = "write"
     HEARTBEAT = "heartbeat"
     PING = "ping"
     STALL = "stall"

@@ -1,14 +1,14 @@
 """How the server learns that a client has left.
 
-    FIN, RST           connection_lost, or http.disconnect     CONNECTION   at once
+    FIN, RST           connection_lost, or http.disconnect     CONNECTION   at once, or when the
+                       (under another server: OSError                       next write fails
+                       from send)
     vanished           nothing acknowledged in time            HEARTBEAT    heartbeat_s and
                        (see http.bound_silence)                             ack_timeout_s
     reads no more      send does not get through, and its      STALL        stall_timeout_s and a
                        machine acknowledges nothing more                    quarter, once all
                                                                             buffers are full
     promised to ping   did not (the link has the timer)        PING         its keep_alive_s
-    under a server     OSError from send, of a heartbeat       WRITE,       the next thing sent, at
-    that raises        or of anything else                     HEARTBEAT    most heartbeat_s later
 
 The HTTP protocol puts a ClientConnection into the scope and reports to it directly, so a middleware
 that keeps `http.disconnect` to itself hides nothing. Other servers report a closed connection only
@@ -207,7 +207,7 @@ class Client:
 
     async def send_heartbeat(self) -> None:
         beat = {"type": "http.response.body", "body": HEARTBEAT, "more_body": True}
-        await self._try(beat, DetectionMethod.HEARTBEAT)
+        await self._try(beat)
 
     async def dismiss(self) -> None:
         """Drop all bytes still held for a client that has left.
@@ -224,9 +224,7 @@ class Client:
                     await self._send(head)
                     await self._send({"type": "http.response.body", "body": b""})
 
-    async def _try(
-        self, message: Message, on_error: DetectionMethod = DetectionMethod.WRITE
-    ) -> None:
+    async def _try(self, message: Message) -> None:
         if self.has_left:
             return
         try:
@@ -235,8 +233,7 @@ class Client:
         except RanOutError:
             self._left(DetectionMethod.STALL)
         except OSError as error:
-            is_unacknowledged = method_of(error) is DetectionMethod.HEARTBEAT
-            self._left(DetectionMethod.HEARTBEAT if is_unacknowledged else on_error)
+            self._left(method_of(error))
 
     def _left(self, method: DetectionMethod) -> None:
         if not self.has_left:

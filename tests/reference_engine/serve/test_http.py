@@ -159,6 +159,23 @@ async def test_leaving_is_seen(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def test_a_reset_that_a_write_meets_first_is_the_connections_end_too() -> None:
+    """Reset and written to within one turn of the event loop, so before any read."""
+    served = Served()
+    async with served.running():
+        client = await served.client()
+        served.worker.say(output(" word", 1))
+        await asyncio.get_running_loop().sock_recv(client, 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+        client.close()
+        (connection,) = served.connections
+        connection.transport.write(b"x" * 10_000)  # over the buffer's limit: written at once
+        assert connection.transport.is_closing(), "the write has failed"
+        await served.worker.aborted.wait()
+    assert served.worker.methods() == {"connection": 1}
+    assert served.worker.events() == ["arrived", "disconnected", "abort_sent"]
+
+
 async def test_leaving_after_a_body_so_long_that_reading_was_paused() -> None:
     served = Served(behind_a_swallower, stream=False)
     async with served.running():
