@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 Device = Literal["auto", "cpu", "cuda"]
+ModelDtype = Literal["float32", "bfloat16"]
 RunnerName = Literal["torch", "simulated"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 VictimPolicy = Literal["policy", "rebuild-cost"]
@@ -42,6 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str = "tiny"
+    dtype: ModelDtype = "float32"
     device: Device = "auto"
     runner: RunnerName = "torch"
     seed: int = 0

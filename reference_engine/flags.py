@@ -34,6 +34,7 @@ _ACCESS: Final = {
 }
 _MODEL: Final = {
     "device": None,
+    "dtype": "of weights and KV cache",
     "seed": "seed of weights and sampling",
     "teacher": "JSON Lines file of prompts and the texts that the simulated runner answers",
     "quality_hook": "MODULE:FUNCTION that is asked after each token whether going on is a waste",

@@ -21,7 +21,7 @@ from reference_engine.api.schemas import ApiError
 from reference_engine.config import EngineConfig
 from reference_engine.core.early_stop import EarlyStopping, LowConfidence, Repetition, Task
 from reference_engine.core.request import Sampling
-from reference_engine.model.tokenizer import Tokenizer
+from reference_engine.model.tokenizer import ChatError, Message, Tokenizer
 
 _COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for /v1/completions
 _MAX_SHOWN: Final = 300  # characters of what a client sent that an error repeats
@@ -51,7 +51,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
     body = decode_body(data, CompletionBody)
     check_model(body.model, config)
-    prompt = _encoded(_one_prompt(body.prompt), "prompt", config, tokenizer)
+    given = _one_prompt(body.prompt)
+    prompt = tokenizer.encode(given) if isinstance(given, str) else given
+    _check_prompt(prompt, "prompt", config)
     if any(not 0 <= token < tokenizer.vocab_size for token in prompt):
         raise _wrong("prompt", f"token ids go from 0 to {tokenizer.vocab_size - 1}")
     max_tokens = _COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
@@ -63,8 +65,12 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
     body = decode_body(data, ChatBody)
     check_model(body.model, config)
-    lines = [f"{message.role}: {message.text}\n" for message in body.messages]
-    prompt = _encoded("".join(lines) + "assistant:", "messages", config, tokenizer)
+    messages = [Message(one.role, one.text) for one in body.messages]
+    try:
+        prompt = tokenizer.encode_chat(messages)
+    except ChatError as error:
+        raise _wrong("messages", str(error)) from error
+    _check_prompt(prompt, "messages", config)
     wanted, name = body.max_completion_tokens, "max_completion_tokens"
     if wanted is None:  # the newer name goes first
         wanted, name = body.max_tokens, "max_tokens"
@@ -114,17 +120,12 @@ def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     return first
 
 
-def _encoded(
-    prompt: str | list[int], name: str, config: EngineConfig, tokenizer: Tokenizer
-) -> list[int]:
-    # A token is a byte: the length is known before a body of a million tokens is encoded.
-    num_tokens = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
-    if num_tokens == 0:
+def _check_prompt(prompt: list[int], name: str, config: EngineConfig) -> None:
+    if not prompt:
         raise _wrong(name, "must not be empty")
-    if num_tokens >= config.max_model_len:
-        has = f"the prompt has {num_tokens}, which leaves none for an answer"
+    if len(prompt) >= config.max_model_len:
+        has = f"the prompt has {len(prompt)}, which leaves none for an answer"
         raise _too_long(name, has, config)
-    return tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
 
 def _check_length(

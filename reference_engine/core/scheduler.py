@@ -25,11 +25,11 @@ from reference_engine.core.step import StepPlan
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, eos_token_id: int) -> None:
+    def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
         self._config = config
         self._max_chunk_tokens = config.max_chunk_tokens
         self._max_model_len = config.max_model_len
-        self._eos_token_id = eos_token_id
+        self._eos_token_ids = eos_token_ids
         self._num_arrived = 0
         self.num_slots = config.max_num_seqs
         self.counters = Counters()
@@ -75,7 +75,7 @@ class Scheduler:
         Returns the requests that got a token. If the token ends its request (end of sequence,
         length), `finish_reason` is set, and the caller passes it to `finish`.
         """
-        grown, gone, eos_token_id = [], Status.FINISHED, self._eos_token_id
+        grown, gone, ends = [], Status.FINISHED, self._eos_token_ids
         for request, num_tokens in plan.scheduled.items():
             before = request.num_computed_tokens
             is_plain = before < request.plain_decode_until
@@ -88,7 +88,7 @@ class Scheduler:
             if (token := sampled.get(request.request_id)) is None:
                 continue
             request.token_ids.append(token)
-            if token == eos_token_id or not is_plain:
+            if token in ends or not is_plain:
                 request.finish_reason = self._natural_end(request)
             grown.append(request)
         self.counters.steps = plan.step
@@ -249,7 +249,8 @@ class Scheduler:
         return needed + cache.blocks_to_admit(prefix, covered) <= cache.pool.num_free
 
     def _natural_end(self, request: Request) -> FinishReason | None:
-        if request.token_ids[-1] == self._eos_token_id and not request.sampling.ignore_eos:
+        is_end = request.token_ids[-1] in self._eos_token_ids
+        if is_end and not request.sampling.ignore_eos:
             return FinishReason.STOP
         is_full = request.num_tokens >= request.max_tokens_in_all
         return FinishReason.LENGTH if is_full else None

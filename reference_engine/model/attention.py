@@ -14,7 +14,7 @@ from reference_engine.model.batch import Batch
 class PagedCache:
     """Keys and values of one layer: [blocks, block_size * 2 * kv_heads * head_dim].
 
-    Reading copies into `buffer`, which grows as needed.
+    Reading copies into `buffer`, which grows as needed; the cache has its device and dtype.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class PagedCache:
         num_kv_heads, head_dim = kv_shape
         self._row = (2 * num_kv_heads, head_dim)
         row_size = 2 * num_kv_heads * head_dim
-        self._blocks = torch.zeros(num_blocks, block_size * row_size, device=buffer.device)
+        self._blocks = buffer.new_zeros(num_blocks, block_size * row_size)
         self._slots = self._blocks.view(num_blocks * block_size, row_size)
         self._buffer = buffer
 
@@ -59,6 +59,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
     queries [R, Q, heads, D], keys and values [R, kv_heads, L, D], mask [R, 1, Q, L] (added: 0
     or -inf); returns [R, Q, heads, D]. Consecutive query heads share a kv head.
     """
+    mask = mask.to(queries.dtype)
     if queries.shape[1] == 1:
         # The heads that share a kv head pass as queries of one head, so it is read only once.
         shared = queries.view(len(queries), keys.shape[1], -1, queries.shape[3])

@@ -1,7 +1,11 @@
 """A Llama-architecture transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
+Qwen2 adds a bias to queries, keys and values, Qwen3 a norm of each head of queries and keys.
+
 It works on the T tokens of a step at once (`Batch`), whichever requests they belong to.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -9,35 +13,51 @@ from torch.nn import functional
 
 from reference_engine.model.attention import PagedCache, paged_attention
 from reference_engine.model.batch import Batch
-from reference_engine.model.shapes import ModelShape
+from reference_engine.model.shapes import LinearScaling, Llama3Scaling, ModelShape
 
 
 class Projection(nn.Module):
-    """x W, for x [T, in]. The weight lies input by input, so that a few rows stream through it."""
+    """x W + b, for x [T, in]. The weight lies input by input, so that a few rows stream through it.
 
-    def __init__(self, num_in: int, num_out: int) -> None:
+    It is left unset, as the embedding's is.
+    """
+
+    def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_in, num_out))
+        self.bias = nn.Parameter(torch.zeros(num_out)) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.mm(self.weight)
+        return x.mm(self.weight) if self.bias is None else self.bias.addmm(x, self.weight)
+
+
+class Embedding(nn.Module):
+    def __init__(self, num_tokens: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_tokens, size))
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return functional.embedding(token_ids, self.weight)
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x ** 2) + eps) * weight (Zhang and Sennrich, 2019)."""
+    """x / sqrt(mean(x ** 2) + eps) * weight (Zhang and Sennrich, 2019), computed in float32.
+
+    The mean is over the last dimension of `size`.
+    """
 
     eps: Tensor
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, *size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
-        self.register_buffer("eps", torch.tensor(eps), persistent=False)
+        self.register_buffer("eps", torch.tensor(eps, dtype=torch.float32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         # functional.rms_norm takes seven small operations on a CPU; these are five.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         mean_square = torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1])
-        return x * mean_square.rsqrt_() * self.weight
+        return (x * mean_square.rsqrt_() * self.weight).to(x.dtype)
 
 
 class RotaryTable(nn.Module):
@@ -50,11 +70,12 @@ class RotaryTable(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_dim: int, max_positions: int, theta: float) -> None:
+    def __init__(self, shape: ModelShape, max_positions: int) -> None:
         super().__init__()
-        frequencies = theta ** (-torch.arange(0, head_dim, 2) / head_dim)
-        angles = torch.outer(torch.arange(max_positions), frequencies).unsqueeze(1)
-        cos, sin = angles.cos(), angles.sin()
+        positions = torch.arange(max_positions, dtype=torch.float32)
+        angles = torch.outer(positions, rotary_frequencies(shape)).unsqueeze(1)
+        dtype = torch.get_default_dtype()
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.register_buffer("cos", torch.cat((cos, cos), dim=-1), persistent=False)
         self.register_buffer("sin", torch.cat((-sin, sin), dim=-1), persistent=False)
 
@@ -63,6 +84,22 @@ class RotaryTable(nn.Module):
 
 
 Rotation = tuple[Tensor, Tensor]
+
+
+def rotary_frequencies(shape: ModelShape) -> Tensor:
+    """The angle by which a position turns each pair, in float32."""
+    pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
+    frequencies = 1.0 / shape.rope_theta ** (pairs / shape.head_dim)
+    match shape.rope_scaling:
+        case None:
+            return frequencies
+        case LinearScaling(factor=factor):
+            return frequencies / factor
+        case Llama3Scaling() as scaling:
+            turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+            low, high = scaling.low_freq_factor, scaling.high_freq_factor
+            share_kept = ((turns - low) / (high - low)).clamp(0, 1)
+            return frequencies * (share_kept + (1 - share_kept) / scaling.factor)
 
 
 def rotate_(x: Tensor, rotation: Rotation) -> None:
@@ -76,14 +113,20 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.head_dim = shape.num_heads, shape.head_dim
         self.num_rotated = shape.num_heads + shape.num_kv_heads
-        num_projected = self.num_rotated + shape.num_kv_heads
-        self.qkv_proj = Projection(shape.hidden_size, num_projected * self.head_dim)
-        self.o_proj = Projection(shape.hidden_size, shape.hidden_size)
+        num_projected = shape.num_projected * shape.head_dim
+        self.qkv_proj = Projection(shape.hidden_size, num_projected, has_bias=shape.qkv_bias)
+        self.qk_norm: RMSNorm | None = None
+        if shape.qk_norm:
+            self.qk_norm = RMSNorm(self.num_rotated, shape.head_dim, eps=shape.norm_eps)
+        self.o_proj = Projection(shape.num_heads * shape.head_dim, shape.hidden_size)
 
     def forward(self, x: Tensor, rotation: Rotation, cache: PagedCache, batch: Batch) -> Tensor:
         projected = self.qkv_proj(x)
         heads = projected.view(len(x), -1, self.head_dim)
-        rotate_(heads[:, : self.num_rotated], rotation)
+        queries_keys = heads[:, : self.num_rotated]
+        if self.qk_norm is not None:
+            queries_keys.copy_(self.qk_norm(queries_keys))
+        rotate_(queries_keys, rotation)
         cache.write(batch.slots, projected[:, self.num_heads * self.head_dim :])
         attended = paged_attention(heads[:, : self.num_heads], cache, batch)
         out: Tensor = self.o_proj(attended.flatten(start_dim=1))
@@ -105,9 +148,9 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.attention_norm = RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.attention = Attention(shape)
-        self.ffn_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.ffn_norm = RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
     def forward(self, x: Tensor, rotation: Rotation, cache: PagedCache, batch: Batch) -> Tensor:
@@ -117,23 +160,42 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens of a step in, logits of the rows to be sampled out: [S, vocabulary]."""
+    """Tokens of a step in, logits of the rows to be sampled out: [S, vocabulary].
+
+    Without `lm_head` the embedding is the output matrix, too. Build it by `build_model`.
+    """
 
     def __init__(self, shape: ModelShape, max_positions: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.embedding = Embedding(shape.vocab_size, shape.hidden_size)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
-        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
-        self.lm_head = Projection(shape.hidden_size, shape.vocab_size)
-        self.rotary = RotaryTable(shape.head_dim, max_positions, shape.rope_theta)
+        self.norm = RMSNorm(shape.hidden_size, eps=shape.norm_eps)
+        self.lm_head: Projection | None = None
+        if not shape.tied_embeddings:
+            self.lm_head = Projection(shape.hidden_size, shape.vocab_size)
+        self.rotary = RotaryTable(shape, max_positions)
 
     def forward(self, batch: Batch, caches: list[PagedCache]) -> Tensor:
         x = self.embedding(batch.token_ids)
         rotation = self.rotary(batch.positions)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, rotation, cache, batch)
-        logits: Tensor = self.lm_head(self.norm(x.index_select(0, batch.last_rows)))
+        last = self.norm(x.index_select(0, batch.last_rows))
+        if self.lm_head is None:
+            return functional.linear(last, self.embedding.weight)
+        logits: Tensor = self.lm_head(last)
         return logits
+
+
+def build_model(shape: ModelShape, max_positions: int, device: torch.device) -> Llama:
+    """On the device, in the shape's dtype, with weights that are not set yet."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, shape.dtype))
+    try:
+        with device:
+            return Llama(shape, max_positions).eval()
+    finally:
+        torch.set_default_dtype(before)
 
 
 _STD = 0.02
@@ -147,6 +209,6 @@ def fill_with_random(model: Llama, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
-        if isinstance(module, Projection | nn.Embedding):
+        if isinstance(module, Projection | Embedding):
             std = _OUTPUT_STD if module is model.lm_head else _STD
             nn.init.normal_(module.weight, std=std, generator=generator)

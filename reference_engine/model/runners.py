@@ -9,7 +9,7 @@ from reference_engine.core.request import Request
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.sampler import mix
 from reference_engine.model.teacher import Teacher
-from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
+from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 
 
@@ -42,7 +42,9 @@ class SimulatedRunner:
         self._cost = cost
         self._sleep = sleep
         self._teacher = teacher
-        self.tokenizer = Tokenizer(VOCAB_SIZE, () if teacher is None else teacher.words)
+        self.tokenizer: Tokenizer = WordTokenizer(
+            VOCAB_SIZE, () if teacher is None else teacher.words
+        )
         size = self.tokenizer.vocab_size
         self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=size, gpu_name=None)
 

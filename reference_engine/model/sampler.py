@@ -8,10 +8,10 @@ batch, and a preemption does not change it.
 from typing import TYPE_CHECKING, Final
 
 from reference_engine.core.request import Request
-from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
+from reference_engine.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -22,14 +22,26 @@ def _effective(temperature: float) -> float:
     return temperature if temperature >= _GREEDY_BELOW else 0.0
 
 
-def sample(logits: "Tensor", requests: list[Request]) -> list[int]:
-    """One token for each row of logits [S, vocabulary]; words and end of sequence only."""
+def sampling_bias(tokenizer: Tokenizer, device: "device") -> "Tensor":
+    """What is added to logits: [2, vocabulary], 0 for what may be sampled, -inf for the rest.
+
+    The second row is for requests that ignore the end of a sequence.
+    """
     import torch  # here, since the simulated runner needs `mix` without torch
 
-    ignored = [float("-inf") if request.sampling.ignore_eos else 0.0 for request in requests]
-    eos = logits[:, EOS_TOKEN_ID] + torch.tensor(ignored, device=logits.device)
-    logits[:, :FIRST_WORD] = float("-inf")
-    logits[:, EOS_TOKEN_ID] = eos
+    ends = sorted(tokenizer.eos_token_ids)
+    bias = torch.full((2, tokenizer.vocab_size), float("-inf"))
+    bias[:, tokenizer.sampled_ids] = 0.0
+    bias[0, ends], bias[1, ends] = 0.0, float("-inf")
+    return bias.to(device)
+
+
+def sample(logits: "Tensor", requests: list[Request], bias: "Tensor") -> list[int]:
+    """One token for each row of logits [S, vocabulary], which get the `sampling_bias`."""
+    import torch
+
+    rows = [int(request.sampling.ignore_eos) for request in requests]
+    logits += bias[rows[0]] if len(set(rows)) == 1 else bias[rows]
     temperatures = [_effective(request.sampling.temperature) for request in requests]
     greedy = logits.argmax(dim=-1)
     if not any(temperatures):

@@ -1,25 +1,59 @@
-"""Shapes of the models that can be named: Llama architectures with random weights."""
+"""Shapes of models: the Llama architecture and what Qwen2 and Qwen3 change in it."""
 
 import msgspec
 
+from reference_engine.config import ModelDtype
+
+
+class LinearScaling(msgspec.Struct, frozen=True, tag="linear"):
+    """All positions are divided by `factor`."""
+
+    factor: float
+
+
+class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True, tag="llama3"):
+    """Llama 3.1's rule: frequencies that turn less than `low_freq_factor` times in the original
+    context are divided by `factor`, those that turn more than `high_freq_factor` times are kept.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """`qkv_bias` is Qwen2's, `qk_norm` (a norm of each head, before the rotation) Qwen3's."""
+
     hidden_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    head_dim: int
     ffn_size: int
     vocab_size: int
     rope_theta: float = 10000.0
+    rope_scaling: LinearScaling | Llama3Scaling | None = None
     norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_embeddings: bool = False
+    dtype: ModelDtype = "float32"
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def num_projected(self) -> int:
+        """Heads of queries, keys and values together."""
+        return self.num_heads + 2 * self.num_kv_heads
 
 
 MODEL_SHAPES: dict[str, ModelShape] = {
     "tiny": ModelShape(
-        hidden_size=256, num_layers=4, num_heads=4, num_kv_heads=2, ffn_size=512, vocab_size=2048
+        hidden_size=256,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        ffn_size=512,
+        vocab_size=2048,
     ),
 }

@@ -2,40 +2,42 @@
 
 import os
 
+import msgspec
 import torch
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.attention import PagedCache
 from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
-from reference_engine.model.llama import Llama, fill_with_random
-from reference_engine.model.sampler import probabilities, sample
+from reference_engine.model.llama import build_model, fill_with_random
+from reference_engine.model.sampler import probabilities, sample, sampling_bias
 from reference_engine.model.shapes import MODEL_SHAPES
-from reference_engine.model.tokenizer import Tokenizer
+from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 
 
 class TorchRunner:
-    """Owns the weights and the cache: [num_blocks * block_size] slots a layer, float32."""
+    """Owns the weights and the cache: [num_blocks * block_size] slots a layer."""
 
     def __init__(self, config: EngineConfig) -> None:
         # One core is left to the frontend, so that it notices at once that a client is gone.
         torch.set_num_threads(max(1, _usable_cores() - 1))
-        shape = MODEL_SHAPES[config.model]
+        shape = msgspec.structs.replace(MODEL_SHAPES[config.model], dtype=config.dtype)
         self._device = _choose_device(config.device)
         self._block_size = config.block_size
         self._batch_invariant = config.batch_invariant
-        self.model = Llama(shape, config.max_model_len)
+        self.model = build_model(shape, config.max_model_len, torch.device("cpu"))
         fill_with_random(self.model, config.seed)
-        self.model.to(self._device).eval()
+        self.model.to(self._device)
         kv_shape = (shape.num_kv_heads, shape.head_dim)
-        buffer = torch.empty(0, device=self._device)
+        buffer = self.model.norm.weight.new_empty(0)
         self._caches = [
             PagedCache(config.num_blocks, config.block_size, kv_shape, buffer)
             for _ in range(shape.num_layers)
         ]
         on_gpu = self._device.type == "cuda"
-        self.tokenizer = Tokenizer(shape.vocab_size)
+        self.tokenizer: Tokenizer = WordTokenizer(shape.vocab_size)
+        self._bias = sampling_bias(self.tokenizer, self._device)
         self.info = Ready(
             pid=os.getpid(),
             device=self._device.type,
@@ -55,11 +57,11 @@ class TorchRunner:
 
     def _forward(self, spans: list[Span], sampled: Sampled) -> None:
         batch = build_batch(spans, self._block_size, self._device)
-        logits = self.model(batch, self._caches)
+        logits = self.model(batch, self._caches).float()
         requests = batch.sampling_requests
         if not requests:
             return
-        tokens = sample(logits, requests)
+        tokens = sample(logits, requests, self._bias)
         names = [request.request_id for request in requests]
         sampled.tokens.update(zip(names, tokens, strict=True))
         sampled.probabilities.update(probabilities(logits, tokens, requests))

@@ -31,7 +31,7 @@ from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
-from reference_engine.model.tokenizer import Tokenizer
+from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
@@ -59,7 +59,7 @@ class Frontend:
         self._config = config
         self._worker = worker
         self._allow_faults = allow_faults
-        self._tokenizer = Tokenizer(worker.vocab_size)
+        self._tokenizer: Tokenizer = WordTokenizer(worker.vocab_size)
         self._metrics_page = Page(link.collector, config)
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
 

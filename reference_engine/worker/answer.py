@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from reference_engine.core.early_stop import Condition, Detector, EarlyStopping, QualityHook
 from reference_engine.core.request import Sampling
+from reference_engine.model.tokenizer import TextStream
 
 
 class TextEnd(NamedTuple):
@@ -24,8 +25,13 @@ class Answer:
     """
 
     def __init__(
-        self, sampling: Sampling, num_prompt_tokens: int, hook: QualityHook | None
+        self,
+        sampling: Sampling,
+        num_prompt_tokens: int,
+        hook: QualityHook | None,
+        text_of: TextStream,
     ) -> None:
+        self._text_of = text_of
         self._stop = sampling.stop
         self._held = ""
         self.end: TextEnd | None = None
@@ -34,9 +40,9 @@ class Answer:
             wanted = sampling.early_stopping or EarlyStopping()
             self._detector = Detector(wanted, num_prompt_tokens, hook)
 
-    def push(self, token_id: int, text: str, probability: float | None = None) -> str:
+    def push(self, token_id: int, probability: float | None = None) -> str:
         """The text that may be shown now."""
-        detector = self._detector
+        text, detector = self._text_of(token_id), self._detector
         if not self._stop and detector is None:
             return text
         pending, self._held = self._held + text, ""

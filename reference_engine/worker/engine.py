@@ -160,7 +160,10 @@ class Engine:
             self._io.hang_up(str(error))
             return
         self._answers[request.request_id] = Answer(
-            request.sampling, request.num_prompt_tokens, self._io.quality_hook
+            request.sampling,
+            request.num_prompt_tokens,
+            self._io.quality_hook,
+            self._tokenizer.text_stream(message.prompt_token_ids),
         )
         if message.parent_id is not None:
             self._families.add(message.parent_id, message.request_id)
@@ -219,7 +222,7 @@ class Engine:
         """The end of a sequence goes before any other end, and an early stop before a length."""
         answer, token_id, text = self._answers[request.request_id], request.token_ids[-1], ""
         if request.finish_reason is not FinishReason.STOP:
-            text = answer.push(token_id, self._tokenizer.text_of(token_id), probability)
+            text = answer.push(token_id, probability)
         self._output(request, text, None)
         if answer.end is None:
             if request.finish_reason is not None:

@@ -35,7 +35,6 @@ from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.runners import VOCAB_SIZE, Runner, SimulatedRunner
 from reference_engine.model.teacher import read_teacher
-from reference_engine.model.tokenizer import EOS_TOKEN_ID
 from reference_engine.protocol import (
     AddRequest,
     Failed,
@@ -263,7 +262,7 @@ def compute(
             pass  # the frontend ends this process
         return
     engine = FaultyEngine(
-        Scheduler(settings.config, EOS_TOKEN_ID),
+        Scheduler(settings.config, runner.tokenizer.eos_token_ids),
         runner,
         EngineIO(time.perf_counter_ns, listener.send, listener.hang_up, hook),
         faults=settings.faults,

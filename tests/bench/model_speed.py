@@ -121,7 +121,7 @@ class SteppedEngine:
 
         The first step computes the prompts.
         """
-        scheduler = Scheduler(self._config, EOS_TOKEN_ID)
+        scheduler = Scheduler(self._config, frozenset({EOS_TOKEN_ID}))
         engine = Engine(scheduler, self.runner, EngineIO(time.perf_counter_ns, _frame, _never))
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         to_come = [

@@ -27,7 +27,7 @@ class Decoding:
         config = EngineConfig(
             max_num_seqs=NUM_REQUESTS, num_blocks=num_blocks, max_num_batched_tokens=512
         )
-        self.scheduler = Scheduler(config, EOS)
+        self.scheduler = Scheduler(config, frozenset({EOS}))
         self.bare = [_request(number) for number in range(NUM_REQUESTS)]
         self.sampled = {request.request_id: WORD for request in self.bare}
         for number in range(NUM_REQUESTS):

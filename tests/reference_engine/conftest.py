@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
 
 
 def make_scheduler(**settings: Any) -> Scheduler:
-    return Scheduler(EngineConfig(**SIZES | settings), EOS)
+    return Scheduler(EngineConfig(**SIZES | settings), frozenset({EOS}))
 
 
 def make_request(

@@ -10,7 +10,7 @@ from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, Tokenizer
+from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
 from reference_engine.worker.engine import ConnectionLost, EngineIO, Heard
 from reference_engine.worker.faults import FaultIO, FaultyEngine
@@ -23,7 +23,7 @@ class MadeUpRunner:
     """Samples the words one after the other, round and round."""
 
     info = READY
-    tokenizer = Tokenizer(READY.vocab_size)
+    tokenizer: Tokenizer = WordTokenizer(READY.vocab_size)
 
     def __init__(self) -> None:
         self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
@@ -43,7 +43,7 @@ class Bench:
         config = EngineConfig(
             max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32
         )
-        self.scheduler = Scheduler(config, EOS_TOKEN_ID)
+        self.scheduler = Scheduler(config, MadeUpRunner.tokenizer.eos_token_ids)
         self.engine = FaultyEngine(
             self.scheduler,
             MadeUpRunner(),

@@ -9,10 +9,10 @@ from reference_engine.api.bodies import NEUTRAL
 from reference_engine.api.openai import Generation, read_chat, read_completion
 from reference_engine.api.schemas import ApiError
 from reference_engine.config import EngineConfig
-from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
+from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
 
 CONFIG = EngineConfig(max_model_len=64, num_blocks=64)
-TOKENIZER = Tokenizer(2048)
+TOKENIZER = WordTokenizer(2048)
 HELLO = TOKENIZER.encode("hello")
 EMPTY_PROMPTS: list[Any] = ["", [], [""], [[]]]
 

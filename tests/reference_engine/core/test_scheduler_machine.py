@@ -65,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=CONFIGS)
     def start(self, config: EngineConfig) -> None:
         self.config = config
-        self.scheduler = Scheduler(config, eos_token_id=EOS)
+        self.scheduler = Scheduler(config, frozenset({EOS}))
         self.added = 0
         self.finished = 0
         self.sampled = 0

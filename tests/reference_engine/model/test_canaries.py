@@ -14,7 +14,6 @@ import pytest
 from reference_engine.config import EngineConfig
 from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.model.tokenizer import EOS_TOKEN_ID
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
@@ -37,7 +36,8 @@ class Workbench:
             reserve_full_isl=False,
             batch_invariant=True,
         )
-        self.runner, self.scheduler = TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+        self.runner = TorchRunner(config)
+        self.scheduler = Scheduler(config, self.runner.tokenizer.eos_token_ids)
         self.canaries = [canary(number) for number in range(num_canaries)]
         self.logits: dict[str, list[Any]] = {request.request_id: [] for request in self.canaries}
         self.runner.model.register_forward_hook(self._keep_logits)

@@ -12,13 +12,14 @@ torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torc
 from reference_engine.config import EngineConfig  # noqa: E402
 from reference_engine.core.request import Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
-from reference_engine.model.llama import Llama, fill_with_random  # noqa: E402
-from reference_engine.model.sampler import sample  # noqa: E402
+from reference_engine.model.llama import build_model, fill_with_random  # noqa: E402
+from reference_engine.model.sampler import sample, sampling_bias  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
-from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD  # noqa: E402
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, WordTokenizer  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
 from tests.reference_engine.conftest import run_to_the_end  # noqa: E402
 
+BIAS = sampling_bias(WordTokenizer(2048), torch.device("cpu"))
 GREEDY = Sampling(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
@@ -56,7 +57,7 @@ def plain_logits(model: Any, token_ids: list[int]) -> Any:
 
 @pytest.fixture(scope="module")
 def plain_model() -> Any:
-    model = Llama(MODEL_SHAPES["tiny"], 64)
+    model = build_model(MODEL_SHAPES["tiny"], 64, torch.device("cpu"))
     fill_with_random(model, EngineConfig().seed)
     return model
 
@@ -66,14 +67,15 @@ def plain_answer(model: Any, request: Request) -> list[int]:
     with torch.inference_mode():
         for _ in range(request.num_generated):
             plain = Request("plain", tokens, GREEDY)
-            tokens += sample(plain_logits(model, tokens), [plain])
+            tokens += sample(plain_logits(model, tokens), [plain], BIAS)
     return tokens
 
 
 def engine(**settings: Any) -> tuple[TorchRunner, Scheduler]:
     sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_model_len": 64}
     config = EngineConfig(**{"device": "cpu"} | sizes | settings)
-    return TorchRunner(config), Scheduler(config, EOS_TOKEN_ID)
+    runner = TorchRunner(config)
+    return runner, Scheduler(config, runner.tokenizer.eos_token_ids)
 
 
 def test_chunked_batched_and_preempted_answers_equal_the_plain_ones(plain_model: Any) -> None:
@@ -103,7 +105,7 @@ def test_the_gpu_answers_as_the_cpu_does() -> None:
 
 def sampled(logits: Any, **sampling: Any) -> int:
     request = Request("a", [5], Sampling(max_tokens=1, **sampling))
-    token: int = sample(logits.clone(), [request])[0]
+    token: int = sample(logits.clone(), [request], BIAS)[0]
     return token
 
 
@@ -131,7 +133,7 @@ def test_each_position_is_drawn_anew() -> None:
     tokens = []
     for length in range(1, 9):
         request = Request("a", [5] * length, Sampling(max_tokens=1, seed=4))
-        tokens += sample(logits.clone(), [request])
+        tokens += sample(logits.clone(), [request], BIAS)
     assert len(set(tokens)) == 8
 
 

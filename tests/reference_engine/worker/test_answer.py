@@ -24,8 +24,8 @@ from reference_engine.worker.answer import Answer, TextEnd
 def test_stop_strings(
     stop: tuple[str, ...], texts: tuple[str, ...], sent: list[str], stopped: bool
 ) -> None:
-    answer = Answer(Sampling(max_tokens=8, stop=stop), num_prompt_tokens=4, hook=None)
-    pushed = [answer.push(at, text) for at, text in enumerate(texts)]
+    answer = Answer(Sampling(max_tokens=8, stop=stop), 4, None, text_of=texts.__getitem__)
+    pushed = [answer.push(at) for at in range(len(texts))]
     flushed = [] if stopped else [answer.flush()]
     assert pushed + flushed == sent
     assert (answer.end is not None) == stopped
@@ -48,8 +48,8 @@ def test_stop_tokens(
     wanted: dict[str, Any], tokens: tuple[int, ...], sent: list[str], end: TextEnd | None
 ) -> None:
     sampling = Sampling(max_tokens=8, early_stopping=EarlyStopping(**wanted))
-    answer = Answer(sampling, num_prompt_tokens=4, hook=None)
-    pushed = [answer.push(token, chr(ord("a") + token - 1)) for token in tokens]
+    answer = Answer(sampling, 4, None, text_of=lambda token: chr(ord("a") + token - 1))
+    pushed = [answer.push(token) for token in tokens]
     flushed = [] if end else [answer.flush()]
     assert pushed + flushed == sent
     assert answer.end == end
@@ -59,6 +59,6 @@ def test_a_stop_string_goes_before_the_end_of_a_task() -> None:
     """The brace closes the JSON; the stop string stands before it."""
     wanted = EarlyStopping(task=Task.EXTRACTION)
     sampling = Sampling(max_tokens=8, stop=("2",), early_stopping=wanted)
-    answer = Answer(sampling, num_prompt_tokens=4, hook=None)
-    assert answer.push(5, '{"a": 12} x') == '{"a": 1'
+    answer = Answer(sampling, 4, None, text_of=lambda _: '{"a": 12} x')
+    assert answer.push(5) == '{"a": 1'
     assert answer.end == TextEnd("2")

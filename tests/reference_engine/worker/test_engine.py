@@ -4,7 +4,7 @@ from itertools import count
 
 from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
-from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer
+from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
 from reference_engine.protocol import AddRequest, Ending
 from reference_engine.worker.engine import Heard, Inbox
 from tests.reference_engine.stepped_engine import Bench, abort, add
@@ -89,7 +89,7 @@ def test_a_parents_abort_ends_all_its_children_running_or_waiting() -> None:
 
 
 def test_a_stop_string_ends_the_answer_before_it() -> None:
-    words = Tokenizer(2048)
+    words = WordTokenizer(2048)
     first, second = words.text_of(FIRST_WORD), words.text_of(FIRST_WORD + 1)
     bench = Bench()
     bench.step(add("a", stop=(second.strip(),)))
