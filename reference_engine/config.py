@@ -11,6 +11,7 @@ RunnerName = Literal["torch", "simulated"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 VictimPolicy = Literal["policy", "rebuild-cost"]
 ReclaimPolicy = Literal["immediate", "retain"]
+PreemptionPolicy = Literal["recompute", "swap"]
 
 ShutdownPolicy = Literal["abort", "drain"]
 
@@ -26,13 +27,15 @@ class EngineConfigError(ValueError):
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds that a step of the simulated runner takes.
 
-    `fixed_s + prefill_token_s * prefill tokens + decode_token_s * decode tokens`, where a request
-    that is owed one token counts as decoding and any other as prefilling.
+    `fixed_s + prefill_token_s * prefill tokens + decode_token_s * decode tokens + swap_block_s *
+    blocks copied out or in`, where a request that is owed one token counts as decoding and any
+    other as prefilling.
     """
 
     fixed_s: float = 0.020
     prefill_token_s: float = 0.0
     decode_token_s: float = 0.0
+    swap_block_s: float = 0.0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 512
     scheduling_policy: SchedulingPolicy = "fcfs"
     victim: VictimPolicy = "policy"
+    preemption: PreemptionPolicy = "recompute"
+    swap_space_blocks: int = 4096
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
@@ -69,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_range(self, 1, inf, "max_num_seqs", "num_blocks", "block_size", "max_model_len")
+        _check_range(self, 1, inf, "swap_space_blocks")
         _check_range(self, 0, inf, "long_prefill_token_threshold", "max_num_partial_prefills")
         _check_range(self, 0, 1, "force_reclaim_above")
         self._check_budget()
@@ -86,6 +92,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def watermark_blocks(self) -> int:
         return int(self.watermark * self.num_blocks)
+
+    @property
+    def host_blocks(self) -> int:
+        return self.swap_space_blocks if self.preemption == "swap" else 0
 
     @property
     def max_chunk_tokens(self) -> int:

@@ -49,6 +49,8 @@ _SIZES: Final = {
 _SCHEDULING: Final = {
     "scheduling_policy": "which waiting request is next",
     "victim": "which request to preempt: the policy's last, or the cheapest to rebuild",
+    "preemption": "what becomes of a victim's blocks: computed again, or copied to the host",
+    "swap_space_blocks": "blocks of host memory, with --preemption swap",
     "reclaim": "whether a cancelled request's prompt stays in the prefix cache",
     "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",
     "max_num_partial_prefills": "most prompts in progress at once; 0: as many as the budget lets",
@@ -107,6 +109,7 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         fixed_s=args.sim_fixed_ms / 1e3,
         prefill_token_s=args.sim_prefill_token_ms / 1e3,
         decode_token_s=args.sim_decode_token_ms / 1e3,
+        swap_block_s=args.sim_swap_block_ms / 1e3,
     )
     limits = RateLimits(**_flags_of(RateLimits, args))
     return ServeSettings(

@@ -146,7 +146,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_like=True):
     """All changes since the last report. `step` is None when a boundary led to no step.
 
-    `cached_blocks` of the `free_blocks` hold a prefix that can be hit.
+    `cached_blocks` of the `free_blocks` hold a prefix that can be hit; `host_blocks` hold what
+    requests that were swapped out have computed.
     """
 
     step: StepRecord | None
@@ -156,6 +157,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_
     num_waiting: int
     free_blocks: int
     cached_blocks: int
+    host_blocks: int
     counters: Counters
 
 

@@ -99,6 +99,8 @@ class EngineSettings(Section):
     max_num_batched_tokens: Tokens | None = None
     scheduling_policy: Literal["fcfs", "priority"] | None = None
     victim: Literal["policy", "rebuild-cost"] | None = None
+    preemption: Literal["recompute", "swap"] | None = None
+    swap_space_blocks: Blocks | None = None
     enable_chunked_prefill: bool | None = None
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     max_num_partial_prefills: Annotated[int, Field(ge=0, le=MOST_SLOTS)] | None = None
@@ -111,6 +113,7 @@ class EngineSettings(Section):
     sim_fixed_ms: Milliseconds | None = None
     sim_prefill_token_ms: Milliseconds | None = None
     sim_decode_token_ms: Milliseconds | None = None
+    sim_swap_block_ms: Milliseconds | None = None
     faults: list[str] = Field(default_factory=list)
     allow_faults: bool = False
 

@@ -23,6 +23,10 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     prefix_hit_tokens: int = 0
     resumed_queried_tokens: int = 0
     resumed_hit_tokens: int = 0
+    swapped_out_requests: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_requests: int = 0
+    swapped_in_blocks: int = 0
     reclaimed_freed: int = 0
     reclaimed_retained: int = 0
     reclaimed_forced: int = 0

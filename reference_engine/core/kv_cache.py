@@ -6,6 +6,13 @@
 A table covers the computed tokens and those of the coming step, in whole blocks. Blocks of the
 cached prefix are shared and only ever read: at least one token of a request is always left to
 compute, and it is written to a block of its own.
+
+A preempted request may keep what it has computed in blocks of the host, one for each of its table:
+
+    swap out: block table ──copy──▶ host table      swap in: cached prefix + copies of the rest
+
+The copies are in the step's plan, and are made before the step computes. So a block may be given to
+another request, or found as a prefix, in the very plan that copies it.
 """
 
 from reference_engine.config import EngineConfig
@@ -18,6 +25,7 @@ class KVCache:
     def __init__(self, config: EngineConfig, counters: Counters) -> None:
         self._counters = counters
         self.pool = BlockPool(config.num_blocks)
+        self.host = BlockPool(config.host_blocks)
         self.block_size = config.block_size
         self._has_prefix_cache = config.enable_prefix_caching
         self._retains = config.reclaim == "retain" and config.enable_prefix_caching
@@ -39,14 +47,20 @@ class KVCache:
     def num_missing(self, request: Request, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size) - len(request.block_table)
 
-    def admit(self, request: Request, prefix: list[int], num_tokens: int) -> None:
+    def num_kept(self, request: Request, prefix: list[int]) -> int:
+        """Tokens of a request without blocks that need no computing: cached, or on the host."""
+        return max(request.num_computed_tokens, len(prefix) * self.block_size)
+
+    def admit(self, request: Request, prefix: list[int], num_tokens: int) -> list[tuple[int, int]]:
         """Give a request without blocks its cached prefix, and room for `num_tokens` more.
 
-        There must be `blocks_to_admit` free blocks.
+        There must be `blocks_to_admit` free blocks. Returns the copies from the host.
         """
         assert not request.block_table
-        request.num_computed_tokens = request.num_cached_tokens = len(prefix) * self.block_size
-        self._counters.count_prefix(request)
+        if not request.host_table:
+            request.num_cached_tokens = len(prefix) * self.block_size
+            self._counters.count_prefix(request)
+        request.num_computed_tokens = self.num_kept(request, prefix)
         self.pool.share(prefix)
         request.block_table = list(prefix)
         has_grown = self.try_grow(request, num_tokens)
@@ -54,6 +68,30 @@ class KVCache:
         hits = self.pool.index.retained.intersection(prefix)
         self.pool.index.retained -= hits
         self._counters.retained_hits += len(hits)
+        return self._swap_in(request, len(prefix))
+
+    def swap_out(self, request: Request) -> list[tuple[int, int]]:
+        """Copies to the host, one a block of computed tokens; none if the host has too few."""
+        num_blocks = -(-request.num_computed_tokens // self.block_size)
+        request.host_table = self.host.try_take(num_blocks) or []
+        self._counters.swapped_out_requests += bool(request.host_table)
+        self._counters.swapped_out_blocks += len(request.host_table)
+        return list(zip(request.block_table, request.host_table, strict=False))
+
+    def _swap_in(self, request: Request, num_cached: int) -> list[tuple[int, int]]:
+        if not request.host_table:
+            return []
+        table = zip(request.host_table, request.block_table, strict=False)
+        copies = list(table)[num_cached:]
+        self._free_host(request)
+        self.remember_prompt(request, num_cached * self.block_size)
+        self._counters.swapped_in_requests += 1
+        self._counters.swapped_in_blocks += len(copies)
+        return copies
+
+    def _free_host(self, request: Request) -> None:
+        table, request.host_table = request.host_table, []
+        self.host.give_back(table)
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
         missing = self.num_missing(request, request.num_computed_tokens + num_tokens)
@@ -80,10 +118,12 @@ class KVCache:
         return max(0, request.num_computed_tokens - num_found * self.block_size)
 
     def free(self, request: Request) -> int:
-        """Give all blocks back; returns how many others can take now.
+        """Give all blocks back, those of the host too; returns how many others can take now."""
+        self._free_host(request)
+        return self.give_back(request)
 
-        The last block goes first, so that a prefix is evicted from its end.
-        """
+    def give_back(self, request: Request) -> int:
+        """The last block goes first, so that a prefix is evicted from its end."""
         table, request.block_table = request.block_table, []
         return len(self.pool.give_back(reversed(table)))
 

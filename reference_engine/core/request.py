@@ -6,7 +6,8 @@
 A request is a list of tokens of which the first `num_computed_tokens` have their keys and values in
 the cache. There is no prefill phase and no decode phase: what a request is owed is always
 `num_tokens - num_computed_tokens`. Preemption sets the computed tokens back to zero and nothing
-else; the request then recomputes prompt and answer alike.
+else; the request then recomputes prompt and answer alike. If instead its blocks were copied to the
+host, it keeps its computed tokens, and a `host_table` until it is resumed.
 """
 
 from enum import Enum, StrEnum
@@ -79,6 +80,7 @@ class Request:
         "block_hashes",
         "block_table",
         "finish_reason",
+        "host_table",
         "max_tokens_in_all",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -122,6 +124,7 @@ class Request:
         self.num_recomputed_tokens = 0
         self.plain_decode_until = 0
         self.block_table: list[int] = []
+        self.host_table: list[int] = []
         self.block_hashes: list[bytes] | None = None
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None

@@ -4,7 +4,8 @@ In each step every request is owed the tokens that it has and the cache has not;
 each request some of what it is owed, out of one budget. Running requests come first, in order of
 admission; then waiting requests are admitted while slots, budget and blocks last. A long prompt is
 thus computed in chunks beside the other requests' next tokens. When a running request finds no
-block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes.
+block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes,
+unless the host has room for a copy of them.
 Most steps are plain decodes: one more token, into a block that the request has. A request is looked
 at closely only when it has no plain decode left.
 
@@ -128,6 +129,7 @@ class Scheduler:
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
         assert not any(request.block_table for request in waiting), "a waiting request holds blocks"
+        assert not any(request.host_table for request in self.running), "resumed, but on the host"
         for request in self.running:
             if request.num_computed_tokens < request.plain_decode_until:
                 limit = request.plain_decode_limit(self.kv_cache.block_size)
@@ -136,13 +138,19 @@ class Scheduler:
         assert len(self.running) + len(waiting) == len(self.requests)
         holders = [*self.requests.values(), *self.unfreed.values()]
         self.kv_cache.pool.check_integrity([*(r.block_table for r in holders), lost_blocks])
+        self.kv_cache.host.check_integrity([r.host_table for r in holders])
+        for request in waiting:
+            num_kept = len(request.host_table) * self.kv_cache.block_size
+            assert request.num_computed_tokens <= num_kept, "computed, but kept nowhere"
 
     def check_idle(self, lost_blocks: Sequence[int] = ()) -> None:
         assert not self.requests
         assert not self.running
         assert not self.waiting
-        num_unfreed = sum(len(request.block_table) for request in self.unfreed.values())
-        self.kv_cache.pool.check_sums(most_held=num_unfreed + len(lost_blocks))
+        unfreed = self.unfreed.values()
+        held = sum(len(request.block_table) for request in unfreed) + len(lost_blocks)
+        self.kv_cache.pool.check_sums(most_held=held)
+        self.kv_cache.host.check_sums(most_held=sum(len(one.host_table) for one in unfreed))
 
     def _schedule_running(self, plan: StepPlan) -> None:
         scheduled, budget = plan.scheduled, plan.budget
@@ -197,11 +205,15 @@ class Scheduler:
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         plan.take_out(victim)
         self.running.remove(victim)
-        self.kv_cache.free(victim)
+        if copies := self.kv_cache.swap_out(victim):
+            plan.swap_out += copies
+            plan.swapped.append(victim)
+        else:
+            victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
+            victim.num_counted_tokens = max(victim.num_prompt_tokens, victim.num_lost_tokens)
+            victim.num_computed_tokens = 0
+        self.kv_cache.give_back(victim)
         self.counters.preemptions += 1
-        victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
-        victim.num_counted_tokens = max(victim.num_prompt_tokens, victim.num_lost_tokens)
-        victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         victim.move_to(Status.PREEMPTED)
         self.waiting.push_front(victim)
@@ -211,11 +223,14 @@ class Scheduler:
         while self.waiting and plan.budget > 0 and len(self.running) < self.num_slots:
             request = self.waiting.head
             prefix = self.kv_cache.find_prefix(request)
-            num_tokens = self._first_chunk(request, len(prefix), plan)
-            if num_tokens == 0 or not self._fits(request, prefix, num_tokens, plan):
+            num_kept = self.kv_cache.num_kept(request, prefix)
+            num_tokens = self._first_chunk(request.num_tokens - num_kept, plan)
+            if num_tokens == 0 or not self._fits(request, prefix, num_kept + num_tokens, plan):
                 return
             self.waiting.remove(request)
-            self.kv_cache.admit(request, prefix, num_tokens)
+            if request.host_table:
+                plan.swapped.append(request)
+            plan.swap_in += self.kv_cache.admit(request, prefix, num_tokens)
             (plan.admitted if request.status is Status.WAITING else plan.resumed).append(request)
             request.move_to(Status.RUNNING)
             self.running.append(request)
@@ -224,8 +239,7 @@ class Scheduler:
             if num_tokens < request.num_owed_tokens:
                 plan.partial.append(request)
 
-    def _first_chunk(self, request: Request, num_prefix_blocks: int, plan: StepPlan) -> int:
-        owed = request.num_tokens - num_prefix_blocks * self.kv_cache.block_size
+    def _first_chunk(self, owed: int, plan: StepPlan) -> int:
         num_tokens = min(owed, self._max_chunk_tokens, plan.budget)
         if num_tokens == owed:
             return owed
@@ -233,14 +247,14 @@ class Scheduler:
         may_begin = self._config.enable_chunked_prefill and len(plan.partial) < most_partial
         return num_tokens if may_begin else 0
 
-    def _fits(self, request: Request, prefix: list[int], num_tokens: int, plan: StepPlan) -> bool:
+    def _fits(self, request: Request, prefix: list[int], covered: int, plan: StepPlan) -> bool:
         """Whether there are blocks to admit a request and leave the watermark to running ones.
 
+        `covered`: the tokens that its blocks must hold at the end of the step.
         With `reserve_full_isl` the whole sequence must fit, beside the blocks that the prompts in
         progress still need.
         """
         cache, needed = self.kv_cache, 0
-        covered = len(prefix) * cache.block_size + num_tokens
         if self._config.reserve_full_isl:
             covered = request.num_tokens
             needed += sum(cache.num_missing(other, other.num_tokens) for other in plan.partial)

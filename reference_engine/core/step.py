@@ -12,6 +12,11 @@ class StepPlan:
 
     `scheduled`: how many of each request's owed tokens are computed, in batch order. `partial`: the
     requests that get fewer than they are owed. `budget`: the tokens left for this step.
+
+    Blocks are copied before anything is computed: `swap_out` pairs a block with its copy on the
+    host, `swap_in` a copy with the block that it goes to. `swapped` are their requests; they are
+    among the preempted or the resumed. No step copies both ways, since one that preempts admits
+    nothing.
     """
 
     step: int
@@ -21,6 +26,13 @@ class StepPlan:
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    swapped: list[Request] = field(default_factory=list)
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.scheduled or self.swap_out)
 
     @property
     def num_tokens(self) -> int:

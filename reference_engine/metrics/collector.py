@@ -65,6 +65,7 @@ class Collector:
         self.num_waiting = 0
         self.free_blocks = config.num_blocks
         self.cached_blocks = 0
+        self.host_blocks = 0
         self.first_token_s = Histogram(FIRST_TOKEN_S)
         self.next_token_s = Histogram(NEXT_TOKEN_S)
         self.token_mean_s = Histogram(NEXT_TOKEN_S)
@@ -120,6 +121,7 @@ class Collector:
         self.counters = report.counters
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.free_blocks, self.cached_blocks = report.free_blocks, report.cached_blocks
+        self.host_blocks = report.host_blocks
         if report.step is not None:
             self.step_tokens.observe(sum(report.step.scheduled.values()))
 

@@ -45,6 +45,26 @@ _COUNTERS: Final = (
         "counters.recomputed_tokens",
     ),
     (
+        "walkaway_engine_swapped_out_requests",
+        "Requests preempted by a copy of their blocks to the host.",
+        "counters.swapped_out_requests",
+    ),
+    (
+        "walkaway_engine_swapped_out_blocks",
+        "Blocks copied to the host.",
+        "counters.swapped_out_blocks",
+    ),
+    (
+        "walkaway_engine_swapped_in_requests",
+        "Requests resumed from the host.",
+        "counters.swapped_in_requests",
+    ),
+    (
+        "walkaway_engine_swapped_in_blocks",
+        "Blocks copied back from the host; cached prefixes need no copy.",
+        "counters.swapped_in_blocks",
+    ),
+    (
         "walkaway_engine_saved_tokens",
         "Tokens that aborted requests had left of their max_tokens.",
         "counters.saved_tokens",
@@ -80,6 +100,11 @@ _GAUGES: Final = (
     ("vllm:gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
     ("walkaway_engine_free_blocks", "KV blocks that a request can take.", "free_blocks"),
     ("walkaway_engine_cached_blocks", "Free KV blocks that hold a prefix.", "cached_blocks"),
+    (
+        "walkaway_engine_host_blocks",
+        "Host blocks that hold swapped requests.",
+        "host_blocks",
+    ),
     ("walkaway_engine_total_blocks", "KV blocks in all.", "total_blocks"),
     ("walkaway_engine_batch_slots", "Most requests in a batch.", "batch_slots"),
     (

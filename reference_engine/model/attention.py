@@ -23,8 +23,8 @@ class PagedCache:
         num_kv_heads, head_dim = kv_shape
         self._row = (2 * num_kv_heads, head_dim)
         row_size = 2 * num_kv_heads * head_dim
-        self._blocks = buffer.new_zeros(num_blocks, block_size * row_size)
-        self._slots = self._blocks.view(num_blocks * block_size, row_size)
+        self.blocks = buffer.new_zeros(num_blocks, block_size * row_size)
+        self._slots = self.blocks.view(num_blocks * block_size, row_size)
         self._buffer = buffer
 
     def write(self, slots: Tensor, keys_values: Tensor) -> None:
@@ -36,9 +36,9 @@ class PagedCache:
 
         The next read, of any layer, overwrites them.
         """
-        copied = self._buffer.resize_(len(blocks), self._blocks.shape[1])
+        copied = self._buffer.resize_(len(blocks), self.blocks.shape[1])
         # index_select is several times as fast on a CPU as indexing by a tensor.
-        torch.index_select(self._blocks, 0, blocks, out=copied)
+        torch.index_select(self.blocks, 0, blocks, out=copied)
         keys, values = copied.view(num_requests, -1, *self._row).transpose(1, 2).chunk(2, dim=1)
         return keys, values
 

@@ -51,7 +51,8 @@ class SimulatedRunner:
     def execute(self, plan: StepPlan) -> Sampled:
         cost, decoding = self._cost, sum(1 for one in plan.scheduled if one.num_owed_tokens == 1)
         prefill_s = cost.prefill_token_s * (plan.num_tokens - decoding)
-        self._sleep(cost.fixed_s + prefill_s + cost.decode_token_s * decoding)
+        swap_s = cost.swap_block_s * (len(plan.swap_out) + len(plan.swap_in))
+        self._sleep(cost.fixed_s + prefill_s + cost.decode_token_s * decoding + swap_s)
         sampled = Sampled({}, {})
         for request in plan.sampling:
             said = self._teacher and self._teacher.next_token(request)

@@ -9,6 +9,7 @@ from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.attention import PagedCache
 from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
+from reference_engine.model.host_cache import HostCache
 from reference_engine.model.llama import build_model, fill_with_random
 from reference_engine.model.sampler import probabilities, sample, sampling_bias
 from reference_engine.model.shapes import MODEL_SHAPES
@@ -35,6 +36,8 @@ class TorchRunner:
             PagedCache(config.num_blocks, config.block_size, kv_shape, buffer)
             for _ in range(shape.num_layers)
         ]
+        blocks = [cache.blocks for cache in self._caches]
+        self._host_cache = HostCache(blocks, config.host_blocks)
         on_gpu = self._device.type == "cuda"
         self.tokenizer: Tokenizer = WordTokenizer(shape.vocab_size)
         self._bias = sampling_bias(self.tokenizer, self._device)
@@ -48,8 +51,10 @@ class TorchRunner:
     def execute(self, plan: StepPlan) -> Sampled:
         spans = spans_of(plan)
         sampled = Sampled({}, {})
+        batches = token_by_token(spans) if self._batch_invariant else [spans] if spans else []
         with torch.inference_mode():
-            for together in token_by_token(spans) if self._batch_invariant else [spans]:
+            self._host_cache.copy(plan)
+            for together in batches:
                 self._forward(together, sampled)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # a step that samples nothing would seem to end at once

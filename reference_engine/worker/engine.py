@@ -130,7 +130,7 @@ class Engine:
         # If the requests wait for blocks that never come back, there is no step to run, and
         # trying again at once would not help.
         self._is_stuck = self._scheduler.has_work and not plan.scheduled and not plan.preempted
-        self._report(self._execute(plan, boundary_ns) if plan.scheduled else None)
+        self._report(None if plan.is_empty else self._execute(plan, boundary_ns))
         if not self._scheduler.has_work:
             self._check_idle()
 
@@ -249,7 +249,7 @@ class Engine:
             ("resumed", plan.resumed),
         ):
             for request in requests:
-                self._note(request, event)
+                self._note(request, event, "swap" if request in plan.swapped else None)
 
     def _note(
         self,
@@ -284,12 +284,13 @@ class Engine:
         self._io.report(report)
 
     def _gauges(self) -> dict[str, int]:
-        pool = self._scheduler.kv_cache.pool
+        pool, host = self._scheduler.kv_cache.pool, self._scheduler.kv_cache.host
         return {
             "num_running": self._scheduler.num_slots_used,
             "num_waiting": len(self._scheduler.waiting),
             "free_blocks": pool.num_free,
             "cached_blocks": pool.num_cached,
+            "host_blocks": host.num_held,
         }
 
     def _check_idle(self) -> None:

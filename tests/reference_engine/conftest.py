@@ -59,7 +59,7 @@ def run_step(scheduler: Scheduler, token: int = WORD, runner: Runner | None = No
     plan = scheduler.schedule()
     sampled = {request.request_id: token for request in plan.sampling}
     if runner is not None:
-        sampled = runner.execute(plan).tokens if plan.scheduled else {}
+        sampled = {} if plan.is_empty else runner.execute(plan).tokens
     for request in scheduler.update(plan, sampled):
         if request.finish_reason is not None:
             end(scheduler, request.request_id, request.finish_reason)

@@ -37,6 +37,7 @@ EMPTY_REPORT = StepReport(
     num_waiting=0,
     free_blocks=0,
     cached_blocks=0,
+    host_blocks=0,
     counters=Counters(),
 )
 

@@ -35,13 +35,13 @@ class MadeUpRunner:
 class Bench:
     """An engine, its reports, and a clock that ticks once a reading."""
 
-    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2) -> None:
+    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2, **settings: Any) -> None:
         self.reports: list[StepReport] = []
         self.slept: list[float] = []
         self.hung_up: list[str] = []
         self._now_ns = 0
         config = EngineConfig(
-            max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32
+            max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32, **settings
         )
         self.scheduler = Scheduler(config, MadeUpRunner.tokenizer.eos_token_ids)
         self.engine = FaultyEngine(

@@ -4,6 +4,8 @@ Each case brings a request called "target" into its state beside one that surviv
 checks the books: no block held, none lost, counted once, and the survivor runs on to its end.
 """
 
+from typing import Any
+
 import pytest
 
 from reference_engine.core.request import FinishReason, Request, Status
@@ -21,8 +23,8 @@ from tests.reference_engine.conftest import (
 NUM_BLOCKS = 8  # room for the survivor and the beginning of the target
 
 
-def with_both(*, max_tokens: int = 18) -> tuple[Scheduler, Request]:
-    scheduler = make_scheduler(num_blocks=NUM_BLOCKS, block_size=4, max_model_len=32)
+def with_both(*, max_tokens: int = 18, **settings: Any) -> tuple[Scheduler, Request]:
+    scheduler = make_scheduler(num_blocks=NUM_BLOCKS, block_size=4, max_model_len=32, **settings)
     scheduler.add(make_request("survivor", num_prompt=4, max_tokens=20))
     target = make_request("target", num_prompt=14, max_tokens=max_tokens)
     scheduler.add(target)
@@ -30,16 +32,18 @@ def with_both(*, max_tokens: int = 18) -> tuple[Scheduler, Request]:
 
 
 def brought_to(state: str) -> tuple[Scheduler, Request]:
-    scheduler, target = with_both()
-    for _ in range({"waiting": 0, "mid chunk": 1, "running": 2, "preempted": 0}[state]):
+    scheduler, target = with_both(preemption="swap" if state == "swapped" else "recompute")
+    for _ in range({"waiting": 0, "mid chunk": 1, "running": 2}.get(state, 0)):
         run_step(scheduler)
-    while state == "preempted" and target.status is not Status.PREEMPTED:
+    while state in ("preempted", "swapped") and target.status is not Status.PREEMPTED:
         run_step(scheduler)
+    assert bool(target.host_table) == (state == "swapped")
     status, is_begun, owed = {
         "waiting": (Status.WAITING, False, 14),
         "mid chunk": (Status.RUNNING, True, 2),
         "running": (Status.RUNNING, True, 1),
         "preempted": (Status.PREEMPTED, False, target.num_tokens),
+        "swapped": (Status.PREEMPTED, True, 1),
     }[state]
     assert (target.status, target.num_computed_tokens > 0) == (status, is_begun)
     assert target.num_owed_tokens == owed
@@ -53,7 +57,8 @@ def compute(plan: StepPlan) -> dict[str, int]:
 def check_the_books(scheduler: Scheduler, target: Request) -> None:
     """After the end of the target: its blocks are free, it is counted, the other is untouched."""
     scheduler.check_integrity()
-    assert (target.status, target.block_table) == (Status.FINISHED, [])
+    assert (target.status, target.block_table, target.host_table) == (Status.FINISHED, [], [])
+    assert scheduler.kv_cache.host.num_held == 0
     assert "target" not in scheduler.requests
     assert scheduler.counters.finished == {"abort": 1}
     assert target not in [*scheduler.running, *scheduler.waiting]
@@ -63,7 +68,7 @@ def check_the_books(scheduler: Scheduler, target: Request) -> None:
     assert scheduler.counters.finished == {"abort": 1, "length": 1}
 
 
-@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running", "preempted"])
+@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running", "preempted", "swapped"])
 def test_an_abort_between_two_steps_leaves_nothing_and_a_second_one_does_nothing(
     state: str,
 ) -> None:
@@ -88,15 +93,32 @@ def test_an_abort_in_the_step_in_flight_drops_its_result_and_counts_it(state: st
     check_the_books(scheduler, target)
 
 
-def test_an_abort_of_a_request_that_the_step_in_flight_preempted_leaves_nothing() -> None:
-    scheduler, target = with_both()
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_an_abort_of_a_request_that_the_step_in_flight_preempted_leaves_nothing(
+    preemption: str,
+) -> None:
+    scheduler, target = with_both(preemption=preemption)
     while not (plan := scheduler.schedule()).preempted:
         scheduler.update(plan, compute(plan))
     assert plan.preempted == [target]
+    assert plan.swapped == ([target] if preemption == "swap" else [])
     sampled = compute(plan)
     end(scheduler, "target")
     scheduler.update(plan, sampled)
     check_the_books(scheduler, target)
+
+
+def test_an_abort_in_the_very_step_that_copies_a_request_back_leaves_nothing() -> None:
+    scheduler, target = brought_to("swapped")
+    while not (plan := scheduler.schedule()).swap_in:
+        for request in scheduler.update(plan, compute(plan)):
+            if request.finish_reason is not None:
+                end(scheduler, request.request_id, request.finish_reason)
+    assert plan.resumed == plan.swapped == [target]
+    end(scheduler, "target")
+    scheduler.update(plan, {"target": WORD})
+    assert (scheduler.kv_cache.host.num_held, scheduler.kv_cache.pool.num_held) == (0, 0)
+    assert not scheduler.has_work
 
 
 def test_an_abort_before_the_last_token_is_ended_wins_over_the_natural_end() -> None:

@@ -88,8 +88,45 @@ def test_out_of_blocks_preempts_the_youngest_which_recomputes_later() -> None:
     assert young.num_generated == 6
 
 
-def test_a_request_that_alone_finds_no_block_preempts_itself() -> None:
-    scheduler = make_scheduler(num_blocks=4, block_size=4, max_model_len=16)
+@pytest.mark.parametrize(
+    ("swap_space_blocks", "num_copied"),
+    [(3, 2), (1, 0)],
+    ids=["swapped", "no room on the host"],
+)
+def test_a_victim_with_a_copy_on_the_host_goes_on_where_it_was(
+    swap_space_blocks: int, num_copied: int
+) -> None:
+    scheduler = make_scheduler(
+        num_blocks=4,
+        block_size=4,
+        max_model_len=16,
+        preemption="swap",
+        swap_space_blocks=swap_space_blocks,
+    )
+    old, young = (make_request(name, num_prompt=7, max_tokens=6) for name in ("old", "young"))
+    scheduler.add(old)
+    scheduler.add(young)
+    while not (plan := run_step(scheduler)).preempted:
+        pass
+    assert (plan.preempted, len(plan.swap_out)) == ([young], num_copied)
+    assert young.num_computed_tokens == num_copied * 4
+    assert scheduler.kv_cache.host.num_held == num_copied
+    while old in scheduler.running:
+        run_step(scheduler)
+    plan = run_step(scheduler)
+    assert (plan.resumed, plan.swapped) == ([young], [young] if num_copied else [])
+    assert scheduled(plan) == {"young": 1 if num_copied else 5}, "its first block was still cached"
+    assert len(plan.swap_in) == (1 if num_copied else 0), "and is not copied"
+    assert scheduler.counters.recomputed_tokens == (0 if num_copied else 4)
+    assert scheduler.kv_cache.host.num_held == 0
+    while young in scheduler.running:
+        run_step(scheduler)
+    assert young.num_generated == 6
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_request_that_alone_finds_no_block_preempts_itself(preemption: str) -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=4, max_model_len=16, preemption=preemption)
     scheduler.add(make_request("leaky", num_prompt=4))
     run_step(scheduler)
     scheduler.finish("leaky", FinishReason.ABORT)  # and its block is not given back
@@ -99,6 +136,7 @@ def test_a_request_that_alone_finds_no_block_preempts_itself() -> None:
     run_step(scheduler)
     plan = run_step(scheduler)
     assert (plan.preempted, plan.scheduled) == ([late], {})
+    assert plan.is_empty == (preemption == "recompute"), "the copies are to be made"
 
 
 def test_all_decodes_but_the_last_are_plain() -> None:

@@ -2,7 +2,8 @@
 
 In any order, every block is blank, cached or held and no two of these, references equal
 holders, every request is in one place, no step leaves budget to work that could take it, and in the
-end each request is served.
+end each request is served. Each step finds all tokens before its own in the blocks of its requests:
+computed there, found as a prefix, or copied back from the host.
 """
 
 from typing import ClassVar
@@ -47,6 +48,8 @@ CONFIGS = st.builds(
     victim=st.sampled_from(["policy", "rebuild-cost"]),
     long_prefill_token_threshold=st.sampled_from([0, 3]),
     max_num_partial_prefills=st.integers(0, 2),
+    preemption=st.sampled_from(["recompute", "swap"]),
+    swap_space_blocks=st.sampled_from([3, 20]),
     watermark=st.sampled_from([0.0, 0.3, 0.99]),
     reserve_full_isl=st.booleans(),
     enable_prefix_caching=st.booleans(),
@@ -55,16 +58,46 @@ CONFIGS = st.builds(
 )
 
 
+class Memory:
+    """The tokens whose keys and values a runner would have in each slot, and in those of the host.
+
+    All slots look computed at first, by a token that no request has.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.blocks = [[-1] * BLOCK_SIZE for _ in range(config.num_blocks)]
+        self.host = [[-1] * BLOCK_SIZE for _ in range(config.host_blocks)]
+
+    def execute(self, plan: StepPlan) -> None:
+        assert not (plan.swap_out and plan.swap_in)
+        for block, on_host in plan.swap_out:
+            self.host[on_host] = list(self.blocks[block])
+        for on_host, block in plan.swap_in:
+            self.blocks[block] = list(self.host[on_host])
+        for request, num_tokens in plan.scheduled.items():
+            first, last = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+            for at in range(first, last):
+                block = request.block_table[at // BLOCK_SIZE]
+                self.blocks[block][at % BLOCK_SIZE] = request.token_ids[at]
+        for request, num_tokens in plan.scheduled.items():
+            known = [token for block in request.block_table for token in self.blocks[block]]
+            last = request.num_computed_tokens + num_tokens
+            assert known[:last] == request.token_ids[:last], f"{request} reads what is not its own"
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """A small pool and few slots, so that preemption is common; few words, so that prompts meet."""
 
     operations: ClassVar[int] = 0
     preemptions: ClassVar[int] = 0
     hits: ClassVar[int] = 0
+    swaps: ClassVar[int] = 0
+    fallbacks: ClassVar[int] = 0
 
     @initialize(config=CONFIGS)
     def start(self, config: EngineConfig) -> None:
         self.config = config
+        self.memory = Memory(config)
         self.scheduler = Scheduler(config, frozenset({EOS}))
         self.added = 0
         self.finished = 0
@@ -109,7 +142,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         victim = data.draw(st.sampled_from(self.scheduler.running))
-        self.scheduler._preempt(victim, StepPlan(step=0))
+        plan = StepPlan(step=0)
+        self.scheduler._preempt(victim, plan)
+        self.memory.execute(plan)
 
     @precondition(lambda self: self.scheduler.unfreed)
     @rule()
@@ -136,6 +171,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_idle()
         SchedulerMachine.preemptions += self.scheduler.counters.preemptions
         SchedulerMachine.hits += self.scheduler.counters.prefix_hit_tokens
+        SchedulerMachine.swaps += self.scheduler.counters.swapped_in_requests
+        if self.config.preemption == "swap":
+            SchedulerMachine.fallbacks += sum(one.num_lost_tokens > 0 for one in self.all)
 
     def see_all_served(self) -> None:
         steps_needed = 0
@@ -148,6 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert plan.num_tokens + plan.budget == BUDGET
+        self.memory.execute(plan)
         blocked = self.scheduler.has_work and not (plan.scheduled or plan.preempted)
         assert not blocked or self.scheduler.unfreed
         if plan.budget:
@@ -197,3 +236,5 @@ def test_ten_thousand_random_operations() -> None:
     assert SchedulerMachine.operations >= 10_000
     assert SchedulerMachine.preemptions >= 200, "the pool was small enough to matter"
     assert SchedulerMachine.hits >= 500, "and the prompts were alike enough"
+    assert SchedulerMachine.swaps >= 100
+    assert SchedulerMachine.fallbacks >= 20, "the host was full at times"

@@ -2,8 +2,8 @@
 
 First they are generated undisturbed: eight at a time, in a pool that holds them all. Then under
 load: in a pool that is too small, beside requests that come, are cancelled at any moment, and share
-the canaries' first prompt tokens. Some canaries are preempted and computed again, some find their
-prefix in the cache.
+the canaries' first prompt tokens. Some canaries are preempted and computed again, or copied to the
+host and back, some find their prefix in the cache.
 """
 
 from random import Random
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.config import EngineConfig
+from reference_engine.config import EngineConfig, PreemptionPolicy
 from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 
@@ -26,7 +26,13 @@ GREEDY = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
 class Workbench:
     """An engine without its process that keeps the canaries' logits."""
 
-    def __init__(self, num_canaries: int, num_blocks: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        num_canaries: int,
+        num_blocks: int,
+        max_num_batched_tokens: int,
+        preemption: PreemptionPolicy = "recompute",
+    ) -> None:
         config = EngineConfig(
             device="cpu",
             num_blocks=num_blocks,
@@ -35,6 +41,8 @@ class Workbench:
             max_num_batched_tokens=max_num_batched_tokens,
             reserve_full_isl=False,
             batch_invariant=True,
+            preemption=preemption,
+            swap_space_blocks=20,
         )
         self.runner = TorchRunner(config)
         self.scheduler = Scheduler(config, self.runner.tokenizer.eos_token_ids)
@@ -64,8 +72,11 @@ def in_peace(num_canaries: int) -> Workbench:
     return bench
 
 
-def in_trouble(num_canaries: int, max_num_batched_tokens: int) -> Workbench:
-    bench, random = Workbench(num_canaries, 14, max_num_batched_tokens), Random(7)
+def in_trouble(
+    num_canaries: int, max_num_batched_tokens: int, preemption: PreemptionPolicy
+) -> Workbench:
+    bench = Workbench(num_canaries, 14, max_num_batched_tokens, preemption)
+    random = Random(7)
     scheduler, others, to_come = bench.scheduler, list[Request](), list(bench.canaries)
     while scheduler.has_work or to_come:
         if to_come and len(scheduler.waiting) < 4:
@@ -83,17 +94,20 @@ def in_trouble(num_canaries: int, max_num_batched_tokens: int) -> Workbench:
 
 
 @pytest.mark.parametrize(
-    ("num_canaries", "max_num_batched_tokens"),
+    ("num_canaries", "max_num_batched_tokens", "preemption"),
     [
-        (16, 13),
-        pytest.param(200, 48, marks=pytest.mark.slow),
+        (16, 13, "recompute"),
+        (16, 13, "swap"),
+        pytest.param(200, 48, "swap", marks=pytest.mark.slow),
+        pytest.param(200, 48, "recompute", marks=pytest.mark.slow),
     ],
 )
 def test_canaries_say_the_same_in_peace_and_in_trouble(
-    num_canaries: int, max_num_batched_tokens: int
+    num_canaries: int, max_num_batched_tokens: int, preemption: PreemptionPolicy
 ) -> None:
     peace = in_peace(num_canaries)
-    trouble = in_trouble(num_canaries, max_num_batched_tokens)
+    trouble = in_trouble(num_canaries, max_num_batched_tokens, preemption)
+    assert (trouble.scheduler.counters.swapped_in_blocks > 0) == (preemption == "swap")
     assert trouble.scheduler.counters.finished["abort"] >= num_canaries // 4
     assert sum(r.num_preemptions > 0 for r in trouble.canaries) >= num_canaries // 4
     assert sum(r.num_cached_tokens > 0 for r in trouble.canaries) >= num_canaries // 10

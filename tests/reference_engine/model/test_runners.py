@@ -19,12 +19,12 @@ def request(num_prompt: int, num_computed: int) -> Request:
 
 def test_a_step_costs_its_parts() -> None:
     slept: list[float] = []
-    cost = StepCost(fixed_s=1.0, prefill_token_s=0.1, decode_token_s=0.01)
+    cost = StepCost(fixed_s=1.0, prefill_token_s=0.1, decode_token_s=0.01, swap_block_s=0.5)
     runner = SimulatedRunner(cost, sleep=slept.append)
     decoding, prefilling = request(9, 8), request(20, 0)
     scheduled = {decoding: 1, prefilling: 12}
-    sampled = runner.execute(StepPlan(step=1, scheduled=scheduled))
-    assert slept == [pytest.approx(1.0 + 12 * 0.1 + 0.01)]
+    sampled = runner.execute(StepPlan(step=1, scheduled=scheduled, swap_in=[(0, 1), (1, 2)]))
+    assert slept == [pytest.approx(1.0 + 12 * 0.1 + 0.01 + 2 * 0.5)]
     assert list(sampled.tokens) == ["r9"], "a chunk that does not end its prompt samples nothing"
 
 

@@ -68,6 +68,21 @@ def test_the_log_and_the_account_of_one_that_waited_was_preempted_and_resumed() 
     )
 
 
+def test_the_log_says_which_were_copied_to_the_host_and_back() -> None:
+    bench = Bench(preemption="swap")
+    bench.step(*(add(name, num_prompt=15, max_tokens=16, word=ord(name)) for name in "ab"))
+    while "preempted" not in bench.events("b"):
+        bench.step()
+    assert bench.reports[-1].host_blocks == 4
+    bench.step(abort("a"))
+    events = [event for report in bench.reports for event in report.events]
+    reasons = {event.event: event.reason for event in events if event.request_id == "b"}
+    assert (reasons["preempted"], reasons["resumed"]) == ("swap", "swap")
+    report = bench.step(abort("b"))
+    assert report.counters.recomputed_tokens == 0
+    assert (report.host_blocks, report.counters.swapped_in_requests) == (0, 1)
+
+
 def test_a_second_request_of_the_same_id_costs_the_connection_and_not_the_first() -> None:
     bench = Bench()
     bench.step(add("a"), add("a"))

@@ -1,0 +1,48 @@
+"""Blocks of the cache on the host, where preempted requests keep what they have computed.
+
+A request's blocks lie anywhere in the cache, and mostly one after the other on the host. So they
+are gathered on the device and copied in long runs. On CUDA the host's memory is pinned, and the
+copies are ordered with the step's kernels by their stream.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from reference_engine.core.step import StepPlan
+
+
+class HostCache:
+    """Beside each of the `caches` [num_blocks, ...] a tensor of `num_host_blocks` on the host."""
+
+    def __init__(self, caches: Sequence[Tensor], num_host_blocks: int) -> None:
+        self._caches = [(cache, _on_host(cache, num_host_blocks)) for cache in caches]
+
+    def copy(self, plan: StepPlan) -> None:
+        if plan.swap_out:
+            blocks, on_host = zip(*plan.swap_out, strict=True)
+            for cache, host in self._caches:
+                staged = cache.index_select(0, torch.tensor(blocks, device=cache.device))
+                for rows, run in _runs(on_host):
+                    host[run].copy_(staged[rows], non_blocking=True)
+        if plan.swap_in:
+            on_host, blocks = zip(*plan.swap_in, strict=True)
+            for cache, host in self._caches:
+                staged = torch.empty_like(cache[: len(blocks)])
+                for rows, run in _runs(on_host):
+                    staged[rows].copy_(host[run], non_blocking=True)
+                cache.index_copy_(0, torch.tensor(blocks, device=cache.device), staged)
+
+
+def _on_host(cache: Tensor, num_blocks: int) -> Tensor:
+    shape = (num_blocks, *cache.shape[1:])
+    return torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda)
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Stretches of consecutive numbers: where they stand in `blocks`, and the numbers."""
+    breaks = [at for at, (a, b) in enumerate(pairwise(blocks), start=1) if b != a + 1]
+    for start, end in pairwise([0, *breaks, len(blocks)]):
+        yield slice(start, end), slice(blocks[start], blocks[start] + end - start)
