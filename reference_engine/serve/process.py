@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,9 +25,11 @@ import uvloop
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
+from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
+from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.faults import FaultyLink
-from reference_engine.serve.http import WatchedProtocol, listen, protocol_for
+from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.server import Frontend
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WorkerSupervisor
@@ -156,7 +159,7 @@ def run(settings: ServeSettings) -> int:
     Raises ListenError, EngineConfigError, and EngineStoppedError if the worker has died.
     """
     with (
-        listen(settings.host, settings.port, settings.frontend) as listener,
+        reserve_port(settings.host, settings.port, settings.frontend) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         return runner.run(_serve(settings, listener))
@@ -179,12 +182,18 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
         ready = await unless(stop.wished, worker.start(settings.config, settings.faults))
         if ready is not None:
             frontend = Frontend(
-                link, settings.config, ready, settings.frontend, allow_faults=settings.allow_faults
+                link,
+                settings.config,
+                ready,
+                settings.frontend,
+                _tokenizer(settings.config, ready.vocab_size),
+                allow_faults=settings.allow_faults,
             )
             server = Server(_uvicorn_config(frontend, settings.frontend))
             ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
             keeping = asyncio.create_task(worker.keep())
             keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
+            open_port(listener)
             _announce(listener, ready)
             # Collections that walk through long-lived objects would pause the event loop.
             gc.collect()
@@ -198,6 +207,15 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     finally:
         await worker.end()
     return stop.exit_status
+
+
+def _tokenizer(config: EngineConfig, vocab_size: int) -> Tokenizer:
+    folder = find_checkpoint(config.model)
+    if folder is None:
+        return WordTokenizer(vocab_size)
+    from reference_engine.model.pretrained import PretrainedTokenizer
+
+    return PretrainedTokenizer(read_checkpoint(folder, config.dtype), datetime.now)
 
 
 def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.Config:

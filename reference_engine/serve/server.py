@@ -1,5 +1,6 @@
 """The HTTP server: its routes and their answers. No middleware, which could hide a disconnect."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
-from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
+from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
@@ -41,6 +42,7 @@ from reference_engine.serve.journal import Page as JournalPage
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
 
+_LONG_BODY: Final = 32_768  # bytes: to tokenize more would hold up the event loop for milliseconds
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -51,6 +53,7 @@ class Frontend:
         config: EngineConfig,
         worker: Ready,
         settings: FrontendSettings,
+        tokenizer: Tokenizer,
         *,
         allow_faults: bool,
     ) -> None:
@@ -59,7 +62,7 @@ class Frontend:
         self._config = config
         self._worker = worker
         self._allow_faults = allow_faults
-        self._tokenizer: Tokenizer = WordTokenizer(worker.vocab_size)
+        self._tokenizer = tokenizer
         self._metrics_page = Page(link.collector, config)
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
 
@@ -77,7 +80,7 @@ class Frontend:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             *RequestsApi(self._link).routes(),
             Route("/v1/models", self.models),
-            Route("/v1/models/{model}", self.model),
+            Route("/v1/models/{model:path}", self.model),
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/openapi.json", self.openapi),
@@ -160,7 +163,11 @@ class Frontend:
                 code="rate_limit_exceeded",
                 headers={"retry-after": str(ceil(wait_s))},
             )
-        generation = read(await read_body(request), self._config, self._tokenizer)
+        body = await read_body(request)
+        if len(body) < _LONG_BODY:
+            generation = read(body, self._config, self._tokenizer)
+        else:
+            generation = await asyncio.to_thread(read, body, self._config, self._tokenizer)
         submitted = self._link.submit(
             generation,
             client_request_id=client_request_id,

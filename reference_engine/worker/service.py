@@ -34,6 +34,7 @@ from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.runners import VOCAB_SIZE, Runner, SimulatedRunner
+from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
 from reference_engine.protocol import (
     AddRequest,
@@ -207,6 +208,8 @@ def _say(why: str) -> None:
 
 def build_runner(config: EngineConfig) -> Runner:
     if config.runner == "simulated":
+        if config.model not in MODEL_SHAPES:
+            raise EngineConfigError(f"--model {config.model} needs the torch runner")
         teacher = config.teacher and read_teacher(config.teacher, VOCAB_SIZE)
         return SimulatedRunner(
             config.step_cost,
@@ -220,7 +223,7 @@ def build_runner(config: EngineConfig) -> Runner:
         )
     from reference_engine.model.torch_runner import TorchRunner
 
-    return TorchRunner(config)
+    return TorchRunner(config, _say)
 
 
 def load_quality_hook(name: str | None) -> QualityHook | None:

@@ -1,0 +1,194 @@
+"""The weights of a model: drawn at random, or a checkpoint's, copied tensor by tensor into place.
+
+Everything that can be wrong with the files or too large for this machine is found before memory is
+taken. The files are mapped, so the only copy is the model's own. Ours differ from Hugging Face's
+in three ways: a matrix lies input by input, projections of the same input are one matrix, and so
+are Qwen3's two norms of heads, a row each.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psutil
+import torch
+from safetensors import SafetensorError, safe_open
+
+from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.model.checkpoint import Checkpoint
+from reference_engine.model.llama import Llama, build_model
+from reference_engine.model.shapes import ModelShape
+
+_DTYPES: Final = ("F32", "BF16", "F16")
+_INDEX: Final = "model.safetensors.index.json"
+_SINGLE: Final = "model.safetensors"
+_GB: Final = 1e9
+_KNOWN_EXTRAS: Final = ("rotary_emb.inv_freq", "lm_head.weight")  # computed; the embedding, if tied
+
+
+class Part(NamedTuple):
+    """A tensor of the checkpoint, and the slice of a parameter of ours that it fills."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameter: str
+    place: tuple[slice, ...] = ()
+    is_transposed: bool = False
+
+
+def parts_of(shape: ModelShape) -> Iterator[Part]:
+    """All tensors of a checkpoint of this shape."""
+    hidden, heads = (shape.hidden_size,), (shape.vocab_size, shape.hidden_size)
+    yield Part("model.embed_tokens.weight", heads, "embedding.weight")
+    for layer in range(shape.num_layers):
+        yield from _layer_parts(shape, f"model.layers.{layer}.", f"blocks.{layer}.")
+    yield Part("model.norm.weight", hidden, "norm.weight")
+    if not shape.tied_embeddings:
+        yield Part("lm_head.weight", heads, "lm_head.weight", is_transposed=True)
+
+
+def _layer_parts(shape: ModelShape, theirs: str, ours: str) -> Iterator[Part]:
+    hidden, ffn, head_dim = shape.hidden_size, shape.ffn_size, shape.head_dim
+    heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
+    qkv, first = f"{ours}attention.qkv_proj.", 0
+    for name, count in heads.items():
+        columns = slice(first * head_dim, (first + count) * head_dim)
+        yield _matrix(f"{theirs}self_attn.{name}_proj", qkv, hidden, count * head_dim, columns)
+        if shape.qkv_bias:
+            size = (count * head_dim,)
+            yield Part(f"{theirs}self_attn.{name}_proj.bias", size, qkv + "bias", (columns,))
+        if shape.qk_norm and name != "v":
+            rows, norm = slice(first, first + count), f"{ours}attention.qk_norm.weight"
+            yield Part(f"{theirs}self_attn.{name}_norm.weight", (head_dim,), norm, (rows,))
+        first += count
+    num_out = shape.num_heads * head_dim
+    yield _matrix(f"{theirs}self_attn.o_proj", f"{ours}attention.o_proj.", num_out, hidden)
+    gate_up = f"{ours}ffn.gate_up_proj."
+    yield _matrix(f"{theirs}mlp.gate_proj", gate_up, hidden, ffn, slice(0, ffn))
+    yield _matrix(f"{theirs}mlp.up_proj", gate_up, hidden, ffn, slice(ffn, 2 * ffn))
+    yield _matrix(f"{theirs}mlp.down_proj", f"{ours}ffn.down_proj.", ffn, hidden)
+    for name, norm in (("input", "attention_norm"), ("post_attention", "ffn_norm")):
+        yield Part(f"{theirs}{name}_layernorm.weight", (hidden,), f"{ours}{norm}.weight")
+
+
+def _matrix(
+    theirs: str, ours: str, num_in: int, num_out: int, columns: slice | None = None
+) -> Part:
+    place = () if columns is None else (slice(None), columns)
+    return Part(theirs + ".weight", (num_out, num_in), ours + "weight", place, is_transposed=True)
+
+
+class CheckpointFiles:
+    """The open safetensors files, with each tensor's name. Raises EngineConfigError."""
+
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self._folder = folder
+        self._of: dict[str, Any] = {}
+        for name in self._file_names():
+            try:
+                # It checks that the tensors fill the file: one that was cut off is refused.
+                file = files.enter_context(safe_open(folder / name, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise EngineConfigError(f"{folder / name}: {error}") from error
+            self._of |= dict.fromkeys(file.keys(), file)
+
+    def _file_names(self) -> list[str]:
+        index = self._folder / _INDEX
+        if not index.exists():
+            if not (self._folder / _SINGLE).exists():
+                raise EngineConfigError(
+                    f"--model {self._folder}: there is neither {_SINGLE} nor {_INDEX}"
+                )
+            return [_SINGLE]
+        try:
+            return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise EngineConfigError(f"{index}: no index of tensors: {error!r}") from error
+
+    def tensor(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._of[name].get_tensor(name)
+        return tensor
+
+    def check(self, parts: list[Part], architecture: str) -> None:
+        where = f"--model {self._folder}"
+        for part in parts:
+            if part.name not in self._of:
+                raise EngineConfigError(
+                    f"{where}: the tensor {part.name} is missing, which config.json's {architecture} needs"
+                )
+            found = self._of[part.name].get_slice(part.name)
+            shape, dtype = tuple(found.get_shape()), found.get_dtype()
+            if shape != part.shape:
+                raise EngineConfigError(
+                    f"{where}: the tensor {part.name} has the shape {_shown(shape)}; by config.json "
+                    f"it would be {_shown(part.shape)}"
+                )
+            if dtype not in _DTYPES:
+                raise EngineConfigError(
+                    f"{where}: the tensor {part.name} is {dtype}; this engine reads only "
+                    + ", ".join(_DTYPES)
+                )
+        unknown = self._of.keys() - {part.name for part in parts}
+        if strange := sorted(name for name in unknown if not name.endswith(_KNOWN_EXTRAS)):
+            raise EngineConfigError(
+                f"{where}: {architecture} has no tensor {strange[0]} (and {len(strange) - 1} more)"
+            )
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> Llama:
+    """Raises EngineConfigError."""
+    parts = list(parts_of(checkpoint.shape))
+    with ExitStack() as opened:
+        files = CheckpointFiles(checkpoint.folder, opened)
+        files.check(parts, checkpoint.architecture)
+        check_memory(checkpoint.shape, config, free_memory(device), device)
+        model = build_model(checkpoint.shape, config.max_model_len, device)
+        ours = model.state_dict()
+        total, done, said = sum(map(_num_elements, parts)), 0, 0
+        for part in parts:
+            tensor = files.tensor(part.name)
+            ours[part.parameter][part.place].copy_(tensor.t() if part.is_transposed else tensor)
+            done += _num_elements(part)
+            if (tenths := done * 10 // total) > said:
+                said = tenths
+                say(f"loading {checkpoint.folder}: {tenths * 10} % of {total / 1e6:,.0f} M weights")
+    return model
+
+
+def _num_elements(part: Part) -> int:
+    return torch.Size(part.shape).numel()
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def check_memory(
+    shape: ModelShape, config: EngineConfig, free: int, device: torch.device
+) -> None:
+    """Raises EngineConfigError if the weights and the KV cache need more than the `free` bytes."""
+    size = torch.finfo(getattr(torch, shape.dtype)).bits // 8
+    weights = size * sum(map(_num_elements, parts_of(shape)))
+    row = 2 * shape.num_kv_heads * shape.head_dim
+    cache = size * row * shape.num_layers * config.num_blocks * config.block_size
+    if weights + cache > free:
+        raise EngineConfigError(
+            f"the model's weights ({weights / _GB:.1f} GB in {shape.dtype}) and its KV cache of "
+            f"{config.num_blocks} blocks ({cache / _GB:.1f} GB) do not fit into the "
+            f"{free / _GB:.1f} GB that are free on {device.type}: lower --num-blocks, or take "
+            "--dtype bfloat16"
+        )
