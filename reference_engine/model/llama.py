@@ -198,6 +198,11 @@ def build_model(shape: ModelShape, max_positions: int, device: torch.device) -> 
         torch.set_default_dtype(before)
 
 
+def num_weights(shape: ModelShape) -> int:
+    model = build_model(shape, 1, torch.device("meta"))
+    return sum(weight.numel() for weight in model.parameters())
+
+
 _STD = 0.02
 _OUTPUT_STD = 0.12  # logits must differ clearly, yet leave more than a handful of likely words
 

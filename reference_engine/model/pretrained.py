@@ -68,7 +68,11 @@ class PretrainedTokenizer:
         chat = [{"role": role, "content": text} for role, text in messages]
         try:
             prompt = self._template.render(
-                messages=chat, add_generation_prompt=True, tools=None, documents=None, **self._special
+                messages=chat,
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special,
             )
         except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ChatError(f"the model's chat template refuses them: {error}") from error
@@ -136,7 +140,7 @@ def _template(folder: Path, settings: _Settings, now: Callable[[], datetime]) ->
 class _Generation(Extension):
     """`{% generation %}` marks what training learns; a prompt takes it as it is."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 as the base class has it
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)

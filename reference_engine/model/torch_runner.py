@@ -1,35 +1,44 @@
 """The runner with a model: torch, a paged cache, and one forward pass for each step."""
 
 import os
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Final, NamedTuple
 
 import msgspec
+import psutil
 import torch
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.attention import PagedCache
 from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
+from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.host_cache import HostCache
-from reference_engine.model.llama import build_model, fill_with_random
+from reference_engine.model.llama import Llama, build_model, fill_with_random, num_weights
 from reference_engine.model.sampler import probabilities, sample, sampling_bias
-from reference_engine.model.shapes import MODEL_SHAPES
+from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
+from reference_engine.model.smollm2 import SMOLLM2, ensure_converted
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
+
+_GB: Final = 1e9
 
 
 class TorchRunner:
     """Owns the weights and the cache: [num_blocks * block_size] slots a layer."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, say: Callable[[str], None] = print) -> None:
+        """Raises EngineConfigError. `say` is told how the loading goes."""
         # One core is left to the frontend, so that it notices at once that a client is gone.
         torch.set_num_threads(max(1, _usable_cores() - 1))
-        shape = msgspec.structs.replace(MODEL_SHAPES[config.model], dtype=config.dtype)
         self._device = _choose_device(config.device)
+        shape, self.tokenizer, load = _find_model(config, say)
+        check_memory(shape, config, free_memory(self._device), self._device.type)
         self._block_size = config.block_size
         self._batch_invariant = config.batch_invariant
-        self.model = build_model(shape, config.max_model_len, torch.device("cpu"))
-        fill_with_random(self.model, config.seed)
-        self.model.to(self._device)
+        self.model = load(self._device)
         kv_shape = (shape.num_kv_heads, shape.head_dim)
         buffer = self.model.norm.weight.new_empty(0)
         self._caches = [
@@ -39,7 +48,6 @@ class TorchRunner:
         blocks = [cache.blocks for cache in self._caches]
         self._host_cache = HostCache(blocks, config.host_blocks)
         on_gpu = self._device.type == "cuda"
-        self.tokenizer: Tokenizer = WordTokenizer(shape.vocab_size)
         self._bias = sampling_bias(self.tokenizer, self._device)
         self.info = Ready(
             pid=os.getpid(),
@@ -70,6 +78,61 @@ class TorchRunner:
         names = [request.request_id for request in requests]
         sampled.tokens.update(zip(names, tokens, strict=True))
         sampled.probabilities.update(probabilities(logits, tokens, requests))
+
+
+class FoundModel(NamedTuple):
+    shape: ModelShape
+    tokenizer: Tokenizer
+    load: Callable[[torch.device], Llama]
+
+
+def _find_model(config: EngineConfig, say: Callable[[str], None]) -> FoundModel:
+    folder = find_checkpoint(config.model)
+    if folder is None:
+        shape = msgspec.structs.replace(MODEL_SHAPES[config.model], dtype=config.dtype)
+        draw = partial(_draw, shape, config)
+        return FoundModel(shape, WordTokenizer(shape.vocab_size), draw)
+    if config.model == SMOLLM2:
+        ensure_converted(folder, say)
+    checkpoint = read_checkpoint(folder, config.dtype)
+    try:  # random weights need none of their packages
+        from reference_engine.model.pretrained import PretrainedTokenizer
+        from reference_engine.model.weights import load_checkpoint
+    except ImportError as error:
+        raise EngineConfigError(
+            f"--model {config.model}: {error}; pip install 'walkaway[engine]'"
+        ) from error
+    tokenizer = PretrainedTokenizer(checkpoint, datetime.now)
+    load = partial(load_checkpoint, checkpoint, config.max_model_len, say)
+    return FoundModel(checkpoint.shape, tokenizer, load)
+
+
+def _draw(shape: ModelShape, config: EngineConfig, device: torch.device) -> Llama:
+    model = build_model(shape, config.max_model_len, torch.device("cpu"))
+    fill_with_random(model, config.seed)
+    return model.to(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def check_memory(shape: ModelShape, config: EngineConfig, free: int, where: str) -> None:
+    """Raises EngineConfigError if weights and KV cache need more than the `free` bytes."""
+    size = torch.finfo(getattr(torch, shape.dtype)).bits // 8
+    weights = size * num_weights(shape)
+    row = 2 * shape.num_kv_heads * shape.head_dim * shape.num_layers
+    cache = size * row * config.num_blocks * config.block_size
+    if weights + cache > free:
+        raise EngineConfigError(
+            f"the weights ({weights / _GB:.1f} GB in {shape.dtype}) and a KV cache of "
+            f"{config.num_blocks} blocks ({cache / _GB:.1f} GB) do not fit into the "
+            f"{free / _GB:.1f} GB of memory that are free ({where}): lower --num-blocks, or take "
+            "--dtype bfloat16"
+        )
 
 
 def _usable_cores() -> int:

@@ -1,9 +1,8 @@
-"""The weights of a model: drawn at random, or a checkpoint's, copied tensor by tensor into place.
+"""The weights of a checkpoint, copied tensor by tensor into the model.
 
-Everything that can be wrong with the files or too large for this machine is found before memory is
-taken. The files are mapped, so the only copy is the model's own. Ours differ from Hugging Face's
-in three ways: a matrix lies input by input, projections of the same input are one matrix, and so
-are Qwen3's two norms of heads, a row each.
+All files are checked before memory is taken. They are mapped, so the only copy is the model's own.
+Ours differ from Hugging Face's in three ways: a matrix lies input by input, projections of one
+input are one matrix, and so are Qwen3's two norms of heads, a row for each head.
 """
 
 import json
@@ -12,11 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 
-from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.config import EngineConfigError
 from reference_engine.model.checkpoint import Checkpoint
 from reference_engine.model.llama import Llama, build_model
 from reference_engine.model.shapes import ModelShape
@@ -24,7 +22,6 @@ from reference_engine.model.shapes import ModelShape
 _DTYPES: Final = ("F32", "BF16", "F16")
 _INDEX: Final = "model.safetensors.index.json"
 _SINGLE: Final = "model.safetensors"
-_GB: Final = 1e9
 _KNOWN_EXTRAS: Final = ("rotary_emb.inv_freq", "lm_head.weight")  # computed; the embedding, if tied
 
 
@@ -116,14 +113,15 @@ class CheckpointFiles:
         for part in parts:
             if part.name not in self._of:
                 raise EngineConfigError(
-                    f"{where}: the tensor {part.name} is missing, which config.json's {architecture} needs"
+                    f"{where}: the tensor {part.name} is missing; a {architecture} of this "
+                    "config.json has it"
                 )
             found = self._of[part.name].get_slice(part.name)
             shape, dtype = tuple(found.get_shape()), found.get_dtype()
             if shape != part.shape:
                 raise EngineConfigError(
-                    f"{where}: the tensor {part.name} has the shape {_shown(shape)}; by config.json "
-                    f"it would be {_shown(part.shape)}"
+                    f"{where}: the tensor {part.name} has the shape {_shown(shape)}; by "
+                    f"config.json it would be {_shown(part.shape)}"
                 )
             if dtype not in _DTYPES:
                 raise EngineConfigError(
@@ -142,18 +140,14 @@ def _shown(shape: tuple[int, ...]) -> str:
 
 
 def load_checkpoint(
-    checkpoint: Checkpoint,
-    config: EngineConfig,
-    device: torch.device,
-    say: Callable[[str], None],
+    checkpoint: Checkpoint, max_positions: int, say: Callable[[str], None], device: torch.device
 ) -> Llama:
     """Raises EngineConfigError."""
     parts = list(parts_of(checkpoint.shape))
     with ExitStack() as opened:
         files = CheckpointFiles(checkpoint.folder, opened)
         files.check(parts, checkpoint.architecture)
-        check_memory(checkpoint.shape, config, free_memory(device), device)
-        model = build_model(checkpoint.shape, config.max_model_len, device)
+        model = build_model(checkpoint.shape, max_positions, device)
         ours = model.state_dict()
         total, done, said = sum(map(_num_elements, parts)), 0, 0
         for part in parts:
@@ -168,27 +162,3 @@ def load_checkpoint(
 
 def _num_elements(part: Part) -> int:
     return torch.Size(part.shape).numel()
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
-
-
-def check_memory(
-    shape: ModelShape, config: EngineConfig, free: int, device: torch.device
-) -> None:
-    """Raises EngineConfigError if the weights and the KV cache need more than the `free` bytes."""
-    size = torch.finfo(getattr(torch, shape.dtype)).bits // 8
-    weights = size * sum(map(_num_elements, parts_of(shape)))
-    row = 2 * shape.num_kv_heads * shape.head_dim
-    cache = size * row * shape.num_layers * config.num_blocks * config.block_size
-    if weights + cache > free:
-        raise EngineConfigError(
-            f"the model's weights ({weights / _GB:.1f} GB in {shape.dtype}) and its KV cache of "
-            f"{config.num_blocks} blocks ({cache / _GB:.1f} GB) do not fit into the "
-            f"{free / _GB:.1f} GB that are free on {device.type}: lower --num-blocks, or take "
-            "--dtype bfloat16"
-        )

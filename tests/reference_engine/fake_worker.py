@@ -14,6 +14,7 @@ from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.metrics.collector import Collector
+from reference_engine.model.tokenizer import WordTokenizer
 from reference_engine.protocol import (
     AbortRequest,
     Ending,
@@ -170,7 +171,12 @@ class Served:
         self.worker = FakeWorker(**settings)
         self.link = self.worker.link
         self.frontend = Frontend(
-            self.link, EngineConfig(), READY, FrontendSettings(**settings), allow_faults=True
+            self.link,
+            EngineConfig(),
+            READY,
+            FrontendSettings(**settings),
+            WordTokenizer(READY.vocab_size),
+            allow_faults=True,
         )
         self.client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=self.frontend.app()),

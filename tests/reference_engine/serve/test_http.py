@@ -20,9 +20,10 @@ from reference_engine.serve.http import (
     WatchedProtocol,
     bound_silence,
     is_full,
-    listen,
     num_acknowledged,
+    open_port,
     protocol_for,
+    reserve_port,
 )
 from tests.reference_engine.fake_worker import FakeWorker, output, respond
 from tests.reference_engine.serve.test_detection import behind_a_swallower, behind_nothing
@@ -362,7 +363,8 @@ async def accepted_option(settings: FrontendSettings, level: int, name: int) -> 
             options.put_nowait(connection.getsockopt(level, name))
             transport.close()
 
-    with listen("127.0.0.1", 0, settings) as listener:
+    with reserve_port("127.0.0.1", 0, settings) as listener:
+        open_port(listener)
         address = listener.getsockname()
         async with await asyncio.get_running_loop().create_server(Accepted, sock=listener):
             with socket.create_connection(address):
@@ -395,7 +397,7 @@ async def test_a_port_that_is_taken_is_an_error_of_ours() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ListenError, match="choose another"),
     ):
-        listen("127.0.0.1", taken.getsockname()[1], SETTINGS)
+        reserve_port("127.0.0.1", taken.getsockname()[1], SETTINGS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own count is Linux's")
