@@ -114,8 +114,17 @@ def after_preemption(folder: Path) -> Watched:
     return engine
 
 
+def after_a_swap(folder: Path) -> Watched:
+    engine = Watched(folder, num_blocks=24, enable_prefix_caching=False, preemption="swap")
+    engine.answer(*(prompt(24, first=at) for at in range(3)), max_tokens=20)
+    assert engine.scheduler.counters.swapped_in_blocks > 0
+    return engine
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("run", [whole, chunked, after_a_prefix_hit, after_preemption])
+@pytest.mark.parametrize(
+    "run", [whole, chunked, after_a_prefix_hit, after_preemption, after_a_swap]
+)
 def test_logits_equal_those_of_transformers(
     run: Callable[[Path], Watched], name: str, folders: dict[str, Path]
 ) -> None:
