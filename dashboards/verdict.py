@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from harness.analysis.facts import ON_CPU
 from harness.analysis.load_side import saturations
 from harness.analysis.remarks import MOST_WARM_UP
 from harness.errors import ConfigError
@@ -224,8 +225,9 @@ def _floor(run: Run) -> Iterator[Trust]:
 
 
 def _known(run: Run) -> Trust:
-    n = len(run.whole.not_measurable)
+    n = sum(reason != ON_CPU for reason in run.whole.not_measurable.values())
     if not n:
-        return Trust("known", Mark.GOOD, "every figure could be measured")
+        but = " but those of a GPU" if run.whole.not_measurable else ""
+        return Trust("known", Mark.GOOD, f"every figure{but} could be measured")
     text = f"{quantity(n, 'figures')} could not be measured; each with its reason below"
     return Trust("known", Mark.UNKNOWN, text, f"{n} not measurable")

@@ -9,6 +9,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -207,9 +208,17 @@ def check_target_url(url: str, *, flag: str = "--target") -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def check_metrics_url(url: str) -> str:
-    _split("--metrics-url", url)
+def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:
+    _split(flag, url)
     return url
+
+
+def is_loopback(url: str) -> bool:
+    host, _ = split_place(url)
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, str]:

@@ -27,6 +27,7 @@ CANCEL_LATENCY_STEPS: Final = "cancel_latency_steps"
 SLOT_RECOVERY: Final = "slot_recovery_s"
 WASTED_TOKENS: Final = "wasted_tokens"
 GHOST_RATE: Final = "ghost_rate"
+ENERGY_PER_TOKEN: Final = "energy_per_token_j"
 STAGES: Final = ("detect_s", "signal_s", "wait_s", "free_s")
 _OPEN_LOOP_SIGN: Final = "ttft_from_intended_s"  # only an open loop has it
 _CAPITALS: Final = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "gpu": "GPU"}
@@ -221,6 +222,15 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         shows="Device time spent on an abandoned request.",
         formula="sum over steps of duration after t0 * the request's share of scheduled tokens",
     ),
+    "energy_wasted_j": MetricInfo(
+        unit="J",
+        label="wasted energy",
+        shows="Energy that the GPU spent on an abandoned request after its user had left.",
+        formula="sum over steps of the energy after t0 * the request's share of scheduled tokens",
+        rank=45,
+        on_web_tab=True,
+        good="flat, at about the energy of a step's share.",
+    ),
     "ttft_s": MetricInfo(
         shows="Time to the first token of users who stayed.",
         formula="first token - sent",
@@ -398,6 +408,48 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         good="flat, or rising.",
         of_tokens=True,
     ),
+    "gpu_utilisation": _run_reading(
+        unit="ratio",
+        shows="The share of time in which the GPU computed.",
+        formula="mean of the readings during the load, and of the devices",
+        better="neither",  # it also computes for ghosts
+        rank=46,
+        on_web_tab=True,
+    ),
+    "gpu_memory_bytes": _run_reading(
+        unit="bytes",
+        label="GPU memory",
+        shows="Memory in use on the GPU, at its highest, by all processes.",
+        formula="largest sum over the devices of a reading during the load",
+        rank=47,
+    ),
+    "gpu_power_w": _run_reading(
+        unit="W",
+        label="GPU power",
+        shows="Power that the GPU drew.",
+        formula="mean of the readings during the load, summed over the devices",
+        better="neither",  # a faster server draws more
+        rank=48,
+    ),
+    "gpu_energy_j": _run_reading(
+        unit="J",
+        label="GPU energy",
+        shows="Energy that the GPU used during the load.",
+        formula="the devices' energy counter at the end - at the beginning of the load, else their "
+        "power, integrated",
+        better="neither",  # it grows with the load
+        rank=49,
+    ),
+    ENERGY_PER_TOKEN: _run_reading(
+        unit="J",
+        label="energy per token",
+        shows="Energy that the GPU used for each token, read or not.",
+        formula="gpu_energy_j / tokens sampled in the load window",
+        rank=50,
+        on_web_tab=True,
+        of_tokens=True,
+        good="flat, or falling.",
+    ),
     "preemptions": _run_reading(
         unit="preemptions",
         shows="Requests that the engine put back into its queue during the load.",
@@ -423,6 +475,11 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
     ),
     "scrape_interval_s": MetricInfo(
         shows="How often the metrics pages were read.", formula="scrape - scrape before it"
+    ),
+    "gpu_interval_s": MetricInfo(
+        label="GPU interval",
+        shows="How often the GPU gave a new reading.",
+        formula="changed reading - changed reading before it",
     ),
     "over_read_tokens": MetricInfo(
         unit="tokens",

@@ -263,13 +263,17 @@ class CpuSample(msgspec.Struct, kw_only=True):
 
 
 class GpuSample(msgspec.Struct, kw_only=True):
-    """One NVML reading of one GPU: a row of `gpu.parquet`. `utilisation` is 0 to 1."""
+    """One reading of one GPU of the server: a row of `gpu.parquet`; null: it does not show it.
+
+    `utilisation` is 0 to 1, `energy_j` the device's counter of all energy since some beginning.
+    """
 
     t_ns: int
     gpu: int
-    utilisation: float
-    memory_bytes: int
+    utilisation: float | None
+    memory_bytes: int | None
     power_w: float | None
+    energy_j: float | None = None
 
 
 FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "max", "upper95", "lower95")  # of a metric

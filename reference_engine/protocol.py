@@ -62,12 +62,13 @@ ToWorker = Hello | AddRequest | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
-    """The worker has built its model. `gpu_name` is None on a CPU."""
+    """The worker has built its model. `gpu_name` and `gpu_uuid` (NVML's) are None on a CPU."""
 
     pid: int
     device: str
     vocab_size: int
     gpu_name: str | None
+    gpu_uuid: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like=True):

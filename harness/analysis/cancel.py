@@ -34,6 +34,7 @@ from harness.records import Metric, Role
 NOBODY_LEFT: Final = "no request was abandoned"
 _NO_CANCEL: Final = "the lifecycle log has no abandoned request that could still be cancelled"
 _NO_REQUEST: Final = "the lifecycle log has no abandoned request"
+_NO_ENERGY: Final = f"{_NO_REQUEST}, or the GPU shows neither its energy nor its power"
 _NO_STAGE: Final = "no request got as far as this stage"
 
 
@@ -45,6 +46,7 @@ class _Column(NamedTuple):
     needs: tuple[Need, ...]
     why_empty: str
     grows: bool = False
+    method: str = "exact"
 
 
 _FIGURES: Final = {
@@ -69,6 +71,9 @@ _FIGURES: Final = {
     ),
     "gpu_seconds_after_abandon": _Column(
         "gpu_seconds", ("clock", "steps"), _NO_REQUEST, grows=True
+    ),
+    "energy_wasted_j": _Column(
+        "gpu_joules", ("GPU", "clock", "steps"), _NO_ENERGY, grows=True, method="gauge"
     ),
 }
 _IN_PREFILL: Final = {
@@ -107,7 +112,7 @@ def _figure(
         return proportion(name, values, column.why_empty, method="exact")
     sample = censored.get(row) or Sample(values=values.dropna().to_numpy(dtype=float))
     bound = "lower" if column.grows and is_unfinished(cancels).any() else "point"
-    return sampled(name, sample, column.why_empty, method="exact", bound=bound)
+    return sampled(name, sample, column.why_empty, method=column.method, bound=bound)
 
 
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:

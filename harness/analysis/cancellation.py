@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts, is_among, run_facts
+from harness.analysis.gpu import energy_curves
 from harness.analysis.open_requests import NEVER, RACE, reset_by_us_ns
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.timeline import StepTimes, computed_tokens, shared_blocks, timeline
@@ -281,7 +282,13 @@ def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> d
     }
 
 
-_SINCE_T0: Final = ("wasted_after_close_tokens", "slot_seconds", "block_seconds", "gpu_seconds")
+_SINCE_T0: Final = (
+    "wasted_after_close_tokens",
+    "slot_seconds",
+    "block_seconds",
+    "gpu_seconds",
+    "gpu_joules",
+)
 
 
 def _waste(
@@ -330,6 +337,11 @@ def _spent(branches: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFr
     spent["wasted_after_close_tokens"] = np.bincount(request, after, n)
     busy = computed["share"] * (_held_ns(request, started, ended, t0, None) / 1e9)
     spent["gpu_seconds"] = np.bincount(request, busy, n)
+    for curve in energy_curves(frames, facts)[:1]:
+        joules = curve.between(np.minimum(np.maximum(started, t0[request]), ended), ended)
+        spent["gpu_joules"] = np.bincount(
+            request, np.where(ended > t0[request], joules * computed["share"], 0.0), n
+        )
     if facts.block_size is not None:
         freed = _end_of(branches["freed_ns"], t0, facts)
         spent["block_seconds"] = _block_seconds(computed, lives, t0, freed, facts.block_size)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, reading, sampled
+from harness.analysis.gpu import change_times_ns, gpu_figures
 from harness.analysis.scraped import readings_of, scrape_times_ns
 from harness.analysis.stats import Floats
 from harness.analysis.timeline import num_sampled
@@ -16,9 +17,11 @@ from harness.store.frames import RunFrames
 
 def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
     in_window = steps_in_window(frames.steps, facts)
+    throughput = _throughput(frames, in_window, facts)
     return {
         "slot_utilisation": _slot_utilisation(frames, in_window, facts),
-        "throughput_tps": _throughput(frames, in_window, facts),
+        "throughput_tps": throughput,
+        **gpu_figures(frames, facts, throughput),
     }
 
 
@@ -29,6 +32,7 @@ def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
         "step_s": (steps["ended_ns"] - steps["started_ns"]).to_numpy(dtype=float) / 1e9,
         "client_lag_s": frames.client.loc[in_window, "lag_ns"].to_numpy(dtype=float) / 1e9,
         "scrape_interval_s": np.diff(scrape_times_ns(frames)) / 1e9,
+        "gpu_interval_s": np.diff(change_times_ns(frames, facts)) / 1e9,
     }
 
 
@@ -38,6 +42,10 @@ def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
         "step_s": ("exact", facts.lacks("steps") or "no step in the load window"),
         "client_lag_s": ("client", "the load did not watch itself"),
         "scrape_interval_s": ("client", scraped),
+        "gpu_interval_s": (
+            "client",
+            facts.no_gpu or "the GPU's readings changed less than twice",
+        ),
     }
     return {
         name: sampled(name, Sample(values=series[name], is_series=True), why_empty, method=method)

@@ -106,7 +106,7 @@ def machine_in_words(conditions: Conditions) -> str:
 
 
 def depends_on_machine(unit: str) -> bool:
-    return unit in ("s", "rps", "tokens/s", "block seconds")
+    return unit in ("s", "rps", "tokens/s", "block seconds", "W", "J")
 
 
 def ends_line(

@@ -1,7 +1,7 @@
 """Facts about a run that its rows do not hold, read once from the manifest."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -12,7 +12,9 @@ from harness.records import GAUGES, Trust, num_slots
 from harness.store.frames import RunFrames
 
 # A source of figures: a log of the server, its configuration, or a condition of the run.
-Need = Literal["lifecycle", "clock", "steps", "block size", "load"]
+Need = Literal["lifecycle", "clock", "steps", "block size", "load", "GPU"]
+
+ON_CPU: Final = "the engine computes on the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,13 +22,13 @@ class Facts:
     """Nanoseconds are of the monotonic clock; nothing of the server is known after
     `observed_until_ns`.
 
-    `idle_before` and `idle_after` map a metric's role to its value before the load (0 for a counter
-    that was not there yet) and after the settle time, `idle_later` a little later still, each of
-    `idle_loops` (with its time) after one of several loops. `missed_to_stay_s` and
-    `missed_to_leave_s` are the waits of requests that an open loop never sent, by whether they
-    would have been read to the end. `trust` maps a role to how far the target's description
-    believes it, `lags` to how old its value can be (steps, seconds), `late` to how many steps old
-    it is on average, by kind of change, where known.
+    `no_gpu`: why its GPUs were not read. `idle_before` and `idle_after` map a metric's role to its
+    value before the load (0 for a counter that was not there yet) and after the settle time,
+    `idle_later` a little later still, each of `idle_loops` (with its time) after one of several
+    loops. `missed_to_stay_s` and `missed_to_leave_s` are the waits of requests that an open loop
+    never sent, by whether they would have been read to the end. `trust` maps a role to how far the
+    target's description believes it, `lags` to how old its value can be (steps, seconds), `late` to
+    how many steps old it is on average, by kind of change, where known.
     """
 
     status: str
@@ -36,6 +38,7 @@ class Facts:
     has_lifecycle: bool
     has_steps: bool
     has_scrapes: bool
+    no_gpu: str | None
     load_started_ns: int
     load_ended_ns: int
     observed_until_ns: int
@@ -77,6 +80,7 @@ class Facts:
                 f"{self.engine} does not show its block size",
             ),
             "load": (self.load_s > 0, "the load window has no length"),
+            "GPU": (self.no_gpu is None, self.no_gpu or ""),
         }
         return next((why for is_there, why in map(known.__getitem__, needed) if not is_there), None)
 
@@ -132,6 +136,7 @@ def run_facts(frames: RunFrames) -> Facts:
         has_lifecycle=not frames.lifecycle.empty,
         has_steps=not frames.steps.empty,
         has_scrapes=not frames.server_metrics.empty,
+        no_gpu=_why_no_gpu(config) if frames.gpu.empty else None,
         load_started_ns=started_ns,
         load_ended_ns=ended_ns,
         observed_until_ns=_observed_until(frames, ended_ns),
@@ -181,6 +186,10 @@ def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
 
 def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     return {role: 0.0 for role in after if before and role not in before and role not in GAUGES}
+
+
+def _why_no_gpu(config: dict[str, Any]) -> str:
+    return ON_CPU if config.get("device") == "cpu" else "no GPU of the server was watched"
 
 
 def _known(values: dict[str, Any] | None) -> dict[str, float]:

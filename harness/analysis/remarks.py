@@ -11,6 +11,7 @@ import pandas as pd
 from harness.analysis.agreement import disagreements
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures
+from harness.analysis.gpu import FEWEST_CHANGES
 from harness.analysis.leaks import health_warnings
 from harness.analysis.load_side import (
     arrival_warnings,
@@ -40,6 +41,7 @@ MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
 _ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
+_NO_TIMES: Final = {*_FLOOR_OF.values(), "gpu_interval_s", "start_delay_s"}  # to be judged by it
 _BROKEN_OFF: Final = {
     "interrupted": "the run was interrupted: the figures are of what had happened until then",
     "target_failed": "the target or the load failed: the figures are of what had been collected "
@@ -81,6 +83,7 @@ def remarks(
             health_warnings(manifest.get("probing") or {}),
             _about_leftovers(facts, figures),
             _about_scraping(frames, figures),
+            _about_gpu(frames, figures),
             disagreements(summary.agreement),
             arrival_warnings(frames, figures),
             _about_warm_up(summary.steady),
@@ -120,7 +123,7 @@ def flags(figures: Mapping[str, Figure]) -> dict[str, str]:
             continue
         floor_name = _FLOOR_OF.get(figure.method, "")
         floor = figures.get(floor_name)
-        if name in _FLOOR_OF.values() or name == "start_delay_s" or not isinstance(floor, Metric):
+        if name in _NO_TIMES or not isinstance(floor, Metric):
             continue
         if floor.p99 is not None and figure.p50 < floor.p99:
             found[name] = (
@@ -286,6 +289,17 @@ def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterato
             f"/metrics was to be read every {quantity(asked_s, 's')} and was read every "
             f"{quantity(found.p50, 's')} (median): the server answers no faster, or this machine "
             "is too busy"
+        )
+
+
+def _about_gpu(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:
+    interval = figures.get("gpu_interval_s")
+    changes = interval.n + 1 if isinstance(interval, Metric) else 0
+    if not frames.gpu.empty and changes < FEWEST_CHANGES:
+        yield (
+            f"the GPU's readings changed {quantity(changes, 'times')} during the load, so its "
+            "figures may be of before it: make the load longer, or let the DCGM exporter collect "
+            "more often than every 30 s (--collect-interval)"
         )
 
 

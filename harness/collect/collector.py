@@ -14,8 +14,9 @@ from typing import Any, Self
 
 import httpx
 
+from harness.collect.gpu import Gpus
 from harness.collect.lifecycle import LogFollower
-from harness.collect.machine import CpuSampler, open_gpus
+from harness.collect.machine import CpuSampler
 from harness.collect.scrape import read_samples
 from harness.collect.source import Gathered, Notes, SourceError, poll
 from harness.records import CpuSample, GpuSample, LifecycleEvent, MetricSample, StepRow
@@ -23,7 +24,6 @@ from harness.store.run_folder import RunRows
 
 FOLLOW_INTERVAL_S = 0.2  # the unread log of a target that dies is lost
 CPU_INTERVAL_S = 0.25
-GPU_INTERVAL_S = 0.1
 LOWEST_PRIORITY = 19
 
 
@@ -38,7 +38,7 @@ class Collector:
 
     `metrics_urls` are scraped with pauses that `scrape_pause_s` draws, if given. `logs_url` is None
     if the server has no exact logs.
-    The collector owns and closes `client` and `gpus`.
+    The collector owns and closes `client`, and the GPUs that it watches.
 
     `latest_scrape` and `names_seen` (names of all metrics ever seen) change in one thread only; the
     first is replaced as a whole, so other threads may read it.
@@ -67,7 +67,7 @@ class Collector:
             "cpu": Gathered(rows_dir, "cpu", CpuSample),
             "gpu": Gathered(rows_dir, "gpu", GpuSample),
         }
-        self.gpus = open_gpus(notes)
+        self._gpus: Gpus | None = None
         self._clock_ns = clock_ns
         self._notes = notes
         self._metrics_urls = metrics_urls
@@ -84,8 +84,8 @@ class Collector:
 
     def __enter__(self) -> Self:
         self._start(self._sample_cpu, lambda: CPU_INTERVAL_S)
-        if self.gpus is not None:
-            self._start(self._sample_gpus, lambda: GPU_INTERVAL_S)
+        if (gpus := self._gpus) is not None:
+            self._start(self._sample_gpus, lambda: gpus.interval_s)
         if self._logs:
             self._try(*(log.skip_history for log in self._logs))
             self._start(self._follow, lambda: FOLLOW_INTERVAL_S)
@@ -99,8 +99,9 @@ class Collector:
         self._sample_cpu()
         self._try(self._follow)  # rows since the last turn, if the server still answers
         self._client.close()
-        if self.gpus is not None:
-            self.gpus.close()
+        if self._gpus is not None:
+            self._try(self._sample_gpus)
+            self._gpus.close()
         for of_one_kind in self._gathered.values():
             of_one_kind.close()
         for thread in self._running:
@@ -109,6 +110,10 @@ class Collector:
     def watch(self, name: str, pid: int) -> None:
         """Sample the CPU time of one more process."""
         self._cpu.watch(name, pid, self._clock_ns())
+
+    def watch_gpus(self, gpus: Gpus) -> None:
+        """Call it before the collector is entered."""
+        self._gpus = gpus
 
     def rows(self) -> RunRows:
         return RunRows(**{kind: rows.all() for kind, rows in self._gathered.items()})
@@ -139,5 +144,5 @@ class Collector:
         self._gathered["cpu"].add(self._cpu.sample(self._clock_ns()))
 
     def _sample_gpus(self) -> None:
-        assert self.gpus is not None
-        self._gathered["gpu"].add(self.gpus.sample(self._clock_ns()))
+        assert self._gpus is not None
+        self._gathered["gpu"].add(self._gpus.sample())

@@ -1,14 +1,12 @@
-"""The machine's own counters: CPU and memory through psutil, GPUs through NVML."""
+"""CPU time and memory of the machine and of single processes, through psutil."""
 
 from typing import Any
 
 import psutil
 
-from harness.collect.source import Notes, SourceError
-from harness.records import CpuSample, GpuSample
+from harness.records import CpuSample
 
 MACHINE = "machine"
-_NO_GPU = "no GPU counters: "
 
 
 class CpuSampler:
@@ -52,56 +50,3 @@ class CpuSampler:
             return []
         cores = max(0.0, cpu_s - last_s) / ((t_ns - last_ns) / 1e9)
         return [CpuSample(t_ns=t_ns, process=name, cores=cores, rss_bytes=memory, handles=handles)]
-
-
-class GpuSampler:
-    """Reads all GPUs of the machine at once, by an initialised `pynvml`."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self._handles = [
-            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
-        ]
-        self.names = [str(nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
-        self.close = nvml.nvmlShutdown
-
-    def sample(self, t_ns: int) -> list[GpuSample]:
-        try:
-            return [
-                GpuSample(
-                    t_ns=t_ns,
-                    gpu=index,
-                    utilisation=self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
-                    memory_bytes=self._nvml.nvmlDeviceGetMemoryInfo(handle).used,
-                    power_w=self._power_w(handle),
-                )
-                for index, handle in enumerate(self._handles)
-            ]
-        except self._nvml.NVMLError as error:
-            raise SourceError(f"GPU counters could not be read: {error}") from error
-
-    def _power_w(self, handle: object) -> float | None:
-        try:
-            return float(self._nvml.nvmlDeviceGetPowerUsage(handle)) / 1000
-        except self._nvml.NVMLError:  # not every GPU reports it
-            return None
-
-
-def open_gpus(notes: Notes) -> GpuSampler | None:
-    """None, with a note, if no GPU can be read."""
-    try:
-        import pynvml
-    except ImportError:
-        notes.add(f"{_NO_GPU}nvidia-ml-py is not installed (pip install 'walkaway[gpu]')")
-        return None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        notes.add(f"{_NO_GPU}NVML says {error}")
-        return None
-    gpus = GpuSampler(pynvml)
-    if gpus.names:
-        return gpus
-    gpus.close()
-    notes.add(f"{_NO_GPU}NVML finds no GPU")
-    return None

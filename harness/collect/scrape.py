@@ -31,7 +31,7 @@ def read_samples(
             kind = response.headers.get("content-type", "none")
             raise SourceError(
                 f"the page at {url} is not in the Prometheus text format (its content-type: "
-                f"{kind}): name the metrics page with --metrics-url"
+                f"{kind}): name the metrics page itself"
             ) from error
     return samples
 

@@ -1,5 +1,6 @@
 """The flags of `walkaway run` and `walkaway demo`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,12 @@ Model = Annotated[str | None, typer.Option(metavar="NAME", help="The model's nam
 MetricsUrl = Annotated[
     list[str] | None,
     typer.Option(metavar="URL", help="Its metrics page, if not URL/metrics. Repeatable."),
+]
+GpuMetricsUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="A DCGM exporter's page. Default: NVML, if the server is here."
+    ),
 ]
 ApiKeyEnv = Annotated[
     str | None, typer.Option(metavar="VAR", help="Environment variable with the API key.")
@@ -119,6 +126,7 @@ def run(  # noqa: PLR0913  one argument a flag
     engine: Engine = "reference",
     model: Model = None,
     metrics_url: MetricsUrl = None,
+    gpu_metrics_url: GpuMetricsUrl = None,
     api_key_env: ApiKeyEnv = None,
     header: Header = None,
     ca_file: CaFile = None,
@@ -145,13 +153,15 @@ def run(  # noqa: PLR0913  one argument a flag
     from harness.http_client import check_ca_file, parse_headers, typed_command
     from harness.run.run_config import RunConfig
 
+    gpu_url = gpu_metrics_url
+    of_gpus = [] if gpu_url is None else [f"collect.gpu_metrics_url={json.dumps(gpu_url)}"]
     of_processes = [] if processes is None else [f"run.processes={processes}"]
     of_cancellation = cancellation_settings(
         workload, rate=request_cancellation_rate, delay_s=request_cancellation_delay
     )
     config = RunConfig(
         workload=workload,
-        settings=[*(settings or []), *of_processes, *of_cancellation],
+        settings=[*(settings or []), *of_gpus, *of_processes, *of_cancellation],
         target_url=target,
         engine=engine,
         model=model,

@@ -44,6 +44,7 @@ MOST_CERTAIN: Final = 12  # lines: more are for the report, where there is room
 COLUMNS: Final = ("mean", "p50", "p99", "max", "n (cens.)", "method")
 SPARED: Final = ("method", "max", "n (cens.)")  # left out one by one on too narrow a terminal
 FLOORS: Final = ("client_lag_s", "scrape_interval_s", "over_read_tokens")
+GPU_FLOOR: Final = "gpu_interval_s"  # shown where a GPU was watched
 LEVEL_STYLE: Final = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
 Parts = list[Table | Text]
@@ -168,7 +169,7 @@ def _what_the_figures_are(metrics: Mapping[str, Metric]) -> Iterator[Text]:
 
 def _floor(metrics: Mapping[str, Metric], missing: Mapping[str, str]) -> Text:
     parts = []
-    for name in FLOORS:
+    for name in (*FLOORS, *(name for name in (GPU_FLOOR,) if name in metrics)):
         if (metric := metrics.get(name)) is not None:
             unit = unit_in_figure(metric.unit)
             p50, p99 = (figure_of(metric, key, unit=unit) for key in ("p50", "p99"))

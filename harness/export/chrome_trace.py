@@ -76,6 +76,7 @@ def chrome_trace(frames: RunFrames) -> dict[str, Any]:
         events += _steps(frames.steps)
     else:
         events += _scraped(frames, facts)
+    events += _gpus(frames.gpu)
     origin_ns = min(event["ts"] for event in events)
     for event in events:
         event["ts"] = (event["ts"] - origin_ns) / 1000
@@ -140,6 +141,12 @@ def _scraped(frames: RunFrames, facts: Facts) -> Iterator[Event]:
         if (readings := readings_of(frames, facts, role)) is not None:
             for t_ns, level in zip(readings.t_ns, readings.level, strict=True):
                 yield _counter(role, "requests (scraped)", int(t_ns), float(level))
+
+
+def _gpus(gpu: pd.DataFrame) -> Iterator[Event]:
+    for column, what in {"utilisation": "busy, share of time", "power_w": "watts"}.items():
+        for one in gpu.dropna(subset=column).to_dict("records"):
+            yield _counter(f"GPU {one['gpu']}", what, int(one["t_ns"]), float(one[column]))
 
 
 def _names(rows: Rows) -> Iterator[Event]:

@@ -14,6 +14,7 @@ from harness.records import RequestRow
 from harness.run.live import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
 from harness.run.preflight import (
+    find_gpus,
     find_server,
     note_clock,
     note_target,
@@ -214,9 +215,10 @@ class Measurement(RunState):
             clock_ns=self.clock_ns,
             notes=self.notes,
         )
-        gpus = collector.gpus
-        self.manifest.hardware = find_hardware([] if gpus is None else gpus.names)
         is_local = server.engine is not None or self.manifest.clock.comparable
+        if (gpus := find_gpus(self, server, is_local=is_local)) is not None:
+            collector.watch_gpus(gpus)
+        self.manifest.hardware = find_hardware([] if gpus is None else gpus.names)
         if server.config is not None and is_local:
             for name in ("frontend", "worker"):
                 collector.watch(name, int(server.config[f"{name}_pid"]))

@@ -1,7 +1,8 @@
 """Before the load: find the server, and ask for its version, slots, blocks, clock, and the length
 of prompts in its tokens.
 
-The answers go into the manifest. A missing answer is a note or a warning at most, never an error.
+The answers go into the manifest. A missing answer is a note or a warning at most, never an error,
+but for a page of GPU counters that the user named.
 """
 
 import json
@@ -13,9 +14,12 @@ from typing import Any, Final
 
 import httpx
 
+from harness.collect.gpu import NO_COUNTERS, DcgmGpus, Gpus, open_nvml
 from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
+from harness.errors import ConfigError
+from harness.http_client import http_client, is_loopback
 from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
 from harness.load.rows import most_at_once
 from harness.records import Delivery, MetricSample
@@ -243,6 +247,37 @@ def note_clock(run: RunState, client: httpx.Client, server: Server) -> None:
         run.manifest.clock = check_clock(client, url, clock_ns=run.clock_ns)
     except SourceError as error:
         run.notes.warn(str(error))
+
+
+def find_gpus(run: RunState, server: Server, *, is_local: bool) -> Gpus | None:
+    """The GPUs that compute for the server: the bundled engine names its own, of another server all
+    are taken. Raises ConfigError for a page that was named and shows none."""
+    config, url = server.config or {}, run.resolved.workload.collect.gpu_metrics_url
+    uuid, is_on_cpu = config.get("gpu_uuid"), config.get("device") == "cpu"
+    if url is not None:
+        if is_on_cpu:
+            run.notes.warn(f"the engine computes on the CPU: the GPUs at {url} are not its own")
+        return _exporter(run, url, uuid)
+    if is_on_cpu:
+        run.notes.add(f"{NO_COUNTERS}the engine computes on the CPU")
+        return None
+    if not is_local and not is_loopback(server.url):
+        run.notes.add(
+            f"{NO_COUNTERS}the server is on another machine; name the page of its DCGM exporter "
+            "with --gpu-metrics-url"
+        )
+        return None
+    return open_nvml(run.notes, run.clock_ns, uuid=uuid)
+
+
+def _exporter(run: RunState, url: str, uuid: str | None) -> Gpus:
+    # Headers and API key are for the server alone.
+    client = http_client({}, ca_file=run.resolved.config.ca_file, timeout_s=5.0, longest_s=5.0)
+    try:
+        return DcgmGpus(client, url, run.clock_ns, uuid=uuid)
+    except SourceError as error:
+        client.close()
+        raise ConfigError(f"--gpu-metrics-url: {error}") from error
 
 
 def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:

@@ -139,6 +139,8 @@ def _resolve(
         )
     check_files(workload, folder)
     check_trace(workload, folder)
+    if (gpu_url := workload.collect.gpu_metrics_url) is not None:
+        check_metrics_url(gpu_url, flag="--gpu-metrics-url")
     return ResolvedRun(
         config=config,
         workload=workload,

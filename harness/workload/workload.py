@@ -130,6 +130,7 @@ class CollectSettings(Section):
     scrape_interval_s: ScrapeInterval | None = None
     scrape: bool = True
     exact: bool = True
+    gpu_metrics_url: Annotated[str, Field(min_length=1)] | None = None
 
 
 class ArmTarget(Section):

@@ -54,6 +54,7 @@ class TorchRunner:
             device=self._device.type,
             vocab_size=shape.vocab_size,
             gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,
+            gpu_uuid=gpu_uuid(self._device) if on_gpu else None,
         )
 
     def execute(self, plan: StepPlan) -> Sampled:
@@ -78,6 +79,11 @@ class TorchRunner:
         names = [request.request_id for request in requests]
         sampled.tokens.update(zip(names, tokens, strict=True))
         sampled.probabilities.update(probabilities(logits, tokens, requests))
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """As NVML writes it: CUDA_VISIBLE_DEVICES may number the devices in another way."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 class FoundModel(NamedTuple):

@@ -125,7 +125,7 @@ class Frontend:
         config = msgspec.to_builtins(self._config)
         config["device"] = self._worker.device
         config["vocab_size"] = self._worker.vocab_size
-        config["gpu_name"] = self._worker.gpu_name
+        config["gpu_name"], config["gpu_uuid"] = self._worker.gpu_name, self._worker.gpu_uuid
         config["frontend_pid"], config["worker_pid"] = os.getpid(), self._worker.pid
         config["faults"] = msgspec.to_builtins(self._link.faults)
         config["frontend"] = self._settings.shown()

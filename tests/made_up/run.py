@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.records import (
     ClientSample,
+    GpuSample,
     LifecycleEvent,
     MetricSample,
     Outcome,
@@ -30,6 +31,7 @@ class RunBuilder:
         self.step_log: list[StepRow] = []
         self.server_metrics: list[MetricSample] = []
         self.client: list[ClientSample] = []
+        self.gpu: list[GpuSample] = []
         self.manifest = made_up_manifest()
 
     def request(
@@ -80,6 +82,11 @@ class RunBuilder:
         sample = MetricSample(t_ns=at(t), duration_ns=0, name=name, labels=labels, value=value)
         self.server_metrics.append(sample)
 
+    def gpu_reading(self, t: float, *, gpu: int = 0, **shown: Any) -> None:
+        """`shown`: its quantities; the others are hidden."""
+        hidden = dict.fromkeys(("utilisation", "memory_bytes", "power_w"))
+        self.gpu.append(GpuSample(t_ns=at(t), gpu=gpu, **{**hidden, **shown}))
+
     def lag(self, t: float, lag: float) -> None:
         sample = ClientSample(t_ns=at(t), pid=1, lag_ns=round(lag * 1e6), cpu_s=0.0, streams=0)
         self.client.append(sample)
@@ -108,6 +115,7 @@ class RunBuilder:
             steps=self.step_log,
             server_metrics=self.server_metrics,
             client=self.client,
+            gpu=self.gpu,
         )
         folder.write_rows(rows)
         folder.write_manifest(self.manifest)

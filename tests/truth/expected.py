@@ -16,7 +16,12 @@ EXACT_S = 1e-6  # the same stamps were subtracted: only rounding may differ
 Limits = tuple[float, float]  # from and to; infinity: there is no such figure
 NONE: Limits = (math.inf, math.inf)
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-NOT_THE_SERVERS = {"client_lag_s", "over_read_tokens", "start_delay_s"}  # about the harness itself
+OF_A_GPU = {
+    *("gpu_utilisation", "gpu_memory_bytes", "gpu_power_w", "gpu_energy_j", "gpu_interval_s"),
+    *("energy_per_token_j", "energy_wasted_j"),
+}
+# About the harness itself, and about a GPU of this machine, which computes for no truth server.
+NOT_THE_SERVERS = {"client_lag_s", "over_read_tokens", "start_delay_s", *OF_A_GPU}
 PROMPT_SHARE = 0.9  # of the requests: on a busy machine all that falls into one stall is late
 GONE = ("abandoned", "cut_off", "timed_out")
 

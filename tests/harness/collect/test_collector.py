@@ -3,17 +3,17 @@
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import msgspec
-import pytest
 
 from harness.collect.collector import Collector
-from harness.collect.machine import CpuSampler, GpuSampler
-from harness.collect.source import Notes, SourceError
+from harness.collect.gpu import NvmlGpus
+from harness.collect.machine import CpuSampler
+from harness.collect.source import Notes
 from tests.conftest import ServePages
 from tests.e2e.running import wait_until
+from tests.harness.collect.test_gpu import fake_nvml
 from tests.made_up.rows import lifecycle_event
 
 
@@ -26,40 +26,6 @@ def test_cpu_rows_count_from_when_a_process_was_named() -> None:
     assert set(rows) == {"machine", "harness"}
     assert rows["harness"].rss_bytes > 1_000_000
     assert 0 <= rows["harness"].cores < 5
-
-
-class NvmlError(Exception):
-    """As pynvml's."""
-
-
-def no_power(_: object) -> float:
-    raise NvmlError("not supported")
-
-
-def fake_nvml() -> SimpleNamespace:
-    """One GPU that does not say its power."""
-    return SimpleNamespace(
-        NVMLError=NvmlError,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetName=lambda _: "Fake GPU",
-        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50),
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=1024),
-        nvmlDeviceGetPowerUsage=no_power,
-        nvmlShutdown=lambda: None,
-    )
-
-
-def test_nvml_readings_become_rows_with_power_missing() -> None:
-    nvml = fake_nvml()
-    sampler = GpuSampler(nvml)
-    assert sampler.names == ["Fake GPU"]
-    (row,) = sampler.sample(7)
-    assert (row.t_ns, row.gpu, row.utilisation, row.memory_bytes) == (7, 0, 0.5, 1024)
-    assert row.power_w is None
-    nvml.nvmlDeviceGetMemoryInfo = no_power
-    with pytest.raises(SourceError, match="GPU counters could not be read: not supported"):
-        sampler.sample(8)
 
 
 def collector_of(rows_dir: Path, url: str, notes: Notes) -> Collector:
@@ -94,7 +60,7 @@ def test_the_collector_keeps_all_from_its_first_turn_to_its_last(
 
     notes = Notes()
     collector = collector_of(tmp_path, serve_pages(script), notes)
-    collector.gpus = GpuSampler(fake_nvml())
+    collector.watch_gpus(NvmlGpus(fake_nvml(), lambda: 0))
     with collector:
         scraped.wait()  # the collector's threads give way to busy ones
         wait_until(lambda: bool(collector.latest_scrape), "the scrape is read")
@@ -102,7 +68,7 @@ def test_the_collector_keeps_all_from_its_first_turn_to_its_last(
     rows = collector.rows()
     assert [row.seq for row in rows.lifecycle] == [2, 3]
     assert {row.name for row in rows.server_metrics} == collector.names_seen == {"a"}
-    assert [row.gpu for row in rows.gpu][:1] == [0]
+    assert {row.gpu for row in rows.gpu} == {0, 1}
     assert not notes.warnings()
 
 

@@ -83,7 +83,7 @@ def unreachable(_: httpx.Request) -> httpx.Response:
         (
             lambda _: httpx.Response(200, html="<html>please log in</html> {"),
             "the page at http://x/m is not in the Prometheus text format (its content-type: "
-            "text/html; charset=utf-8): name the metrics page with --metrics-url",
+            "text/html; charset=utf-8): name the metrics page itself",
         ),
     ],
 )

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.errors import ConfigError
 from harness.run.preflight import (
     CalibrationError,
     calibrate,
+    find_gpus,
     note_target,
     read_first,
     with_lengths,
@@ -19,6 +22,7 @@ from harness.run.preflight import (
 from harness.run.server import Server
 from harness.run.settle import Asker, IdlePages
 from harness.workload.prompts import BYTES_ARE_TOKENS, fit_scale
+from tests.conftest import ServePages
 from tests.harness.load.asking import PLAN, plan_of
 from tests.harness.run.conftest import Begin
 from tests.made_up.rows import target_facts
@@ -194,3 +198,35 @@ def test_too_few_samples_make_no_line() -> None:
     for samples in ([], [(64, 9)], [(64, 9), (64, 10)], [(64, 9), (128, 9)]):
         assert fit_scale(samples) is None
     assert [BYTES_ARE_TOKENS.num_bytes(n) for n in (1, 7, 4096)] == [1, 7, 4096]
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"device": "cpu"}, "no GPU counters: the engine computes on the CPU"),
+        (None, "the server is on another machine; name the page of its DCGM exporter"),
+    ],
+)
+def test_gpus_that_compute_for_no_server_are_not_read(
+    begin: Begin, config: dict[str, str] | None, said: str
+) -> None:
+    run = begin()
+    assert find_gpus(run, replace(SERVER, config=config), is_local=False) is None
+    assert said in "".join(run.notes.texts())
+
+
+def test_an_exporter_that_was_named_is_read_also_of_another_machine(
+    begin: Begin, serve_pages: ServePages
+) -> None:
+    page = 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-a",modelName="Card"} 70\n'
+    url = serve_pages(lambda _: (200, {}, page.encode()))
+    run = begin(settings=[f"collect.gpu_metrics_url={url}"])
+    gpus = find_gpus(run, replace(SERVER, config={"gpu_uuid": "GPU-a"}), is_local=False)
+    assert gpus is not None
+    assert (gpus.names, [row.power_w for row in gpus.sample()]) == (["Card"], [70.0])
+    gpus.close()
+    with pytest.raises(ConfigError, match=r"--gpu-metrics-url: the page .* does not show GPU-b"):
+        find_gpus(run, replace(SERVER, config={"gpu_uuid": "GPU-b"}), is_local=True)
+    assert not run.notes.warnings()
+    with pytest.raises(ConfigError, match="--gpu-metrics-url nonsense: must be a URL"):
+        begin(settings=["collect.gpu_metrics_url=nonsense"])

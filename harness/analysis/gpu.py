@@ -1,0 +1,192 @@
+"""The server's GPUs while it was under load: utilisation, memory, power, energy.
+
+Energy over time is a curve: the devices' own counter between the moments at which it moved, else
+their power, integrated by trapezoids. Between two points energy is taken to grow evenly, so a step
+that is shorter than the interval of the readings gets the mean power around it.
+
+Several devices are one: power, energy and memory are sums, utilisation is a mean. A reading counts
+if every device has it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.facts import Facts
+from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, same_reason
+from harness.analysis.stats import Bools, Floats, Ints
+from harness.metrics import ENERGY_PER_TOKEN
+from harness.records import Metric
+from harness.store.frames import RunFrames
+
+FEWEST_CHANGES: Final = 10  # of the readings during the load, or its ends are not found
+_HIDDEN: Final = "the GPU does not show it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EnergyCurve:
+    """Joules since some beginning. `method`: counter, or gauge for integrated power."""
+
+    t_ns: Ints
+    joules: Floats
+    method: str
+
+    def between(self, since_ns: Ints, until_ns: Ints) -> Floats:
+        """NaN where the readings do not reach."""
+        start, end = (
+            np.interp(at_ns, self.t_ns, self.joules, left=np.nan, right=np.nan)
+            for at_ns in (since_ns, until_ns)
+        )
+        return end - start
+
+
+def energy_curves(frames: RunFrames, facts: Facts) -> list[EnergyCurve]:
+    """The best first."""
+    return [
+        one for one in (_counted(frames.gpu, facts), _integrated(frames.gpu)) if one is not None
+    ]
+
+
+def _counted(gpu: pd.DataFrame, facts: Facts) -> EnergyCurve | None:
+    total = _of_all(gpu, "energy_j")
+    points = total[_has_moved(total)]
+    if _in_load(points, facts).sum() < FEWEST_CHANGES or (np.diff(points) < 0).any():
+        return None
+    return _curve(_t_ns(points), points.to_numpy(), "counter")
+
+
+def _integrated(gpu: pd.DataFrame) -> EnergyCurve | None:
+    power = _of_all(gpu, "power_w")
+    if len(power) < 2:
+        return None
+    t_ns, watts = _t_ns(power), power.to_numpy()
+    joules = (watts[1:] + watts[:-1]) / 2 * (np.diff(t_ns) / 1e9)
+    return _curve(t_ns, np.concatenate([[0.0], np.cumsum(joules)]), "gauge")
+
+
+def _curve(t_ns: Ints, joules: Floats, method: str) -> EnergyCurve:
+    """With one interval more at either end, since the readings before and after may be so late."""
+    interval_ns = int(np.median(np.diff(t_ns)))
+    slopes = np.diff(joules) / np.diff(t_ns)
+    return EnergyCurve(
+        t_ns=np.concatenate([[t_ns[0] - interval_ns], t_ns, [t_ns[-1] + interval_ns]]),
+        joules=np.concatenate(
+            [
+                [joules[0] - slopes[0] * interval_ns],
+                joules,
+                [joules[-1] + slopes[-1] * interval_ns],
+            ]
+        ),
+        method=method,
+    )
+
+
+def change_times_ns(frames: RunFrames, facts: Facts) -> Ints:
+    """When the readings during the load were new ones: an exporter renews them by its own clock."""
+    for column in ("energy_j", "power_w"):
+        values = _of_all(frames.gpu, column)
+        if len(values):
+            return _t_ns(values[_has_moved(values) & _in_load(values, facts)])
+    times = np.unique(frames.gpu["t_ns"].to_numpy(dtype=np.int64))
+    return times[(times >= facts.load_started_ns) & (times <= facts.load_ended_ns)]
+
+
+def gpu_figures(frames: RunFrames, facts: Facts, throughput: Figure) -> Figures:
+    if (why := facts.lacks("GPU", "load")) is not None:
+        return same_reason([*_LEVELS, "gpu_energy_j", ENERGY_PER_TOKEN], why)
+    energy = _energy(frames, facts)
+    return {
+        **{name: _level(name, frames.gpu, facts) for name in _LEVELS},
+        "gpu_energy_j": energy,
+        ENERGY_PER_TOKEN: _per_token(energy, throughput, facts),
+    }
+
+
+_LEVELS: Final = {
+    "gpu_utilisation": "utilisation",
+    "gpu_memory_bytes": "memory_bytes",
+    "gpu_power_w": "power_w",
+}
+
+
+def _level(name: str, gpu: pd.DataFrame, facts: Facts) -> Figure:
+    column = _LEVELS[name]
+    values = _of_all(gpu, column)
+    inside = values[_in_load(values, facts)].to_numpy()
+    if not len(inside):
+        return NotMeasurable("no reading of the GPU fell into the load" if len(values) else _HIDDEN)
+    if column == "utilisation":
+        inside = inside / gpu["gpu"].nunique()
+    mean = math.fsum(inside) / len(inside)  # exact, or equal readings would seem to differ
+    value = inside.max() if column == "memory_bytes" else mean
+    return reading(name, value, method="gauge", n=len(inside), max=float(inside.max()))
+
+
+def _energy(frames: RunFrames, facts: Facts) -> Figure:
+    """A lower bound if the readings do not cover the whole load."""
+    found: list[Metric] = []
+    for curve in energy_curves(frames, facts):
+        since = max(facts.load_started_ns, curve.t_ns[0])
+        until = max(since, min(facts.load_ended_ns, curve.t_ns[-1]))
+        inside = (curve.t_ns >= since) & (curve.t_ns <= until)
+        is_whole = (since, until) == (facts.load_started_ns, facts.load_ended_ns)
+        found.append(
+            reading(
+                "gpu_energy_j",
+                float(curve.between(np.array([since]), np.array([until]))[0]),
+                method=curve.method,
+                n=int(inside.sum()),
+                bound="point" if is_whole else "lower",
+            )
+        )
+    if not found:
+        return NotMeasurable("the GPU shows neither its energy nor its power")
+    best, *others = found
+    best.others = {one.method: one for one in others}
+    return best
+
+
+def _per_token(energy: Figure, throughput: Figure, facts: Facts) -> Figure:
+    for one in (energy, throughput):
+        if isinstance(one, NotMeasurable):
+            return one
+    assert isinstance(energy, Metric)
+    assert isinstance(throughput, Metric)
+    assert energy.mean is not None
+    tokens = (throughput.mean or 0.0) * facts.load_s
+    if not tokens:
+        return NotMeasurable("no token was generated in the load window")
+    # The tokens that clients read may be fewer than were generated.
+    bounds = {energy.bound, "upper" if throughput.bound == "lower" else "point"} - {"point"}
+    if len(bounds) > 1:
+        return NotMeasurable("neither all of the energy nor all tokens are known")
+    bound = next(iter(bounds), "point")
+    return reading(
+        ENERGY_PER_TOKEN, energy.mean / tokens, method=energy.method, n=round(tokens), bound=bound
+    )
+
+
+def _of_all(gpu: pd.DataFrame, column: str) -> pd.Series:
+    """The sum over the devices, by time (ns) and ascending."""
+    if column not in gpu or gpu.empty:  # runs of earlier versions have no energy
+        return pd.Series(dtype=float)
+    known = gpu.dropna(subset=column).groupby("t_ns")[column].agg(["sum", "count"])
+    total: pd.Series = known.loc[known["count"] == gpu["gpu"].nunique(), "sum"].astype(float)
+    return total
+
+
+def _has_moved(values: pd.Series) -> Bools:
+    """The first reading counts as new."""
+    return np.concatenate([[True], np.diff(values.to_numpy()) != 0])[: len(values)]
+
+
+def _in_load(values: pd.Series, facts: Facts) -> Bools:
+    t_ns = _t_ns(values)
+    return (t_ns >= facts.load_started_ns) & (t_ns <= facts.load_ended_ns)
+
+
+def _t_ns(values: pd.Series) -> Ints:
+    return values.index.to_numpy(dtype=np.int64)
