@@ -14,16 +14,12 @@ from reference_engine.model.batch import Batch
 class PagedCache:
     """Keys and values of one layer: [blocks, block_size * 2 * kv_heads * head_dim].
 
-    Reading copies into `buffer`, which grows as needed; the cache has its device and dtype.
+    All layers read through the same buffer; they have its device and dtype.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, kv_shape: tuple[int, int], buffer: Tensor
-    ) -> None:
-        num_kv_heads, head_dim = kv_shape
-        self._row = (2 * num_kv_heads, head_dim)
-        row_size = 2 * num_kv_heads * head_dim
-        self.blocks = buffer.new_zeros(num_blocks, block_size * row_size)
+    def __init__(self, num_blocks: int, block_size: int, buffer: "ReadBuffer") -> None:
+        row_size = buffer.num_heads * buffer.head_dim
+        self.blocks = buffer.memory.new_zeros(num_blocks, block_size * row_size)
         self._slots = self.blocks.view(num_blocks * block_size, row_size)
         self._buffer = buffer
 
@@ -36,18 +32,42 @@ class PagedCache:
 
         The next read, of any layer, overwrites them.
         """
-        copied = self._buffer.resize_(len(blocks), self.blocks.shape[1])
+        copied, keys, values = self._buffer.views(len(blocks), num_requests, self.blocks.shape[1])
         # index_select is several times as fast on a CPU as indexing by a tensor.
         torch.index_select(self.blocks, 0, blocks, out=copied)
-        keys, values = copied.view(num_requests, -1, *self._row).transpose(1, 2).chunk(2, dim=1)
         return keys, values
+
+
+class ReadBuffer:
+    """Where the layers copy the blocks that they read, one after the other; it grows as needed."""
+
+    def __init__(self, num_kv_heads: int, head_dim: int, memory: Tensor) -> None:
+        self.num_heads, self.head_dim = 2 * num_kv_heads, head_dim
+        self.memory = memory
+        self._size = 0, 0
+        self._views = memory, memory, memory
+
+    def views(
+        self, num_blocks: int, num_requests: int, block_numel: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The blocks as they lie, and their keys and values by request and head."""
+        if self._size != (num_blocks, num_requests):
+            self._size = num_blocks, num_requests
+            if num_blocks * block_numel > self.memory.numel():
+                self.memory.resize_(2 * num_blocks * block_numel)  # memory that is new is slow
+            copied = self.memory[: num_blocks * block_numel].view(num_blocks, block_numel)
+            heads = copied.view(num_requests, -1, self.num_heads, self.head_dim)
+            keys, values = heads.transpose(1, 2).chunk(2, dim=1)
+            self._views = copied, keys, values
+        return self._views
 
 
 def paged_attention(queries: Tensor, cache: PagedCache, batch: Batch) -> Tensor:
     """Causal attention of queries [T, heads, head_dim] to their contexts; returns that shape."""
     outputs = []
     for group in batch.groups:
-        grouped = queries[group.rows].view(group.num_requests, -1, *queries.shape[1:])
+        rows = queries if len(batch.groups) == 1 else queries[group.rows]
+        grouped = rows.view(group.num_requests, -1, *queries.shape[1:])
         keys, values = cache.read(group.blocks, group.num_requests)
         outputs.append(attend(grouped, keys, values, group.mask).flatten(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

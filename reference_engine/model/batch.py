@@ -3,11 +3,14 @@
 The tokens of all spans are laid end to end, T in total. Each has a position in its request and a
 slot in the cache: `slot = block * block_size + offset`. Spans of a single token come first: they
 attend together; every longer span attends by itself.
+
+Most steps are plain: each request is owed one token. Their inputs are written into memory that is
+made once (`DecodeRows`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,6 +116,70 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
         for span, count in zip(spans, needed, strict=True)
     ]
     return torch.tensor(padded, device=device)
+
+
+def is_plain(plan: StepPlan) -> bool:
+    """Whether each scheduled request gets the one token that it is owed."""
+    return len(plan.scheduled) == plan.num_tokens > 0 and not plan.partial
+
+
+_HEAD: Final = 4
+
+
+class DecodeRows:
+    """The inputs of a plain step, row by row: each step overwrites those of the one before.
+
+    `head` [4, B] has each row's token, position, slot and row of the sampling bias; `tables` [B, N]
+    its blocks, padded on the right with block 0. A row beyond the requests reads and writes the
+    spare block alone.
+    """
+
+    head: Tensor
+    tables: Tensor
+
+    def __init__(self, max_rows: int, max_blocks: int, block_size: int, spare_block: int) -> None:
+        self._block_size, self._spare_block = block_size, spare_block
+        self._numbers = torch.zeros(max_rows * (_HEAD + max_blocks), dtype=torch.long)
+        self._masks = torch.zeros(max_rows * max_blocks * block_size)
+        self._lay_out(max_rows, max_blocks)
+
+    def fill(self, requests: Sequence[Request], num_rows: int) -> None:
+        size = self._block_size
+        width = max(request.num_computed_tokens for request in requests) // size + 1
+        if self.tables.shape != (num_rows, width):
+            self._lay_out(num_rows, width)
+        columns = []
+        for blocks, request in zip(self._tables, requests, strict=False):
+            position, table = request.num_computed_tokens, request.block_table
+            at = position // size
+            slot = table[at] * size + position % size
+            bias_row = request.sampling.ignore_eos
+            columns.append((request.token_ids[position], position, slot, bias_row))
+            blocks[: at + 1] = table[: at + 1]
+            blocks[at + 1 :] = 0
+        self._head[: len(columns)] = columns
+        self._head[len(columns) :] = 0, 0, self._spare_block * size, 0
+        self._tables[len(columns) :] = self._spare_block
+
+    def batch(self, requests: list[Request]) -> Batch:
+        """The same step for the eager model, on a CPU."""
+        self.fill(requests, len(requests))
+        for mask, request in zip(self._mask, requests, strict=True):
+            mask[: request.num_computed_tokens + 1] = 0.0
+            mask[request.num_computed_tokens + 1 :] = _HIDDEN
+        token_ids, positions, slots, _ = self._columns
+        return Batch(token_ids, positions, slots, self._groups, self._row_numbers, requests)
+
+    def _lay_out(self, num_rows: int, width: int) -> None:
+        """Head and tables lie one after the other, so that there is one copy to a device."""
+        used = self._numbers[: num_rows * (_HEAD + width)]
+        head, tables = used.tensor_split([num_rows * _HEAD])
+        mask = self._masks[: num_rows * width * self._block_size].view(num_rows, 1, 1, -1)
+        self.head, self.tables = head.view(_HEAD, num_rows), tables.view(num_rows, width)
+        self._head, self._tables = self.head.numpy().T, self.tables.numpy()
+        self._mask = mask.numpy()[:, 0, 0]
+        self._columns, self._row_numbers = self.head.unbind(), torch.arange(num_rows)
+        self._groups = [Group(slice(0, num_rows), num_rows, tables, mask)]
 
 
 def token_by_token(spans: list[Span]) -> Iterator[list[Span]]:

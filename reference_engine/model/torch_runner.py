@@ -1,7 +1,7 @@
 """The runner with a model: torch, a paged cache, and one forward pass for each step."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from typing import Final, NamedTuple
@@ -12,8 +12,15 @@ import torch
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import Sampled, StepPlan
-from reference_engine.model.attention import PagedCache
-from reference_engine.model.batch import Span, build_batch, spans_of, token_by_token
+from reference_engine.model.attention import PagedCache, ReadBuffer
+from reference_engine.model.batch import (
+    Batch,
+    DecodeRows,
+    build_batch,
+    is_plain,
+    spans_of,
+    token_by_token,
+)
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.host_cache import HostCache
 from reference_engine.model.llama import Llama, build_model, fill_with_random, num_weights
@@ -39,12 +46,14 @@ class TorchRunner:
         self._block_size = config.block_size
         self._batch_invariant = config.batch_invariant
         self.model = load(self._device)
-        kv_shape = (shape.num_kv_heads, shape.head_dim)
-        buffer = self.model.norm.weight.new_empty(0)
+        memory = self.model.norm.weight.new_empty(0)
+        buffer = ReadBuffer(shape.num_kv_heads, shape.head_dim, memory)
         self._caches = [
-            PagedCache(config.num_blocks, config.block_size, kv_shape, buffer)
+            PagedCache(config.num_blocks, config.block_size, buffer)
             for _ in range(shape.num_layers)
         ]
+        max_blocks = -(-config.max_model_len // config.block_size)
+        self._rows = DecodeRows(config.max_num_seqs, max_blocks, config.block_size, 0)
         blocks = [cache.blocks for cache in self._caches]
         self._host_cache = HostCache(blocks, config.host_blocks)
         on_gpu = self._device.type == "cuda"
@@ -58,19 +67,25 @@ class TorchRunner:
         )
 
     def execute(self, plan: StepPlan) -> Sampled:
-        spans = spans_of(plan)
         sampled = Sampled({}, {})
-        batches = token_by_token(spans) if self._batch_invariant else [spans] if spans else []
         with torch.inference_mode():
             self._host_cache.copy(plan)
-            for together in batches:
-                self._forward(together, sampled)
+            for batch in self._batches(plan):
+                self._forward(batch, sampled)
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
         return sampled
 
-    def _forward(self, spans: list[Span], sampled: Sampled) -> None:
-        batch = build_batch(spans, self._block_size, self._device)
+    def _batches(self, plan: StepPlan) -> Iterator[Batch]:
+        if self._batch_invariant:
+            for spans in token_by_token(spans_of(plan)):
+                yield build_batch(spans, self._block_size, self._device)
+        elif is_plain(plan) and self._device.type == "cpu":
+            yield self._rows.batch(list(plan.scheduled))
+        elif plan.scheduled:
+            yield build_batch(spans_of(plan), self._block_size, self._device)
+
+    def _forward(self, batch: Batch, sampled: Sampled) -> None:
         logits = self.model(batch, self._caches).float()
         requests = batch.sampling_requests
         if not requests:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Set
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -165,6 +165,23 @@ def run(settings: ServeSettings) -> int:
         return runner.run(_serve(settings, listener))
 
 
+def core_for(pid: int, usable: Set[int]) -> int | None:
+    """The core on which this frontend stays; None if there is no other for its worker.
+
+    Else it would be woken, a token a time, on the core of the worker that sends, which then has to
+    wait until it has written to its clients. The worker goes where there is room. Several engines
+    on a machine take different cores.
+    """
+    return sorted(usable)[pid % len(usable)] if len(usable) > 1 else None
+
+
+def _stay_on_one_core() -> None:
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        core = core_for(os.getpid(), os.sched_getaffinity(0))
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+
+
 async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     stop = Stop()
     watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
@@ -181,6 +198,8 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     try:
         ready = await unless(stop.wished, worker.start(settings.config, settings.faults))
         if ready is not None:
+            if settings.config.runner == "torch":  # the simulated one computes nothing
+                _stay_on_one_core()
             frontend = Frontend(
                 link,
                 settings.config,

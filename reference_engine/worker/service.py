@@ -11,6 +11,7 @@ One connection is served at a time; a peer that breaks the protocol loses it and
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import secrets
@@ -275,6 +276,9 @@ def compute(
             die=lambda: os._exit(_DIED_ON_PURPOSE),
         ),
     )
+    # Collections that walk through all of torch would be steps that take long.
+    gc.collect()
+    gc.freeze()
     first_word.set_result(runner.info)
     engine.run(inbox)
 

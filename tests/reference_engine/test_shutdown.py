@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from reference_engine.serve.process import core_for
 from tests.reference_engine.running_engine import (
     RunningEngine,
     body,
@@ -139,3 +140,10 @@ def test_a_request_that_does_not_arrive_whole_holds_nothing_up() -> None:
         read_until(slow, b"100 Continue")
         stop(engine)
         assert b" 503 " in read_until(slow, b"shutting down")
+
+
+def test_a_frontend_has_a_core_of_its_own_where_there_are_two() -> None:
+    assert core_for(7, set()) is None
+    assert core_for(7, {3}) is None
+    assert {core_for(pid, {2, 5}) for pid in (100, 101)} == {2, 5}
+    assert core_for(41, set(range(4, 20))) == 4 + 41 % 16
