@@ -422,12 +422,13 @@ class Steady(msgspec.Struct, frozen=True, kw_only=True):
 class ValueRow(msgspec.Struct, kw_only=True):
     """One row: its name, its formula in words, both arms' values, and how they differ.
 
-    Null is not known. `change`: honoured against ignored.
+    Null is not known. `source`: what the source document has. `change`: honoured against ignored.
     """
 
     name: str
     unit: str
     formula: str
+    source: str | None = None
     ignored: float | None
     honoured: float | None
     change: Difference
@@ -440,7 +441,7 @@ class Stage(msgspec.Struct, kw_only=True):
     what: str
     p50: float | None
     p99: float | None
-    source_s: tuple[float, float]
+    source_s: tuple[float, float] | None
 
 
 class Value(msgspec.Struct, kw_only=True):

@@ -243,7 +243,7 @@ def _stages(cancels: pd.DataFrame) -> dict[str, pd.Series]:
 
     Only an abort ends the wait: a request that ran to its natural end was not waiting to be freed.
     A connection that ended after its request was over, or that the load itself reset, was not
-    detected.
+    detected. `set_s` is the part of `signal_s` until the request's cancellation token was set.
     """
     is_aborted = cancels["finish_reason"] == "abort"
     heard, removed = cancels["heard_ns"], cancels["removed_ns"]
@@ -252,15 +252,22 @@ def _stages(cancels: pd.DataFrame) -> dict[str, pd.Series]:
     return {
         "detect_s": _seconds(cancels["t0_ns"], detected).where(was_cancelled(cancels)),
         "signal_s": _seconds(detected, heard),
+        "set_s": _seconds(detected, cancels["signalled_ns"]),
         "wait_s": _seconds(heard, removed).where(is_aborted),
         "free_s": _seconds(removed, cancels["freed_ns"]).where(is_aborted),
     }
 
 
 def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> dict[str, pd.Series]:
+    """`removal_s` is the part of `wait_s` that follows the step boundary: unknown without a step
+    after it."""
     if steps is None:
         never = pd.Series(pd.NA, index=cancels.index, dtype="boolean")
-        return {CANCEL_LATENCY_STEPS: never.astype(float), "removed_at_first_boundary": never}
+        return {
+            CANCEL_LATENCY_STEPS: never.astype(float),
+            "removed_at_first_boundary": never,
+            "removal_s": never.astype(float),
+        }
     known = cancels[was_cancelled(cancels)]
     t0 = known["t0_ns"].to_numpy(dtype=np.int64)
     freed = np.where(
@@ -279,7 +286,15 @@ def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> d
     return {
         CANCEL_LATENCY_STEPS: passed.reindex(cancels.index),
         "removed_at_first_boundary": at_once.reindex(cancels.index),
+        "removal_s": _seconds(_boundary_ns(cancels, steps), cancels["removed_ns"]),
     }
+
+
+def _boundary_ns(cancels: pd.DataFrame, steps: StepTimes) -> pd.Series:
+    removed_ns = cancels["removed_ns"].to_numpy(dtype=np.int64, na_value=NEVER)
+    started_ns = np.append(steps.started_ns, NEVER)[steps.next_schedule(removed_ns)]
+    boundary_ns = pd.Series(started_ns, index=cancels.index, dtype="Int64")
+    return boundary_ns.where(started_ns < removed_ns)
 
 
 _SINCE_T0: Final = (

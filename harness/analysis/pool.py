@@ -32,7 +32,7 @@ from harness.analysis.summary import (
     together,
 )
 from harness.analysis.tokens import token_counting, without_tokens
-from harness.analysis.value import Account, ValueTerms, account, value_of
+from harness.analysis.value import Account, ValueTerms, account, stage_parts, value_of
 from harness.metrics import CANCEL_LATENCY, METRICS
 from harness.records import (
     FIGURES_PER_ROUND,
@@ -266,7 +266,9 @@ def _value(
     numbers = range(1, workload["run"]["rounds"] + 1)
     of_run = {(one.arm, one.round): one.account for one in rounds}
     accounts = {name: [of_run.get((name, number)) for number in numbers] for name in arms}
-    return value_of(accounts, terms, arms[terms.honoured].metrics)
+    cancels = [one.observed.cancels for one in rounds if one.arm == terms.honoured]
+    parts = stage_parts(together(cancels)) if cancels else {}
+    return value_of(accounts, terms, {**arms[terms.honoured].metrics, **parts})
 
 
 def _remarks(rounds: Sequence[ArmRound], names: Sequence[str], num_rounds: int) -> list[Remark]:

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import msgspec
+import pandas as pd
 
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import steps_in_window
 from harness.analysis.compare import compare_rounds
 from harness.analysis.facts import run_facts
+from harness.analysis.figure import Sample, describe
 from harness.analysis.timeline import num_sampled
 from harness.analysis.tokens import tokens_read
 from harness.metrics import CANCEL_LATENCY
@@ -96,13 +98,17 @@ class ValueTerms(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Row(NamedTuple):
-    """A row of the table. `of_abandons`: without an abandoned request it is not known, not 0."""
+    """A row of the table. `of_abandons`: without an abandoned request it is not known, not 0.
+
+    `source`: what the source has in its table of waste, without cancellation and with it.
+    """
 
     name: str
     unit: str
     formula: str
     compute: Callable[[Account], float]
     of_abandons: bool = False
+    source: str | None = None
 
     def of(self, one: Account | None) -> float | None:
         if one is None or (self.of_abandons and not one.left):
@@ -119,6 +125,7 @@ _ROWS: Final = (
         "ratio",
         "abandoned requests / all requests",
         lambda one: one.left / one.requests,
+        source="15 % -> 15 %",
     ),
     _Row(
         "tokens wasted per cancel",
@@ -126,6 +133,7 @@ _ROWS: Final = (
         "(tokens generated for abandoned requests - tokens that their clients had read) / "
         "abandoned requests",
         lambda one: one.wasted_tokens / one.left,
+        source="800 -> 5",
     ),
     _Row(
         "engine seconds wasted an hour",
@@ -134,6 +142,7 @@ _ROWS: Final = (
         "computed in it) / seconds of load * 3600",
         lambda one: one.late_engine_s / one.load_s * HOUR_S,
         of_abandons=True,
+        source="720 s -> 4.5 s",
     ),
     _Row(
         "blocks held by abandoned requests",
@@ -141,6 +150,7 @@ _ROWS: Final = (
         "sum of (blocks held after t0 * seconds) / seconds of load",
         lambda one: one.late_block_s / one.load_s,
         of_abandons=True,
+        source="3,000 -> 20",
     ),
     _Row(
         "... of all blocks",
@@ -148,6 +158,7 @@ _ROWS: Final = (
         "sum of (blocks held after t0 * seconds) / (all blocks * seconds of load)",
         lambda one: one.late_block_s / one.block_s,
         of_abandons=True,
+        source="15 % -> 0.1 %",
     ),
     _Row(
         "slot utilisation",
@@ -167,6 +178,7 @@ _ROWS: Final = (
         "ratio",
         "slot utilisation - slot utilisation by abandoned requests",
         lambda one: (one.used_slot_s - one.late_slot_s) / one.slot_s,
+        source="85 % -> 98 %",
     ),
     _Row(
         "generated tokens that were wasted",
@@ -174,6 +186,7 @@ _ROWS: Final = (
         "tokens wasted within the load / tokens generated within the load",
         lambda one: one.late_tokens / one.generated_tokens,
         of_abandons=True,
+        source="12-18 % -> < 1 %",
     ),
     _Row(
         "effective throughput",
@@ -222,20 +235,38 @@ def _rows(terms: ValueTerms) -> Iterator[_Row]:
     )
 
 
-# The name of each stage in the source's table of the pipeline's timing, and its limits there.
+# Each stage, and its limits in the source's table of the pipeline's timing. The source sets a flag
+# within one process: only a part of `signal_s` is like that.
 _STAGES: Final = (
     ("detect_s", "the client leaves -> the server sees it", (0.0, 0.005)),
-    ("signal_s", "... -> the engine hears it", (0.0, 0.0001)),
-    ("wait_s", "... -> out of the batch, at a step's end", (0.0, 0.0301)),
+    ("signal_s", "... -> the engine hears it", None),
+    ("set_s", "in it: until the token is set", (0.0, 0.0001)),
+    ("wait_s", "... -> out of the batch", None),
+    ("boundary_s", "in it: until the step has ended", (0.0, 0.03)),
+    ("removal_s", "in it: the removal", (0.0, 0.0001)),
     ("free_s", "... -> its blocks are free", (0.0, 0.0001)),
     (CANCEL_LATENCY, "all of it", (0.005, 0.035)),
 )
 
 
+def stage_parts(cancels: pd.DataFrame) -> dict[str, Metric]:
+    parts = {
+        "set_s": cancels["set_s"],
+        "boundary_s": cancels["wait_s"] - cancels["removal_s"],
+        "removal_s": cancels["removal_s"],
+    }
+    samples = {name: Sample(values=part.dropna().to_numpy(float)) for name, part in parts.items()}
+    return {
+        name: describe(sample, unit="s", method="exact")
+        for name, sample in samples.items()
+        if len(sample.values)
+    }
+
+
 def value_of(
     accounts: Mapping[str, Sequence[Account | None]],
     terms: ValueTerms,
-    honoured_metrics: Mapping[str, Metric],
+    stages: Mapping[str, Metric],
 ) -> Value:
     honoured, ignored = accounts[terms.honoured], accounts[terms.ignored]
     return Value(
@@ -246,6 +277,7 @@ def value_of(
                 name=row.name,
                 unit=row.unit,
                 formula=row.formula,
+                source=row.source,
                 ignored=row.of(sum_of(ignored)),
                 honoured=row.of(sum_of(honoured)),
                 change=compare_rounds(
@@ -262,8 +294,8 @@ def value_of(
             Stage(
                 name=name,
                 what=what,
-                p50=getattr(honoured_metrics.get(name), "p50", None),
-                p99=getattr(honoured_metrics.get(name), "p99", None),
+                p50=getattr(stages.get(name), "p50", None),
+                p99=getattr(stages.get(name), "p99", None),
                 source_s=limits,
             )
             for name, what, limits in _STAGES

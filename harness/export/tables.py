@@ -60,16 +60,17 @@ def steady_in_words(steady: Steady | None) -> str:
     return f"after {quantity(steady.warmup_s, 's')}, then {throughput} read"
 
 
-STAGE_COLUMNS: Final = ("stage", "what", "p50", "p99", "the source's limits")
+STAGE_COLUMNS: Final = ("stage", "what", "source", "p50", "p99")
 
 
 def value_columns(value: Value) -> tuple[str, ...]:
-    return ("", value.ignored, value.honoured, "change (95 %)")
+    return ("", "source", value.ignored, value.honoured, "change (95 %)")
 
 
 def value_cells(row: ValueRow) -> tuple[str, ...]:
     return (
         row.name,
+        row.source or DASH,
         quantity(row.ignored, row.unit),
         quantity(row.honoured, row.unit),
         _change(row.change, row.unit),
@@ -77,13 +78,12 @@ def value_cells(row: ValueRow) -> tuple[str, ...]:
 
 
 def stage_cells(stage: Stage) -> tuple[str, ...]:
-    low, high = stage.source_s
     return (
         stage.name,
         stage.what,
+        DASH if stage.source_s is None else " to ".join(quantity(s, "s") for s in stage.source_s),
         quantity(stage.p50, "s"),
         quantity(stage.p99, "s"),
-        f"{quantity(low, 's')} to {quantity(high, 's')}",
     )
 
 

@@ -111,7 +111,7 @@ class WorkerLink:
         cancellation = Cancellation(reason, method, self.now_ns())
         if request.is_ended or not request.cancel(cancellation):
             return False
-        self._note(request, "abort_sent", cancellation.t_ns, reason)
+        self._note(request, "abort_sent", self.now_ns(), reason)
         self.collector.signals[reason, method] += 1
         self._send(AbortRequest(request_id=request.request_id, reason=reason))
         return True

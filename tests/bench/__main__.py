@@ -17,6 +17,7 @@ from tests.bench.ratio import Ratio, UnavailableError
 
 BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "scheduling": "scheduling",
+    "cancel_stages": "scheduling",
     "model_speed": "model_speed",
     "model_speed_gpu": "model_speed",
     "batch_invariance": "model_speed",

@@ -3,13 +3,22 @@
 Against a bare loop over the same requests, which does the least that any engine must: look up each
 request's new token, append it, and count one more token as computed. And in a pool of a million
 blocks against one of ten thousand: the pool's size must not show.
+
+Stages of a cancel, each by itself, against the limit of docs/value-of-cancellation.md's source.
 """
 
 from collections.abc import Iterable
+from statistics import quantiles
 from time import perf_counter_ns
 
+from reference_engine.cancellation import (
+    Cancellation,
+    CancellationToken,
+    CancelReason,
+    DetectionMethod,
+)
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import Request, Sampling
+from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from tests.bench.ratio import Bound, Ratio, share
 
@@ -18,6 +27,7 @@ NUM_REQUESTS = 256
 PROMPT_TOKENS = 32
 NUM_STEPS = 500  # the smaller pool holds the tokens of so many, without preemption
 SMALL_POOL, LARGE_POOL = 10_000, 1_000_000
+SOURCE_NS = 100_000.0
 
 
 class Decoding:
@@ -72,3 +82,30 @@ def scheduling(*, quick: bool = False) -> Iterable[Ratio]:
     yield share(f"{what}, against a bare loop", "ns/request", ours, bare, Bound("at most", 8.0))
     what += f", {LARGE_POOL:,} blocks against {SMALL_POOL:,}"
     yield share(what, "ns/request", in_large, ours, Bound("at most", 1.1))
+
+
+def cancel_stages(*, quick: bool = False) -> Iterable[Ratio]:
+    setting, removing, freeing = [], [], []
+    for _ in range(1 if quick else 10):
+        scheduler = Decoding(SMALL_POOL).scheduler
+        for request in list(scheduler.running):
+            token, started_ns = CancellationToken(), perf_counter_ns()
+            token.cancel(
+                Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, started_ns)
+            )
+            set_ns = perf_counter_ns()
+            scheduler.finish(request.request_id, FinishReason.ABORT)
+            removed_ns = perf_counter_ns()
+            scheduler.free(request)
+            freed_ns = perf_counter_ns()
+            setting.append(float(set_ns - started_ns))
+            removing.append(float(removed_ns - set_ns))
+            freeing.append(float(freed_ns - removed_ns))
+    for what, took_ns in (
+        ("set a cancellation token", setting),
+        (f"take one of {NUM_REQUESTS} out of the batch", removing),
+        ("free its blocks", freeing),
+    ):
+        for name, times in ("median", took_ns), ("p99", quantiles(took_ns, n=100)[-1:]):
+            limits = [SOURCE_NS] * len(times)
+            yield share(f"{what}, {name}", "ns", times, limits, Bound("at most", 1.0))

@@ -37,7 +37,8 @@ def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path
 def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> None:
     settings = set_flags(
         *("run.max_seconds=30", "load.stop_after_abandons=20", "run.rounds=1"),
-        *("engine.sim_fixed_ms=5", "settle.seconds=3"),
+        *("load.abandon_after_tokens=[50]", "load.answer_tokens=250", "load.stay_tokens=64"),
+        *("engine.sim_fixed_ms=5", "engine.max_num_seqs=16", "run.users=24", "settle.seconds=3"),
     )
     run = measure("value_of_cancellation", tmp_path / "run", *settings)
     found = run.summary["value"]["rows"]
@@ -50,6 +51,9 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
     estimate, _ = rows["... as the source estimates it"]
     measured, _ = rows["engine seconds wasted an hour"]
     assert estimate > 4 * measured, "a step is shared"
+    p50 = {stage["name"]: stage["p50"] for stage in run.summary["value"]["stages"]}
+    assert 0 < p50["set_s"] < p50["signal_s"]
+    assert 0 < p50["removal_s"] < p50["boundary_s"] < p50["wait_s"]
     assert "Value of cancellation" in (run.folder / "report.html").read_text()
 
 

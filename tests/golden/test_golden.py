@@ -44,6 +44,8 @@ def differences(was: Any, now: Any, at: str) -> Iterator[tuple[str, str]]:
                 yield from differences(was.get(key), now.get(key), f"{at}.{key}")
         case list(), list() if at.endswith(".agreement"):
             yield from differences(_by_method(was), _by_method(now), at)
+        case list(), list() if at.endswith(".stages"):
+            yield from differences(_by_name(was), _by_name(now), at)
         case list(), list() if len(was) == len(now):
             for number, (one, other) in enumerate(zip(was, now, strict=True)):
                 yield from differences(one, other, f"{at}.{number}")
@@ -55,6 +57,10 @@ def differences(was: Any, now: Any, at: str) -> Iterator[tuple[str, str]]:
 
 def _by_method(pairs: list[Any]) -> dict[str, Any]:
     return {f"{one['metric']} by {one['method']}": one for one in pairs}
+
+
+def _by_name(stages: list[Any]) -> dict[str, Any]:
+    return {one["name"]: one for one in stages}
 
 
 def _short(value: object) -> str:

@@ -12,12 +12,14 @@ from tests.made_up.run import RunBuilder
 
 def test_left_in_decode(run: RunBuilder) -> None:
     leave_in_decode(run)
+    run.events("a", abort_sent=34.2)
     four_steps(run, "a", "b")
     row = only_row(run)
     assert row["request_id"] == "a"
     assert (row["phase"], row["finish_reason"], row["planned_abandon"]) == ("decode", "abort", 2)
     stages = row[["detect_s", "signal_s", "wait_s", "free_s"]].to_list()
     assert stages == [ms(1), ms(1.5), ms(4.6), ms(0.1)]
+    assert row[["set_s", "removal_s"]].to_list() == [ms(0.2), ms(0.1)]
     assert row["cancel_latency_s"] == ms(7.2)
     assert row["cancel_latency_steps"] == 1
     assert (row["ghost"], row["censored"]) == (False, False)
