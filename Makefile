@@ -5,6 +5,9 @@
 # make snapshots  write the texts under tests/snapshots again; look at the diff
 # make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
 # make bench-gpu  the model's benchmark on a CUDA device
+# make gpu    on a CUDA device: its tests, benchmark, three workloads, and a table of their figures in
+#             results/gpu, in under 20 minutes; STAGE="demo table" takes some; REHEARSE=1: on the CPU;
+#             PYTHON=python3 takes that Python as it is, without installing anything
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
@@ -20,7 +23,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu truth faults-table gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu gpu truth faults-table gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -50,6 +53,14 @@ bench: $(VENV)/.installed-bench
 
 bench-gpu: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.bench model_speed_gpu
+
+ifeq ($(origin PYTHON),command line)
+gpu:
+	$(PYTHON) -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
+else
+gpu: $(VENV)/.installed-dev $(VENV)/.installed-bench
+	$(BIN)/python -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
+endif
 
 truth: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth

@@ -44,6 +44,8 @@ def execute_rounds(
             shutil.rmtree(folder.path)
             raise failure
         manifest.status = status_after(failure)
+        for first in folder.runs()[:1]:  # found by its collector: the GPUs
+            manifest.hardware = RunFolder(first).read_manifest()["hardware"]
         folder.write_manifest(manifest)
         progress.phase("comparing the arms")
         summary, drawn = write_pooled_summary(folder), None
