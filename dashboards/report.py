@@ -8,7 +8,7 @@ from typing import Any, Final
 from dashboards import headline
 from dashboards.page import document, save
 from dashboards.request_sample import request_rows
-from dashboards.sections import arms, cancel, load
+from dashboards.sections import arms, cancel, early_stop, load
 from dashboards.sections.section import Cell, Section, Table
 from dashboards.sections.stages import stages
 from dashboards.sections.tables import (
@@ -159,7 +159,10 @@ def _sections(run: Run) -> list[Section]:
         *(load.slots, load.kv, load.hardware, load.survivors, load.lag),
     )
     has_probes = (cancel.probe_requests(run)["role"] == "probe").any()
-    return [build(run) for build in builders[0 if has_probes else 1 :]]
+    return [
+        *early_stop.sections(run),
+        *(build(run) for build in builders[0 if has_probes else 1 :]),
+    ]
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -189,7 +192,7 @@ def _of_arms(run: Run) -> dict[str, Any]:
         "trust": trust_of_arms(run),
         "not_measurable": {name: reason for name, reason in reasons if name not in known},
         "side_by_side": list(_side_by_side(summary)),
-        "sections": arms.sections(run),
+        "sections": [*early_stop.sections(run), *arms.sections(run)],
         "tables": [] if summary.value is None else value_tables(summary.value),
         "listing": None,
         "every_figure": every_figure(summary.arms),

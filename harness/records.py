@@ -98,10 +98,11 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     the tokens received up to t0 (or to the end, for a request that was not abandoned).
 
     `plan` is the plan in words ("tokens:16", "share:0.40", "time:2", "first_token+2", "queued",
-    "prefill:0.40", "last_token", "never") and `way` how the user was to leave, "" for a user that
-    stays. `repeats` is the request that this one repeats, and `answer` the text of a canary's
-    answer. A client that left and could still read has `tokens_after_leaving`, the tokens that came
-    after t0, and `server_ended_ns`, when the server ended the answer or the connection.
+    "prefill:0.40", "last_token", "task:code:7:0.4", "whole:code:7:0.4", "never") and `way` how the
+    user was to leave, "" for a user that stays. `repeats` is the request that this one repeats, and
+    `answer` the text of a canary's answer. A client that left and could still read has
+    `tokens_after_leaving`, the tokens that came after t0, and `server_ended_ns`, when the server
+    ended the answer or the connection.
     """
 
     request_id: str  # sent as X-Request-Id
@@ -432,6 +433,22 @@ class ValueRow(msgspec.Struct, kw_only=True):
     ignored: float | None
     honoured: float | None
     change: Difference
+
+
+class TaskSavings(msgspec.Struct, kw_only=True):
+    """What early stopping did to the `n` answers of a task; `after_answer`: the share of a text
+    that comes after its answer (null: several). `source_saved`: the source's figure for
+    `saved_of_max`.
+    """
+
+    task: str
+    n: int
+    after_answer: float | None
+    stops_early: bool
+    saved: float
+    saved_of_max: float
+    cut_short: float
+    source_saved: float
 
 
 class Stage(msgspec.Struct, kw_only=True):

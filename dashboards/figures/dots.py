@@ -1,4 +1,4 @@
-"""Dots for figures of several arms or runs: ratios to a baseline, rounds, chunk sizes."""
+"""Dots for figures of several arms or runs: ratios to a baseline, rounds, chunk sizes, shares."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 from dashboards.figures.canvas import (
     BLUE,
     CYCLE,
+    DASHES,
     GREY,
     SCALES,
     VERMILION,
@@ -166,6 +167,34 @@ def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
         cliponaxis=False,
     )
     figure.set_x(rangemode="tozero")
+    return figure
+
+
+def saved_by_share(
+    by_task: Mapping[str, Mapping[float, float]], source: Mapping[str, float], *, y_title: str
+) -> Figure:
+    """Saved shares by the share of text after the answer; `source` stands at the right edge."""
+    figure = canvas(
+        x_title="share of the text that comes after the answer (input)", y_title=y_title
+    )
+    for place, (task, points) in enumerate(by_task.items()):
+        colour, dash = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)]
+        figure.add_line(
+            list(points),
+            list(points.values()),
+            f"{plain(task)}: %{{y:.1%}} at %{{x:.0%}}<extra></extra>",
+            {"color": colour, "dash": dash},
+            mode="lines+markers",
+            name=task,
+        )
+        if task in source:
+            hover = f"{plain(task)}, source: %{{y:.0%}}<extra></extra>"
+            look = {"symbol": "diamond-open", "size": 11, "color": colour, "line": {"width": 2}}
+            figure.add_dots([1.0], [source[task]], hover, look)
+    if not source:
+        figure.add_line([0, 1], [0, 1], None, {"color": GREY, "dash": "dot"}, name="all of it")
+    figure.set_x(tickformat=".0%", range=[0, 1.04])
+    figure.set_y(tickformat=".0%", range=[0, 1.04])
     return figure
 
 

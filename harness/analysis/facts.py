@@ -28,7 +28,8 @@ class Facts:
     loops. `missed_to_stay_s` and `missed_to_leave_s` are the waits of requests that an open loop
     never sent, by whether they would have been read to the end. `trust` maps a role to how far the
     target's description believes it, `lags` to how old its value can be (steps, seconds), `late` to
-    how many steps old it is on average, by kind of change, where known.
+    how many steps old it is on average, by kind of change, where known. `says_known_texts`: the
+    server was started with texts to answer with, those of plan `task`.
     """
 
     status: str
@@ -36,6 +37,7 @@ class Facts:
     settle_s: float
     clocks_agree: bool
     has_lifecycle: bool
+    says_known_texts: bool
     has_steps: bool
     has_scrapes: bool
     no_gpu: str | None
@@ -134,6 +136,7 @@ def run_facts(frames: RunFrames) -> Facts:
         settle_s=float("inf") if settle_s is None else float(settle_s),
         clocks_agree=bool((manifest.get("clock") or {}).get("comparable", False)),
         has_lifecycle=not frames.lifecycle.empty,
+        says_known_texts=config.get("teacher") is not None,
         has_steps=not frames.steps.empty,
         has_scrapes=not frames.server_metrics.empty,
         no_gpu=_why_no_gpu(config) if frames.gpu.empty else None,

@@ -16,6 +16,7 @@ import pandas as pd
 from harness.analysis.cancel import latency_by, latency_sample
 from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds, shift_between
+from harness.analysis.early_stop import savings_by_task
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample
 from harness.analysis.latency import canary_remarks, known_answers, ttft_sample
 from harness.analysis.remarks import flags, in_level_order
@@ -175,6 +176,7 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
     figures = arm_figures(rounds)
     requests = together(one.observed.requests for one in rounds)
     cancels = together(one.observed.cancels for one in rounds)
+    tasks = together(one.observed.tasks for one in rounds)
     return ArmSummary(
         outcomes=count_outcomes(requests),
         metrics=measured(figures),
@@ -182,7 +184,12 @@ def _arm(rounds: Sequence[ArmRound], num_rounds: int) -> ArmSummary:
         flags=flags(figures),
         token_counting=token_counting(requests),
         per_round=_per_round({one.round: one.figures for one in rounds}, figures, num_rounds),
-        breakdown=msgspec.to_builtins({"cancel_latency_by_phase": latency_by("phase", cancels)}),
+        breakdown=msgspec.to_builtins(
+            {
+                "cancel_latency_by_phase": latency_by("phase", cancels),
+                **savings_by_task(tasks, rounds[0].observed.facts),
+            }
+        ),
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.agreement import disagreements
+from harness.analysis.early_stop import EARLY_STOP_FIGURES
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, Figures
+from harness.analysis.figure import Figure, Figures, NotMeasurable
 from harness.analysis.gpu import FEWEST_CHANGES
 from harness.analysis.leaks import health_warnings
 from harness.analysis.load_side import (
@@ -34,6 +35,7 @@ from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
 from harness.store.frames import RunFrames
+from harness.workload.tasks import parse_text
 
 QUEUED = "queued"  # the plan of clients that leave while they wait
 _MOST_KINDS: Final = 3  # of errors that are listed
@@ -87,6 +89,7 @@ def remarks(
             disagreements(summary.agreement),
             arrival_warnings(frames, figures),
             _about_warm_up(summary.steady),
+            _about_known_texts(figures),
         ],
         "info": [
             _ended_before(cancels, facts),
@@ -137,7 +140,7 @@ def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
     if requests.empty:
         return
     counts = requests["outcome"].value_counts()
-    if Outcome.ABANDONED not in counts:
+    if Outcome.ABANDONED not in counts and requests["plan"].map(parse_text).isna().any():
         yield _why_nobody_left(requests)
     wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
     if wrong:
@@ -301,6 +304,13 @@ def _about_gpu(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str
             "figures may be of before it: make the load longer, or let the DCGM exporter collect "
             "more often than every 30 s (--collect-interval)"
         )
+
+
+def _about_known_texts(figures: Mapping[str, Figure]) -> Iterator[str]:
+    unknown = {name: figures.get(name) for name in EARLY_STOP_FIGURES}
+    reasons = {one.reason for one in unknown.values() if isinstance(one, NotMeasurable)}
+    for reason in reasons:
+        yield f"{', '.join(unknown)}: not measurable: {reason}"
 
 
 def _about_warm_up(steady: Steady | None) -> Iterator[str]:

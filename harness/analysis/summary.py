@@ -28,6 +28,12 @@ from harness.analysis.cancel import (
 from harness.analysis.cancellation import cancellations
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
 from harness.analysis.counters import count_figures, wasted_prompts_by_counter
+from harness.analysis.early_stop import (
+    answered_tasks,
+    early_stop_figures,
+    savings_by_task,
+    whole_answers_rate,
+)
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import (
@@ -58,6 +64,7 @@ class Observed:
     probes: pd.DataFrame
     cancels: pd.DataFrame
     refills: pd.DataFrame
+    tasks: pd.DataFrame
     series: Mapping[str, Floats]
     outside: Outside
 
@@ -70,6 +77,7 @@ def observe(frames: RunFrames) -> Observed:
         probes=frames.requests if frames.probe_phase is None else frames.probe_phase,
         cancels=cancels,
         refills=refills_after_abandons(frames, cancels, facts),
+        tasks=answered_tasks(frames),
         series=series_of(frames, facts),
         outside=seen_from_outside(frames, facts),
     )
@@ -108,6 +116,7 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
                 "cancel_latency_by_way": latency_by("way", cancels),
                 "leaks_in_use": leaks_in_use(frames, facts, found),
                 "leaks_lost": leaks_lost(facts),
+                **savings_by_task(observed.tasks, facts),
             }
         ),
     )
@@ -134,6 +143,7 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
         **growth_figures(frames, facts),
         **count_figures(frames.lifecycle, facts),
         **capacity_figures(frames, facts),
+        **whole_answers_rate(observed.tasks, facts),
     }
     return pooled_figures([observed], needing_logs)
 
@@ -151,6 +161,7 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
         **asking_again_figures(requests),
         **canary_figures(requests),
         **storm_figures(cancels, facts),
+        **early_stop_figures(together(one.tasks for one in runs), facts),
         **over_read_figures(requests),
         **series_figures(series, facts),
         **of_each_run,

@@ -4,7 +4,7 @@ A narrow terminal shows fewer columns, never half a figure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -19,6 +19,9 @@ from harness.export.tables import (
     STAGE_COLUMNS,
     agreement_cells,
     audit_cells,
+    savings_by_arm,
+    savings_columns,
+    savings_rows,
     stage_cells,
     value_cells,
     value_columns,
@@ -47,6 +50,9 @@ FLOORS: Final = ("client_lag_s", "scrape_interval_s", "over_read_tokens")
 GPU_FLOOR: Final = "gpu_interval_s"  # shown where a GPU was watched
 LEVEL_STYLE: Final = {"info": "dim", "warning": "yellow", "invalid": "bold red"}
 
+SAVINGS_WORDS: Final = ("task", "early stopping")
+
+Of = TypeVar("Of")
 Parts = list[Table | Text]
 Pairs = Sequence[tuple[str, str]]
 Arms = Mapping[str, Mapping[str, Metric]]
@@ -62,6 +68,7 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
         _title(summary, ", ".join(counts) or "no requests"),
         _figures(console, {name: metrics[name] for name in shown}),
     ]
+    parts += _savings_tables(console, summary)
     if shows_all:
         parts += [*_what_the_figures_are(metrics), _floor(metrics, missing), *_accounts(summary)]
     parts += _end(summary, len(names) - len(shown), shows_all=shows_all)
@@ -79,6 +86,7 @@ def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> No
         *(Text(line) for line in arm_sentences(arms)),
         _title(summary, f"{rounds}; the reference is {summary.reference}"),
         *first_that_fits(console, _arm_tables(shown, arms)),
+        *_savings_tables(console, summary),
     ]
     if shows_all:
         parts += _whose(pairs, arms)
@@ -202,11 +210,25 @@ def _accounts(summary: Summary) -> Iterator[Table | Text]:
 
 
 def _arm_tables(pairs: Pairs, arms: Arms) -> Iterator[list[Table]]:
+    for groups in _in_groups(arms):
+        yield [_arm_table(pairs, group) for group in groups]
+
+
+def _in_groups(arms: Mapping[str, Of]) -> Iterator[list[dict[str, Of]]]:
+    """All arms in one group, in two, and so on."""
     names = list(arms)
-    for num_tables in range(1, len(names) + 1):
-        width = -(-len(names) // num_tables)
+    for num_groups in range(1, len(names) + 1):
+        width = -(-len(names) // num_groups)
         groups = [names[first : first + width] for first in range(0, len(names), width)]
-        yield [_arm_table(pairs, {name: arms[name] for name in group}) for group in groups]
+        yield [{name: arms[name] for name in group} for group in groups]
+
+
+def _savings_tables(console: Console, summary: Summary | ArmsSummary) -> list[Table]:
+    layouts = (
+        [grid(savings_columns(arms), savings_rows(arms), words=SAVINGS_WORDS) for arms in groups]
+        for groups in _in_groups(savings_by_arm(summary))
+    )
+    return first_that_fits(console, layouts)
 
 
 def _arm_table(pairs: Pairs, arms: Arms) -> Table:

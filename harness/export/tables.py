@@ -1,11 +1,24 @@
 """Rows of a summary's tables as text, for the terminal and the report: agreement of methods, audit
-of counters, value of cancellation."""
+of counters, value of cancellation, early stopping by task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+import msgspec
+
 from harness.formatting import DASH, between, number, quantity, unit_in_figure
-from harness.records import Agreement, AuditEntry, Difference, Stage, Steady, Value, ValueRow
+from harness.records import (
+    Agreement,
+    ArmsSummary,
+    AuditEntry,
+    Difference,
+    Stage,
+    Steady,
+    Summary,
+    TaskSavings,
+    Value,
+    ValueRow,
+)
 
 AGREEMENT_COLUMNS: Final = (
     "figure",
@@ -85,6 +98,38 @@ def stage_cells(stage: Stage) -> tuple[str, ...]:
         quantity(stage.p50, "s"),
         quantity(stage.p99, "s"),
     )
+
+
+SAVINGS: Final = "saved_of_max", "saved", "cut_short"
+_SAVINGS_IN_WORDS: Final = "tokens saved of max_tokens", "... of the whole text", "cut short"
+SavingsByArm = Mapping[str, Sequence[TaskSavings]]
+
+
+def savings_by_arm(summary: Summary | ArmsSummary) -> SavingsByArm:
+    """Empty without requests of plan `task`; one arm named "measured" for a run without arms."""
+    arms = summary.arms if isinstance(summary, ArmsSummary) else {"measured": summary}
+    found = {
+        name: msgspec.convert(arm.breakdown.get("early_stop_by_task", []), list[TaskSavings])
+        for name, arm in arms.items()
+    }
+    return found if any(found.values()) else {}
+
+
+def savings_columns(by_arm: SavingsByArm) -> tuple[str, ...]:
+    return ("task", "early stopping", "source", *by_arm)
+
+
+def savings_rows(by_arm: SavingsByArm) -> Iterator[tuple[str, ...]]:
+    tasks = dict.fromkeys(one.task for found in by_arm.values() for one in found)
+    for task in tasks:
+        of_arm = [next((one for one in by_arm[arm] if one.task == task), None) for arm in by_arm]
+        source = next(quantity(one.source_saved, "ratio") for one in of_arm if one is not None)
+        for key, words in zip(SAVINGS, _SAVINGS_IN_WORDS, strict=True):
+            cells = [
+                DASH if one is None else quantity(getattr(one, key), "ratio") for one in of_arm
+            ]
+            is_first = key == SAVINGS[0]
+            yield (task if is_first else "", words, source if is_first else DASH, *cells)
 
 
 def _change(one: Difference, unit: str) -> str:

@@ -122,6 +122,8 @@ class StreamClient:
             n=spec.n,
             temperature=0.0 if spec.role is Role.CANARY else None,
         )
+        if spec.text is not None:
+            body |= spec.text.conditions(has_tasks=self.plan.target.lifecycle)
         encoded = msgspec.json.encode(body)
         is_stream = spec.delivery is Delivery.STREAM
         fields = [

@@ -30,7 +30,7 @@ class _Asking(Director):
 
     def ask(self, spec: RequestSpec, n: int, rule: LeaveRule) -> RequestRow:
         session = self.session
-        text = session.prompt(user=spec.user, n=n, tokens=spec.prompt_tokens)
+        text = session.prompt(spec, n=n)
         row = session.client.ask(session.issue(spec), text, rule, session.keep)
         if row.outcome not in NOT_A_FAILURE:
             gevent.sleep(RETRY_PAUSE_S)

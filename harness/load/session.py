@@ -60,14 +60,16 @@ class LoadSession:
             intended_start_ns=now_ns if intended_start_ns is None else intended_start_ns,
         )
 
-    def prompt(self, *, user: int, n: int, tokens: int, shared_tokens: int = 0) -> str:
+    def prompt(self, spec: RequestSpec, *, n: int, shared_tokens: int = 0) -> str:
         scale = self.plan.prompt_scale
+        if spec.text is not None:
+            return spec.text.prompt(spec.prompt_tokens, scale)
         return prompt(
             seed=self.plan.run.seed,
             salt=self.plan.prompt_salt,
-            user=user,
+            user=spec.user,
             n=n,
-            num_bytes=scale.num_bytes(tokens),
+            num_bytes=scale.num_bytes(spec.prompt_tokens),
             shared_bytes=scale.num_bytes(shared_tokens) if shared_tokens else 0,
         )
 

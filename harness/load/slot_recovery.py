@@ -151,11 +151,8 @@ class Trial:
         self, spec: RequestSpec, leave_rule: LeaveRule, keep: Callable[[RequestRow], None]
     ) -> gevent.Greenlet:
         spec = self._session.issue(spec)
-        text = self._session.prompt(
-            user=spec.user,
-            n=self._number * len(_ARMS) + _ARMS.index(self._arm),
-            tokens=spec.prompt_tokens,
-        )
+        n = self._number * len(_ARMS) + _ARMS.index(self._arm)
+        text = self._session.prompt(spec, n=n)
         return self._streams.spawn(self._session.client.ask, spec, text, leave_rule, keep)
 
     def _keep_filler(self, row: RequestRow) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import msgspec
 
 from harness.collect.gpu import NO_COUNTERS, DcgmGpus, Gpus, open_nvml
 from harness.collect.lifecycle import check_clock
@@ -27,8 +29,9 @@ from harness.run.run_state import RunState
 from harness.run.server import Server, attach, choose_runner, start_command, start_engine
 from harness.run.settle import Asker, IdlePages, NotServedError
 from harness.store.manifest import TargetFacts
+from harness.workload.abandon import TaskPlan
 from harness.workload.arms import unused_engine_settings
-from harness.workload.load import SlotRecoveryLoad
+from harness.workload.load import AbandonLoad, AnyLoad, SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
@@ -64,7 +67,13 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
             run.progress.phase(_NO_TORCH)
         run.progress.phase(f"starting the reference engine ({runner} runner)")
         engine, url = start_engine(
-            settings, runner, log, children, model=config.model, interruption=run.interruption
+            settings,
+            runner,
+            log,
+            children,
+            model=config.model,
+            teacher=_write_texts(run.resolved.workload.load, run.folder.teacher),
+            interruption=run.interruption,
         )
     elif command is not None:
         run.progress.phase(f"starting {command[0]}")
@@ -80,6 +89,20 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
         run.progress.phase(f"connecting to {url}")
     assert url is not None
     return attach(url, run.target, model=config.model, client=client, engine=engine)
+
+
+def _write_texts(load: AnyLoad, file: Path) -> Path | None:
+    """The known texts that the load asks for, one a line; None if it asks for none."""
+    plans = load.leavers if isinstance(load, AbandonLoad) else ()
+    texts = [text for plan in plans if isinstance(plan, TaskPlan) for text in plan.texts]
+    if not texts:
+        return None
+    prompts = [text.prompt(text.prompt_tokens(load.prompt_tokens)) for text in texts]
+    lines = [
+        {"prompt": prompt, "text": text.text} for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    file.write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    return file.resolve()
 
 
 def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFacts:

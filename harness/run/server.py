@@ -78,11 +78,14 @@ def choose_runner(settings: EngineSettings) -> str:
             return runner
 
 
-def engine_command(settings: EngineSettings, runner: str, *, model: str | None) -> list[str]:
+def engine_command(
+    settings: EngineSettings, runner: str, *, model: str | None, teacher: Path | None = None
+) -> list[str]:
     command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
     command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
     values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
     values["model"] = model or settings.model
+    values["teacher"] = teacher
     for key, value in values.items():
         name = key.replace("_", "-")
         if isinstance(value, bool):
@@ -103,6 +106,7 @@ def start_engine(
     children: ExitStack,
     *,
     model: str | None,
+    teacher: Path | None,
     interruption: Interruption,
 ) -> tuple[Child, str]:
     """Start the bundled engine; it ends with `children`. Returns its process and its URL.
@@ -110,7 +114,7 @@ def start_engine(
     Raises ConfigError if it refuses its settings, TargetError if it does not start, and
     InterruptedRunError if the user interrupts.
     """
-    command = engine_command(settings, runner, model=model)
+    command = engine_command(settings, runner, model=model, teacher=teacher)
     engine = children.enter_context(Child("engine", command, log))
     try:
         ready = engine.wait_until(

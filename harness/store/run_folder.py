@@ -76,6 +76,7 @@ class RunFolder:
         self.rounds = path / "rounds"
         self.shards = path / "shards"
         self.load_plan = path / "load_plan.json"
+        self.teacher = path / "teacher.jsonl"
         self.report = path / "report.html"
         self.traceback = path / "traceback.txt"
 

@@ -8,6 +8,7 @@ by name elsewhere, and a new plan of their sort is named there too:
     a race for the last token   schedule.py, `RACE` in harness/analysis/open_requests.py
     in the queue                harness/run/load_plan.py, `QUEUED` in harness/analysis/remarks.py
     numbers from a file         harness/run/load_plan.py
+    texts that are known        tasks.py, harness/run/preflight.py, harness/analysis/early_stop.py
 
 harness/load/leave.py says how to add a way to leave.
 
@@ -20,14 +21,16 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from statistics import NormalDist
 from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from harness.records import Delivery, Role, Way
 from harness.workload.observed_latency import ObservedLatency, StepEstimate
-from harness.workload.values import LONGEST_S, MOST_TOKENS, Section, is_number
+from harness.workload.tasks import LONGEST_TEXT, NUM_TEXTS, Task, TaskText
+from harness.workload.values import LONGEST_S, MOST_TOKENS, Section, Share, is_number
 
 MOST_ANSWERS: Final = 128
 
@@ -58,7 +61,8 @@ class RequestSpec:
     """One request before it is sent; names and meanings are those of `RequestRow`.
 
     `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
-    its range. `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
+    its range. `text` is the known text that answers it, if any. `request_id`, `arm` and
+    `intended_start_ns` are set when the request is issued.
     """
 
     user: int
@@ -75,6 +79,7 @@ class RequestSpec:
     arm: str = ""
     trial: int | None = None
     repeats: str | None = None
+    text: TaskText | None = None
     request_id: str = ""
     intended_start_ns: int = 0
 
@@ -135,6 +140,11 @@ def _parse_counts(value: object) -> list[int]:
 
 TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Counts = Annotated[list[int], PlainValidator(_parse_counts)]
+Tasks = Annotated[
+    list[Annotated[Task, Field(strict=False)]],
+    BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
+    Field(min_length=1),
+]
 Shares = Annotated[list[float], _range_parser(1, "a share")]
 SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
 
@@ -344,6 +354,41 @@ class LastTokenPlan(AbandonPlan):
         return self._leaving(asked, "last_token", tokens, "race")
 
 
+class TaskPlan(AbandonPlan):
+    """A request with a known text, of one of the tasks, that asks to be stopped when its answer is
+    complete. The user of a chat leaves then. Without `early_stop` all read the whole text."""
+
+    is_read = True
+    plan: Literal["task"]
+    task: Tasks = Field(default_factory=lambda: list(Task))
+    after_answer: Share
+    early_stop: bool = True
+
+    def most_read(self) -> None:
+        return None
+
+    def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
+        if stay_tokens < LONGEST_TEXT:
+            return f"a text has up to {LONGEST_TEXT} tokens, but `stay_tokens` is {stay_tokens}"
+        if self.n > 1:
+            return "a known text is one answer: leave `n` out"
+        if self.delivery is Delivery.UNARY and self.early_stop and Task.CHAT in self.task:
+            return "the user of a chat leaves when it has read enough: a unary answer shows nothing"
+        return None
+
+    @property
+    def texts(self) -> list[TaskText]:
+        numbered = product(self.task, range(NUM_TEXTS))
+        return [TaskText(*one, self.after_answer, self.early_stop) for one in numbered]
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        text = rng.choice(self.texts)
+        spec = replace(asked, plan=text.plan, text=text)
+        if text.task is Task.CHAT and self.early_stop:
+            return self._leaving(spec, text.plan, text.num_answer)
+        return spec
+
+
 class StayPlan(AbandonPlan):
     is_read = True
     plan: Literal["never"]
@@ -366,6 +411,7 @@ AnyPlan = Annotated[
     | QueuedPlan
     | PrefillPlan
     | LastTokenPlan
+    | TaskPlan
     | StayPlan,
     Field(discriminator="plan"),
 ]

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from harness.workload.abandon import TaskPlan
 from harness.workload.load import AbandonLoad, Load
 from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Streams, number_or
 
@@ -220,6 +221,13 @@ def arrivals_problem(arrivals: AnyArrivals, load: Load, *, max_seconds: float) -
         return (
             "`load.canaries` and `load.ask_again_after` need users with more than one request, "
             'which an open loop does not have: leave them out, or take `arrivals.kind` "closed"'
+        )
+    if isinstance(arrivals, TraceArrivals) and any(
+        isinstance(plan, TaskPlan) for plan in load.leavers
+    ):
+        return (
+            "plan `task` has texts of known lengths, and a trace has lengths of its own: take "
+            "another `arrivals.kind`"
         )
     if isinstance(arrivals, RateArrivals) and arrivals.seconds_in_all > max_seconds:
         return (

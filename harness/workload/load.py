@@ -14,6 +14,7 @@ from harness.workload.abandon import (
     AnyPlan,
     RequestSpec,
     StayPlan,
+    TaskPlan,
     TokenCount,
     TokensPlan,
 )
@@ -85,6 +86,11 @@ class AbandonLoad(Load):
         for number, plan in enumerate(self.mix, start=1):
             if why := plan.problem(self.answer_tokens, self.stay_tokens):
                 raise ValueError(f"entry {number} of the `mix` ({plan.plan}): {why}")
+        if self.ask_again_after and any(isinstance(plan, TaskPlan) for plan in self.mix):
+            raise ValueError(
+                "`ask_again_after` repeats a prompt, and plan `task` draws another text each time: "
+                "leave one out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -140,6 +146,8 @@ class AbandonLoad(Load):
             n=plan.n,
         )
         drawn = plan.draw(rng, asked, seen)
+        if drawn.text is not None:
+            drawn = replace(drawn, prompt_tokens=drawn.text.prompt_tokens(self.prompt_tokens))
         return replace(drawn, max_tokens=self.stay_tokens) if drawn.way is None else drawn
 
 

@@ -15,7 +15,7 @@ _TEXT: Final = (
     "gardens winter trains distant bells paper lanterns honest questions small kitchens salt "
     "wind northern harbours borrowed books forgotten keys gentle arguments long evenings"
 )
-_WORDS: Final = tuple(_TEXT.split())
+WORDS: Final = tuple(_TEXT.split())
 
 
 def prompt(
@@ -50,7 +50,7 @@ def _filled(beginning: str, rng: random.Random, num_bytes: int) -> str:
     parts = [beginning]
     length = len(beginning)
     while length < num_bytes:
-        word = rng.choice(_WORDS)
+        word = rng.choice(WORDS)
         parts.append(word)
         length += 1 + len(word)
     return " ".join(parts)[:num_bytes]

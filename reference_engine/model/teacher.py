@@ -33,7 +33,7 @@ class Teacher:
         ids: dict[str, int] = {}
         self._answers: dict[tuple[int, ...], list[tuple[int, float]]] = {}
         for line in lines:
-            words = _WORD.findall(line.text)
+            words = words_of(line.text)
             tokens = [ids.setdefault(word, first_id + len(ids)) for word in words]
             probs = [*line.probs[: len(words)], *[1.0] * (len(words) - len(line.probs))]
             answer = list(zip(tokens, probs, strict=True))
@@ -49,6 +49,10 @@ class Teacher:
             return None
         is_over = request.num_generated >= len(answer)
         return (EOS_TOKEN_ID, 1.0) if is_over else answer[request.num_generated]
+
+
+def words_of(text: str) -> list[str]:
+    return _WORD.findall(text)
 
 
 def read_teacher(path: str, first_id: int) -> Teacher:

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.dashboards.reading import Page, page_by
 from tests.golden.recorded import judged_today
-from tests.made_up.arms import STEADY, save_arms, save_rounds
+from tests.made_up.arms import SIZES, STEADY, save_arms, save_rounds, with_savings
 from tests.made_up.changed import change_metric, without_metrics
 from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
@@ -90,7 +90,15 @@ def trend(folder: Path) -> Page:
     return page_by("trend", runs)
 
 
-_REPORTS: Final = (plain, ghosts, many, black_box, recovery, nothing, invalid, arms, frontier)
+def early_stopping(folder: Path) -> Page:
+    names = [str(size) for size in SIZES]
+    return page_by("report", save_arms(folder, kind="abandon", **with_savings(names)))
+
+
+_REPORTS: Final = (
+    *(plain, ghosts, many, black_box, recovery, nothing, invalid),
+    *(arms, frontier, early_stopping),
+)
 PAGES: Final[dict[str, Callable[[Path], Page]]] = {
     one.__name__: one for one in (*_REPORTS, comparison, trend)
 }

@@ -57,6 +57,42 @@ def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> Non
     assert "Value of cancellation" in (run.folder / "report.html").read_text()
 
 
+def test_early_stopping_saves_what_comes_after_the_answers(tmp_path: Path) -> None:
+    """The engine says the known texts: to their end, or until their answers are complete."""
+    arms = (
+        '{name="off", load={mix=[{plan="task", after_answer=0.5, early_stop=false}]}}, '
+        '{name="on", load={mix=[{plan="task", after_answer=0.5}]}}'
+    )
+    settings = (f"arms=[{arms}]", "run.rounds=1", "run.max_seconds=4", "engine.sim_fixed_ms=2")
+    run = measure("early_stopping", tmp_path / "run", *set_flags(*settings))
+    off, on = (run.summary["arms"][name] for name in ("off", "on"))
+    assert off["metrics"]["early_stop_saved_share"]["mean"] == 0
+    assert off["metrics"]["early_stop_cut_short"]["mean"] == 0
+    assert off["outcomes"]["abandoned"] == 0
+    saved = {one["task"]: one for one in on["breakdown"]["early_stop_by_task"]}
+    assert saved.keys() == {"chat", "summarization", "classification", "extraction", "code"}
+    for task in ("chat", "extraction", "code"):
+        assert saved[task]["saved"] == pytest.approx(0.5, abs=0.06), (
+            "a chat's user is one step late"
+        )
+        assert saved[task]["cut_short"] == 0
+    assert saved["classification"]["saved"] > 0.85
+    assert saved["classification"]["cut_short"] > 0.9, "ten tokens, and most labels come later"
+    of_on = run.rounds()["1-on"]
+    stopped = {
+        event["client_request_id"]: event["num_generated"]
+        for event in of_on.rows("lifecycle")
+        if (event["event"], event["reason"]) == ("removed", "early_stop")
+    }
+    for row in of_on.rows("requests"):
+        task = row["plan"].split(":")[1]
+        if row["outcome"] != "completed" or task == "summarization":
+            continue  # a short summary may come to the text's own end
+        assert (row["request_id"] in stopped) == (task in ("classification", "extraction"))
+        assert stopped.get(row["request_id"], row["tokens_read"]) == row["tokens_read"]
+    assert "Early stopping beside its source" in (run.folder / "report.html").read_text()
+
+
 def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> None:
     run = measure("trace_replay", tmp_path / "run", *set_flags("arrivals.seconds=4"), "--no-scrape")
     rows = sorted(run.rows("requests"), key=lambda row: row["user"])

@@ -1,5 +1,6 @@
 """A run of three arms, made up: a chunk size each, with figures that differ for certain."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,38 @@ def save_arms(folder: Path, *, kind: str, **changes: Any) -> Path:
     run.write_manifest(manifest)
     run.write_summary(made_up_arms_summary({**summary, **changes}))
     return run.path
+
+
+def task_savings(task: str, share: float | None, **more: Any) -> dict[str, Any]:
+    """The entry of a summary's breakdown; no share: without early stopping."""
+    saved = 0.0 if share is None else share
+    return {
+        "task": task,
+        "n": 40,
+        "after_answer": share or 0.4,
+        "stops_early": share is not None,
+        "saved": saved,
+        "saved_of_max": 1 - 0.22 * (1 - saved),
+        "cut_short": 0.0,
+        "source_saved": 0.7,
+        **more,
+    }
+
+
+def with_savings(names: Sequence[str]) -> dict[str, Any]:
+    """The content of a summary with these arms; the first is without early stopping."""
+    shares = [None, 0.2, 0.6]
+    arms = {
+        name: [
+            task_savings("extraction", share),
+            task_savings("code", share, source_saved=0.4, cut_short=0.031),
+        ][: len(shares) - place]
+        for place, (name, share) in enumerate(zip(names, shares, strict=True))
+    }
+    return {
+        "arms": {name: {"breakdown": {"early_stop_by_task": of}} for name, of in arms.items()},
+        "differences": {},
+    }
 
 
 def save_rounds(run: Path, lags_s: dict[str, float]) -> None:

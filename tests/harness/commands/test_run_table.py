@@ -16,6 +16,7 @@ from harness.commands.run_table import print_arms, print_summary
 from harness.records import ArmsSummary, Metric, Summary
 from tests.conftest import Snapshot
 from tests.golden.recorded import judged_today
+from tests.made_up.arms import with_savings
 from tests.made_up.summaries import made_up_arms_summary, made_up_summary
 
 
@@ -76,6 +77,15 @@ def test_many_arms_are_shown_whole(snapshot: Snapshot) -> None:
     content = {"arms": arms, "headlines": ["preemptions"]}
     summary = made_up_arms_summary(content | {"differences": differences, "shifts": shifts})
     snapshot("terminal/many_arms", "\n".join(shown(summary, 100, 60)) + "\n")
+
+
+def test_early_stopping_stands_beside_its_source(snapshot: Snapshot) -> None:
+    """Also without `--all`, of several arms or one run; on a narrow terminal in several tables."""
+    content = with_savings(["off", "after-20", "after-60"])
+    found = content["arms"]["after-20"]["breakdown"]
+    lines = shown(made_up_arms_summary(content), 90, 60, shows_all=False)
+    lines += shown(made_up_summary({"breakdown": found}), 60, shows_all=False)
+    snapshot("terminal/early_stopping", "\n".join(lines) + "\n")
 
 
 def test_what_a_figure_is_and_what_it_is_not(snapshot: Snapshot) -> None:

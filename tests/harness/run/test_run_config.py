@@ -22,6 +22,7 @@ from harness.run.run_config import (
 )
 from harness.run.server import Server
 from harness.store.run_folder import RunFolder
+from harness.workload.abandon import RequestSpec
 from harness.workload.load import SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 from tests.harness.plans import server
@@ -62,7 +63,7 @@ def prompt_of(salt: str) -> str:
     session = LoadSession(
         salted, api_key=None, tell=lambda _: None, enough=lambda: None, give_up=lambda _: None
     )
-    text = session.prompt(user=1, n=2, tokens=80)
+    text = session.prompt(RequestSpec(user=1, max_tokens=1, prompt_tokens=80), n=2)
     session.close()
     return text
 
