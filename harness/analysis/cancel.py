@@ -34,7 +34,7 @@ from harness.records import Metric, Role
 NOBODY_LEFT: Final = "no request was abandoned"
 _NO_CANCEL: Final = "the lifecycle log has no abandoned request that could still be cancelled"
 _NO_REQUEST: Final = "the lifecycle log has no abandoned request"
-_NO_ENERGY: Final = f"{_NO_REQUEST}, or the GPU shows neither its energy nor its power"
+_NO_ENERGY: Final = f"{_NO_REQUEST}, or neither the energy nor the power of the GPU was read twice"
 _NO_STAGE: Final = "no request got as far as this stage"
 
 

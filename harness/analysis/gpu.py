@@ -45,9 +45,8 @@ class EnergyCurve:
 
 def energy_curves(frames: RunFrames, facts: Facts) -> list[EnergyCurve]:
     """The best first."""
-    return [
-        one for one in (_counted(frames.gpu, facts), _integrated(frames.gpu)) if one is not None
-    ]
+    both = _counted(frames.gpu, facts), _integrated(frames.gpu)
+    return [one for one in both if one is not None]
 
 
 def _counted(gpu: pd.DataFrame, facts: Facts) -> EnergyCurve | None:
@@ -69,17 +68,11 @@ def _integrated(gpu: pd.DataFrame) -> EnergyCurve | None:
 
 def _curve(t_ns: Ints, joules: Floats, method: str) -> EnergyCurve:
     """With one interval more at either end, since the readings before and after may be so late."""
-    interval_ns = int(np.median(np.diff(t_ns)))
-    slopes = np.diff(joules) / np.diff(t_ns)
+    more_ns = int(np.median(np.diff(t_ns)))
+    more = np.diff(joules) / np.diff(t_ns) * more_ns
     return EnergyCurve(
-        t_ns=np.concatenate([[t_ns[0] - interval_ns], t_ns, [t_ns[-1] + interval_ns]]),
-        joules=np.concatenate(
-            [
-                [joules[0] - slopes[0] * interval_ns],
-                joules,
-                [joules[-1] + slopes[-1] * interval_ns],
-            ]
-        ),
+        t_ns=np.r_[t_ns[0] - more_ns, t_ns, t_ns[-1] + more_ns],
+        joules=np.r_[joules[0] - more[0], joules, joules[-1] + more[-1]],
         method=method,
     )
 
@@ -127,43 +120,35 @@ def _level(name: str, gpu: pd.DataFrame, facts: Facts) -> Figure:
 
 def _energy(frames: RunFrames, facts: Facts) -> Figure:
     """A lower bound if the readings do not cover the whole load."""
+    load = facts.load_started_ns, facts.load_ended_ns
     found: list[Metric] = []
     for curve in energy_curves(frames, facts):
-        since = max(facts.load_started_ns, curve.t_ns[0])
-        until = max(since, min(facts.load_ended_ns, curve.t_ns[-1]))
-        inside = (curve.t_ns >= since) & (curve.t_ns <= until)
-        is_whole = (since, until) == (facts.load_started_ns, facts.load_ended_ns)
+        ends = np.clip(load, curve.t_ns[0], curve.t_ns[-1])
+        inside = (curve.t_ns >= load[0]) & (curve.t_ns <= load[1])
         found.append(
             reading(
                 "gpu_energy_j",
-                float(curve.between(np.array([since]), np.array([until]))[0]),
+                float(curve.between(ends[:1], ends[1:])[0]),
                 method=curve.method,
                 n=int(inside.sum()),
-                bound="point" if is_whole else "lower",
+                bound="point" if tuple(ends) == load else "lower",
             )
         )
     if not found:
-        return NotMeasurable("the GPU shows neither its energy nor its power")
+        return NotMeasurable("neither the energy nor the power of the GPU was read twice")
     best, *others = found
     best.others = {one.method: one for one in others}
     return best
 
 
 def _per_token(energy: Figure, throughput: Figure, facts: Facts) -> Figure:
-    for one in (energy, throughput):
-        if isinstance(one, NotMeasurable):
-            return one
-    assert isinstance(energy, Metric)
-    assert isinstance(throughput, Metric)
-    assert energy.mean is not None
+    if isinstance(energy, NotMeasurable) or isinstance(throughput, NotMeasurable):
+        return energy if isinstance(energy, NotMeasurable) else throughput
     tokens = (throughput.mean or 0.0) * facts.load_s
-    if not tokens:
-        return NotMeasurable("no token was generated in the load window")
+    if energy.mean is None or energy.bound != "point" or not tokens:
+        return NotMeasurable("the GPU's readings do not cover the load, or it has no token")
     # The tokens that clients read may be fewer than were generated.
-    bounds = {energy.bound, "upper" if throughput.bound == "lower" else "point"} - {"point"}
-    if len(bounds) > 1:
-        return NotMeasurable("neither all of the energy nor all tokens are known")
-    bound = next(iter(bounds), "point")
+    bound = "upper" if throughput.bound == "lower" else "point"
     return reading(
         ENERGY_PER_TOKEN, energy.mean / tokens, method=energy.method, n=round(tokens), bound=bound
     )
@@ -180,7 +165,8 @@ def _of_all(gpu: pd.DataFrame, column: str) -> pd.Series:
 
 def _has_moved(values: pd.Series) -> Bools:
     """The first reading counts as new."""
-    return np.concatenate([[True], np.diff(values.to_numpy()) != 0])[: len(values)]
+    moved: Bools = np.diff(values.to_numpy(), prepend=np.nan) != 0
+    return moved
 
 
 def _in_load(values: pd.Series, facts: Facts) -> Bools:

@@ -90,7 +90,7 @@ def test_what_a_device_hides_is_not_measurable(run: RunBuilder) -> None:
     assert metric(figures["gpu_utilisation"]).mean == pytest.approx(0.5)
     assert reason(figures["gpu_memory_bytes"]) == "the GPU does not show it"
     for name in ("gpu_energy_j", "energy_per_token_j", "energy_wasted_j"):
-        assert "the GPU shows neither its energy nor its power" in reason(figures[name])
+        assert "neither the energy nor the power of the GPU was read twice" in reason(figures[name])
 
 
 def test_without_a_gpu_each_figure_says_why(run: RunBuilder) -> None:
@@ -112,8 +112,19 @@ def test_readings_that_end_early_give_a_lower_bound_and_rare_ones_a_warning(
     figures = judged(run)
     energy = metric(figures["gpu_energy_j"])
     assert energy.bound == "lower"
+    assert "do not cover the load" in reason(figures["energy_per_token_j"])
     assert energy.mean == pytest.approx(0.2 * (200 + 400 + 600 + 600))
     assert "changed 4 times during the load" in warnings(run, "GPU")[0]
+
+
+def test_one_reading_gives_levels_and_two_give_energy(run: RunBuilder) -> None:
+    half_a_batch(run)
+    run.gpu_reading(400, power_w=100.0)
+    figures = judged(run)
+    assert metric(figures["gpu_power_w"]).mean == 100
+    assert "was read twice" in reason(figures["gpu_energy_j"])
+    run.gpu_reading(600, power_w=100.0)
+    assert metric(judged(run)["gpu_energy_j"]).mean == pytest.approx(0.6 * 100)
 
 
 def test_energy_over_the_tokens_that_were_read_is_an_upper_bound(run: RunBuilder) -> None:
