@@ -70,7 +70,7 @@ def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound
         figures=figures,
         remarks=summary_of(frames, observed, figures).validity,
         target=frames.manifest.get("target") or {},
-        account=account(frames),
+        account=account(frames, observed.cancels),
     )
 
 

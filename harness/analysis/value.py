@@ -4,7 +4,7 @@ Every row is a formula on the sums of a run (`Account`): the value of an arm is 
 all its rounds, the change that of paired rounds.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -21,8 +21,6 @@ from harness.analysis.tokens import tokens_read
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Metric, Outcome, Stage, Value, ValueRow
 from harness.store.frames import RunFrames
-
-HOUR_S: Final = 3600.0
 
 
 class Account(NamedTuple):
@@ -48,15 +46,18 @@ class Account(NamedTuple):
     late_slot_s: float
     late_block_s: float
 
+    def an_hour(self, of_the_load: float) -> float:
+        return of_the_load / self.load_s * 3600.0
 
-def account(frames: RunFrames) -> Account | None:
+
+def account(frames: RunFrames, cancels: pd.DataFrame) -> Account | None:
     facts = run_facts(frames)
     if facts.lacks("lifecycle", "steps", "clock", "load"):
         return None
     if facts.slots is None or facts.num_blocks is None:
         return None
     in_load = until(frames, facts.load_ended_ns)
-    cancels, late = cancellations(frames), cancellations(in_load)
+    late = cancellations(in_load)
     return Account(
         load_s=facts.load_s,
         slot_s=facts.slots * facts.load_s,
@@ -96,6 +97,9 @@ class ValueTerms(msgspec.Struct, kw_only=True, frozen=True):
     assumed_ms_per_token: float = 20.0
     price_per_million_tokens: float | None = None
 
+    def cost(self, tokens: float) -> float:
+        return tokens * (self.price_per_million_tokens or 0.0) / 1e6
+
 
 class _Row(NamedTuple):
     """A row of the table. `of_abandons`: without an abandoned request it is not known, not 0.
@@ -106,15 +110,15 @@ class _Row(NamedTuple):
     name: str
     unit: str
     formula: str
-    compute: Callable[[Account], float]
+    compute: Callable[[Account, ValueTerms], float]
     of_abandons: bool = False
     source: str | None = None
 
-    def of(self, one: Account | None) -> float | None:
+    def of(self, one: Account | None, terms: ValueTerms) -> float | None:
         if one is None or (self.of_abandons and not one.left):
             return None
         try:
-            return self.compute(one)
+            return self.compute(one, terms)
         except ZeroDivisionError:
             return None
 
@@ -124,7 +128,7 @@ _ROWS: Final = (
         "requests abandoned",
         "ratio",
         "abandoned requests / all requests",
-        lambda one: one.left / one.requests,
+        lambda one, _: one.left / one.requests,
         source="15 % -> 15 %",
     ),
     _Row(
@@ -132,7 +136,7 @@ _ROWS: Final = (
         "tokens",
         "(tokens generated for abandoned requests - tokens that their clients had read) / "
         "abandoned requests",
-        lambda one: one.wasted_tokens / one.left,
+        lambda one, _: one.wasted_tokens / one.left,
         source="800 -> 5",
     ),
     _Row(
@@ -140,15 +144,22 @@ _ROWS: Final = (
         "s",
         "sum over steps of (seconds of the step after t0 * the request's share of the tokens "
         "computed in it) / seconds of load * 3600",
-        lambda one: one.late_engine_s / one.load_s * HOUR_S,
+        lambda one, _: one.an_hour(one.late_engine_s),
         of_abandons=True,
         source="720 s -> 4.5 s",
+    ),
+    _Row(
+        "... as the source estimates it",
+        "s",
+        "tokens wasted within the load * assumed time a token / seconds of load * 3600",
+        lambda one, terms: one.an_hour(one.late_tokens) * terms.assumed_ms_per_token / 1e3,
+        of_abandons=True,
     ),
     _Row(
         "blocks held by abandoned requests",
         "blocks",
         "sum of (blocks held after t0 * seconds) / seconds of load",
-        lambda one: one.late_block_s / one.load_s,
+        lambda one, _: one.late_block_s / one.load_s,
         of_abandons=True,
         source="3,000 -> 20",
     ),
@@ -156,7 +167,7 @@ _ROWS: Final = (
         "... of all blocks",
         "ratio",
         "sum of (blocks held after t0 * seconds) / (all blocks * seconds of load)",
-        lambda one: one.late_block_s / one.block_s,
+        lambda one, _: one.late_block_s / one.block_s,
         of_abandons=True,
         source="15 % -> 0.1 %",
     ),
@@ -164,27 +175,27 @@ _ROWS: Final = (
         "slot utilisation",
         "ratio",
         "sum over steps of (requests running * seconds) / (slots * seconds of load)",
-        lambda one: one.used_slot_s / one.slot_s,
+        lambda one, _: one.used_slot_s / one.slot_s,
     ),
     _Row(
         "... by abandoned requests",
         "ratio",
         "sum of seconds in the batch after t0 / (slots * seconds of load)",
-        lambda one: one.late_slot_s / one.slot_s,
+        lambda one, _: one.late_slot_s / one.slot_s,
         of_abandons=True,
     ),
     _Row(
         "... by all other requests",
         "ratio",
         "slot utilisation - slot utilisation by abandoned requests",
-        lambda one: (one.used_slot_s - one.late_slot_s) / one.slot_s,
+        lambda one, _: (one.used_slot_s - one.late_slot_s) / one.slot_s,
         source="85 % -> 98 %",
     ),
     _Row(
         "generated tokens that were wasted",
         "ratio",
         "tokens wasted within the load / tokens generated within the load",
-        lambda one: one.late_tokens / one.generated_tokens,
+        lambda one, _: one.late_tokens / one.generated_tokens,
         of_abandons=True,
         source="12-18 % -> < 1 %",
     ),
@@ -192,47 +203,28 @@ _ROWS: Final = (
         "effective throughput",
         "tokens/s",
         "tokens that clients read / seconds of load",
-        lambda one: one.read_tokens / one.load_s,
+        lambda one, _: one.read_tokens / one.load_s,
     ),
     _Row(
         "answers completed",
         "rps",
         "completed requests / seconds of load",
-        lambda one: one.completed / one.load_s,
+        lambda one, _: one.completed / one.load_s,
     ),
-)
-
-
-def _late_tokens_an_hour(one: Account) -> float:
-    return one.late_tokens / one.load_s * HOUR_S
-
-
-def _rows(terms: ValueTerms) -> Iterator[_Row]:
-    yield from _ROWS[:3]
-    yield _Row(
-        "... as the source estimates it",
-        "s",
-        "tokens wasted within the load * assumed time a token / seconds of load * 3600",
-        lambda one: _late_tokens_an_hour(one) * terms.assumed_ms_per_token / 1e3,
-        of_abandons=True,
-    )
-    yield from _ROWS[3:]
-    price = terms.price_per_million_tokens
-    if price is None:
-        return
-    yield _Row(
+    _Row(
         "money wasted an hour",
         "money",
         "tokens wasted within the load / seconds of load * 3600 * price of a token",
-        lambda one: _late_tokens_an_hour(one) * price / 1e6,
+        lambda one, terms: terms.cost(one.an_hour(one.late_tokens)),
         of_abandons=True,
-    )
-    yield _Row(
+    ),
+    _Row(
         "money wasted per 1,000 cancels",
         "money",
         "tokens wasted per cancel * 1000 * price of a token",
-        lambda one: one.wasted_tokens / one.left * 1000 * price / 1e6,
-    )
+        lambda one, terms: terms.cost(one.wasted_tokens / one.left * 1000),
+    ),
+)
 
 
 # Each stage, and its limits in the source's table of the pipeline's timing. The source sets a flag
@@ -278,17 +270,18 @@ def value_of(
                 unit=row.unit,
                 formula=row.formula,
                 source=row.source,
-                ignored=row.of(sum_of(ignored)),
-                honoured=row.of(sum_of(honoured)),
+                ignored=row.of(sum_of(ignored), terms),
+                honoured=row.of(sum_of(honoured), terms),
                 change=compare_rounds(
                     terms.honoured,
                     terms.ignored,
-                    [row.of(one) for one in honoured],
-                    [row.of(one) for one in ignored],
+                    [row.of(one, terms) for one in honoured],
+                    [row.of(one, terms) for one in ignored],
                     paired=True,
                 ),
             )
-            for row in _rows(terms)
+            for row in _ROWS
+            if row.unit != "money" or terms.price_per_million_tokens is not None
         ],
         stages=[
             Stage(

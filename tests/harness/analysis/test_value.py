@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from harness.analysis.cancellation import cancellations
 from harness.analysis.value import Account, ValueTerms, account, sum_of, value_of
 from harness.export.tables import value_cells
 from harness.formatting import DASH, number
@@ -43,7 +44,8 @@ def test_the_terms_have_the_defaults_of_a_workload() -> None:
 def test_a_server_without_logs_has_no_account(run: RunBuilder) -> None:
     run.abandon("a", t0=150, tokens=[100])
     run.another_engine()
-    assert account(run.frames()) is None
+    frames = run.frames()
+    assert account(frames, cancellations(frames)) is None
 
 
 def test_money_is_named_where_a_price_is() -> None:
