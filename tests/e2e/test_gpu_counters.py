@@ -15,6 +15,7 @@ pytestmark = pytest.mark.e2e
 
 LABELS = '{gpu="0",UUID="GPU-a",modelName="Card"}'
 WATTS = 250
+ABOUT = 0.05  # a busy machine answers late: a reading is of some moment during its request
 
 
 def page(_: str) -> tuple[int, dict[str, str], bytes]:
@@ -40,12 +41,14 @@ def test_a_run_has_the_energy_of_its_load_its_tokens_and_its_cancels(
     assert manifest["hardware"]["gpus"] == ["Card"]
     assert metrics["gpu_utilisation"]["mean"] == pytest.approx(0.8)
     assert metrics["gpu_power_w"]["mean"] == pytest.approx(WATTS, abs=1)
-    assert metrics["gpu_energy_j"]["mean"] == pytest.approx(WATTS * load_s, rel=0.01)
+    assert metrics["gpu_energy_j"]["mean"] == pytest.approx(WATTS * load_s, rel=ABOUT)
     tokens = metrics["throughput_tps"]["mean"] * load_s
-    assert metrics["energy_per_token_j"]["mean"] == pytest.approx(WATTS * load_s / tokens, rel=0.01)
+    assert metrics["energy_per_token_j"]["mean"] == pytest.approx(
+        WATTS * load_s / tokens, rel=ABOUT
+    )
     wasted, busy = metrics["energy_wasted_j"], metrics["gpu_seconds_after_abandon"]
     assert wasted["n"] == busy["n"] == run.summary["outcomes"]["abandoned"]
-    assert wasted["mean"] == pytest.approx(WATTS * busy["mean"], rel=0.01)
+    assert wasted["mean"] == pytest.approx(WATTS * busy["mean"], rel=ABOUT)
     assert run.summary["not_measurable"]["gpu_memory_bytes"] == "the GPU does not show it"
 
     limits = tmp_path / "limits"
