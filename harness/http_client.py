@@ -9,13 +9,13 @@ import ssl
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore
 import httpx
+import psutil
 
 from harness.errors import ConfigError
 
@@ -213,11 +213,12 @@ def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:
     return url
 
 
-def is_loopback(url: str) -> bool:
-    host, _ = split_place(url)
+def is_here(url: str) -> bool:
+    """Whether the URL is of this machine, by the addresses of its interfaces."""
+    own = {one.address for several in psutil.net_if_addrs().values() for one in several}
     try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # another name
+        return any(found[4][0] in own for found in socket.getaddrinfo(*split_place(url)))
+    except OSError:
         return False
 
 

@@ -21,7 +21,7 @@ from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
-from harness.http_client import http_client, is_loopback
+from harness.http_client import http_client, is_here
 from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
 from harness.load.rows import most_at_once
 from harness.records import Delivery, MetricSample
@@ -284,7 +284,7 @@ def find_gpus(run: RunState, server: Server, *, is_local: bool) -> Gpus | None:
     if is_on_cpu:
         run.notes.add(f"{NO_COUNTERS}the engine computes on the CPU")
         return None
-    if not is_local and not is_loopback(server.url):
+    if not is_local and not is_here(server.url):
         run.notes.add(
             f"{NO_COUNTERS}the server is on another machine; name the page of its DCGM exporter "
             "with --gpu-metrics-url"

@@ -24,6 +24,7 @@ from harness.http_client import (
     check_metrics_url,
     check_target_url,
     http_client,
+    is_here,
     parse_headers,
     read_api_key,
     request_headers,
@@ -219,3 +220,10 @@ def test_more_than_a_hundred_requests_run_at_once(serve_pages: ServePages) -> No
     ):
         answers = list(threads.map(client.get, [url] * 120))
     assert {one.text for one in answers} == {str(number) for number in range(120)}
+
+
+def test_an_address_of_this_machine_is_told_from_another() -> None:
+    assert is_here("http://127.0.0.1:8000")
+    assert is_here("http://localhost")
+    assert not is_here("http://192.0.2.1:8000")  # kept for documents
+    assert not is_here("http://nowhere.invalid")

@@ -211,7 +211,10 @@ def test_gpus_that_compute_for_no_server_are_not_read(
     begin: Begin, config: dict[str, str] | None, said: str
 ) -> None:
     run = begin()
-    assert find_gpus(run, replace(SERVER, config=config), is_local=False) is None
+    assert (
+        find_gpus(run, replace(SERVER, url="http://192.0.2.1", config=config), is_local=False)
+        is None
+    )
     assert said in "".join(run.notes.texts())
 
 
