@@ -4,38 +4,92 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from reference_engine.model.runners import VOCAB_SIZE
+from reference_engine.model.teacher import words_of
 from tests.reference_engine.running_engine import RunningEngine
 
+
+def words(*counts: tuple[str, int]) -> str:
+    return "".join(f" {word}" * n for word, n in counts)
+
+
+def numbered(first: int, num: int) -> str:
+    return "".join(f" w{number}" for number in range(first, first + num))
+
+
+LONG = " of a long prompt" + "x" * 400
 TEXTS = {
     "json": '{"a": "}"} and some more',
+    "json in pieces": '  [1, [2, {}], "]" ] then more',
+    "quoted": '{"a": "\\"}"} more',
+    "open json": '{"a": 1, "b": [' + words(("7,", 300)),
     "label": " Positive, since it praises the food, the room, and all else",
-    "loop": "one two three four five six seven eight" + " again and again" * 30,
+    "late label": numbered(0, 9) + " positive rest",
+    "label too late": numbered(0, 10) + " positive rest",
+    "longer label": " very good indeed",
+    "three": numbered(0, 8) + " a b c" * 30,
+    "three at once": " a b c" * 30,
+    "twenty": numbered(0, 15) + numbered(100, 20) * 5,
+    "twenty-one": numbered(0, 15) + numbered(100, 21) * 4,
+    "two": numbered(0, 30) + " a b" * 30,
+    "three copies": numbered(0, 30) + " a b c" * 3 + numbered(50, 9),
     "long": "word " * 200,
+    "summary" + LONG: "word " * 200,
+    "sentence at 49" + LONG: words(("w", 48)) + ". x !" + words(("w", 100)),
+    "sentence at 50" + LONG: words(("w", 49)) + "?" + words(("w", 100)),
+    "sequence": " a b b c d",
     "poor": "fine fine poor fine",
 }
-UNSURE = {"prompt": "unsure", "text": "word " * 40, "probs": [1.0] * 10 + [0.01] * 30}
+HARDLY: dict[str, Any] = {"prompt": "hardly sure", "text": "word " * 20, "probs": [0.1] * 20}
+UNSURE: dict[str, Any] = {
+    "prompt": "unsure",
+    "text": "word " * 40,
+    "probs": [1.0] * 10 + [0.01] * 30,
+}
 HOOK = "def is_poor(text, token_ids):\n    return text.endswith('poor')\n"
+
+
+def word_id(word: str) -> int:
+    """The teacher's words have the ids after the engine's own."""
+    known = dict.fromkeys(one for text in TEXTS.values() for one in words_of(text))
+    return VOCAB_SIZE + list(known).index(word)
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     folder = tmp_path_factory.mktemp("teacher")
-    lines = [*({"prompt": name, "text": text} for name, text in TEXTS.items()), UNSURE]
+    lines = [{"prompt": name, "text": text} for name, text in TEXTS.items()]
+    lines += [HARDLY, UNSURE]
     (folder / "teacher.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "hook_of_a_test.py").write_text(HOOK)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(folder))
-        flags = ["--runner", "simulated", "--sim-fixed-ms", "1", "--max-num-seqs", "1"]
+        flags = ["--runner", "simulated", "--sim-fixed-ms", "1", "--max-num-seqs", "2"]
         teacher = ["--teacher", str(folder / "teacher.jsonl")]
         engine = RunningEngine(*flags, *teacher, "--quality-hook", "hook_of_a_test:is_poor")
     yield engine
     assert engine.stop() == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """An answer as its client put it together; `early_stop` is also that of the whole."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    early_stop: dict[str, Any] | None = None
+
+
+FORMS = [(path, stream) for path in ("completions", "chat/completions") for stream in (False, True)]
+Form = tuple[str, bool]
 
 
 def ask(engine: RunningEngine, prompt: str, **fields: Any) -> dict[str, Any]:
@@ -44,46 +98,155 @@ def ask(engine: RunningEngine, prompt: str, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-def chunks(engine: RunningEngine, prompt: str, **fields: Any) -> list[dict[str, Any]]:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": prompt}], **fields}
-    url = f"{engine.url}/v1/chat/completions"
-    with httpx.stream("POST", url, json={"stream": True, **body}) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
+def answers(
+    engine: RunningEngine, prompt: str, form: Form, **fields: Any
+) -> tuple[list[Said], dict[str, Any]]:
+    """Each answer, and the usage of all. In a stream no event of an answer follows its end."""
+    path, stream = form
+    asked = (
+        {"messages": [{"role": "user", "content": prompt}]} if "/" in path else {"prompt": prompt}
+    )
+    body = {"model": "tiny", "max_tokens": 600, **asked, **fields, "stream": stream}
+    if not stream:
+        whole = httpx.post(f"{engine.url}/v1/{path}", json=body).json()
+        told = [said_by(choice, choice.get("message")) for choice in whole["choices"]]
+        early = [one.early_stop for one in told if one.early_stop]
+        assert whole.get("early_stop") == (early[0] if early else None)
+        return told, whole["usage"]
+    body["stream_options"] = {"include_usage": True}
+    with httpx.stream("POST", f"{engine.url}/v1/{path}", json=body) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    *chunks, last = map(json.loads, events)
+    found = [Said() for _ in range(fields.get("n", 1))]
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        before, new = found[choice["index"]], said_by(choice, choice.get("delta"))
+        assert before.finish_reason is None, "an event after the end of its answer"
+        assert chunk.get("early_stop") == new.early_stop
+        found[choice["index"]] = replace(new, text=before.text + new.text)
+    return found, last["usage"]
 
 
-CASES = [
-    ("json", {"task": "extraction"}, "extraction", '{"a": "}"}', 9),
-    ("label", {"task": "classification", "labels": ["positive"]}, "classification", " Positive", 1),
-    ("label", {"task": "classification"}, "classification", TEXTS["label"][:46], 10),
-    ("long", {"task": "summarization"}, "summarization", "word " * 20, 20),
-    ("loop", {"repetition": True}, "repetition", None, 8 + 4 * 3),
-    ("unsure", {"low_confidence": True}, "low_confidence", None, 15),
-    ("poor", {}, "quality", "fine fine poor", 3),
+def said_by(choice: dict[str, Any], message: dict[str, Any] | None) -> Said:
+    return Said(
+        text=choice["text"] if message is None else message.get("content", ""),
+        finish_reason=choice["finish_reason"],
+        stop_reason=choice.get("stop_reason"),
+        early_stop=choice.get("early_stop"),
+    )
+
+
+SUMMARY, EXTRACTION = {"task": "summarization"}, {"task": "extraction"}
+LOOPS = {"repetition": True}
+
+
+def labelled(*labels: str) -> dict[str, Any]:
+    return {"task": "classification", "labels": [*labels]}
+
+
+# The prompt, the conditions, and with how many tokens the answer ends; None: not early. The text of
+# an answer is that of its tokens, unless it is given.
+BOUNDARIES: list[tuple[str, dict[str, Any], int | None, str | None]] = [
+    ("json", EXTRACTION, 9, '{"a": "}"}'),  # brackets in strings do not count
+    ("json in pieces", EXTRACTION, 14, None),
+    ("quoted", EXTRACTION, 11, '{"a": "\\"}"}'),
+    ("open json", EXTRACTION, 500, None),
+    ("label", EXTRACTION, None, None),
+    ("label", labelled("positive", "negative"), 1, " Positive"),
+    ("label", {"task": "classification"}, 10, None),
+    ("late label", labelled("positive"), 10, None),  # the tenth token is the label
+    ("label too late", labelled("positive"), 10, None),
+    ("longer label", labelled("very", "very good"), 2, " very good"),
+    ("three", LOOPS, 8 + 4 * 3, None),  # the shortest pattern
+    ("three at once", LOOPS, 20, None),  # not before the twentieth token
+    ("twenty", LOOPS, 15 + 4 * 20, None),  # the longest, in the last hundred tokens
+    ("twenty-one", LOOPS, None, None),
+    ("two", LOOPS, 30 + 4 * 4, None),  # two in turn are a pattern of four
+    ("three copies", LOOPS, None, None),  # in all; four are needed
+    ("unsure", {"low_confidence": True}, 15, None),
+    ("hardly sure", {"low_confidence": True}, None, None),  # 0.1 is not below 0.1
+    ("long", SUMMARY, 20, None),  # 0.3 of the prompt is less
+    ("sentence at 49" + LONG, SUMMARY, 51, None),
+    ("sentence at 50" + LONG, SUMMARY, 50, None),
+    ("poor", {}, 3, "fine fine poor"),
 ]
 
 
-@pytest.mark.parametrize(("prompt", "wanted", "condition", "text", "num_tokens"), CASES)
-def test_each_condition_ends_a_whole_and_a_streamed_answer(
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(("prompt", "wanted", "num_tokens", "text"), BOUNDARIES)
+def test_each_boundary_in_each_form(
     engine: RunningEngine,
+    form: Form,
     prompt: str,
     wanted: dict[str, Any],
-    condition: str,
+    num_tokens: int | None,
     text: str | None,
-    num_tokens: int,
 ) -> None:
-    early = {"condition": condition, "tokens_saved": 100 - num_tokens}
-    answer = ask(engine, prompt, early_stop=wanted)
-    [choice] = answer["choices"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "early_stop")
-    assert choice["early_stop"] == answer["early_stop"] == early
-    assert answer["usage"]["completion_tokens"] == num_tokens
-    *_, last = parts = chunks(engine, prompt, early_stop=wanted, max_tokens=100)
-    assert last["early_stop"] == last["choices"][0]["early_stop"] == early
-    streamed = "".join(part["choices"][0]["delta"].get("content", "") for part in parts)
-    assert streamed == choice["text"]
-    assert text is None or streamed.strip() == text.strip()
+    whole = words_of({**TEXTS, **{one["prompt"]: one["text"] for one in (HARDLY, UNSURE)}}[prompt])
+    (said,), usage = answers(engine, prompt, form, early_stop=wanted)
+    if num_tokens is None:
+        assert said == Said(text="".join(whole), finish_reason="stop")
+        return
+    condition = wanted.get("task") or next(iter(wanted), "quality")
+    assert said == Said(
+        text="".join(whole[:num_tokens]) if text is None else text,
+        finish_reason="stop",
+        stop_reason="early_stop",
+        early_stop={"condition": condition, "tokens_saved": 600 - num_tokens},
+    )
+    assert usage["completion_tokens"] == num_tokens
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_summary_has_at_most_a_share_of_its_prompt(engine: RunningEngine, form: Form) -> None:
+    (said,), usage = answers(engine, "summary" + LONG, form, early_stop=SUMMARY)
+    assert usage["completion_tokens"] == int(0.3 * usage["prompt_tokens"]) > 100
+    assert said.text == "word" + " word" * (usage["completion_tokens"] - 1)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_stop_tokens_are_not_shown_also_where_they_straddle_steps(
+    engine: RunningEngine, form: Form
+) -> None:
+    a, b, c = (word_id(word) for word in (" a", " b", " c"))
+    for fields, num_tokens, reason, text in (
+        ({"stop_token_ids": [c, b]}, 2, b, " a"),
+        ({"stop_token_sequences": [[b, c]]}, 4, "early_stop", " a b"),  # the first b was none
+        ({"stop_token_sequences": [[b, b, b], [a, b]]}, 2, "early_stop", ""),
+    ):
+        (said,), usage = answers(engine, "sequence", form, **fields)
+        early = {"condition": "stop_sequence", "tokens_saved": 600 - num_tokens}
+        assert said == Said(
+            text=text, finish_reason="stop", stop_reason=reason, early_stop=early
+        ), fields
+        assert usage["completion_tokens"] == num_tokens
+    (said,), _ = answers(engine, "sequence", form, stop_token_sequences=[[b, b, c, a]])
+    assert said == Said(text=TEXTS["sequence"], finish_reason="stop"), "held back, then shown"
+    (said,), _ = answers(engine, "sequence", form, stop=["b c"], early_stop={"repetition": True})
+    assert said == Said(text=" a b ", finish_reason="stop", stop_reason="b c")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize(
+    ("prompt", "fields", "text"),
+    [
+        ("json", {"early_stop": EXTRACTION}, '{"a": "}"}'),
+        ("longer label", {"early_stop": labelled("very", "very good")}, " very good"),
+        ("sequence", {"stop_token_sequences": True}, " a b"),
+    ],
+)
+def test_each_of_n_answers_is_stopped_by_itself(
+    engine: RunningEngine, form: Form, prompt: str, fields: dict[str, Any], text: str
+) -> None:
+    """Two slots: two answers grow side by side, the third one after."""
+    if fields.get("stop_token_sequences"):
+        fields = {"stop_token_sequences": [[word_id(" b"), word_id(" c")]]}
+    told, usage = answers(engine, prompt, form, n=3, **fields)
+    assert told == [told[0]] * 3
+    assert (told[0].text, told[0].stop_reason) == (text, "early_stop")
+    assert told[0].early_stop is not None
+    assert usage["completion_tokens"] == 3 * (600 - told[0].early_stop["tokens_saved"])
 
 
 def test_off_by_default(engine: RunningEngine) -> None:
@@ -95,8 +258,7 @@ def test_off_by_default(engine: RunningEngine) -> None:
 
 
 def test_stop_strings_and_stop_tokens_have_their_reasons(engine: RunningEngine) -> None:
-    words = ["{", '"', "a", '"', ":", ' "', "}"]  # the teacher's first: ids from the vocabulary on
-    third = 2048 + words.index("a")
+    third = word_id("a")
     answer = ask(engine, "json", stop=["some"])
     assert answer["choices"][0]["stop_reason"] == "some"
     assert "early_stop" not in answer
@@ -109,14 +271,10 @@ def test_stop_strings_and_stop_tokens_have_their_reasons(engine: RunningEngine) 
     assert answer["choices"][0]["stop_reason"] == "early_stop"
 
 
-def test_each_of_n_answers_stops_and_the_slot_goes_to_the_next_schedule(
-    engine: RunningEngine,
-) -> None:
-    """One slot: the second answer waits for the first one's."""
-    answer = ask(engine, "long", n=2, early_stop={"task": "summarization"})
-    early = {"condition": "summarization", "tokens_saved": 80}
-    assert [choice["early_stop"] for choice in answer["choices"]] == [early, early]
-    assert answer["early_stop"] == early
+def test_the_slot_goes_to_the_very_next_schedule(engine: RunningEngine) -> None:
+    """Two slots: the third answer waits for the first that ends."""
+    answer = ask(engine, "long", n=3, early_stop=SUMMARY)
+    assert answer["early_stop"] == {"condition": "summarization", "tokens_saved": 80}
     events = [e for e in engine.events() if e["request_id"].startswith(answer["id"][5:])]
     removed, freed, finished, admitted = (
         next(e for e in events if (e["event"], e["request_id"][-1]) == wanted)
@@ -124,7 +282,7 @@ def test_each_of_n_answers_stops_and_the_slot_goes_to_the_next_schedule(
             ("removed", "0"),
             ("blocks_freed", "0"),
             ("finished", "0"),
-            ("admitted", "1"),
+            ("admitted", "2"),
         )
     )
     assert (removed["reason"], freed["reason"], finished["reason"]) == (
@@ -132,6 +290,7 @@ def test_each_of_n_answers_stops_and_the_slot_goes_to_the_next_schedule(
         "early_stop",
         "stop",
     )
+    assert freed["num_blocks"] > 0
     assert admitted["step"] == removed["step"] + 1
 
 
@@ -141,7 +300,7 @@ def test_metrics_count_stops_and_saved_tokens_and_no_abort(engine: RunningEngine
         "walkaway_engine_early_stop_tokens_saved_total",
     )
     before = [engine.metric(name, condition="repetition"), engine.metric(saved), stopped(engine)]
-    ask(engine, "loop", early_stop={"repetition": True})
+    ask(engine, "three", early_stop={"repetition": True})
     after = [engine.metric(name, condition="repetition"), engine.metric(saved), stopped(engine)]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 80, 1]
     assert engine.metric("vllm:request_success_total", finished_reason="abort") == 0
