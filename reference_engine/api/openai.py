@@ -23,6 +23,7 @@ from reference_engine.core.early_stop import EarlyStopping, LowConfidence, Repet
 from reference_engine.core.request import Sampling
 from reference_engine.model.tokenizer import ChatError, Message, Tokenizer
 
+MAX_PROMPT_SHOWN: Final = 4096  # characters; most are a byte each
 _COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for /v1/completions
 _MAX_SHOWN: Final = 300  # characters of what a client sent that an error repeats
 _FIELD: Final = re.compile(r"unknown field `(\w{1,64})`$|required field `(\w+)`$|`\$\.(\w+)[^`]*`$")
@@ -32,7 +33,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A request within the engine's limits, for `n` answers.
 
     A smaller `priority` is more important. The request is ended `deadline_s` after its arrival,
-    complete or not. The client has promised a ping at least every `keep_alive_s`.
+    complete or not. The client has promised a ping at least every `keep_alive_s`. `prompt` is what
+    can be shown of the prompt, at most MAX_PROMPT_SHOWN characters.
     """
 
     chat: bool
@@ -46,6 +48,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     deadline_s: float | None = None
     keep_alive_s: float | None = None
+    prompt: str = ""
 
 
 def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
@@ -59,7 +62,8 @@ def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> 
     max_tokens = _COMPLETION_DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     _check_neutral(body)
     _check_length("prompt", prompt, "max_tokens", max_tokens, config)
-    return _generation(body, prompt, max_tokens, config, tokenizer.vocab_size)
+    shown = given if isinstance(given, str) else str(given)
+    return _generation(body, shown, prompt, max_tokens, config, tokenizer.vocab_size)
 
 
 def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
@@ -77,7 +81,8 @@ def read_chat(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Genera
     max_tokens = config.max_model_len - len(prompt) if wanted is None else wanted
     _check_neutral(body)
     _check_length("messages", prompt, name, max_tokens, config)
-    return _generation(body, prompt, max_tokens, config, tokenizer.vocab_size)
+    shown = "\n".join(f"{one.role}: {one.text}" for one in messages)
+    return _generation(body, shown, prompt, max_tokens, config, tokenizer.vocab_size)
 
 
 def check_model(model: str, config: EngineConfig) -> None:
@@ -137,7 +142,12 @@ def _check_length(
 
 
 def _generation(
-    body: Body, prompt: list[int], max_tokens: int, config: EngineConfig, vocab_size: int
+    body: Body,
+    shown: str,
+    prompt: list[int],
+    max_tokens: int,
+    config: EngineConfig,
+    vocab_size: int,
 ) -> Generation:
     options = body.stream_options or StreamOptions()
     n = body.n or 1
@@ -162,6 +172,7 @@ def _generation(
         priority=body.priority or 0,
         deadline_s=body.deadline_s,
         keep_alive_s=body.keep_alive_s,
+        prompt=shown[:MAX_PROMPT_SHOWN],
     )
 
 

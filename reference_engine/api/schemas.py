@@ -176,7 +176,9 @@ class ChoiceLength(Schema):
 
 
 class RequestShown(RequestFacts):
-    """A request with the lengths of its answers so far, and their texts if it was aborted."""
+    """A request with the lengths of its answers so far; if it was aborted, with its prompt (the
+    first 4,096 characters) and the texts of its answers.
+    """
 
     object: str
     created: int
@@ -186,6 +188,7 @@ class RequestShown(RequestFacts):
     partial: bool | UnsetType = UNSET
     cancellation_info: CancellationInfo | UnsetType = UNSET
     early_stop: EarlyStopped | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
 
 
 class RequestCancelled(RequestFacts):

@@ -134,7 +134,8 @@ class Choice:
 
 
 class ClientRequest:
-    """`asked` lacks the prompt, which only the worker needs. `owner` is its API key; never shown.
+    """`asked` lacks the prompt's tokens, which only the worker needs. `owner` is its API key; never
+    shown.
 
     `created` is wall time in seconds. `has_failed`: the worker was lost, and the request with it.
     `num_at_cancel`: tokens known here when it was cancelled.
@@ -244,8 +245,9 @@ class ClientRequest:
 class Archive:
     """The latest ended requests, which stay known for a while; time is a monotonic stamp.
 
-    Only an aborted request's text is kept. Measured with answers of 4,000 words of 5 bytes: an
-    aborted request takes 24 KB with one answer and 340 KB with 16, a finished one 3.5 KB and 17 KB.
+    Only an aborted request's prompt and text are kept. Measured with answers of 4,000 words of 5
+    bytes: an aborted request takes 24 KB with one answer and 340 KB with 16, a finished one 3.5 KB
+    and 17 KB. The prompt adds MAX_PROMPT_SHOWN characters at most.
     """
 
     def __init__(self, capacity: int, keep_s: float) -> None:
@@ -263,6 +265,8 @@ class Archive:
                 choice.join_text()
             else:
                 choice.forget_text()
+        if not request.is_aborted:
+            request.asked = msgspec.structs.replace(request.asked, prompt="")
         self._entries[request.request_id] = request, now_ns + self._keep_ns
         if request.client_request_id is not None:
             name = request.client_request_id, request.owner

@@ -225,7 +225,7 @@ class RequestsApi:
         kind = "chat.completion" if found.asked.chat else "text_completion"
         if found.is_ended and found.is_aborted:
             texts = [choice.text for choice in found.choices]
-            answer = asdict(AnswerWriter(found).whole(texts))
+            answer = asdict(AnswerWriter(found).whole(texts)) | {"prompt": found.asked.prompt}
         else:
             lengths = [
                 schemas.ChoiceLength(

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from reference_engine.api.bodies import NEUTRAL
@@ -32,6 +33,14 @@ def test_a_byte_is_a_token_and_defaults_are_openais() -> None:
     assert len(generation.prompt_token_ids) == 5
     assert (generation.sampling.max_tokens, generation.sampling.temperature) == (16, 1.0)
     assert not generation.stream
+
+
+def test_the_prompt_can_be_shown_as_it_was_given_and_no_more_than_4096_characters_of_it() -> None:
+    given = completion(), completion(prompt=[7, 8]), chat()
+    assert [one.prompt for one in given] == ["hello", "[7, 8]", "user: hi"]
+    roomy = EngineConfig(max_model_len=8192, num_blocks=1024)
+    data = json.dumps({"model": "tiny", "prompt": "p" * 5000}).encode()
+    assert read_completion(data, roomy, TOKENIZER).prompt == "p" * 4096
 
 
 def test_without_a_seed_the_engines_and_the_prompt_decide() -> None:
@@ -68,7 +77,8 @@ def test_extensions_are_read() -> None:
 
 @pytest.mark.parametrize("prompt", [["hello"], HELLO, [HELLO]])
 def test_a_list_with_one_prompt_is_that_prompt(prompt: Any) -> None:
-    assert completion(prompt=prompt) == completion(prompt="hello")
+    given = completion(prompt=prompt)
+    assert msgspec.structs.replace(given, prompt="hello") == completion(prompt="hello")
 
 
 @pytest.mark.parametrize(

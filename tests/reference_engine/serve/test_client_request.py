@@ -34,8 +34,9 @@ WORD = " word"
 
 
 def ended_request(n: int, reason: str) -> ClientRequest:
+    asked = generation(n=n, prompt="".join(["long", "prompt"]))
     request = ClientRequest(
-        "req-1", generation(n=n), client_request_id=None, owner=None, created=0, arrived_ns=0
+        "req-1", asked, client_request_id=None, owner=None, created=0, arrived_ns=0
     )
     for choice in request.choices:
         for number in range(1, NUM_TOKENS + 1):
@@ -61,4 +62,5 @@ def test_an_ended_request_takes_little_more_than_its_text(reason: str, num_words
     kept = archive.by_id("req-1", 0)
     assert kept is not None
     assert [choice.text for choice in kept.choices] == [WORD * num_words] * n
+    assert kept.asked.prompt == ("longprompt" if reason == "abort" else "")
     assert held < n * num_words * len(WORD) + 8000 + n * 2000

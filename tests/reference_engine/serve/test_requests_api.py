@@ -193,15 +193,17 @@ async def test_cancelling_a_running_request_gives_its_client_the_true_end() -> N
 
 async def test_partial_results_are_kept_for_their_time() -> None:
     api = Api(keep_results_s=60.0)
-    client = api.start(chat=True)
+    client = api.start(chat=True, prompt="user: hello")
     api.worker.say(output(" one", 1))
     client.leave()
     await client.finished()
+    assert "prompt" not in await api.get("mine"), "a result has one"
     api.worker.say(output(" two", 2), output("", 2, "abort"))
     kept = [await api.get(name) for name in ("req-1", "chatcmpl-req-1", "mine")]
     assert kept[0] == kept[1] == kept[2]
     assert kept[0]["object"] == "chat.completion"
     assert kept[0]["choices"][0]["message"]["content"] == " one two"
+    assert kept[0]["prompt"] == "user: hello"
     assert kept[0]["choices"][0]["finish_reason"] == "abort"
     assert (kept[0]["status"], kept[0]["partial"]) == ("aborted", True)
     assert kept[0]["cancellation_info"]["reason"] == "user_disconnect"
