@@ -18,6 +18,8 @@ from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_
 from harness.analysis.facts import run_facts
 from harness.analysis.scraped import Readings, readings_of
 from harness.export.library import Run
+from harness.formatting import bounded
+from harness.metrics import spoken
 
 Points = tuple[Floats, Floats]
 GPU_COLUMNS: Final = (
@@ -104,6 +106,8 @@ def hardware(run: Run) -> Iterator[Part]:
             }
             alt = f"{title}, over the run."
             yield _lines(run, f"gpu-{column.partition('_')[0]}", series, title, alt)
+    if energy := _energy_in_words(run):
+        yield energy
     if not cpu.empty:
         by_process = cpu.groupby("process")
         cores = {str(name): column_series(rows, "cores", run.clock) for name, rows in by_process}
@@ -115,6 +119,20 @@ def hardware(run: Run) -> Iterator[Part]:
             if cpu.empty
             else "No GPU was sampled, so only the processor is shown."
         )
+
+
+def _energy_in_words(run: Run) -> str:
+    figures = (
+        ("gpu_energy_j", "mean"),
+        ("energy_per_token_j", "mean"),
+        ("energy_wasted_j", "mean"),
+    )
+    said = [
+        f"{spoken(name, key)} {bounded(metric, key)}"
+        for name, key in (*figures, ("gpu_interval_s", "p50"))
+        if (metric := run.metrics.get(name)) is not None
+    ]
+    return "" if run.frames.gpu.empty or not said else f"During the load: {', '.join(said)}."
 
 
 def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: str) -> Picture:

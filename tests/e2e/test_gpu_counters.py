@@ -57,7 +57,9 @@ def test_a_run_has_the_energy_of_its_load_its_tokens_and_its_cancels(
     verdicts = {one["name"]: one["verdict"] for one in json.loads(gate.stdout)["checks"]}
     assert verdicts["gpu_power_w.mean < 100"] == "fail"
     assert verdicts["energy_wasted_j.mean < 9000"] == "pass"
-    assert "energy_per_token_j" in (run.folder / "report.html").read_text()
+    report = (run.folder / "report.html").read_text()
+    assert "energy_per_token_j" in report
+    assert "During the load: GPU energy" in report
     trace = tmp_path / "trace.json"
     CliRunner().invoke(app, ["export", str(run.folder), "--trace", str(trace)])
     assert '"watts"' in trace.read_text()
