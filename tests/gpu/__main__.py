@@ -66,7 +66,8 @@ Execute = Callable[[Sequence[str], float, Path | None], int]
 def execute(command: Sequence[str], limit_s: float, output: Path | None) -> int:
     """The exit status of the process, with its output in a file if one is given; 124: it took too
     long, and it and all that it started was killed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with contextlib.ExitStack() as until_over:
         out = None if output is None else until_over.enter_context(output.open("wb"))
         process = subprocess.Popen(
