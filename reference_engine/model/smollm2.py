@@ -28,10 +28,10 @@ _FORM: Final = 1  # a folder that was converted otherwise has another name
 _CONTROL: Final = 3  # a token's type: never part of a text
 
 
-def cached_folder() -> Path:
-    """Where the converted model is or will be. Raises EngineConfigError without the packages."""
+def cached_folder(package: str = _PACKAGE) -> Path:
+    """Where the converted model is or will be. Raises EngineConfigError without its package."""
     try:
-        release = version(_PACKAGE)
+        release = version(package)
     except PackageNotFoundError as error:
         raise _missing() from error
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -15,10 +15,16 @@ import psutil
 class RunningEngine:
     """A started engine. Its standard input is a pipe that we hold: closing it ends the engine."""
 
-    def __init__(self, *flags: str, stderr: int | None = None) -> None:
+    def __init__(
+        self, *flags: str, stderr: int | None = None, env: dict[str, str] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
         self.process = subprocess.Popen(
-            [*command, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+            [*command, *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
         )
         assert self.process.stdout is not None
         ready = json.loads(self.process.stdout.readline())
