@@ -6,7 +6,7 @@ from typing import Final
 from harness.records import Difference, Metric, Shift
 
 DASH: Final = "\N{EN DASH}"
-_SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes"})  # each figure says ms, %, MiB
+_SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes", "J", "W"})  # each says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
 NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # other units also measure changes
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
@@ -81,7 +81,9 @@ def bounded(metric: Metric, name: str, *, unit: str | None = None) -> str:
 def in_all(metric: Metric, *, unit: str) -> str:
     if metric.mean is None:
         return DASH
-    return f"{SIGNS.get(metric.bound, '')}{quantity(round(metric.n * metric.mean), unit)} in all"
+    total = metric.n * metric.mean
+    whole = total if metric.unit == "J" else round(total)
+    return f"{SIGNS.get(metric.bound, '')}{quantity(whole, unit)} in all"
 
 
 def is_only_limited(metric: Metric) -> bool:

@@ -18,7 +18,7 @@ from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_
 from harness.analysis.facts import run_facts
 from harness.analysis.scraped import Readings, readings_of
 from harness.export.library import Run
-from harness.formatting import bounded
+from harness.formatting import bounded, in_all
 from harness.metrics import spoken
 
 Points = tuple[Floats, Floats]
@@ -122,17 +122,17 @@ def hardware(run: Run) -> Iterator[Part]:
 
 
 def _energy_in_words(run: Run) -> str:
-    figures = (
-        ("gpu_energy_j", "mean"),
-        ("energy_per_token_j", "mean"),
-        ("energy_wasted_j", "mean"),
-    )
-    said = [
-        f"{spoken(name, key)} {bounded(metric, key)}"
-        for name, key in (*figures, ("gpu_interval_s", "p50"))
+    shown = {"gpu_energy_j": "mean", "energy_per_token_j": "mean", "energy_wasted_j": "mean"}
+    said = {
+        name: f"{spoken(name, key)} {bounded(metric, key)}"
+        for name, key in {**shown, "gpu_interval_s": "p50"}.items()
         if (metric := run.metrics.get(name)) is not None
-    ]
-    return "" if run.frames.gpu.empty or not said else f"During the load: {', '.join(said)}."
+    }
+    if (wasted := run.metrics.get("energy_wasted_j")) is not None:
+        said["energy_wasted_j"] += f" for each abandoned request, {in_all(wasted, unit='J')}"
+    return (
+        "" if run.frames.gpu.empty or not said else f"During the load: {', '.join(said.values())}."
+    )
 
 
 def _lines(run: Run, name: str, series: dict[str, Series], y_title: str, alt: str) -> Picture:

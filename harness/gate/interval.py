@@ -22,7 +22,7 @@ import numpy as np
 
 from harness.analysis.compare import FEWEST_ROUNDS
 from harness.analysis.stats import fewest_for_rate_below, mean_ci95, rate_lower95, rate_upper95
-from harness.formatting import figure_of, number, quantity
+from harness.formatting import figure_of, number, quantity, unit_in_figure
 from harness.gate.limits import Limit
 from harness.metrics import METRICS
 from harness.records import Metric
@@ -202,6 +202,6 @@ def _with_range(metric: Metric, value: float, low: float, high: float) -> str:
     shown = quantity(value, metric.unit)
     if math.isinf(low) or math.isinf(high):
         return f"{shown} (n {metric.n:,})"
-    has_unit = metric.unit in ("s", "ratio", "bytes")
+    has_unit = bool(unit_in_figure(metric.unit))
     ends = (quantity(end, metric.unit) if has_unit else number(end) for end in (low, high))
     return f"{shown} ({' to '.join(ends)})"

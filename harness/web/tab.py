@@ -108,7 +108,7 @@ def figure_text(metric: Metric) -> str:
     if metric.p50 is None:
         return bounded(metric, "mean", unit=unit)
     quantiles = ", ".join(f"{q} {bounded(metric, q, unit=unit)}" for q in ("p50", "p99"))
-    if metric.unit != "tokens" or metric.mean is None:
+    if metric.unit not in ("tokens", "J") or metric.mean is None:
         return quantiles
     each = bounded(metric, "mean", unit=unit)
     return f"{each} each, {in_all(metric, unit=unit)}; {quantiles}"
