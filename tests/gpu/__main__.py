@@ -1,6 +1,6 @@
 """The GPU's figures, all in one command: `python -m tests.gpu [STAGE...] [--rehearse] [--out DIR]`.
 
-Each stage is a process with a time limit. One that fails, or takes too long, loses its own results
+Each stage is a process with a time limit. A run that fails, or takes too long, loses its own results
 alone: those of an earlier call stay. `stages.json` in the folder says when each stage last ran and
 how it ended, so stages can also be run one by one, and the stage `table` writes README.md from what
 lies there. The exit status is 1 if a stage failed, 2 if there is nothing to run on.
@@ -84,7 +84,7 @@ def execute(command: Sequence[str], limit_s: float, output: Path | None) -> int:
 
 
 def run_stage(stage: Stage, out: Path, *, rehearses: bool, run: Execute) -> int:
-    """Its results replace those of an earlier call only if it went well."""
+    """A run's results replace those of an earlier call only if it went well; a text always does."""
     work = out / ".work" / stage.name
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
