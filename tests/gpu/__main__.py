@@ -1,9 +1,9 @@
 """The GPU's figures, all in one command: `python -m tests.gpu [STAGE...] [--rehearse] [--out DIR]`.
 
-Each stage is a process with a time limit. A run that fails, or takes too long, loses its own results
-alone: those of an earlier call stay. `stages.json` in the folder says when each stage last ran and
-how it ended, so stages can also be run one by one, and the stage `table` writes README.md from what
-lies there. The exit status is 1 if a stage failed, 2 if there is nothing to run on.
+Each stage is a process with a time limit. A run that fails, or takes too long, loses its own
+results alone: those of an earlier call stay. `stages.json` in the folder says when each stage last
+ran and how it ended, so stages can also be run one by one; the stage `table` writes README.md from
+what lies there. The exit status is 1 if a stage failed, 2 if there is nothing to run on.
 
 With `--rehearse` the same stages run on the CPU in a few minutes, into another folder: what needs a
 device is skipped, and the figures of GPUs are not measurable.
