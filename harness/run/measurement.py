@@ -176,7 +176,7 @@ class Measurement(RunState):
                 clock_ns=self.clock_ns,
             )
             server = self.server = with_slots(self, facts, server, asker)
-            plan = with_lengths(self, client, self._plan_load(server))
+            plan = with_lengths(self, client, server, self._plan_load(server))
             if self._is_exact:
                 note_clock(self, client, server)
             read_first(self, facts, pages)

@@ -222,8 +222,9 @@ class CalibrationError(Exception):
     """The server gave no usable token count; the message says why."""
 
 
-def with_lengths(run: RunState, client: httpx.Client, plan: LoadPlan) -> LoadPlan:
-    if run.target.bytes_are_tokens:
+def with_lengths(run: RunState, client: httpx.Client, server: Server, plan: LoadPlan) -> LoadPlan:
+    """The reference engine says itself whether its tokens are bytes: it may serve a checkpoint."""
+    if (server.config or {}).get("bytes_are_tokens", run.target.bytes_are_tokens):
         return plan
     run.progress.phase("calibrating prompt lengths on the server's tokenizer")
     try:

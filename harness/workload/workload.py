@@ -91,6 +91,7 @@ class EngineSettings(Section):
     runner: Literal["auto", "torch", "simulated"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     model: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     seed: Seed | None = None
     max_num_seqs: Slots | None = None
     num_blocks: Blocks | None = None

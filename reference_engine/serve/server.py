@@ -32,7 +32,7 @@ from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
-from reference_engine.model.tokenizer import Tokenizer
+from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
@@ -126,6 +126,7 @@ class Frontend:
         config["device"] = self._worker.device
         config["vocab_size"] = self._worker.vocab_size
         config["gpu_name"], config["gpu_uuid"] = self._worker.gpu_name, self._worker.gpu_uuid
+        config["bytes_are_tokens"] = isinstance(self._tokenizer, WordTokenizer)
         config["frontend_pid"], config["worker_pid"] = os.getpid(), self._worker.pid
         config["faults"] = msgspec.to_builtins(self._link.faults)
         config["frontend"] = self._settings.shown()

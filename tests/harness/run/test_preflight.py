@@ -177,8 +177,20 @@ def test_a_server_without_token_counts_gets_bytes_for_tokens(
     with pytest.raises(CalibrationError, match=why):
         calibrate(client(answer), PLAN)
     run = begin(engine="vllm")
-    assert with_lengths(run, client(answer), PLAN) == PLAN
+    server = Server(url=PLAN.url, model=PLAN.model, config=None, engine=None)
+    assert with_lengths(run, client(answer), server, PLAN) == PLAN
     assert why in "".join(run.notes.warnings())
+
+
+@pytest.mark.parametrize(("bytes_are_tokens", "bytes_per_token"), [(True, 1), (False, 4)])
+def test_the_reference_engine_says_whether_its_tokens_are_bytes(
+    begin: Begin, bytes_are_tokens: bool, bytes_per_token: int
+) -> None:
+    config = {"bytes_are_tokens": bytes_are_tokens}
+    server = Server(url=PLAN.url, model=PLAN.model, config=config, engine=None)
+    chat = plan_of(PLAN.url, target={"path": "/v1/chat/completions"})
+    fitted = with_lengths(begin(engine="reference"), client(tokenizer), server, chat)
+    assert fitted.prompt_scale.bytes_per_token == pytest.approx(bytes_per_token)
 
 
 @given(
