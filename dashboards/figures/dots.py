@@ -11,6 +11,7 @@ from dashboards.figures.canvas import (
     CYCLE,
     DASHES,
     GREY,
+    HEIGHT_PX,
     SCALES,
     VERMILION,
     Figure,
@@ -36,6 +37,7 @@ NAME_PX: Final = 12  # a row's name above its first dot
 FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
 WIDE: Final = 30  # from the lowest to the highest; beyond it only decades are marked
+TALL_PX: Final = 440
 QUANTILES: Final = (
     ("p50", "median", {"color": BLUE}, "circle"),
     ("p99", "p99", {"color": VERMILION, "dash": "dash"}, "square"),
@@ -173,10 +175,9 @@ def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
 def saved_by_share(
     by_task: Mapping[str, Mapping[float, float]], source: Mapping[str, float], *, y_title: str
 ) -> Figure:
-    """Saved shares by the share of text after the answer; `source` stands at the right edge."""
-    figure = canvas(
-        x_title="share of the text that comes after the answer (input)", y_title=y_title
-    )
+    """Saved shares by the share of text after the answer; `source` stands at the left edge."""
+    height = TALL_PX if source else HEIGHT_PX  # for its names
+    figure = canvas(x_title="share after the answer (input)", y_title=y_title, height=height)
     for place, (task, points) in enumerate(by_task.items()):
         colour, dash = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)]
         figure.add_line(
@@ -190,10 +191,19 @@ def saved_by_share(
         if task in source:
             hover = f"{plain(task)}, source: %{{y:.0%}}<extra></extra>"
             look = {"symbol": "diamond-open", "size": 11, "color": colour, "line": {"width": 2}}
-            figure.add_dots([1.0], [source[task]], hover, look)
+            figure.add_line(
+                [0],
+                [source[task]],
+                hover,
+                None,
+                mode="markers+text",
+                marker=look,
+                text=[f"{GAP}{plain(task)}"],
+                textposition="middle right",
+            )
     if not source:
         figure.add_line([0, 1], [0, 1], None, {"color": GREY, "dash": "dot"}, name="all of it")
-    figure.set_x(tickformat=".0%", range=[0, 1.04])
+    figure.set_x(tickformat=".0%", range=[-0.03, 1.04])
     figure.set_y(tickformat=".0%", range=[0, 1.04])
     return figure
 

@@ -19,8 +19,8 @@ def sections(run: Run) -> list[Section]:
     "The texts are known, so the tokens that were not generated are counted, not estimated. How "
     "much of a text comes after its answer is an input of the workload, and no finding. On the "
     "dotted line all that came after the answers was left unsaid. Diamonds are the source's "
-    "figures, at the right edge because the source does not describe its texts.",
-    good="lines on the dotted one. A line above it cut answers short, which saves nothing.",
+    "figures, at the left edge because the source does not describe its texts.",
+    good="lines on the dotted one: above it answers were cut short, below it the stop came late.",
 )
 def _savings(run: Run) -> Iterator[Part]:
     by_arm = savings_by_arm(run.summary)

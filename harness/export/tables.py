@@ -106,13 +106,13 @@ SavingsByArm = Mapping[str, Sequence[TaskSavings]]
 
 
 def savings_by_arm(summary: Summary | ArmsSummary) -> SavingsByArm:
-    """Empty without requests of plan `task`; one arm named "measured" for a run without arms."""
+    """Of arms with requests of plan `task`; one named "measured" for a run without arms."""
     arms = summary.arms if isinstance(summary, ArmsSummary) else {"measured": summary}
     found = {
         name: msgspec.convert(arm.breakdown.get("early_stop_by_task", []), list[TaskSavings])
         for name, arm in arms.items()
     }
-    return found if any(found.values()) else {}
+    return {name: savings for name, savings in found.items() if savings}
 
 
 def savings_columns(by_arm: SavingsByArm) -> tuple[str, ...]:
