@@ -195,7 +195,7 @@ def saved_by_share(
                 [0],
                 [source[task]],
                 hover,
-                None,
+                {},
                 mode="markers+text",
                 marker=look,
                 text=[f"{GAP}{plain(task)}"],
