@@ -15,12 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from reference_engine.config import EngineConfig, EngineConfigError, ModelDtype
-from reference_engine.model.shapes import MODEL_SHAPES, LinearScaling, Llama3Scaling, ModelShape
+from reference_engine.model.shapes import MODEL_SHAPES, Llama3Scaling, ModelShape
 from reference_engine.model.smollm2 import CONTEXT as SMOLLM2_CONTEXT
 from reference_engine.model.smollm2 import SMOLLM2, cached_folder
 
 _ARCHITECTURES: Final = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_QWEN3_HEAD_DIM: Final = 128  # of transformers' Qwen3Config, for a file that has none
 _Size = Annotated[int, Meta(ge=1)]
 
 
@@ -34,21 +33,13 @@ class Checkpoint(NamedTuple):
     eos_token_ids: frozenset[int]
 
 
-class _Rope(msgspec.Struct, kw_only=True):
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: float | None = None
-    partial_rotary_factor: float = 1.0
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
+class _Architecture(msgspec.Struct, kw_only=True):
+    architectures: list[str] = []
 
 
-class _Config(msgspec.Struct, kw_only=True):
+class _Config(_Architecture, kw_only=True):
     """The fields of config.json that matter; transformers' defaults."""
 
-    architectures: list[str] = []
     hidden_size: _Size
     num_hidden_layers: _Size
     num_attention_heads: _Size
@@ -59,8 +50,8 @@ class _Config(msgspec.Struct, kw_only=True):
     max_position_embeddings: _Size
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    rope_scaling: _Rope | None = None
-    rope_parameters: _Rope | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
     eos_token_id: int | list[int] | None = None
     hidden_act: str = "silu"
@@ -100,7 +91,7 @@ def choose_context(model: str, wanted: int | None, num_cache_tokens: int) -> int
     if model != SMOLLM2:
         folder = find_checkpoint(model)
         assert folder is not None
-        context = _read(folder / "config.json", _Config).max_position_embeddings
+        context = _read_config(folder / "config.json").max_position_embeddings
     if wanted is None:
         return min(context, num_cache_tokens)
     if wanted > context:
@@ -114,24 +105,19 @@ def choose_context(model: str, wanted: int | None, num_cache_tokens: int) -> int
 def read_checkpoint(folder: Path, dtype: ModelDtype) -> Checkpoint:
     """Raises EngineConfigError, naming the file and the field."""
     path = folder / "config.json"
-    config = _read(path, _Config)
-    architecture = config.architectures[0] if config.architectures else "none"
-    if architecture not in _ARCHITECTURES:
-        raise _unsupported(path, "architectures", architecture, ", ".join(_ARCHITECTURES))
-    _check_fields(path, config)
-    # transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`.
-    rope = config.rope_parameters or config.rope_scaling or _Rope()
-    num_kv_heads = config.num_key_value_heads or config.num_attention_heads
+    config = _read_config(path)
+    architecture = config.architectures[0]
+    rope_theta, rope_scaling = _rope(path, config)
     shape = ModelShape(
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=config.head_dim or _default_head_dim(config, architecture),
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
         ffn_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        rope_theta=rope.rope_theta or config.rope_theta,
-        rope_scaling=_rope_scaling(path, rope),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
         norm_eps=config.rms_norm_eps,
         qkv_bias=architecture == "Qwen2ForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
@@ -147,7 +133,11 @@ def read_checkpoint(folder: Path, dtype: ModelDtype) -> Checkpoint:
     return Checkpoint(folder, architecture, shape, config.max_position_embeddings, ends)
 
 
-def _check_fields(path: Path, config: _Config) -> None:
+def _read_config(path: Path) -> _Config:
+    [architecture, *_] = _read(path, _Architecture).architectures or ["none"]
+    if architecture not in _ARCHITECTURES:
+        raise _unsupported(path, "architectures", architecture, ", ".join(_ARCHITECTURES))
+    config = _read(path, _Config)
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "unknown")
         raise _unsupported(path, "quantization_config", method, "weights that are not quantised")
@@ -161,28 +151,20 @@ def _check_fields(path: Path, config: _Config) -> None:
     ):
         if (value := getattr(config, name)) != only:
             raise _unsupported(path, name, value, only)
+    return config
 
 
-def _default_head_dim(config: _Config, architecture: str) -> int:
-    if architecture == "Qwen3ForCausalLM":
-        return _QWEN3_HEAD_DIM
-    return config.hidden_size // config.num_attention_heads
-
-
-def _rope_scaling(path: Path, rope: _Rope) -> LinearScaling | Llama3Scaling | None:
-    kind = rope.rope_type or rope.type or "default"
-    if rope.partial_rotary_factor != 1:
-        raise _unsupported(path, "partial_rotary_factor", rope.partial_rotary_factor, 1)
+def _rope(path: Path, config: _Config) -> tuple[float, Llama3Scaling | None]:
+    """transformers 5 writes `rope_parameters`, earlier versions `rope_theta` and `rope_scaling`."""
+    rope = config.rope_parameters or config.rope_scaling or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise _unsupported(path, "rope_type", kind, "default and llama3")
+    if (share := rope.get("partial_rotary_factor", 1)) != 1:
+        raise _unsupported(path, "partial_rotary_factor", share, 1)
     try:
-        match kind:
-            case "default":
-                return None
-            case "linear":
-                return msgspec.convert(rope, LinearScaling, from_attributes=True)
-            case "llama3":
-                return msgspec.convert(rope, Llama3Scaling, from_attributes=True)
-            case _:
-                raise _unsupported(path, "rope_type", kind, "default, linear, llama3")
+        theta = msgspec.convert(rope.get("rope_theta", config.rope_theta), float)
+        return theta, msgspec.convert(rope, Llama3Scaling) if kind == "llama3" else None
     except msgspec.ValidationError as error:
         raise EngineConfigError(f"{path}: rope_type {kind}: {error}") from error
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from reference_engine.model.attention import PagedCache, paged_attention
 from reference_engine.model.batch import Batch
-from reference_engine.model.shapes import LinearScaling, Llama3Scaling, ModelShape
+from reference_engine.model.shapes import ModelShape
 
 
 class Projection(nn.Module):
@@ -90,16 +90,12 @@ def rotary_frequencies(shape: ModelShape) -> Tensor:
     """The angle by which a position turns each pair, in float32."""
     pairs = torch.arange(0, shape.head_dim, 2, dtype=torch.float32)
     frequencies = 1.0 / shape.rope_theta ** (pairs / shape.head_dim)
-    match shape.rope_scaling:
-        case None:
-            return frequencies
-        case LinearScaling(factor=factor):
-            return frequencies / factor
-        case Llama3Scaling() as scaling:
-            turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
-            low, high = scaling.low_freq_factor, scaling.high_freq_factor
-            share_kept = ((turns - low) / (high - low)).clamp(0, 1)
-            return frequencies * (share_kept + (1 - share_kept) / scaling.factor)
+    if (scaling := shape.rope_scaling) is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    share_kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (share_kept + (1 - share_kept) / scaling.factor)
 
 
 def rotate_(x: Tensor, rotation: Rotation) -> None:

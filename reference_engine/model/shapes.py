@@ -5,12 +5,6 @@ import msgspec
 from reference_engine.config import ModelDtype
 
 
-class LinearScaling(msgspec.Struct, frozen=True):
-    """All positions are divided by `factor`."""
-
-    factor: float
-
-
 class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Llama 3.1's rule: frequencies that turn less than `low_freq_factor` times in the original
     context are divided by `factor`, those that turn more than `high_freq_factor` times are kept.
@@ -33,7 +27,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     ffn_size: int
     vocab_size: int
     rope_theta: float = 10000.0
-    rope_scaling: LinearScaling | Llama3Scaling | None = None
+    rope_scaling: Llama3Scaling | None = None
     norm_eps: float = 1e-5
     qkv_bias: bool = False
     qk_norm: bool = False

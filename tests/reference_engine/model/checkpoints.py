@@ -44,7 +44,7 @@ CONFIGS: dict[str, Any] = {
     "llama-tied": transformers.LlamaConfig(
         **_SHAPE,
         tie_word_embeddings=True,
-        rope_parameters={"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
     ),
     "qwen2": transformers.Qwen2Config(**_SHAPE),
     "qwen3-tied": transformers.Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True),
