@@ -41,21 +41,15 @@ class PretrainedTokenizer:
         self._template = _template(checkpoint.folder, settings, now)
         self.vocab_size = checkpoint.shape.vocab_size
         num_tokens = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
-        ends = {*checkpoint.eos_token_ids}
-        if (end := self._tokenizer.token_to_id(self._special.get("eos_token", ""))) is not None:
-            ends.add(end)
-        self.eos_token_ids = frozenset(ends)
         # The rest of the model's vocabulary pads it to a round number.
         self.sampled_ids = range(num_tokens)
-        if num_tokens > self.vocab_size:
+        end = self._tokenizer.token_to_id(self._special.get("eos_token", ""))
+        self.eos_token_ids = checkpoint.eos_token_ids | ({end} if end is not None else set())
+        if num_tokens > self.vocab_size or not self.eos_token_ids.issubset(self.sampled_ids):
             raise EngineConfigError(
-                f"{path}: its ids go to {num_tokens - 1:,}, those of the model to "
-                f"{self.vocab_size - 1:,}: it is the tokenizer of another model"
-            )
-        if beyond := sorted(end for end in ends if not 0 <= end < num_tokens):
-            raise EngineConfigError(
-                f"{path}: it has no token {beyond[0]:,}, which ends the model's sequences: it is "
-                "the tokenizer of another model"
+                f"{path}: the tokenizer of another model: its ids go to {num_tokens - 1}, the "
+                f"model's to {self.vocab_size - 1}, and its sequences end with "
+                f"{sorted(self.eos_token_ids)}"
             )
 
     def encode(self, text: str) -> list[int]:
