@@ -31,13 +31,13 @@ TABLE: Final = "table"
 
 
 class Stage(NamedTuple):
-    """`arguments` of Python; `short`: added in a rehearsal. A workload's run leaves a folder, any
-    other stage the text that it printed."""
+    """`arguments` and `rehearsal` are of Python. A workload's run leaves a folder, any other stage
+    the text that it printed."""
 
     name: str
     limit_s: float
     arguments: Sequence[str]
-    short: Sequence[str] = ()
+    rehearsal: Sequence[str]
     is_run: bool = False
 
 
@@ -46,15 +46,19 @@ def _workload(name: str, limit_s: float, *settings: str, short: Sequence[str]) -
         return [f"--set={key}" for key in keys]
 
     arguments = ["-m", "harness", "run", name, *flags(["engine.runner=torch", *settings])]
-    return Stage(name, limit_s, arguments, flags(short), is_run=True)
+    return Stage(name, limit_s, arguments, [*arguments, *flags(short)], is_run=True)
+
+
+TESTS: Final = ("-m", "pytest", "-q", "-m", "gpu", "tests/reference_engine")
+BENCH: Final = ("-m", "tests.bench")
 
 
 # At most 20 minutes together.
 STAGES: Final = {
     one.name: one
     for one in (
-        Stage("tests", 180, ["-m", "pytest", "-q", "-m", "gpu", "tests/reference_engine"]),
-        Stage("bench", 420, ["-m", "tests.bench", "model_speed_gpu"], ["--rehearse"]),
+        Stage("tests", 180, TESTS, TESTS),
+        Stage("bench", 420, [*BENCH, "model_speed_gpu"], [*BENCH, "model_speed", "--quick"]),
         _workload("demo", 150, short=["run.max_seconds=10"]),
         _workload("cancel_steps", 150, short=["run.max_seconds=10"]),
         _workload("memory_pressure", 300, "run.rounds=3", short=["run.rounds=1"]),
@@ -88,7 +92,7 @@ def run_stage(stage: Stage, out: Path, *, rehearses: bool, run: Execute) -> int:
     work = out / ".work" / stage.name
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    command = [sys.executable, *stage.arguments, *(stage.short if rehearses else ())]
+    command = [sys.executable, *(stage.rehearsal if rehearses else stage.arguments)]
     if not stage.is_run:
         status = run(command, stage.limit_s, work / "said")
         print((work / "said").read_text(), flush=True)  # noqa: T201
