@@ -21,6 +21,7 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "model_speed": "model_speed",
     "model_speed_gpu": "model_speed",
     "batch_invariance": "model_speed",
+    "swap_or_recompute": "preemption",
     "load_generator": "load_generator",
     "token_stamps": "load_generator",
     "client_times": "load_generator",
