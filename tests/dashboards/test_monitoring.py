@@ -109,7 +109,7 @@ def test_the_expressions_of_the_dashboard_parse(tmp_path: Path) -> None:
 
 @needs_promtool
 def test_the_scrape_example_and_the_alerts_are_accepted() -> None:
-    assert "6 rules found" in promtool("check", "rules", str(MONITORING / "alerts.yml"))
+    assert "7 rules found" in promtool("check", "rules", str(MONITORING / "alerts.yml"))
     promtool("check", "config", str(MONITORING / "prometheus.yml"))
 
 
