@@ -8,16 +8,26 @@ copies are ordered with the step's kernels by their stream.
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+import psutil
 import torch
 from torch import Tensor
 
+from reference_engine.config import EngineConfigError
 from reference_engine.core.step import StepPlan
+
+_GB = 1e9
 
 
 class HostCache:
     """Beside each of the `caches` [num_blocks, ...] a tensor of `num_host_blocks` on the host."""
 
     def __init__(self, caches: Sequence[Tensor], num_host_blocks: int) -> None:
+        needed = num_host_blocks * sum(cache[:1].nbytes for cache in caches)
+        if needed > (free := psutil.virtual_memory().available):
+            raise EngineConfigError(
+                f"swap_space_blocks: {num_host_blocks:,} blocks ({needed / _GB:.1f} GB) do not fit "
+                f"into the {free / _GB:.1f} GB of the host's memory that are free: ask for fewer"
+            )
         self._caches = [(cache, _on_host(cache, num_host_blocks)) for cache in caches]
 
     def copy(self, plan: StepPlan) -> None:

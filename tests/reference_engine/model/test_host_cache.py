@@ -1,0 +1,32 @@
+"""Copies of blocks to the host and back: the right ones, whole, and in no order in particular."""
+
+from typing import Any
+
+import pytest
+
+from reference_engine.config import EngineConfigError
+from reference_engine.core.step import StepPlan
+
+torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+from reference_engine.model.host_cache import HostCache  # noqa: E402
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_blocks_come_back_as_they_went(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    layers = [torch.rand(8, 3, device=device) for _ in range(2)]
+    before = [layer.clone() for layer in layers]
+    host = HostCache(layers, 6)
+    host.copy(StepPlan(step=1, swap_out=[(7, 0), (2, 1), (3, 4), (5, 3)]))
+    for layer in layers:
+        layer[[2, 3, 5, 7]] = 0.0
+    host.copy(StepPlan(step=2, swap_in=[(1, 0), (4, 6), (3, 5), (0, 2)]))
+    for layer, old in zip(layers, before, strict=True):
+        assert torch.equal(layer[[0, 6, 5, 2]], old[[2, 3, 5, 7]])
+        assert torch.equal(layer[[1, 4]], old[[1, 4]]), "the others are as they were"
+
+
+def test_more_blocks_than_the_host_has_memory_for_are_refused_in_one_sentence() -> None:
+    with pytest.raises(EngineConfigError, match="swap_space_blocks: 1,000,000,000,000 blocks"):
+        HostCache([torch.zeros(1, 64)], 10**12)
