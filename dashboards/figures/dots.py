@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,8 @@ SYMBOLS: Final = {
     Standing.UNSURE: "circle-open",
     Standing.NOT_JUDGED: "diamond-open",
 }
+KIND_LOOKS: Final = (("circle", "top right"), ("diamond", "top right"), ("x", "top left"))
+TICKS: Final = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 GAP: Final = "\N{NO-BREAK SPACE}"
 ROW_PX: Final = 44  # with its name, of one candidate
 NEXT_PX: Final = 14  # each other candidate below the first
@@ -152,23 +154,43 @@ def _half_width(values: Sequence[float]) -> float:
     return 0.0 if limits is None else (limits[1] - limits[0]) / 2
 
 
-def frontier(points: Sequence[tuple[int, float, float]]) -> Figure:
-    """Points are (chunk size, the others' wait, the long prompt's wait); waits in ms."""
+class FrontierPoint(NamedTuple):
+    """The others' wait and the long prompt's, in milliseconds, with chunks of one size.
+
+    `kind`: the setting that limits the chunk.
+    """
+
+    kind: str
+    label: str
+    gap: float
+    first: float
+
+
+def frontier(points: Sequence[FrontierPoint]) -> Figure:
+    """Points of one kind are joined in their order."""
     x_title, y_title = "bystanders: between two tokens (p99), ms", "long prompt: first token, ms"
     figure = canvas(x_title=x_title, y_title=y_title)
-    sizes, x, y = zip(*points, strict=True)
-    figure.add_line(
-        x,
-        y,
-        "chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms<extra></extra>",
-        {"color": GREY, "width": 1.5},
-        mode="lines+markers+text",
-        marker={"size": 11, "color": BLUE},
-        text=[f"{size:,}" for size in sizes],
-        textposition="top right",
-        cliponaxis=False,
-    )
-    figure.set_x(rangemode="tozero")
+    kinds = list(dict.fromkeys(point.kind for point in points))
+    for kind, (symbol, position), colour in zip(kinds, KIND_LOOKS, CYCLE, strict=False):
+        of_kind = [point for point in points if point.kind == kind]
+        figure.add_line(
+            [point.gap for point in of_kind],
+            [point.first for point in of_kind],
+            "chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms<extra></extra>",
+            {"color": GREY, "width": 1.5},
+            mode="lines+markers+text",
+            marker={"size": 11, "color": colour, "symbol": symbol},
+            text=[point.label for point in of_kind],
+            textposition=position,
+            cliponaxis=False,
+            name=kind,
+        )
+    figure.set_layout(showlegend=len(kinds) > 1)
+    gaps = [point.gap for point in points]
+    if max(gaps) > WIDE * min(gaps):
+        figure.set_x(type="log", tickvals=TICKS, ticktext=[f"{tick:,}" for tick in TICKS])
+    else:
+        figure.set_x(rangemode="tozero")
     return figure
 
 
@@ -208,7 +230,7 @@ def saved_by_share(
     return figure
 
 
-def cancel_by_chunk(by_figure: Mapping[str, Mapping[int, float]]) -> Figure:
+def cancel_by_chunk(by_figure: Mapping[str, Mapping[str, float]]) -> Figure:
     """Cancel latencies in milliseconds, by figure and chunk size."""
     figure = canvas(x_title="chunk size, tokens a step", y_title="cancel latency, ms")
     for key, name, line, symbol in QUANTILES:
@@ -221,6 +243,5 @@ def cancel_by_chunk(by_figure: Mapping[str, Mapping[int, float]]) -> Figure:
             marker={"symbol": symbol, "size": 8},
             name=name,
         )
-    sizes = list(by_figure["p50"])
-    figure.set_x(type="log", tickvals=sizes, ticktext=[f"{size:,}" for size in sizes])
+    figure.set_x(type="category", categoryorder="array", categoryarray=list(by_figure["p50"]))
     return figure

@@ -1,7 +1,7 @@
 """The sections of a run with several arms, and of the chunk frontier if that is its question."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dashboards.figures import dots
 from dashboards.figures.canvas import SCALES
@@ -22,6 +22,7 @@ from harness.records import ArmsSummary, Difference, Metric
 MOST_PICTURES: Final = 6
 FRONTIER: Final = "chunk_frontier"
 GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
+BUDGET, THRESHOLD, WHOLE = "token budget", "long-prefill threshold", "no chunking"
 
 
 def sections(run: Run) -> list[Section]:
@@ -104,9 +105,20 @@ def is_frontier(workload: Mapping[str, Any]) -> bool:
     return bool(workload["load"]["kind"] == FRONTIER)
 
 
+class Chunk(NamedTuple):
+    """The most tokens of a prompt in a step of an arm, and the setting that limits them."""
+
+    size: int
+    kind: str
+
+    def __str__(self) -> str:
+        return {BUDGET: f"{self.size:,}", WHOLE: WHOLE}.get(self.kind, f"{self.size:,} (threshold)")
+
+
 def frontier_sentence(run: Run) -> str | None:
-    ends = [(size, run.of_arms.arms[name].metrics) for name, size in _chunk_sizes(run).items()]
-    ends = [(size, found) for size, found in ends if {GAPS, FIRST} <= found.keys()]
+    found = [(chunk, run.of_arms.arms[name].metrics) for name, chunk in _chunks(run).items()]
+    found = [(chunk, metrics) for chunk, metrics in found if {GAPS, FIRST} <= metrics.keys()]
+    ends = [(chunk.size, metrics) for chunk, metrics in found if chunk.kind != WHOLE]
     if len(ends) < 2:
         return None
     (small, at_small), (large, at_large) = ends[0], ends[-1]
@@ -122,28 +134,45 @@ def frontier_sentence(run: Run) -> str | None:
         f"{figure_of(at_large[FIRST], 'p50')} instead of {figure_of(at_small[FIRST], 'p50')} "
         f"(medians), and a bystander waits up to {figure_of(at_large[GAPS], 'p99')} instead of "
         f"{figure_of(at_small[GAPS], 'p99')} for the next token (99th percentiles).{cancel}"
+        + "".join(
+            f" Without chunking it comes after {figure_of(whole[FIRST], 'p50')}, and a bystander "
+            f"waits up to {figure_of(whole[GAPS], 'p99')}."
+            for chunk, whole in found
+            if chunk.kind == WHOLE
+        )
     )
 
 
-def _chunk_sizes(run: Run) -> dict[str, int]:
-    sizes = {
-        arm["name"]: arm["engine"]["max_num_batched_tokens"]
-        for arm in run.manifest.workload["arms"]
-        if "max_num_batched_tokens" in arm["engine"]
-    }
-    return dict(sorted(sizes.items(), key=lambda item: item[1]))
+def _chunks(run: Run) -> dict[str, Chunk]:
+    """By arm, the smallest chunk first; without those of an unknown budget."""
+    workload = run.manifest.workload
+    chunks = {}
+    for arm in workload["arms"]:
+        engine = workload.get("engine", {}) | arm["engine"]
+        if (size := engine.get("max_num_batched_tokens")) is None:
+            continue
+        kind = WHOLE if engine.get("enable_chunked_prefill") is False else BUDGET
+        if threshold := engine.get("long_prefill_token_threshold"):
+            size, kind = threshold, THRESHOLD
+        chunks[arm["name"]] = Chunk(size, kind)
+    return dict(sorted(chunks.items(), key=lambda item: item[1]))
 
 
 @section(
     "frontier",
     "Cost and gain of a larger chunk",
-    "Each point is a chunk size (tokens a step): to the right, bystanders wait longer between two "
-    "tokens (99th percentile); further up, the long prompt waits longer for its first (median).",
+    "Each point is a chunk size (tokens a step) and the setting that limits it: to the right, "
+    "bystanders wait longer between two tokens (99th percentile); further up, the long prompt "
+    "waits longer for its first (median).",
     good="a point low and to the left; where the line bends is the size to choose.",
 )
 def _frontier(run: Run) -> Iterator[Part]:
     gaps, first = _by_chunk(run, GAPS, "p99"), _by_chunk(run, FIRST, "p50")
-    points = [(size, gaps[size], first[size]) for size in gaps if size in first]
+    points = [
+        dots.FrontierPoint(chunk.kind, str(chunk), gaps[chunk], first[chunk])
+        for chunk in gaps
+        if chunk in first
+    ]
     if not points:
         yield "No arm has both figures."
         return
@@ -164,19 +193,21 @@ def _cancel_by_chunk(run: Run) -> Iterator[Part]:
     if not by_figure["p50"]:
         yield "No arm has a cancel latency in prefill."
         return
-    said = ", ".join(f"{size:,}: {y:.3g} ms" for size, y in by_figure["p50"].items())
+    said = ", ".join(f"{chunk}: {y:.3g} ms" for chunk, y in by_figure["p50"].items())
     yield Picture(
         name="frontier-cancel",
-        figure=dots.cancel_by_chunk(by_figure),
+        figure=dots.cancel_by_chunk(
+            {key: {str(chunk): y for chunk, y in one.items()} for key, one in by_figure.items()}
+        ),
         alt=f"Median cancel latency in prefill by chunk size: {said}.",
     )
 
 
-def _by_chunk(run: Run, name: str, key: str) -> dict[int, float]:
+def _by_chunk(run: Run, name: str, key: str) -> dict[Chunk, float]:
     found = {}
-    for arm, size in _chunk_sizes(run).items():
+    for arm, chunk in _chunks(run).items():
         metric: Metric | None = run.of_arms.arms[arm].metrics.get(name)
         value = None if metric is None else getattr(metric, key)
         if value is not None:
-            found[size] = float(value) * SCALES["s"][0]
+            found[chunk] = float(value) * SCALES["s"][0]
     return found

@@ -61,6 +61,28 @@ def test_a_damaged_run_is_one_message(
     assert not (run / "report.html").exists()
 
 
+def test_the_frontier_has_budgets_thresholds_and_no_chunking(tmp_path: Path) -> None:
+    run = save_arms(tmp_path, kind="chunk_frontier")
+    manifest = json.loads((run / "manifest.json").read_text())
+    engines = (
+        {"max_num_batched_tokens": 32},
+        {"max_num_batched_tokens": 8192, "long_prefill_token_threshold": 128},
+        {"max_num_batched_tokens": 4096, "enable_chunked_prefill": False},
+    )
+    for arm, engine in zip(manifest["workload"]["arms"], engines, strict=True):
+        arm["engine"] = engine
+    change(run, "manifest.json", workload=manifest["workload"])
+    page = page_by("report", run)
+    assert "From chunks of 32 tokens to 128" in page.body
+    assert "Without chunking it comes after 180 ms, and a bystander waits up to 60 ms." in page.body
+    drawn = {trace["name"]: trace["text"] for trace in page.figures()["run0-frontier"]["data"]}
+    assert drawn == {
+        "token budget": ["32"],
+        "long-prefill threshold": ["128 (threshold)"],
+        "no chunking": ["no chunking"],
+    }
+
+
 def test_two_chunk_sizes_are_enough_for_the_frontiers_sentence(tmp_path: Path) -> None:
     run = save_arms(tmp_path, kind="chunk_frontier")
     arms = json.loads((run / "summary.json").read_text())["arms"]

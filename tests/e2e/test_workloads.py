@@ -137,7 +137,9 @@ PAIRS = 8
 @pytest.fixture(scope="module")
 def frontier(tmp_path_factory: pytest.TempPathFactory) -> Run:
     arms = 'arms=[{name="64", engine={max_num_batched_tokens=64}},{name="1024", engine={}}]'
-    settings = (f"load.pairs={PAIRS}", "run.rounds=1", "engine.max_num_batched_tokens=1024", arms)
+    sizes = ("load.prompt_tokens=[2800,3000]", "engine.sim_prefill_token_ms=0.05")
+    budget = "engine.max_num_batched_tokens=1024"
+    settings = (f"load.pairs={PAIRS}", "run.rounds=1", budget, *sizes, arms)
     return measure(
         "chunk_frontier", tmp_path_factory.mktemp("frontier") / "run", *set_flags(*settings)
     )

@@ -75,6 +75,13 @@ def comparison(browser: Browser, folder: Path) -> None:
         take(page, "comparison", height=1500)
 
 
+def frontier(browser: Browser, folder: Path) -> None:
+    walkaway(folder, "run", "chunk_frontier", "--out", "frontier")
+    with opened(browser, folder / "frontier/report.html", width=1200) as (page, _):
+        section = page.locator("#run0-section-frontier")
+        section.screenshot(path=DOCS / "chunk-frontier.png")
+
+
 def trend(browser: Browser, folder: Path) -> None:
     """Forty nights: another version on 25 January, another machine on the 31st, a bad one last."""
     save_nights(folder / "nightly", [0.020 + 2e-4 * (day * 7 % 5) for day in range(24)])
@@ -128,7 +135,13 @@ def take(page: Page, name: str, *, height: int) -> None:
     page.screenshot(path=DOCS / f"{name}.png")
 
 
-PICTURES: Final = {"report": report, "comparison": comparison, "trend": trend, "web": web}
+PICTURES: Final = {
+    "report": report,
+    "comparison": comparison,
+    "frontier": frontier,
+    "trend": trend,
+    "web": web,
+}
 
 
 def main() -> None:
