@@ -1,5 +1,6 @@
 """The price of a preemption, from the loss of the blocks to the request's next token: blocks copied
-to the host and back (ours) against tokens computed again (theirs), on the model `tiny` and a CPU.
+to the host and back (ours) against tokens computed again (theirs), on the model `tiny`; on a CUDA
+device where there is one.
 
 A preempted request has C tokens of a prompt that the prefix cache keeps, and L more. Copying takes
 the whole to the host and L tokens back, computing again takes L tokens:
@@ -60,9 +61,7 @@ def _break_even(beside: str, lengths: tuple[int, ...], copied: Any, again: Any) 
 
 class Preempting:
     def __init__(self, preemption: PreemptionPolicy) -> None:
-        config = EngineConfig(
-            device="cpu", block_size=BLOCK_SIZE, num_blocks=512, preemption=preemption
-        )
+        config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=512, preemption=preemption)
         self._runner, self._scheduler = TorchRunner(config), Scheduler(config, frozenset({EOS}))
         self._numbers = count()
 

@@ -53,15 +53,23 @@ TESTS: Final = ("-m", "pytest", "-q", "-m", "gpu", "tests/reference_engine")
 BENCH: Final = ("-m", "tests.bench")
 
 
+# What a device decides: computing against copying. The other arms cost the same anywhere.
+ARMS: Final = """[{name="off"}, {name="watermark", engine={watermark=0.15}},
+  {name="swap", engine={preemption="swap"}}]"""
 # At most 20 minutes together.
 STAGES: Final = {
     one.name: one
     for one in (
         Stage("tests", 180, TESTS, TESTS),
-        Stage("bench", 420, [*BENCH, "model_speed_gpu"], [*BENCH, "model_speed", "--quick"]),
+        Stage(
+            "bench",
+            420,
+            [*BENCH, "model_speed_gpu", "swap_or_recompute"],
+            [*BENCH, "model_speed", "swap_or_recompute", "--quick"],
+        ),
         _workload("demo", 150, short=["run.max_seconds=10"]),
         _workload("cancel_steps", 150, short=["run.max_seconds=10"]),
-        _workload("memory_pressure", 300, "run.rounds=3", short=["run.rounds=1"]),
+        _workload("memory_pressure", 300, f"arms={ARMS}", "run.rounds=3", short=["run.rounds=1"]),
     )
 }
 Execute = Callable[[Sequence[str], float, Path | None], int]
