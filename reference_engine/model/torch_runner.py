@@ -147,8 +147,6 @@ def check_memory(shape: ModelShape, config: EngineConfig, free: int, where: str)
     weights = size * num_weights(shape)
     row = 2 * shape.num_kv_heads * shape.head_dim * shape.num_layers
     cache = size * row * config.num_blocks * config.block_size
-    if where == "cpu":
-        cache += size * row * config.host_blocks * config.block_size
     if weights + cache > free:
         raise EngineConfigError(
             f"the weights ({weights / _GB:.1f} GB in {shape.dtype}) and a KV cache of "

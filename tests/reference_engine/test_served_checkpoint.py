@@ -16,14 +16,10 @@ import httpx
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
-pytest.importorskip("transformers", reason="needs the extra `dev` (transformers)")
-
-from torch import float32
-from transformers import AutoModelForCausalLM
 
 from reference_engine.config import EngineConfigError
 from reference_engine.model.smollm2 import cached_folder
-from tests.reference_engine.model.checkpoints import fast_tokenizer, write_checkpoint
+from tests.reference_engine.model.checkpoints import fast_tokenizer, their_model, write_checkpoint
 from tests.reference_engine.model.test_checkpoint import Watched
 from tests.reference_engine.running_engine import RunningEngine
 
@@ -147,8 +143,7 @@ def test_smollm2_answers_in_english_though_its_conversion_was_killed(tmp_path: P
     [folder] = cached_folder_in(tmp_path)
     watched = Watched(folder, max_num_batched_tokens=9)
     watched.answer(watched.runner.tokenizer.encode("The history of the telephone begins " * 6))
-    factory: Any = AutoModelForCausalLM
-    assert watched.error(factory.from_pretrained(folder, dtype=float32)) < 1e-4
+    assert watched.error(their_model(folder)) < 1e-4
 
 
 def cached_folder_in(cache: Path) -> list[Path]:

@@ -1,12 +1,12 @@
 """Made-up checkpoints, written by transformers as it writes real ones."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from torch import manual_seed
+from torch import float32, manual_seed
 
 TEXTS = [
     "The cat sat on the mat, and the dog sat on the cat.",
@@ -31,6 +31,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": [1, 2],
 }
+_THETA = {"rope_type": "default", "rope_theta": 1e5}
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -39,28 +40,34 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-CONFIGS: dict[str, Any] = {
-    "llama": transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
-    "llama-tied": transformers.LlamaConfig(
-        **_SHAPE,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e5},
-    ),
-    "qwen2": transformers.Qwen2Config(**_SHAPE),
-    "qwen3-tied": transformers.Qwen3Config(**_SHAPE, head_dim=16, tie_word_embeddings=True),
+# Names of configurations, with what each changes.
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3}),
+    "llama-tied": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _THETA}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3-tied": ("Qwen3Config", {"tie_word_embeddings": True, "head_dim": 16}),
 }
 
 
-def write_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> Any:
-    """Returns transformers' model. Its weights are large enough for its logits to differ."""
+def oracle() -> Any:
+    """transformers, which takes seconds to import, and has no types."""
+    return importlib.import_module("transformers")
+
+
+def write_checkpoint(folder: Path, name: str, *, max_shard_size: str = "1GB") -> None:
+    """The weights are large enough for logits to differ."""
+    kind, changes = CONFIGS[name]
+    config = getattr(oracle(), kind)(**_SHAPE | changes)
     manual_seed(7)
-    factory: Any = transformers.AutoModelForCausalLM  # it has no types
-    model = factory.from_config(CONFIGS[name])
+    model = oracle().AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():
         weight.data.normal_(mean=float(weight.dim() == 1), std=0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     fast_tokenizer().save_pretrained(folder)
-    return model.eval()
+
+
+def their_model(folder: Path) -> Any:
+    return oracle().AutoModelForCausalLM.from_pretrained(folder, dtype=float32)
 
 
 def fast_tokenizer() -> Any:
@@ -78,8 +85,7 @@ def fast_tokenizer() -> Any:
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
-    factory: Any = transformers.PreTrainedTokenizerFast
-    return factory(
+    return oracle().PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",

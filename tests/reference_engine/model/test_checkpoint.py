@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
-pytest.importorskip("transformers", reason="needs the extra `dev` (transformers)")
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from reference_engine.config import EngineConfig, EngineConfigError
@@ -24,7 +22,14 @@ from reference_engine.model.pretrained import PretrainedTokenizer
 from reference_engine.model.tokenizer import ChatError, Message
 from reference_engine.model.torch_runner import TorchRunner
 from tests.reference_engine.conftest import run_to_the_end
-from tests.reference_engine.model.checkpoints import CONFIGS, TEXTS, VOCAB_SIZE, write_checkpoint
+from tests.reference_engine.model.checkpoints import (
+    CONFIGS,
+    TEXTS,
+    VOCAB_SIZE,
+    oracle,
+    their_model,
+    write_checkpoint,
+)
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 HARD_TEXTS = [
@@ -128,19 +133,15 @@ def after_a_swap(folder: Path) -> Watched:
 def test_logits_equal_those_of_transformers(
     run: Callable[[Path], Watched], name: str, folders: dict[str, Path]
 ) -> None:
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folders[name], dtype=torch.float32
-    )
     engine = run(folders[name])
     assert len(engine.logits) >= 24
-    assert engine.error(theirs) < 1e-4
+    assert engine.error(their_model(folders[name])) < 1e-4
 
 
 def test_bfloat16_is_near(folders: dict[str, Path]) -> None:
-    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(folders["qwen3-tied"])
     engine = Watched(folders["qwen3-tied"], dtype="bfloat16")
     engine.answer(prompt(40))
-    assert 1e-4 < engine.error(theirs) < 0.05
+    assert 1e-4 < engine.error(their_model(folders["qwen3-tied"])) < 0.05
 
 
 def test_the_padding_of_the_vocabulary_is_never_sampled(folders: dict[str, Path]) -> None:
@@ -168,7 +169,7 @@ def tokenizer(folders: dict[str, Path]) -> PretrainedTokenizer:
 
 @pytest.fixture(scope="module")
 def theirs(folders: dict[str, Path]) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(folders["llama"])
+    return oracle().AutoTokenizer.from_pretrained(folders["llama"])
 
 
 @pytest.mark.parametrize("text", HARD_TEXTS)
