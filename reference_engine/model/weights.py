@@ -88,7 +88,9 @@ class CheckpointFiles:
                 # It checks that the tensors fill the file: one that was cut off is refused.
                 file = files.enter_context(safe_open(folder / name, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise EngineConfigError(f"{folder / name}: {error}") from error
+                raise EngineConfigError(
+                    f"{folder / name}: no whole safetensors file: {error}; copy it again"
+                ) from error
             self._of |= dict.fromkeys(file.keys(), file)
 
     def _file_names(self) -> list[str]:
@@ -109,34 +111,24 @@ class CheckpointFiles:
         return tensor
 
     def check(self, parts: list[Part], architecture: str) -> None:
-        where = f"--model {self._folder}"
-        for part in parts:
-            if part.name not in self._of:
+        model = f"--model {self._folder}: as config.json has it, a {architecture}"
+        for name, shape, *_ in parts:
+            if name not in self._of:
+                raise EngineConfigError(f"{model} has a tensor {name}; it is missing")
+            found = self._of[name].get_slice(name)
+            if tuple(found.get_shape()) != shape:
                 raise EngineConfigError(
-                    f"{where}: the tensor {part.name} is missing; a {architecture} of this "
-                    "config.json has it"
+                    f"{model} has a tensor {name} of the shape {list(shape)}, not "
+                    f"{found.get_shape()}"
                 )
-            found = self._of[part.name].get_slice(part.name)
-            shape, dtype = tuple(found.get_shape()), found.get_dtype()
-            if shape != part.shape:
+            if (dtype := found.get_dtype()) not in _DTYPES:
                 raise EngineConfigError(
-                    f"{where}: the tensor {part.name} has the shape {_shown(shape)}; by "
-                    f"config.json it would be {_shown(part.shape)}"
-                )
-            if dtype not in _DTYPES:
-                raise EngineConfigError(
-                    f"{where}: the tensor {part.name} is {dtype}; this engine reads only "
+                    f"--model {self._folder}: the tensor {name} is {dtype}; this engine reads only "
                     + ", ".join(_DTYPES)
                 )
-        unknown = self._of.keys() - {part.name for part in parts}
-        if strange := sorted(name for name in unknown if not name.endswith(_KNOWN_EXTRAS)):
-            raise EngineConfigError(
-                f"{where}: {architecture} has no tensor {strange[0]} (and {len(strange) - 1} more)"
-            )
-
-
-def _shown(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+        for name in sorted(self._of.keys() - {part.name for part in parts}):
+            if not name.endswith(_KNOWN_EXTRAS):
+                raise EngineConfigError(f"{model} has no tensor {name}; one is there")
 
 
 def load_checkpoint(

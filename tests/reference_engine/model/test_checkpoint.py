@@ -283,7 +283,7 @@ NORM = "model.norm.weight"
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
         (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "no index"),
         (lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"), "chat template"),
-        (cut_off, "model.safetensors"),
+        (cut_off, "no whole safetensors file"),
         (of_another_model, "tokenizer of another model"),
         (with_config(eos_token_id=350), r"end with \[1, 350\]"),
         (with_config(architectures=["GPT2LMHeadModel"]), "architectures is GPT2LMHeadModel"),
@@ -295,10 +295,13 @@ NORM = "model.norm.weight"
         (with_config(rope_parameters={"rope_type": "yarn", "factor": 2}), "rope_type is yarn"),
         (with_config(rope_parameters={"rope_type": "llama3"}), r"llama3: .*`factor`"),
         (with_config(quantization_config={"quant_method": "awq"}), "quantization_config is awq"),
-        (with_config(intermediate_size=81), "mlp.gate_proj.weight has the shape 80 x 48"),
-        (with_config(num_hidden_layers=3), "layers.2.self_attn.q_proj.weight is missing"),
+        (
+            with_config(intermediate_size=81),
+            r"mlp.gate_proj.weight of the shape \[81, 48\], not \[80, 48\]",
+        ),
+        (with_config(num_hidden_layers=3), "layers.2.self_attn.q_proj.weight; it is missing"),
         (with_config(num_hidden_layers=1), "no tensor model.layers.1.input_layernorm"),
-        (with_tensors(lambda tensors: tensors.pop(NORM)), "model.norm.weight is missing"),
+        (with_tensors(lambda tensors: tensors.pop(NORM)), "model.norm.weight; it is missing"),
         (
             with_tensors(
                 lambda tensors: tensors.update({NORM: tensors[NORM].to(torch.float8_e4m3fn)})
