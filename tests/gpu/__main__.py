@@ -136,6 +136,7 @@ def run_all(names: Sequence[str], out: Path, *, rehearses: bool, run: Execute = 
         how = {0: "good", 124: "took too long"}.get(status, f"failed with status {status}")
         at = datetime.now(UTC).isoformat(timespec="seconds")
         ended[name] = {"at": at, "seconds": round(seconds), "result": how, "rehearsal": rehearses}
+        ended = {one: ended[one] for one in STAGES if one in ended}
         (out / STAGES_FILE).write_text(json.dumps(ended, indent=2) + "\n")
         failed += [name] * (status != 0)
         say(f"{name}: {how}, in {seconds:.0f} s")

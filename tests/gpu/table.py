@@ -91,7 +91,7 @@ def _cell(metric: Metric | None, key: str) -> str:
 
 def _texts(folder: Path) -> Iterator[str]:
     for file in sorted(folder.glob("*.txt")):
-        yield f"## {file.stem}\n\n```\n{file.read_text().strip()}\n```\n"
+        yield f"## {file.stem}\n\n```\n{file.read_text().strip('\n')}\n```\n"
 
 
 assert {name for name, _ in FIGURES} <= METRICS.keys()
