@@ -91,7 +91,8 @@ def _cell(metric: Metric | None, key: str) -> str:
 
 def _texts(folder: Path) -> Iterator[str]:
     for file in sorted(folder.glob("*.txt")):
-        yield f"## {file.stem}\n\n```\n{file.read_text().strip('\n')}\n```\n"
+        said = file.read_text().strip("\n")
+        yield f"## {file.stem}\n\n```\n{said}\n```\n"
 
 
 assert {name for name, _ in FIGURES} <= METRICS.keys()
