@@ -68,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     reclaim: ReclaimPolicy = "retain"
     force_reclaim_above: float = 1.0
     batch_invariant: bool = False
+    compile: bool = False
     step_cost: StepCost = StepCost()
     teacher: str | None = None
     quality_hook: str | None = None
@@ -85,6 +86,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.runner == "simulated" and self.device == "cuda":
             raise EngineConfigError(
                 "the simulated runner uses no device: leave device at auto or cpu"
+            )
+        if self.compile and (self.runner != "torch" or self.batch_invariant):
+            raise EngineConfigError(
+                "compile needs the torch runner, and cannot be had together with batch_invariant, "
+                "which computes every token in the same way"
             )
         if self.teacher is not None and self.runner != "simulated":
             raise EngineConfigError("teacher needs the simulated runner: --runner simulated")

@@ -35,6 +35,7 @@ _ACCESS: Final = {
 _MODEL: Final = {
     "device": None,
     "dtype": "of weights and KV cache",
+    "compile": "compile the decode step (CPU: needs a C++ compiler; GPU: captures CUDA graphs)",
     "seed": "seed of weights and sampling",
     "teacher": "JSON Lines file of prompts and the texts that the simulated runner answers",
     "quality_hook": "MODULE:FUNCTION that is asked after each token whether going on is a waste",

@@ -16,6 +16,10 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+# Without a GPU, Triton's kernels run in its interpreter; it reads this once, when it is imported.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 WRITES_SNAPSHOTS = os.environ.get("SNAPSHOTS") == "write"  # `make snapshots`
 

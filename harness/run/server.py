@@ -21,7 +21,7 @@ from harness.workload.workload import EngineSettings
 T = TypeVar("T")
 
 # Importing torch takes seconds, and many more from a cold disk.
-ENGINE_READY_S: Final = 120.0
+ENGINE_READY_S: Final = 300.0  # it may compile its decode step first
 BAD_CONFIGURATION: Final = 2
 KNOCK_S: Final = 1.0
 PORT: Final = "{port}"

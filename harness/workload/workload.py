@@ -111,6 +111,7 @@ class EngineSettings(Section):
     reclaim: Literal["immediate", "retain"] | None = None
     force_reclaim_above: Share | None = None
     batch_invariant: bool | None = None
+    compile: bool | None = None
     sim_fixed_ms: Milliseconds | None = None
     sim_prefill_token_ms: Milliseconds | None = None
     sim_decode_token_ms: Milliseconds | None = None

@@ -4,11 +4,23 @@ Keys and values of all requests live in one pool a layer, block after block, a r
 A token writes its own slot, then attends to the blocks of its request, wherever they lie.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from reference_engine.model.batch import Batch
+
+
+class Cache(Protocol):
+    """A layer's keys and values, as the model uses them."""
+
+    def write(self, slots: Tensor, keys_values: Tensor) -> None:
+        """Store rows of a token's keys, then its values, at the given slots [T]."""
+
+    def attend(self, queries: Tensor, batch: Batch) -> Tensor:
+        """Causal attention of queries [T, heads, head_dim], in the shape of the queries."""
 
 
 class PagedCache:
@@ -24,7 +36,6 @@ class PagedCache:
         self._buffer = buffer
 
     def write(self, slots: Tensor, keys_values: Tensor) -> None:
-        """Store rows of a token's keys, then its values, at the given slots [T]."""
         self._slots.index_copy_(0, slots, keys_values)
 
     def read(self, blocks: Tensor, num_requests: int) -> tuple[Tensor, Tensor]:
@@ -36,6 +47,15 @@ class PagedCache:
         # index_select is several times as fast on a CPU as indexing by a tensor.
         torch.index_select(self.blocks, 0, blocks, out=copied)
         return keys, values
+
+    def attend(self, queries: Tensor, batch: Batch) -> Tensor:
+        outputs = []
+        for group in batch.groups:
+            rows = queries if len(batch.groups) == 1 else queries[group.rows]
+            grouped = rows.view(group.num_requests, -1, *queries.shape[1:])
+            keys, values = self.read(group.blocks, group.num_requests)
+            outputs.append(attend(grouped, keys, values, group.mask).flatten(0, 1))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class ReadBuffer:
@@ -60,17 +80,6 @@ class ReadBuffer:
             keys, values = heads.transpose(1, 2).chunk(2, dim=1)
             self._views = copied, keys, values
         return self._views
-
-
-def paged_attention(queries: Tensor, cache: PagedCache, batch: Batch) -> Tensor:
-    """Causal attention of queries [T, heads, head_dim] to their contexts; returns that shape."""
-    outputs = []
-    for group in batch.groups:
-        rows = queries if len(batch.groups) == 1 else queries[group.rows]
-        grouped = rows.view(group.num_requests, -1, *queries.shape[1:])
-        keys, values = cache.read(group.blocks, group.num_requests)
-        outputs.append(attend(grouped, keys, values, group.mask).flatten(0, 1))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

@@ -137,15 +137,25 @@ class DecodeRows:
     head: Tensor
     tables: Tensor
 
-    def __init__(self, max_rows: int, max_blocks: int, block_size: int, spare_block: int) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_blocks: int,
+        block_size: int,
+        spare_block: int,
+        *,
+        is_pinned: bool = False,
+    ) -> None:
         self._block_size, self._spare_block = block_size, spare_block
-        self._numbers = torch.zeros(max_rows * (_HEAD + max_blocks), dtype=torch.long)
+        size = max_rows * (_HEAD + max_blocks)
+        self._numbers = torch.zeros(size, dtype=torch.long, pin_memory=is_pinned)
         self._masks = torch.zeros(max_rows * max_blocks * block_size)
         self._lay_out(max_rows, max_blocks)
 
-    def fill(self, requests: Sequence[Request], num_rows: int) -> None:
+    def fill(self, requests: Sequence[Request], num_rows: int, *, min_blocks: int = 1) -> None:
         size = self._block_size
-        width = max(request.num_computed_tokens for request in requests) // size + 1
+        last = max([request.num_computed_tokens for request in requests], default=0)
+        width = max(last // size + 1, min_blocks)
         if self.tables.shape != (num_rows, width):
             self._lay_out(num_rows, width)
         columns = []
@@ -157,9 +167,8 @@ class DecodeRows:
             columns.append((request.token_ids[position], position, slot, bias_row))
             blocks[: at + 1] = table[: at + 1]
             blocks[at + 1 :] = 0
-        self._head[: len(columns)] = columns
-        self._head[len(columns) :] = 0, 0, self._spare_block * size, 0
         self._tables[len(columns) :] = self._spare_block
+        self._head[:] = columns + [(0, 0, self._spare_block * size, 0)] * (num_rows - len(columns))
 
     def batch(self, requests: list[Request]) -> Batch:
         """The same step for the eager model, on a CPU."""

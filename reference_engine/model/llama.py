@@ -6,12 +6,13 @@ It works on the T tokens of a step at once (`Batch`), whichever requests they be
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference_engine.model.attention import PagedCache, paged_attention
+from reference_engine.model.attention import Cache
 from reference_engine.model.batch import Batch
 from reference_engine.model.shapes import ModelShape
 
@@ -116,15 +117,15 @@ class Attention(nn.Module):
             self.qk_norm = RMSNorm(self.num_rotated, shape.head_dim, eps=shape.norm_eps)
         self.o_proj = Projection(shape.num_heads * shape.head_dim, shape.hidden_size)
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: PagedCache, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, cache: Cache, batch: Batch) -> Tensor:
         projected = self.qkv_proj(x)
-        heads = projected.view(len(x), -1, self.head_dim)
+        heads = projected.view(x.shape[0], -1, self.head_dim)
         queries_keys = heads[:, : self.num_rotated]
         if self.qk_norm is not None:
             queries_keys.copy_(self.qk_norm(queries_keys))
         rotate_(queries_keys, rotation)
         cache.write(batch.slots, projected[:, self.num_heads * self.head_dim :])
-        attended = paged_attention(heads[:, : self.num_heads], cache, batch)
+        attended = cache.attend(heads[:, : self.num_heads], batch)
         out: Tensor = self.o_proj(attended.flatten(start_dim=1))
         return out
 
@@ -149,7 +150,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: PagedCache, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, cache: Cache, batch: Batch) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation, cache, batch)
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
@@ -171,7 +172,7 @@ class Llama(nn.Module):
             self.lm_head = Projection(shape.hidden_size, shape.vocab_size)
         self.rotary = RotaryTable(shape, max_positions)
 
-    def forward(self, batch: Batch, caches: list[PagedCache]) -> Tensor:
+    def forward(self, batch: Batch, caches: Sequence[Cache]) -> Tensor:
         x = self.embedding(batch.token_ids)
         rotation = self.rotary(batch.positions)
         for block, cache in zip(self.blocks, caches, strict=True):

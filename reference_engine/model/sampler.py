@@ -36,12 +36,17 @@ def sampling_bias(tokenizer: Tokenizer, device: "device") -> "Tensor":
     return bias.to(device)
 
 
-def sample(logits: "Tensor", requests: list[Request], bias: "Tensor") -> list[int]:
-    """One token for each row of logits [S, vocabulary], which get the `sampling_bias`."""
-    import torch
-
+def add_bias(logits: "Tensor", requests: list[Request], bias: "Tensor") -> "Tensor":
+    """The logits [S, vocabulary] with the `sampling_bias`, in place."""
     rows = [int(request.sampling.ignore_eos) for request in requests]
     logits += bias[rows[0]] if len(set(rows)) == 1 else bias[rows]
+    return logits
+
+
+def sample(logits: "Tensor", requests: list[Request]) -> list[int]:
+    """One token for each row of logits [S, vocabulary]; they have their bias."""
+    import torch
+
     temperatures = [_effective(request.sampling.temperature) for request in requests]
     if not any(temperatures):
         return likeliest(logits)

@@ -4,13 +4,15 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import psutil
 import torch
+from torch import Tensor
 
 from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.core.request import Request
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.attention import PagedCache, ReadBuffer
 from reference_engine.model.batch import (
@@ -21,16 +23,31 @@ from reference_engine.model.batch import (
     spans_of,
     token_by_token,
 )
+from reference_engine.model.captured import CapturedStep, CudaGraphs
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
+from reference_engine.model.compiled import (
+    MIN_BLOCKS,
+    CompiledStep,
+    CompileError,
+    cache_folder,
+)
+from reference_engine.model.decode_step import DecodeStep, attend_by_block
 from reference_engine.model.host_cache import HostCache
 from reference_engine.model.llama import Llama, build_model, fill_with_random, num_weights
-from reference_engine.model.sampler import probabilities, sample, sampling_bias
+from reference_engine.model.sampler import add_bias, probabilities, sample, sampling_bias
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
 from reference_engine.model.smollm2 import SMOLLM2, ensure_converted
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 
 _GB: Final = 1e9
+
+
+class WholeStep(Protocol):
+    """A plain step, compiled or captured."""
+
+    def logits(self, requests: list[Request]) -> Tensor:
+        """[requests, vocabulary], with the sampling bias."""
 
 
 class TorchRunner:
@@ -48,16 +65,27 @@ class TorchRunner:
         self.model = load(self._device)
         memory = self.model.norm.weight.new_empty(0)
         buffer = ReadBuffer(shape.num_kv_heads, shape.head_dim, memory)
-        self._caches = [
-            PagedCache(config.num_blocks, config.block_size, buffer)
+        self.caches = [
+            PagedCache(config.num_blocks + 1, config.block_size, buffer)  # one is spare
             for _ in range(shape.num_layers)
         ]
-        max_blocks = -(-config.max_model_len // config.block_size)
-        self._rows = DecodeRows(config.max_num_seqs, max_blocks, config.block_size, 0)
-        blocks = [cache.blocks for cache in self._caches]
+        blocks = [cache.blocks for cache in self.caches]
         self._host_cache = HostCache(blocks, config.host_blocks)
         on_gpu = self._device.type == "cuda"
-        self._bias = sampling_bias(self.tokenizer, self._device)
+        self.bias = sampling_bias(self.tokenizer, self._device)
+        max_blocks = max(MIN_BLOCKS, -(-config.max_model_len // config.block_size))
+        self._rows = DecodeRows(
+            config.max_num_seqs,
+            max_blocks,
+            config.block_size,
+            config.num_blocks,
+            is_pinned=on_gpu,
+        )
+        self.whole_step: WholeStep | None = None
+        if config.compile:
+            self.whole_step = (
+                self._capture(config, max_blocks) if on_gpu else self._compile(shape, config, say)
+            )
         self.info = Ready(
             pid=os.getpid(),
             device=self._device.type,
@@ -70,9 +98,13 @@ class TorchRunner:
         sampled = Sampled({}, {})
         with torch.inference_mode():
             self._host_cache.copy(plan)
-            for batch in self._batches(plan):
-                self._forward(batch, sampled)
-        if self._device.type == "cuda":
+            if self.whole_step is not None and is_plain(plan):
+                requests = list(plan.scheduled)
+                self._sample(self.whole_step.logits(requests), requests, sampled)
+            else:
+                for batch in self._batches(plan):
+                    self._forward(batch, sampled)
+        if self._device.type == "cuda" and not sampled.tokens:
             torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
         return sampled
 
@@ -86,14 +118,41 @@ class TorchRunner:
             yield build_batch(spans_of(plan), self._block_size, self._device)
 
     def _forward(self, batch: Batch, sampled: Sampled) -> None:
-        logits = self.model(batch, self._caches).float()
-        requests = batch.sampling_requests
-        if not requests:
-            return
-        tokens = sample(logits, requests, self._bias)
+        logits = self.model(batch, self.caches).float()
+        if requests := batch.sampling_requests:
+            self._sample(add_bias(logits, requests, self.bias), requests, sampled)
+
+    def _sample(self, logits: Tensor, requests: list[Request], sampled: Sampled) -> None:
+        tokens = sample(logits, requests)
         names = [request.request_id for request in requests]
         sampled.tokens.update(zip(names, tokens, strict=True))
         sampled.probabilities.update(probabilities(logits, tokens, requests))
+
+    def _compile(
+        self, shape: ModelShape, config: EngineConfig, say: Callable[[str], None]
+    ) -> CompiledStep | None:
+        step = DecodeStep(self.model, self.bias, config.block_size, attend_by_block)
+        compiled = CompiledStep(step, [cache.blocks for cache in self.caches], self._rows)
+        try:
+            compiled.prepare(shape, config, cache_folder(os.environ), say)
+        except CompileError as error:
+            say(f"--compile: {error}; the steps run eagerly")
+            return None
+        return compiled
+
+    def _capture(self, config: EngineConfig, max_blocks: int) -> CapturedStep:
+        from reference_engine.model.paged_decode import paged_decode
+
+        step = DecodeStep(self.model, self.bias, config.block_size, paged_decode)
+        with torch.inference_mode():
+            return CapturedStep(
+                step,
+                [cache.blocks for cache in self.caches],
+                self._rows,
+                max_rows=config.max_num_seqs,
+                max_blocks=max_blocks,
+                recorder=CudaGraphs(),
+            )
 
 
 def gpu_uuid(device: torch.device) -> str:

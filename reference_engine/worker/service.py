@@ -281,6 +281,7 @@ def compute(
     gc.freeze()
     first_word.set_result(runner.info)
     engine.run(inbox)
+    gc.unfreeze()  # some extension modules call what is never collected a leak
 
 
 def leave_with_the_frontend(inbox: Inbox) -> None:

@@ -13,7 +13,7 @@ from reference_engine.config import EngineConfig  # noqa: E402
 from reference_engine.core.request import Request, Sampling  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
 from reference_engine.model.llama import build_model, fill_with_random  # noqa: E402
-from reference_engine.model.sampler import sample, sampling_bias  # noqa: E402
+from reference_engine.model.sampler import add_bias, sample, sampling_bias  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, WordTokenizer  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
@@ -66,8 +66,8 @@ def plain_answer(model: Any, request: Request) -> list[int]:
     tokens = request.token_ids[: request.num_prompt_tokens]
     with torch.inference_mode():
         for _ in range(request.num_generated):
-            plain = Request("plain", tokens, GREEDY)
-            tokens += sample(plain_logits(model, tokens), [plain], BIAS)
+            plain = [Request("plain", tokens, GREEDY)]
+            tokens += sample(add_bias(plain_logits(model, tokens), plain, BIAS), plain)
     return tokens
 
 
@@ -104,8 +104,8 @@ def test_the_gpu_answers_as_the_cpu_does() -> None:
 
 
 def sampled(logits: Any, **sampling: Any) -> int:
-    request = Request("a", [5], Sampling(max_tokens=1, **sampling))
-    token: int = sample(logits.clone(), [request], BIAS)[0]
+    requests = [Request("a", [5], Sampling(max_tokens=1, **sampling))]
+    token: int = sample(add_bias(logits.clone(), requests, BIAS), requests)[0]
     return token
 
 
@@ -132,8 +132,8 @@ def test_each_position_is_drawn_anew() -> None:
     logits = torch.zeros(1, 2048)
     tokens = []
     for length in range(1, 9):
-        request = Request("a", [5] * length, Sampling(max_tokens=1, seed=4))
-        tokens += sample(logits.clone(), [request], BIAS)
+        requests = [Request("a", [5] * length, Sampling(max_tokens=1, seed=4))]
+        tokens += sample(add_bias(logits.clone(), requests, BIAS), requests)
     assert len(set(tokens)) == 8
 
 
