@@ -196,8 +196,16 @@ def build_model(shape: ModelShape, max_positions: int, device: torch.device) -> 
 
 
 def num_weights(shape: ModelShape) -> int:
-    model = build_model(shape, 1, torch.device("meta"))
-    return sum(weight.numel() for weight in model.parameters())
+    """Reckoned: to build a model without memory, torch would load its compiler for seconds."""
+    hidden, head_dim = shape.hidden_size, shape.head_dim
+    projections = shape.num_projected + shape.num_heads  # those into heads and the one out of them
+    layer = hidden * (head_dim * projections + 3 * shape.ffn_size + 2)
+    if shape.qkv_bias:
+        layer += shape.num_projected * head_dim
+    if shape.qk_norm:
+        layer += (shape.num_heads + shape.num_kv_heads) * head_dim
+    vocabularies = 1 if shape.tied_embeddings else 2
+    return shape.num_layers * layer + hidden * (vocabularies * shape.vocab_size + 1)
 
 
 _STD = 0.02

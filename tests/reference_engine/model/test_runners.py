@@ -42,3 +42,15 @@ def test_the_engine_starts_without_torch_and_without_what_checkpoints_need() -> 
     heavy = {"torch", "tokenizers", "safetensors", "jinja2", "gguf"}
     code = f"import sys, {modules}; sys.exit(len({heavy} & sys.modules.keys()))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_model_is_made_without_torchs_compiler_which_takes_seconds_to_import() -> None:
+    pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    code = """if True:
+        import sys
+        from reference_engine.config import EngineConfig
+        from reference_engine.model.torch_runner import TorchRunner
+        TorchRunner(EngineConfig(device="cpu"))
+        sys.exit("torch._dynamo" in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
