@@ -134,10 +134,10 @@ def read_checkpoint(folder: Path, dtype: ModelDtype) -> Checkpoint:
 
 
 def _read_config(path: Path) -> _Config:
-    [architecture, *_] = _read(path, _Architecture).architectures or ["none"]
+    [architecture, *_] = read_json(path, _Architecture).architectures or ["none"]
     if architecture not in _ARCHITECTURES:
         raise _unsupported(path, "architectures", architecture, ", ".join(_ARCHITECTURES))
-    config = _read(path, _Config)
+    config = read_json(path, _Config)
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method", "unknown")
         raise _unsupported(path, "quantization_config", method, "weights that are not quantised")
@@ -172,7 +172,7 @@ def _rope(path: Path, config: _Config) -> tuple[float, Llama3Scaling | None]:
 def _ends_of_sequence(folder: Path, config: _Config) -> frozenset[int]:
     """Those of generation_config.json, which has them all; else those of config.json."""
     path, ends = folder / "generation_config.json", config.eos_token_id
-    if path.exists() and (given := _read(path, _GenerationConfig).eos_token_id) is not None:
+    if path.exists() and (given := read_json(path, _GenerationConfig).eos_token_id) is not None:
         ends = given
     return frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
 
@@ -180,7 +180,7 @@ def _ends_of_sequence(folder: Path, config: _Config) -> frozenset[int]:
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 
 
-def _read(path: Path, kind: type[_StructT]) -> _StructT:
+def read_json(path: Path, kind: type[_StructT]) -> _StructT:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:

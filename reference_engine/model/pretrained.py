@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers.decoders import DecodeStream
 
 from reference_engine.config import EngineConfigError
-from reference_engine.model.checkpoint import Checkpoint
+from reference_engine.model.checkpoint import Checkpoint, read_json
 from reference_engine.model.tokenizer import ChatError, Message, TextStream
 
 _PRIMING: Final = 8  # tokens of the prompt that decide how the answer's first one is written
@@ -100,12 +100,7 @@ class _Settings(msgspec.Struct):
     @classmethod
     def read(cls, folder: Path) -> "_Settings":
         path = folder / "tokenizer_config.json"
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except FileNotFoundError:
-            return cls()
-        except (OSError, ValueError) as error:
-            raise EngineConfigError(f"{path}: {error}") from error
+        return read_json(path, cls) if path.exists() else cls()
 
     def special_tokens(self) -> dict[str, str]:
         found = {}

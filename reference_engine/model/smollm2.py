@@ -54,11 +54,11 @@ def ensure_converted(folder: Path, say: Callable[[str], None]) -> None:
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder.with_suffix(".lock").open("w") as lock:
+        with folder.with_name(f"{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.exists():
                 return
-            partial = folder.with_suffix(".partial")
+            partial = folder.with_name(f"{folder.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             convert(_gguf_file(), partial, say)
@@ -145,7 +145,7 @@ _NAMES: Final = {
 def _write_weights(model: "GGUFReader", path: Path, say: Callable[[str], None]) -> None:
     import torch
     from gguf import dequantize
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     num_heads = {
         "attn_q": _field(model, "llama.attention.head_count"),
@@ -161,7 +161,7 @@ def _write_weights(model: "GGUFReader", path: Path, say: Callable[[str], None]) 
         tensors[f"{prefix}{_NAMES[name]}.{kind}"] = torch.tensor(weight).bfloat16()
         if at * 10 // num_tensors > (at - 1) * 10 // num_tensors:
             say(f"converting {SMOLLM2}, once: {at * 100 // num_tensors} % of {num_tensors} tensors")
-    save_file(tensors, path, metadata={"format": "pt"})
+    path.write_bytes(save(tensors, metadata={"format": "pt"}))
 
 
 def _halves_apart(weight: "ndarray[Any, Any]", num_heads: int) -> "ndarray[Any, Any]":

@@ -5,17 +5,17 @@ Ours differ from Hugging Face's in three ways: a matrix lies input by input, pro
 input are one matrix, and so are Qwen3's two norms of heads, a row for each head.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from reference_engine.config import EngineConfigError
-from reference_engine.model.checkpoint import Checkpoint
+from reference_engine.model.checkpoint import Checkpoint, read_json
 from reference_engine.model.llama import Llama, build_model
 from reference_engine.model.shapes import ModelShape
 
@@ -77,6 +77,10 @@ def _matrix(
     return Part(theirs + ".weight", (num_out, num_in), ours + "weight", place, is_transposed=True)
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
 class CheckpointFiles:
     """The open safetensors files, with each tensor's name. Raises EngineConfigError."""
 
@@ -101,10 +105,7 @@ class CheckpointFiles:
                     f"--model {self._folder}: there is neither {_SINGLE} nor {_INDEX}"
                 )
             return [_SINGLE]
-        try:
-            return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise EngineConfigError(f"{index}: no index of tensors: {error!r}") from error
+        return sorted(set(read_json(index, _Index).weight_map.values()))
 
     def tensor(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._of[name].get_tensor(name)

@@ -18,6 +18,7 @@ from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.checkpoint import choose_context, read_checkpoint
+from reference_engine.model.llama import build_model, num_weights
 from reference_engine.model.pretrained import PretrainedTokenizer
 from reference_engine.model.tokenizer import ChatError, Message
 from reference_engine.model.torch_runner import TorchRunner
@@ -259,6 +260,10 @@ def with_tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], No
     return apply
 
 
+def with_index(text: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
+
+
 def cut_off(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -281,7 +286,8 @@ NORM = "model.norm.weight"
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json"),
         (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
-        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]"), "no index"),
+        (with_index("[]"), "index.json: Expected `object`, got `array`"),
+        (with_index('{"weight_map": {"a": 5}}'), "index.json: Expected `str`, got `int`"),
         (lambda folder: (folder / "chat_template.jinja").write_text("{% if %}"), "chat template"),
         (cut_off, "no whole safetensors file"),
         (of_another_model, "tokenizer of another model"),
@@ -295,6 +301,8 @@ NORM = "model.norm.weight"
         (with_config(rope_parameters={"rope_type": "yarn", "factor": 2}), "rope_type is yarn"),
         (with_config(rope_parameters={"rope_type": "llama3"}), r"llama3: .*`factor`"),
         (with_config(quantization_config={"quant_method": "awq"}), "quantization_config is awq"),
+        (with_config(vocab_size=10**30), "do not fit into the"),
+        (with_config(num_hidden_layers=10**6), "do not fit into the"),
         (
             with_config(intermediate_size=81),
             r"mlp.gate_proj.weight of the shape \[81, 48\], not \[80, 48\]",
@@ -320,6 +328,13 @@ def test_a_bad_folder_is_refused_in_one_sentence(
     with pytest.raises(EngineConfigError, match=message) as refused:
         Watched(folder)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_number_of_weights_is_that_of_the_model(name: str, folders: dict[str, Path]) -> None:
+    shape = read_checkpoint(folders[name], "float32").shape
+    model = build_model(shape, 1, torch.device("cpu"))
+    assert num_weights(shape) == sum(weight.numel() for weight in model.parameters())
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(folders: dict[str, Path]) -> None:
