@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from reference_engine.config import EngineConfigError
+from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.step import StepPlan
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 from reference_engine.model.host_cache import HostCache  # noqa: E402
+from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -25,6 +26,18 @@ def test_blocks_come_back_as_they_went(device: str) -> None:
     for layer, old in zip(layers, before, strict=True):
         assert torch.equal(layer[[0, 6, 5, 2]], old[[2, 3, 5, 7]])
         assert torch.equal(layer[[1, 4]], old[[1, 4]]), "the others are as they were"
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_step_may_do_nothing_but_copy(batch_invariant: bool) -> None:
+    config = EngineConfig(
+        device="cpu",
+        max_model_len=64,
+        num_blocks=4,
+        preemption="swap",
+        batch_invariant=batch_invariant,
+    )
+    assert not TorchRunner(config).execute(StepPlan(step=1, swap_out=[(3, 0)])).tokens
 
 
 def test_more_blocks_than_the_host_has_memory_for_are_refused_in_one_sentence() -> None:
