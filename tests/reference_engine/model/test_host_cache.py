@@ -12,7 +12,7 @@ from reference_engine.model.host_cache import HostCache  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_blocks_come_back_as_they_went(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
