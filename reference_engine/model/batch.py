@@ -149,7 +149,7 @@ class DecodeRows:
         self._block_size, self._spare_block = block_size, spare_block
         size = max_rows * (_HEAD + max_blocks)
         self._numbers = torch.zeros(size, dtype=torch.long, pin_memory=is_pinned)
-        self._masks = torch.zeros(max_rows * max_blocks * block_size)
+        self._masks = torch.empty(max_rows * max_blocks * block_size)
         self._lay_out(max_rows, max_blocks)
 
     def fill(self, requests: Sequence[Request], num_rows: int, *, min_blocks: int = 1) -> None:
@@ -180,7 +180,6 @@ class DecodeRows:
         return Batch(token_ids, positions, slots, self._groups, self._row_numbers, requests)
 
     def _lay_out(self, num_rows: int, width: int) -> None:
-        """Head and tables lie one after the other, so that there is one copy to a device."""
         used = self._numbers[: num_rows * (_HEAD + width)]
         head, tables = used.tensor_split([num_rows * _HEAD])
         mask = self._masks[: num_rows * width * self._block_size].view(num_rows, 1, 1, -1)

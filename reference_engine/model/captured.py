@@ -39,7 +39,6 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             result = compute()

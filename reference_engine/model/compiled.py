@@ -115,7 +115,7 @@ class CompiledStep:
             package = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", True, 1, -1)
             weights = {name: self._weights[name] for name in package.get_constant_fqns()}
             # Neither the inactive copy nor a partial update; the weights stay the model's own.
-            package.load_constants(weights, False, True, True, False)
+            package.load_constants(weights, False, True, True)
             self._packages[has_one_row] = package
             self._run([], 1 if has_one_row else 2)
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of another torch

@@ -33,17 +33,23 @@ class HostCache:
     def copy(self, plan: StepPlan) -> None:
         if plan.swap_out:
             blocks, on_host = zip(*plan.swap_out, strict=True)
+            at = self._on_device(blocks)
             for cache, host in self._caches:
-                staged = cache.index_select(0, torch.tensor(blocks, device=cache.device))
+                staged = cache.index_select(0, at)
                 for rows, run in _runs(on_host):
                     host[run].copy_(staged[rows], non_blocking=True)
         if plan.swap_in:
             on_host, blocks = zip(*plan.swap_in, strict=True)
+            at = self._on_device(blocks)
             for cache, host in self._caches:
                 staged = torch.empty_like(cache[: len(blocks)])
                 for rows, run in _runs(on_host):
                     staged[rows].copy_(host[run], non_blocking=True)
-                cache.index_copy_(0, torch.tensor(blocks, device=cache.device), staged)
+                cache.index_copy_(0, at, staged)
+
+    def _on_device(self, blocks: Sequence[int]) -> Tensor:
+        """Once for all layers: such a copy waits for all that the device was given before."""
+        return torch.tensor(blocks, device=self._caches[0][0].device)
 
 
 def _on_host(cache: Tensor, num_blocks: int) -> Tensor:

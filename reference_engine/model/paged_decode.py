@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 _PART_BLOCKS: Final = 16
+_PARTS_AT_ONCE: Final = 16  # that are merged; a power of two
 
 
 def paged_decode(queries: Tensor, blocks: Tensor, tables: Tensor, positions: Tensor) -> Tensor:
@@ -23,6 +24,7 @@ def paged_decode(queries: Tensor, blocks: Tensor, tables: Tensor, positions: Ten
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = blocks.shape[2] // 2
     group = num_heads // num_kv_heads
+    block_size = blocks.shape[1]
     num_parts = triton.cdiv(tables.shape[1], _PART_BLOCKS)
     queries = queries.contiguous()
     new = queries.new_empty
@@ -45,18 +47,21 @@ def paged_decode(queries: Tensor, blocks: Tensor, tables: Tensor, positions: Ten
         group_2=triton.next_power_of_2(group),
         dim=head_dim,
         dim_2=triton.next_power_of_2(head_dim),
-        size=blocks.shape[1],
-        size_2=triton.next_power_of_2(blocks.shape[1]),
+        size=block_size,
+        size_2=triton.next_power_of_2(block_size),
         part_blocks=_PART_BLOCKS,
     )
     mixed = torch.empty_like(queries)
-    _merge_parts[num_rows * num_heads,](
+    _merge_parts[num_rows, num_heads](
+        positions,
         sums,
         maxima,
         weights,
         mixed,
+        num_heads,
         num_parts,
-        parts_2=triton.next_power_of_2(num_parts),
+        part_tokens=_PART_BLOCKS * block_size,
+        at_once=_PARTS_AT_ONCE,
         dim=head_dim,
         dim_2=triton.next_power_of_2(head_dim),
     )
@@ -86,7 +91,9 @@ def _attend_to_part(
 ):
     """Names with _2 are padded to a power of two, which `tl.arange` needs."""
     row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(positions + row) + 1
+    length, first = tl.load(positions + row) + 1, part * part_blocks
+    if first * size >= length:
+        return
     in_group, in_head, in_block = tl.arange(0, group_2), tl.arange(0, dim_2), tl.arange(0, size_2)
     head = row * num_kv_heads * group_size + kv_head * group_size + in_group
     is_head, is_dim = in_group < group_size, in_head < dim
@@ -96,7 +103,6 @@ def _attend_to_part(
     maximum = tl.full([group_2], float("-inf"), tl.float32)
     weight = tl.zeros([group_2], tl.float32)
     mixed = tl.zeros([group_2, dim_2], tl.float32)
-    first = part * part_blocks
     for at in range(first, tl.minimum(first + part_blocks, tl.cdiv(length, size))):
         block = tl.load(tables + row * table_stride + at)
         is_seen = (in_block < size) & (at * size + in_block < length)
@@ -120,24 +126,39 @@ def _attend_to_part(
 
 @triton.jit
 def _merge_parts(
+    positions,
     sums,
     maxima,
     weights,
     mixed,
+    num_heads,
     num_parts,
-    parts_2: tl.constexpr,
+    part_tokens: tl.constexpr,
+    at_once: tl.constexpr,
     dim: tl.constexpr,
     dim_2: tl.constexpr,
 ):
-    """A part without tokens has the maximum -inf and the weight 0; the first part has one."""
-    head = tl.program_id(0)
-    part, in_head = tl.arange(0, parts_2), tl.arange(0, dim_2)
-    is_part, is_dim = part < num_parts, in_head < dim
-    at = head * num_parts + part
-    maximum = tl.load(maxima + at, mask=is_part, other=float("-inf"))
-    share = tl.exp(maximum - tl.max(maximum, axis=0))
-    weight = tl.sum(share * tl.load(weights + at, mask=is_part, other=0.0), axis=0)
-    is_there = is_part[:, None] & is_dim[None]
-    parts = tl.load(sums + at[:, None] * dim + in_head[None], mask=is_there, other=0.0)
-    whole = tl.sum(share[:, None] * parts, axis=0) / weight
-    tl.store(mixed + head * dim + in_head, whole.to(mixed.dtype.element_ty), mask=is_dim)
+    """Parts beyond the row's length hold nothing: they are not read."""
+    row = tl.program_id(0)
+    head = row * num_heads + tl.program_id(1)
+    num_filled = tl.cdiv(tl.load(positions + row) + 1, part_tokens)
+    in_head = tl.arange(0, dim_2)
+    is_dim = in_head < dim
+    maximum = tl.full([], float("-inf"), tl.float32)
+    weight = tl.full([], 0.0, tl.float32)
+    whole = tl.zeros([dim_2], tl.float32)
+    for first in range(0, num_filled, at_once):
+        part = first + tl.arange(0, at_once)
+        is_part, at = part < num_filled, head * num_parts + part
+        highest = tl.load(maxima + at, mask=is_part, other=float("-inf"))
+        higher = tl.maximum(maximum, tl.max(highest, axis=0))
+        share, kept = tl.exp(highest - higher), tl.exp(maximum - higher)
+        is_there = is_part[:, None] & is_dim[None]
+        parts = tl.load(sums + at[:, None] * dim + in_head[None], mask=is_there, other=0.0)
+        whole = whole * kept + tl.sum(share[:, None] * parts, axis=0)
+        weight = weight * kept + tl.sum(
+            share * tl.load(weights + at, mask=is_part, other=0.0), axis=0
+        )
+        maximum = higher
+    out = (whole / weight).to(mixed.dtype.element_ty)
+    tl.store(mixed + head * dim + in_head, out, mask=is_dim)

@@ -50,16 +50,17 @@ def sample(logits: "Tensor", requests: list[Request]) -> list[int]:
     temperatures = [_effective(request.sampling.temperature) for request in requests]
     if not any(temperatures):
         return likeliest(logits)
-    device = logits.device
-    scale = torch.tensor([t or 1.0 for t in temperatures], device=device)
-    cumulative = (logits / scale[:, None]).softmax(dim=-1).cumsum(dim=-1)
     draws = [uniform(request.sampling.seed, request.num_tokens) for request in requests]
+    # Pinned, since a copy of other memory to a device would wait until the model is done.
+    numbers = torch.tensor([temperatures, draws], pin_memory=logits.is_cuda)
+    temperature, draw = numbers.to(logits.device, non_blocking=True).unsqueeze(-1)
+    is_greedy = temperature == 0
+    cumulative = (logits / temperature.where(~is_greedy, 1.0)).softmax(dim=-1).cumsum(dim=-1)
     # Scaled to the last sum, which rounding may leave a little off 1.
-    targets = torch.tensor(draws, device=device)[:, None] * cumulative[:, -1:]
+    targets = draw * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, targets, right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[1] - 1)
-    is_greedy = torch.tensor([t == 0 for t in temperatures], device=device)
-    return torch.where(is_greedy, logits.argmax(dim=-1), drawn).tolist()
+    return torch.where(is_greedy[:, 0], logits.argmax(dim=-1), drawn).tolist()
 
 
 def likeliest(logits: "Tensor") -> list[int]:
@@ -76,8 +77,11 @@ def probabilities(logits: "Tensor", tokens: list[int], requests: list[Request]) 
     wanted = [row for row, request in enumerate(requests) if request.wants_probabilities]
     if not wanted:
         return {}
+    import torch
+
     shares = logits[wanted].softmax(dim=-1)
-    found = [float(shares[at, tokens[row]]) for at, row in enumerate(wanted)]
+    chosen = torch.tensor([[tokens[row]] for row in wanted], device=logits.device)
+    found = shares.gather(1, chosen)[:, 0].tolist()  # together: each answer waits for the device
     return {requests[row].request_id: one for row, one in zip(wanted, found, strict=True)}
 
 

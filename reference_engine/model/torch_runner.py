@@ -25,12 +25,7 @@ from reference_engine.model.batch import (
 )
 from reference_engine.model.captured import CapturedStep, CudaGraphs
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
-from reference_engine.model.compiled import (
-    MIN_BLOCKS,
-    CompiledStep,
-    CompileError,
-    cache_folder,
-)
+from reference_engine.model.compiled import MIN_BLOCKS, CompiledStep, cache_folder
 from reference_engine.model.decode_step import DecodeStep, attend_by_block
 from reference_engine.model.host_cache import HostCache
 from reference_engine.model.llama import Llama, build_model, fill_with_random, num_weights
@@ -83,9 +78,15 @@ class TorchRunner:
         )
         self.whole_step: WholeStep | None = None
         if config.compile:
-            self.whole_step = (
-                self._capture(config, max_blocks) if on_gpu else self._compile(shape, config, say)
-            )
+            try:
+                self.whole_step = (
+                    self._capture(config, max_blocks)
+                    if on_gpu
+                    else self._compile(shape, config, say)
+                )
+            except Exception as error:  # noqa: BLE001 Triton, CUDA and inductor raise many kinds
+                why = (str(error) or repr(error)).strip().splitlines()[0]
+                say(f"--compile: {why}; the steps run eagerly")
         self.info = Ready(
             pid=os.getpid(),
             device=self._device.type,
@@ -130,14 +131,10 @@ class TorchRunner:
 
     def _compile(
         self, shape: ModelShape, config: EngineConfig, say: Callable[[str], None]
-    ) -> CompiledStep | None:
+    ) -> CompiledStep:
         step = DecodeStep(self.model, self.bias, config.block_size, attend_by_block)
         compiled = CompiledStep(step, [cache.blocks for cache in self.caches], self._rows)
-        try:
-            compiled.prepare(shape, config, cache_folder(os.environ), say)
-        except CompileError as error:
-            say(f"--compile: {error}; the steps run eagerly")
-            return None
+        compiled.prepare(shape, config, cache_folder(os.environ), say)
         return compiled
 
     def _capture(self, config: EngineConfig, max_blocks: int) -> CapturedStep:
