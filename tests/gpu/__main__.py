@@ -45,8 +45,20 @@ def _workload(name: str, limit_s: float, *settings: str, short: Sequence[str]) -
     def flags(keys: Iterable[str]) -> list[str]:
         return [f"--set={key}" for key in keys]
 
-    arguments = ["-m", "harness", "run", name, *flags(["engine.runner=torch", *settings])]
-    return Stage(name, limit_s, arguments, [*arguments, *flags(short)], is_run=True)
+    arguments = [
+        "-m",
+        "harness",
+        "run",
+        name,
+        *flags(["engine.runner=torch", "engine.compile=true", *settings]),
+    ]
+    return Stage(
+        name,
+        limit_s,
+        arguments,
+        [*arguments, *flags(["engine.compile=false", *short])],
+        is_run=True,
+    )
 
 
 TESTS: Final = ("-m", "pytest", "-q", "-m", "gpu", "tests/reference_engine")

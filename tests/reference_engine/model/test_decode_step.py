@@ -1,5 +1,8 @@
 """The step that is compiled or captured says what the eager model says, whatever its rows hold."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,13 +30,16 @@ from tests.reference_engine.model.side_by_side import (  # noqa: E402
     step_side_by_side,
 )
 
+ON_GPU = pytest.param("paged_decode", "cuda", marks=pytest.mark.gpu)
+ATTENTIONS = [("by_block", "cpu"), ("paged_decode", "cpu"), ON_GPU]
 
-def attention(name: str) -> Attend:
+
+def attention(name: str, device: str = "cpu") -> Attend:
     if name == "by_block":
         return attend_by_block
     pytest.importorskip("triton", reason="needs triton")
-    if torch.cuda.is_available():
-        pytest.skip("here kernels are compiled, for tensors on the GPU")
+    if torch.cuda.is_available() != (device == "cuda"):
+        pytest.skip("kernels are compiled where there is a CUDA device, else interpreted")
     from reference_engine.model.paged_decode import paged_decode
 
     return paged_decode
@@ -59,11 +65,18 @@ LENGTHS = [1, 15, 16, 17, 3, 256, 257, 300]  # one token, full blocks, one more;
     ("num_heads", "num_kv_heads", "head_dim", "block_size"),
     [(4, 2, 64, 16), (9, 3, 64, 16), (8, 1, 128, 16), (6, 2, 48, 12)],
 )
-@pytest.mark.parametrize("name", ["by_block", "paged_decode"])
+@pytest.mark.parametrize(("name", "device"), ATTENTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_reads_each_row_up_to_its_token(
-    name: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+    name: str,
+    device: str,
+    dtype: Any,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
 ) -> None:
-    attend = attention(name)
+    attend = attention(name, device)
     generator = torch.Generator().manual_seed(1)
     positions = torch.tensor(LENGTHS) - 1
     width = -(-max(LENGTHS) // block_size)
@@ -72,14 +85,33 @@ def test_attention_reads_each_row_up_to_its_token(
     is_used = torch.arange(width) * block_size <= positions[:, None]
     tables = torch.where(is_used, shuffled, 0)
     shape = (len(LENGTHS) * width, block_size, 2 * num_kv_heads, head_dim)
-    blocks = torch.randn(shape, generator=generator)
-    queries = torch.randn(len(LENGTHS), num_heads, head_dim, generator=generator)
-    expected = plain_attention(queries, blocks, tables, positions)
-    torch.testing.assert_close(attend(queries, blocks, tables, positions), expected)
+    blocks = torch.randn(shape, generator=generator).to(dtype)
+    queries = torch.randn(len(LENGTHS), num_heads, head_dim, generator=generator).to(dtype)
+    expected = plain_attention(queries.float(), blocks.float(), tables, positions).to(dtype)
+    inputs = [one.to(device) for one in (queries, blocks, tables, positions)]
+    attended = attend(*inputs)
+    torch.testing.assert_close(attended.cpu(), expected)
     # Each row's sums are its own: alone, and with another table width, it has the same bits.
-    alone = attend(queries[3:4], blocks, tables[3:4], positions[3:4])
     if name == "paged_decode":
-        assert torch.equal(alone, attend(queries, blocks, tables, positions)[3:4])
+        queries, blocks, tables, positions = inputs
+        alone = attend(queries[3:4], blocks, tables[3:4, :2], positions[3:4])
+        assert torch.equal(alone, attended[3:4])
+
+
+def test_the_kernels_compile_for_a_gpu_without_one() -> None:
+    """In a process of its own: this one's kernels are interpreted."""
+    pytest.importorskip("triton", reason="needs triton")
+    command = [sys.executable, "-m", "tests.reference_engine.model.compile_kernels"]
+    environment = {key: one for key, one in os.environ.items() if key != "TRITON_INTERPRET"}
+    subprocess.run(command, env=environment, check=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_graphs_answer_as_eager_steps_do_while_requests_come_and_go() -> None:
+    sides = make_side(device="cuda"), make_side(device="cuda", compile=True)
+    assert isinstance(sides[1].runner.whole_step, CapturedStep)
+    step_side_by_side(sides, 120)
 
 
 def test_sizes_of_graphs_reach_up_to_the_most_rows() -> None:
@@ -128,7 +160,7 @@ def test_captured_steps_answer_as_eager_ones_do_while_requests_come_and_go(
     step_side_by_side(sides, 60 if name == "by_block" else 12)
 
 
-def make_side() -> Side:
-    config = EngineConfig(**SIZES)
+def make_side(**settings: Any) -> Side:
+    config = EngineConfig(**SIZES | settings)
     runner = TorchRunner(config)
     return Side(runner, Scheduler(config, runner.tokenizer.eos_token_ids))
