@@ -65,7 +65,7 @@ TESTS: Final = ("-m", "pytest", "-q", "-m", "gpu", "tests/reference_engine")
 BENCH: Final = ("-m", "tests.bench")
 
 
-# What a device decides: computing against copying. The other arms cost the same anywhere.
+# A device decides between computing and copying; the other arms cost the same anywhere.
 ARMS: Final = """[{name="off"}, {name="watermark", engine={watermark=0.15}},
   {name="swap", engine={preemption="swap"}}]"""
 # At most 20 minutes together.
