@@ -4,7 +4,7 @@
 # make test-all  `make test`, then the rest: browser, README, API fuzzing, controls, long runs
 # make snapshots  write the texts under tests/snapshots again; look at the diff
 # make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
-# make bench-gpu  the model's benchmark on a CUDA device
+# make bench-gpu  the decode step of an 8B model on a CUDA device, against the bytes that it reads
 # make gpu    on a CUDA device: its tests, benchmark, three workloads, and a table of their figures in
 #             results/gpu, in under 20 minutes; STAGE="demo table" takes some; REHEARSE=1: on the CPU;
 #             PYTHON=python3 takes that Python as it is, without installing anything

@@ -26,9 +26,12 @@ class ProtocolError(RuntimeError):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`frontend_core` is the frontend's own core, if it has one."""
+
     config: EngineConfig
     faults: Faults
     secret: str
+    frontend_core: int | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
@@ -62,16 +65,13 @@ ToWorker = Hello | AddRequest | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
-    """The worker has built its model. `gpu_name` and `gpu_uuid` (NVML's) are None on a CPU;
-    `is_compiled`: whether plain steps are compiled or captured, which may have failed.
-    """
+    """The worker has built its model. `gpu_name` and `gpu_uuid` (NVML's) are None on a CPU."""
 
     pid: int
     device: str
     vocab_size: int
     gpu_name: str | None
     gpu_uuid: str | None = None
-    is_compiled: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like=True):

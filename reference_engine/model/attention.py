@@ -20,7 +20,7 @@ class Cache(Protocol):
         """Store rows of a token's keys, then its values, at the given slots [T]."""
 
     def attend(self, queries: Tensor, batch: Batch) -> Tensor:
-        """Causal attention of queries [T, heads, head_dim], in the shape of the queries."""
+        """Causal attention of queries [T, heads, head_dim]: [T, heads * head_dim]."""
 
 
 class PagedCache:
@@ -54,7 +54,8 @@ class PagedCache:
             rows = queries if len(batch.groups) == 1 else queries[group.rows]
             grouped = rows.view(group.num_requests, -1, *queries.shape[1:])
             keys, values = self.read(group.blocks, group.num_requests)
-            outputs.append(attend(grouped, keys, values, group.mask).flatten(0, 1))
+            attended = attend(grouped, keys, values, group.mask)
+            outputs.append(attended.reshape(len(rows), -1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -86,14 +87,15 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tenso
     """Grouped-query softmax attention, scaled by head_dim ** -0.5.
 
     queries [R, Q, heads, D], keys and values [R, kv_heads, L, D], mask [R, 1, Q, L] (added: 0
-    or -inf); returns [R, Q, heads, D]. Consecutive query heads share a kv head.
+    or -inf); returns [R, Q, heads, D], for one query [R, kv_heads, heads of each, D]. Consecutive
+    query heads share a kv head.
     """
-    mask = mask.to(queries.dtype)
+    if mask.dtype is not queries.dtype:
+        mask = mask.to(queries.dtype)
     if queries.shape[1] == 1:
         # The heads that share a kv head pass as queries of one head, so it is read only once.
         shared = queries.view(len(queries), keys.shape[1], -1, queries.shape[3])
-        attended = scaled_dot_product_attention(shared, keys, values, attn_mask=mask)
-        return attended.reshape(queries.shape)
+        return scaled_dot_product_attention(shared, keys, values, attn_mask=mask)
     by_head = scaled_dot_product_attention(
         queries.transpose(1, 2), keys, values, attn_mask=mask, enable_gqa=True
     )

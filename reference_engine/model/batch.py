@@ -47,14 +47,15 @@ class Group:
 class Batch:
     """Input of one forward pass: three tensors [T], and the rows grouped for attention, in order.
 
-    `last_rows` [S] are the rows whose output is sampled, for `sampling_requests` in that order.
+    `last_rows` [S] are the rows whose output is sampled, for `sampling_requests` in that order;
+    None: all of them.
     """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
     groups: list[Group]
-    last_rows: Tensor
+    last_rows: Tensor | None
     sampling_requests: list[Request]
 
 
@@ -177,7 +178,7 @@ class DecodeRows:
             mask[: request.num_computed_tokens + 1] = 0.0
             mask[request.num_computed_tokens + 1 :] = _HIDDEN
         token_ids, positions, slots, _ = self._columns
-        return Batch(token_ids, positions, slots, self._groups, self._row_numbers, requests)
+        return Batch(token_ids, positions, slots, self._groups, None, requests)
 
     def _lay_out(self, num_rows: int, width: int) -> None:
         used = self._numbers[: num_rows * (_HEAD + width)]
@@ -186,7 +187,7 @@ class DecodeRows:
         self.head, self.tables = head.view(_HEAD, num_rows), tables.view(num_rows, width)
         self._head, self._tables = self.head.numpy().T, self.tables.numpy()
         self._mask = mask.numpy()[:, 0, 0]
-        self._columns, self._row_numbers = self.head.unbind(), torch.arange(num_rows)
+        self._columns = self.head.unbind()
         self._groups = [Group(slice(0, num_rows), num_rows, tables, mask)]
 
 

@@ -33,8 +33,7 @@ class DecodeStep(nn.Module):
 
     def forward(self, head: Tensor, tables: Tensor, pools: Sequence[Tensor]) -> Tensor:
         token_ids, positions, slots, bias_rows = head.unbind()
-        every_row = torch.arange(head.shape[1], device=head.device)
-        batch = Batch(token_ids, positions, slots, [], every_row, [])
+        batch = Batch(token_ids, positions, slots, [], None, [])
         attend, size = self._attend, self._block_size
         caches = [_StepCache(pool, size, tables, positions, attend) for pool in pools]
         logits: Tensor = self.model(batch, caches).float() + self.bias[bias_rows]
@@ -53,7 +52,7 @@ class _StepCache:
 
     def attend(self, queries: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002 Cache's
         blocks = self._pool.view(self._pool.shape[0], self._block_size, -1, queries.shape[2])
-        return self._attend(queries, blocks, self._tables, self._positions)
+        return self._attend(queries, blocks, self._tables, self._positions).flatten(1)
 
 
 def attend_by_block(queries: Tensor, blocks: Tensor, tables: Tensor, positions: Tensor) -> Tensor:

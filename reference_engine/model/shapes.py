@@ -50,4 +50,14 @@ MODEL_SHAPES: dict[str, ModelShape] = {
         ffn_size=512,
         vocab_size=2048,
     ),
+    "8b": ModelShape(  # of Llama 3.1 8B
+        hidden_size=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        ffn_size=14336,
+        vocab_size=128256,
+        rope_theta=500000.0,
+    ),
 }

@@ -36,6 +36,7 @@ from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
 
 _GB: Final = 1e9
+_LARGE: Final = 1e9  # weights
 
 
 class WholeStep(Protocol):
@@ -93,7 +94,6 @@ class TorchRunner:
             vocab_size=shape.vocab_size,
             gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,
             gpu_uuid=gpu_uuid(self._device) if on_gpu else None,
-            is_compiled=self.whole_step is not None,
         )
 
     def execute(self, plan: StepPlan) -> Sampled:
@@ -186,7 +186,9 @@ def _find_model(config: EngineConfig, say: Callable[[str], None]) -> FoundModel:
 
 
 def _draw(shape: ModelShape, config: EngineConfig, device: torch.device) -> Llama:
-    model = build_model(shape, config.max_model_len, torch.device("cpu"))
+    """Small models have the same weights on any device; a CPU would take minutes for large ones."""
+    is_large = num_weights(shape) > _LARGE
+    model = build_model(shape, config.max_model_len, device if is_large else torch.device("cpu"))
     fill_with_random(model, config.seed)
     return model.to(device)
 

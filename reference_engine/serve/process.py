@@ -168,18 +168,19 @@ def run(settings: ServeSettings) -> int:
 def core_for(pid: int, usable: Set[int]) -> int | None:
     """The core on which this frontend stays; None if there is no other for its worker.
 
-    Else it would be woken, a token a time, on the core of the worker that sends, which then has to
-    wait until it has written to its clients. The worker goes where there is room. Several engines
-    on a machine take different cores.
+    A worker that sends wakes the frontend, which goes first; on the worker's core, the worker waits
+    until all clients have been written to. Several engines on a machine take different cores.
     """
     return sorted(usable)[pid % len(usable)] if len(usable) > 1 else None
 
 
-def _stay_on_one_core() -> None:
-    if hasattr(os, "sched_setaffinity"):  # not on macOS
-        core = core_for(os.getpid(), os.sched_getaffinity(0))
-        if core is not None:
-            os.sched_setaffinity(0, {core})
+def _own_core(config: EngineConfig) -> int | None:
+    """None on macOS, which has no affinity, and beside the simulated runner, which computes
+    nothing.
+    """
+    if config.runner != "torch" or not hasattr(os, "sched_getaffinity"):
+        return None
+    return core_for(os.getpid(), os.sched_getaffinity(0))
 
 
 async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
@@ -196,10 +197,12 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     )
     link.faults = settings.faults
     try:
-        ready = await unless(stop.wished, worker.start(settings.config, settings.faults))
+        core = _own_core(settings.config)
+        starting = worker.start(settings.config, settings.faults, core)
+        ready = await unless(stop.wished, starting)
         if ready is not None:
-            if settings.config.runner == "torch":  # the simulated one computes nothing
-                _stay_on_one_core()
+            if core is not None:
+                os.sched_setaffinity(0, {core})
             frontend = Frontend(
                 link,
                 settings.config,

@@ -1,4 +1,4 @@
-"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick]`.
+"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick] [--out FILE]`.
 
 A benchmark is a function `(*, quick: bool = False) -> Iterable[Ratio]` of a module in this folder.
 It compares ours with theirs in rounds that take turns, so that a noisy machine hits both, and
@@ -9,9 +9,12 @@ Progress goes to stderr; the exit status is 1 if a bound is broken or nothing wa
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 
 from tests.bench.ratio import Ratio, UnavailableError
 
@@ -19,7 +22,8 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "scheduling": "scheduling",
     "cancel_stages": "scheduling",
     "model_speed": "model_speed",
-    "model_speed_gpu": "model_speed",
+    "served_speed": "served_speed",
+    "model_speed_gpu": "decode_floor",
     "batch_invariance": "model_speed",
     "swap_or_recompute": "preemption",
     "load_generator": "load_generator",
@@ -76,13 +80,23 @@ def report(ratios: list[Ratio]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--quick", action="store_true", help="smallest sizes: does it run at all?")
+    parser.add_argument(
+        "--quick",
+        "--rehearse",
+        action="store_true",
+        help="smallest sizes, of a GPU's benchmark on the CPU: does it run at all?",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the lines as JSON, too")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(
             f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
         )
-    return report(list(run(arguments.names or BENCHMARKS, quick=arguments.quick)))
+    ratios = list(run(arguments.names or BENCHMARKS, quick=arguments.quick))
+    if arguments.out is not None:
+        lines = [asdict(ratio) | {"holds": ratio.holds} for ratio in ratios]
+        arguments.out.write_text(json.dumps(lines, indent=2) + "\n")
+    return report(ratios)
 
 
 if __name__ == "__main__":

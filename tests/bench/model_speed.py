@@ -1,5 +1,5 @@
-"""Time per token of the model `tiny` at a context of 256 tokens, against transformers; on a CUDA
-device, too; and what `--batch-invariant` costs.
+"""Time per token of the model `tiny` at a context of 256 tokens, against transformers,
+and what `--batch-invariant` costs.
 
 Ours is the worker's whole step: deciding, computing, updating, delivering, logging, and the report
 as a frame. Only the socket is missing. Theirs is `generate` with our weights. Both answer the same
@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NoReturn
 
-from reference_engine.config import Device, EngineConfig
+from reference_engine.config import EngineConfig
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
@@ -27,26 +27,17 @@ from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fa
 _AT_LEAST = {1: 1.5, 4: None, 16: 1.0}
 
 
-def model_speed(*, quick: bool = False, device: Device = "cpu") -> Iterator[Ratio]:
-    ours = SteppedEngine(device)
-    theirs = TransformersLlama(ours.runner.model, MODEL_SHAPES["tiny"], device)
+def model_speed(*, quick: bool = False) -> Iterator[Ratio]:
+    ours = SteppedEngine()
+    theirs = TransformersLlama(ours.runner.model, MODEL_SHAPES["tiny"])
     for num_streams, at_least in _AT_LEAST.items():
         yield from _compare(ours, theirs, num_streams, None if quick else at_least, quick=quick)
-
-
-def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
-    _require("torch", "engine")
-    import torch
-
-    if not torch.cuda.is_available():
-        raise UnavailableError("torch sees no CUDA device here")
-    yield from model_speed(quick=quick, device="cuda")
 
 
 def batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
     """The engine with `--batch-invariant` (ours) and without it (theirs)."""
     length, num_tokens, rounds = (6, 3, 2) if quick else (232, 24, 5)
-    engines = [SteppedEngine("cpu", batch_invariant=with_it) for with_it in (True, False)]
+    engines = [SteppedEngine(batch_invariant=with_it) for with_it in (True, False)]
     for num_streams in (1, 16):
         asked = _prompts(num_streams, length)
         prompt_ms: tuple[list[float], list[float]] = ([], [])
@@ -100,12 +91,12 @@ def _require(module: str, extra: str) -> None:
 class SteppedEngine:
     """A torch runner that is kept, and a new engine without its process for each set of prompts."""
 
-    def __init__(self, device: Device, *, batch_invariant: bool = False) -> None:
+    def __init__(self, *, batch_invariant: bool = False) -> None:
         _require("torch", "engine")
         from reference_engine.model.torch_runner import TorchRunner
 
         self._config = EngineConfig(  # room for all streams; all prompts in one step
-            device=device,
+            device="cpu",
             max_num_seqs=max(_AT_LEAST),
             num_blocks=512,
             max_model_len=512,
@@ -153,7 +144,7 @@ def _never(*_: object) -> NoReturn:
 class TransformersLlama:
     """LlamaForCausalLM with our weights: eval, inference mode, sdpa, KV cache."""
 
-    def __init__(self, ours: Any, shape: ModelShape, device: str) -> None:
+    def __init__(self, ours: Any, shape: ModelShape) -> None:
         _require("transformers", "bench")
         self._torch: Any = import_module("torch")
         transformers: Any = import_module("transformers")
@@ -171,10 +162,8 @@ class TransformersLlama:
             eos_token_id=None,
         )
         config.rope_parameters = {"rope_type": "default", "rope_theta": shape.rope_theta}
-        self._device = device
         self._model = transformers.LlamaForCausalLM(config).eval()
         self._model.load_state_dict(_renamed_weights(ours, shape))
-        self._model.to(device)
         self._stamps: list[float] = []
         self._model.register_forward_pre_hook(self._stamp)
 
@@ -185,7 +174,7 @@ class TransformersLlama:
         each forward pass after the first to the next."""
         self._stamps = []
         with self._torch.inference_mode():
-            ids = self._torch.tensor(prompts, device=self._device)
+            ids = self._torch.tensor(prompts)
             out = self._model.generate(
                 ids,
                 attention_mask=self._torch.ones_like(ids),
@@ -197,8 +186,6 @@ class TransformersLlama:
         return tokens, [after - before for before, after in pairwise(self._stamps[1:])]
 
     def _stamp(self, *_: object) -> None:
-        if self._device == "cuda":
-            self._torch.cuda.synchronize()
         self._stamps.append(perf_counter())
 
 

@@ -24,10 +24,9 @@ pytestmark = pytest.mark.e2e
 ABANDONS = 1000
 SURVIVORS = 40
 CLIENTS = 48
-FLAGS = (
-    *("--runner", "simulated", "--sim-fixed-ms", "1", "--sim-prefill-token-ms", "0.01"),
-    *("--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--num-blocks", "1024"),
-)
+SIMULATED = ("--runner", "simulated", "--sim-fixed-ms", "1", "--sim-prefill-token-ms", "0.01")
+COMPILED = ("--device", "cpu", "--compile")  # the first start compiles, for a minute
+SIZES = ("--max-num-seqs", "16", "--max-num-batched-tokens", "64", "--num-blocks", "1024")
 RESET = struct.pack("ii", 1, 0)  # linger for no time: closing sends RST
 
 
@@ -125,11 +124,18 @@ def all_events(engine: RunningEngine) -> list[dict[str, object]]:
     return events
 
 
-def test_a_thousand_abandons_are_a_thousand_aborts() -> None:
+@pytest.mark.parametrize(
+    "runner",
+    [
+        SIMULATED,
+        pytest.param(COMPILED, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+    ],
+)
+def test_a_thousand_abandons_are_a_thousand_aborts(runner: tuple[str, ...]) -> None:
     random = Random(11)
     plans = [make_plan(number, random) for number in range(ABANDONS)]
     assert {plan.event for plan in plans} == {"arrived", "admitted", "first_token"}
-    with running(*FLAGS) as engine:
+    with running(*runner, *SIZES) as engine:
         host, port = engine.url.removeprefix("http://").split(":")
         asyncio.run(all_clients((host, int(port)), plans))
         while engine.metric("vllm:num_requests_running") + engine.metric(

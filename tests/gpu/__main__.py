@@ -77,7 +77,7 @@ STAGES: Final = {
             "bench",
             420,
             [*BENCH, "model_speed_gpu", "swap_or_recompute"],
-            [*BENCH, "model_speed", "swap_or_recompute", "--quick"],
+            [*BENCH, "model_speed_gpu", "swap_or_recompute", "--quick"],
         ),
         _workload("demo", 150, short=["run.max_seconds=10"]),
         _workload("cancel_steps", 150, short=["run.max_seconds=10"]),

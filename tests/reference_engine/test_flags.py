@@ -58,7 +58,7 @@ def test_flags_arrive_where_they_belong() -> None:
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["--max-num-batched-tokens", "4"], "would starve"),
         (["--num-blocks", "8"], "must hold one request"),
-        (["--model", "/nowhere"], "neither a folder nor one of tiny, smollm2"),
+        (["--model", "/nowhere"], "neither a folder nor one of 8b, tiny, smollm2"),
         (["--model", "smollm2", "--max-model-len", "9000"], "beyond the model's context"),
         (["--no-enable-chunked-prefill"], "without chunked prefill"),
         ([*UNCHUNKED, "--max-num-partial-prefills", "2"], "need chunked prefill"),

@@ -40,9 +40,12 @@ def test_a_plain_step_has_the_inputs_of_any_step(lengths: list[int]) -> None:
     plain.batch([decoding(7, 30), decoding(8, 2)])  # a step before, of another size
     batch = plain.batch(requests)
     expected = build_batch(spans_of(plan), BLOCK_SIZE, torch.device("cpu"))
-    for name in ("token_ids", "positions", "slots", "last_rows", "sampling_requests"):
+    for name in ("token_ids", "positions", "slots", "sampling_requests"):
         mine, theirs = getattr(batch, name), getattr(expected, name)
         assert torch.equal(mine, theirs) if isinstance(mine, torch.Tensor) else mine == theirs
+    assert batch.last_rows is None
+    assert expected.last_rows is not None
+    assert expected.last_rows.tolist() == list(range(len(requests)))
     (group,), (one,) = batch.groups, expected.groups
     assert (group.rows, group.num_requests) == (one.rows, one.num_requests)
     assert torch.equal(group.blocks, one.blocks)
