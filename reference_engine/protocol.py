@@ -65,13 +65,16 @@ ToWorker = Hello | AddRequest | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
-    """The worker has built its model. `gpu_name` and `gpu_uuid` (NVML's) are None on a CPU."""
+    """The worker has built its model. `gpu_name` and `gpu_uuid` (NVML's) are None on a CPU;
+    `is_compiled`: whether plain steps are compiled or captured, which may have failed.
+    """
 
     pid: int
     device: str
     vocab_size: int
     gpu_name: str | None
     gpu_uuid: str | None = None
+    is_compiled: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like=True):

@@ -110,6 +110,8 @@ def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFa
     if run.target.metrics and not urls:
         urls = [f"{server.url}/metrics"]
     _note_scraping(run, urls)
+    if run.resolved.workload.engine.compile and (server.config or {}).get("compile") is False:
+        run.notes.warn("engine.compile: the engine computes eagerly; its log says why")
     version_from = run.target.version_from
     version = version_from and _field_of_page(
         client, server.url + version_from.path, version_from.key

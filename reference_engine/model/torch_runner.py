@@ -94,6 +94,7 @@ class TorchRunner:
             vocab_size=shape.vocab_size,
             gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,
             gpu_uuid=gpu_uuid(self._device) if on_gpu else None,
+            is_compiled=self.whole_step is not None,
         )
 
     def execute(self, plan: StepPlan) -> Sampled:

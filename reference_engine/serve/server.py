@@ -123,7 +123,7 @@ class Frontend:
 
     async def config(self, request: Request) -> Response:
         config = msgspec.to_builtins(self._config)
-        config["device"] = self._worker.device
+        config["device"], config["compile"] = self._worker.device, self._worker.is_compiled
         config["vocab_size"] = self._worker.vocab_size
         config["gpu_name"], config["gpu_uuid"] = self._worker.gpu_name, self._worker.gpu_uuid
         config["bytes_are_tokens"] = isinstance(self._tokenizer, WordTokenizer)

@@ -105,6 +105,13 @@ def test_metrics_are_read_from_known_pages(
     assert bool(said) == bool(run.notes.texts())
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_engine_that_could_not_compile_is_a_warning(begin: Begin, compiled: bool) -> None:
+    run = begin(target_url=None, settings=["engine.compile=true"])
+    note_target(run, showing(None), replace(SERVER, config={"compile": compiled}))
+    assert ("computes eagerly" in "".join(run.notes.warnings())) != compiled
+
+
 @pytest.mark.parametrize(("interval_s", "warns"), [("0.5", True), ("2.0", False)])
 def test_scraping_more_often_than_the_target_bears_is_a_warning(
     begin: Begin, interval_s: str, warns: bool

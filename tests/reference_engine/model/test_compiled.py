@@ -45,6 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     assert "2 packages" in said[-2]
     assert "compiled after" in said[-1]
     assert runner.whole_step is not None
+    assert runner.info.is_compiled
     return place
 
 
@@ -95,6 +96,7 @@ def test_without_a_compiler_the_steps_are_eager_after_one_warning(
     warnings = [line for line in said if "eager" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith("--compile: ")
+    assert not runner.info.is_compiled
     assert still_answers(place, runner)
 
 

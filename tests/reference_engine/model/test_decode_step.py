@@ -148,16 +148,21 @@ def captured(runner: TorchRunner, attend: Attend, recorder: Replays) -> Captured
         return CapturedStep(step, pools, rows, max_rows=5, max_blocks=16, recorder=recorder)
 
 
-@pytest.mark.parametrize("name", ["by_block", "paged_decode"])
+@pytest.mark.parametrize(
+    ("name", "preemption"),
+    [("by_block", "recompute"), ("by_block", "swap"), ("paged_decode", "recompute")],
+)
 def test_captured_steps_answer_as_eager_ones_do_while_requests_come_and_go(
-    name: str,
+    name: str, preemption: str
 ) -> None:
     """Rows that are padded, blocks that are freed and used again, preemptions, temperatures."""
     attend, recorder = attention(name), Replays()
-    sides = make_side(), make_side()
+    sides = make_side(preemption=preemption), make_side(preemption=preemption)
     sides[1].runner.whole_step = captured(sides[1].runner, attend, recorder)
     assert recorder.num_rows == [5, 4, 2, 1], "the largest first"
     step_side_by_side(sides, 60 if name == "by_block" else 12)
+    if preemption == "swap":
+        assert sides[1].scheduler.counters.preemptions > 0
 
 
 def make_side(**settings: Any) -> Side:
