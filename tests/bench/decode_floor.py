@@ -5,8 +5,10 @@ Each batch size has a full batch of contexts of 1,024 tokens, and one request th
 `--quick` the same runs with the model `tiny`, also on a CPU, where its figures mean nothing.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter
@@ -97,8 +99,9 @@ class Stage:
             enable_prefix_caching=False,
         )
         self.shape = structs.replace(MODEL_SHAPES[name], dtype=dtype)
-        self._runner: Any = TorchRunner(self._config, lambda _: None)
-        self._has_graphs = has_graphs
+        self._runner: Any = TorchRunner(self._config, partial(print, file=sys.stderr))
+        if has_graphs and self._runner.whole_step is None:
+            raise UnavailableError("the step could not be captured: it would be measured eagerly")
         self._model_ms: list[float] = []
 
     def bytes_a_second(self, size: int) -> list[float]:
