@@ -8,7 +8,7 @@ Several devices are one: power, energy and memory are sums, utilisation is a mea
 if every device has it.
 """
 
-import math
+import statistics
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,7 +113,7 @@ def _level(name: str, gpu: pd.DataFrame, facts: Facts) -> Figure:
         return NotMeasurable("no reading of the GPU fell into the load" if len(values) else _HIDDEN)
     if column == "utilisation":
         inside = inside / gpu["gpu"].nunique()
-    mean = math.fsum(inside) / len(inside)  # exact, or equal readings would seem to differ
+    mean = statistics.mean(inside.tolist())  # exact, or equal readings would seem to differ
     value = inside.max() if column == "memory_bytes" else mean
     return reading(name, value, method="gauge", n=len(inside), max=float(inside.max()))
 

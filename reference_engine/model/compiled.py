@@ -119,7 +119,7 @@ class CompiledStep:
             self._packages[has_one_row] = package
             self._run([], 1 if has_one_row else 2)
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of another torch
-            raise CompileError(f"{path}: {error}") from error
+            raise CompileError(f"{path} cannot be used, delete it: {error}") from error
 
     def logits(self, requests: list[Request]) -> Tensor:
         return self._run(requests, len(requests))

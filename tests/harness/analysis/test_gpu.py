@@ -58,7 +58,7 @@ def test_a_counter_goes_before_power_and_is_read_where_it_moved(run: RunBuilder)
     """It moves by 15 J every 50 ms and is read every 10 ms; the power says 250 W."""
     half_a_batch(run)
     for t in range(-100, 1110, 10):
-        run.gpu_reading(t, power_w=250.0, energy_j=1e6 + 15 * (t // 50))
+        run.gpu_reading(t, utilisation=0.05, power_w=250.0, energy_j=1e6 + 15 * (t // 50))
     figures = judged(run)
     energy = metric(figures["gpu_energy_j"])
     assert (energy.method, energy.bound) == ("counter", "point")
@@ -66,6 +66,7 @@ def test_a_counter_goes_before_power_and_is_read_where_it_moved(run: RunBuilder)
     assert energy.others["gauge"].mean == pytest.approx(250)
     assert metric(figures["energy_wasted_j"]).mean == pytest.approx(0.5 * 0.007 * 300)
     assert metric(figures["gpu_interval_s"]).p50 == ms(50)
+    assert metric(figures["gpu_utilisation"]).mean == 0.05, "all readings are equal"
 
 
 @pytest.mark.parametrize("restarts", [True, False])
