@@ -43,13 +43,15 @@ def value_tables(value: Value) -> list[Table]:
         Table(
             title="Value of cancellation",
             shows=f'One load where cancellation is ignored ("{value.ignored}") and where it is '
-            f'honoured ("{value.honoured}"). The change is of paired rounds.',
+            f'honoured ("{value.honoured}"). The change is of paired rounds. The project\'s '
+            "documentation names the source.",
             columns=(*value_columns(value), "formula"),
             rows=tuple((*value_cells(row), row.formula) for row in value.rows),
         ),
         Table(
             title="How long a cancel takes, stage by stage",
-            shows="Measured where it is honoured, beside the limits that the source gives.",
+            shows="Measured where it is honoured, beside the source's limits. The parts of a stage "
+            "follow it.",
             columns=STAGE_COLUMNS,
             rows=tuple(stage_cells(stage) for stage in value.stages),
         ),

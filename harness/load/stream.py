@@ -192,30 +192,16 @@ class StreamMachine:
         if data == DONE:
             self._apply(Signal.FINISH)
             return
-        try:
-            chunk = decode_chunk(data)
-        except NONSENSE as error:
-            self._end(Signal.ERROR, t_ns, f"an event of the stream makes no sense ({error})")
-            return
-        if chunk.error is None:
+        if (chunk := self._decoded("an event of the stream", data, t_ns)) is not None:
             self._read_chunk(chunk, t_ns)
-        else:
-            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
 
     def answer(self, body: bytes, t_ns: int) -> None:
         if self.outcome is Outcome.ABANDONED:
             self._late_event(body)
             self._server_ended_ns = t_ns
             return
-        try:
-            chunk = decode_chunk(body)
-        except NONSENSE as error:
-            self._end(Signal.ERROR, t_ns, f"the answer makes no sense ({error})")
-            return
-        if chunk.error is None:
+        if (chunk := self._decoded("the answer", body, t_ns)) is not None:
             self._read_answer(chunk, t_ns)
-        else:
-            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
 
     def refusal(self, body: bytes, t_ns: int) -> None:
         assert self._status_code is not None
@@ -230,6 +216,17 @@ class StreamMachine:
         self._end(
             Signal.BODY_END, t_ns, "the stream ended early: neither a finish reason nor [DONE]"
         )
+
+    def _decoded(self, what: str, data: bytes, t_ns: int) -> Chunk | None:
+        try:
+            chunk = decode_chunk(data)
+        except NONSENSE as error:
+            self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
+            return None
+        if chunk.error is None:
+            return chunk
+        self._end(Signal.ERROR, t_ns, error_message(chunk.error))
+        return None
 
     # Events of the user, the line and the run
 
