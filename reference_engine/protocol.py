@@ -26,12 +26,9 @@ class ProtocolError(RuntimeError):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`frontend_core` is the frontend's own core, if it has one."""
-
     config: EngineConfig
     faults: Faults
     secret: str
-    frontend_core: int | None = None
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):

@@ -169,7 +169,9 @@ def core_for(pid: int, usable: Set[int]) -> int | None:
     """The core on which this frontend stays; None if there is no other for its worker.
 
     A worker that sends wakes the frontend, which goes first; on the worker's core, the worker waits
-    until all clients have been written to. Several engines on a machine take different cores.
+    until all clients have been written to. The worker goes where there is room: kept off that core,
+    it waited long where others compute, and aborts with it. Several engines on a machine take
+    different cores.
     """
     return sorted(usable)[pid % len(usable)] if len(usable) > 1 else None
 
@@ -197,10 +199,9 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     )
     link.faults = settings.faults
     try:
-        core = _own_core(settings.config)
-        starting = worker.start(settings.config, settings.faults, core)
-        ready = await unless(stop.wished, starting)
+        ready = await unless(stop.wished, worker.start(settings.config, settings.faults))
         if ready is not None:
+            core = _own_core(settings.config)
             if core is not None:
                 os.sched_setaffinity(0, {core})
             frontend = Frontend(

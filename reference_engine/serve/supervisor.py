@@ -143,14 +143,10 @@ class WorkerSupervisor:
             raise EngineStoppedError(WORKER_LOST)
         self._connection.send(message)
 
-    async def start(
-        self, config: EngineConfig, faults: Faults, frontend_core: int | None = None
-    ) -> Ready:
+    async def start(self, config: EngineConfig, faults: Faults) -> Ready:
         command = [sys.executable, "-m", "reference_engine.worker.service"]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-        settings = WorkerSettings(
-            config=config, faults=faults, secret=self._secret, frontend_core=frontend_core
-        )
+        settings = WorkerSettings(config=config, faults=faults, secret=self._secret)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(settings) + b"\n")

@@ -22,11 +22,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from math import isfinite
-from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -62,10 +61,6 @@ _HELLO_S: Final = 5.0
 _SEND_S: Final = 2  # the step loop waits so long for a frontend that does not read
 _RECEIVE_BYTES: Final = 256 * 1024
 _MAX_UNSENT: Final = 64  # reports; a worker without a frontend runs out of work at once
-
-_LOOK_S: Final = 0.5
-_AWAY_S: Final = 5.0
-_CROWDED: Final = 0.1  # of the time that the loop could have run
 
 FirstWord = Ready | Failed
 
@@ -284,41 +279,9 @@ def compute(
     # Collections that walk through all of torch would be steps that take long.
     gc.collect()
     gc.freeze()
-    if settings.frontend_core is not None:
-        thread = threading.get_native_id()
-        arguments = thread, settings.frontend_core, threading.Event().wait
-        threading.Thread(target=keep_off_core, args=arguments, daemon=True).start()
     first_word.set_result(runner.info)
     engine.run(inbox)
     gc.unfreeze()  # some extension modules call what is never collected a leak
-
-
-def keep_off_core(thread: int, core: int, wait: Callable[[float], object]) -> None:
-    """Keep the step loop off the frontend's core, but for times in which it waits elsewhere.
-
-    Linux says in nanoseconds how long a thread has run, and how long it could have run and had no
-    core (proc(5), schedstat).
-    """
-    cores = os.sched_getaffinity(thread)
-    with contextlib.suppress(OSError):  # another system, or the loop has ended
-        before = _run_and_wait_ns(thread)
-        while True:
-            os.sched_setaffinity(thread, cores - {core})
-            wait(_LOOK_S)
-            now = _run_and_wait_ns(thread)
-            if is_crowded(now[0] - before[0], now[1] - before[1]):
-                os.sched_setaffinity(thread, cores)
-                wait(_AWAY_S)
-            before = _run_and_wait_ns(thread)
-
-
-def is_crowded(run_ns: int, wait_ns: int) -> bool:
-    return wait_ns > _CROWDED * (run_ns + wait_ns)
-
-
-def _run_and_wait_ns(thread: int) -> tuple[int, int]:
-    run, waited, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
-    return int(run), int(waited)
 
 
 def leave_with_the_frontend(inbox: Inbox) -> None:
