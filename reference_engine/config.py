@@ -1,6 +1,8 @@
 """The engine's settings, checked when they are made."""
 
+from collections.abc import Mapping
 from math import inf, isfinite
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -22,6 +24,12 @@ _LONG_PREFILL_SHARE = 0.04
 
 class EngineConfigError(ValueError):
     """A setting, or a combination of settings, that cannot work."""
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where converted models and compiled steps are kept, by the XDG base directories."""
+    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "walkaway"
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):

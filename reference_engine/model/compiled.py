@@ -76,11 +76,6 @@ def this_machine() -> list[str]:
     return [torch.__version__, sys.version, platform.machine(), capability, *flags[:1]]
 
 
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    base = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "walkaway" / "compiled"
-
-
 class CompiledStep:
     """Answers plain steps of any number of requests."""
 

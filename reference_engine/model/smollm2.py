@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from reference_engine.config import EngineConfigError
+from reference_engine.config import EngineConfigError, cache_folder
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -44,8 +44,7 @@ def cached_folder(package: str = _PACKAGE) -> Path:
         release = version(package)
     except PackageNotFoundError as error:
         raise _missing() from error
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "walkaway" / f"{SMOLLM2}-{release}-{_FORM}"
+    return cache_folder(os.environ) / f"{SMOLLM2}-{release}-{_FORM}"
 
 
 def ensure_converted(folder: Path, say: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -11,7 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from reference_engine.config import EngineConfig, EngineConfigError
+from reference_engine.config import EngineConfig, EngineConfigError, cache_folder
 from reference_engine.core.request import Request
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.attention import PagedCache, ReadBuffer
@@ -25,7 +26,7 @@ from reference_engine.model.batch import (
 )
 from reference_engine.model.captured import CapturedStep, CudaGraphs
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
-from reference_engine.model.compiled import MIN_BLOCKS, CompiledStep, cache_folder
+from reference_engine.model.compiled import MIN_BLOCKS, CompiledStep
 from reference_engine.model.decode_step import DecodeStep, attend_by_block
 from reference_engine.model.host_cache import HostCache
 from reference_engine.model.llama import Llama, build_model, fill_with_random, num_weights
@@ -136,7 +137,7 @@ class TorchRunner:
     ) -> CompiledStep:
         step = DecodeStep(self.model, self.bias, config.block_size, attend_by_block)
         compiled = CompiledStep(step, [cache.blocks for cache in self.caches], self._rows)
-        compiled.prepare(shape, config, cache_folder(os.environ), say)
+        compiled.prepare(shape, config, cache_folder(os.environ) / "compiled", say)
         return compiled
 
     def _capture(self, config: EngineConfig, max_blocks: int) -> CapturedStep:
@@ -194,11 +195,18 @@ def _draw(shape: ModelShape, config: EngineConfig, device: torch.device) -> Llam
     return model.to(device)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes."""
+def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes; on the CPU of a container, what its limit leaves."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    available = psutil.virtual_memory().available
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+        reclaimable = next(int(line.split()[1]) for line in lines if "inactive_file" in line)
+        used = int((cgroup / "memory.current").read_text()) - reclaimable
+        return min(available, int((cgroup / "memory.max").read_text()) - used)
+    except (OSError, ValueError, StopIteration):  # "max" is no number: there is no limit
+        return available
 
 
 def check_memory(shape: ModelShape, config: EngineConfig, free: int, where: str) -> None:
@@ -208,11 +216,13 @@ def check_memory(shape: ModelShape, config: EngineConfig, free: int, where: str)
     row = 2 * shape.num_kv_heads * shape.head_dim * shape.num_layers
     cache = size * row * config.num_blocks * config.block_size
     if weights + cache > free:
+        advice = ["lower --num-blocks"] if weights < free else []
+        advice += ["take --dtype bfloat16"] if shape.dtype == "float32" else []
         raise EngineConfigError(
             f"the weights ({weights / _GB:.1f} GB in {shape.dtype}) and a KV cache of "
             f"{config.num_blocks} blocks ({cache / _GB:.1f} GB) do not fit into the "
-            f"{free / _GB:.1f} GB of memory that are free ({where}): lower --num-blocks, or take "
-            "--dtype bfloat16"
+            f"{free / _GB:.1f} GB of memory that are free ({where}): "
+            + (", or ".join(advice) or "take a smaller model")
         )
 
 

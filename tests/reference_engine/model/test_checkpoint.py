@@ -21,7 +21,7 @@ from reference_engine.model.checkpoint import choose_context, read_checkpoint
 from reference_engine.model.llama import build_model, num_weights
 from reference_engine.model.pretrained import PretrainedTokenizer
 from reference_engine.model.tokenizer import ChatError, Message
-from reference_engine.model.torch_runner import TorchRunner
+from reference_engine.model.torch_runner import TorchRunner, free_memory
 from tests.reference_engine.conftest import run_to_the_end
 from tests.reference_engine.model.checkpoints import (
     CONFIGS,
@@ -340,3 +340,14 @@ def test_the_number_of_weights_is_that_of_the_model(name: str, folders: dict[str
 def test_a_model_that_does_not_fit_into_memory_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(EngineConfigError, match="do not fit into the"):
         Watched(folders["llama"], num_blocks=10**11)
+
+
+def test_the_limit_of_a_container_is_a_limit_of_memory(tmp_path: Path) -> None:
+    on_cpu = torch.device("cpu")
+    free = free_memory(on_cpu, tmp_path)  # of no container
+    (tmp_path / "memory.stat").write_text("anon 900\ninactive_file 300\n")
+    (tmp_path / "memory.current").write_text("1200\n")
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert free_memory(on_cpu, tmp_path) == 4100 < free
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(on_cpu, tmp_path) > 4100

@@ -12,9 +12,9 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 pytest.importorskip("transformers", reason="writes the checkpoint")
 
-from reference_engine.config import EngineConfig, EngineConfigError  # noqa: E402
+from reference_engine.config import EngineConfig, EngineConfigError, cache_folder  # noqa: E402
 from reference_engine.core.scheduler import Scheduler  # noqa: E402
-from reference_engine.model.compiled import Job, cache_folder, this_machine  # noqa: E402
+from reference_engine.model.compiled import Job, this_machine  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
 from tests.reference_engine.model.checkpoints import write_checkpoint  # noqa: E402
@@ -104,7 +104,7 @@ def test_without_a_compiler_the_steps_are_eager_after_one_warning(
 @pytest.mark.timeout(400)
 def test_a_broken_package_is_not_used(place: Place, tmp_path: Path) -> None:
     shutil.copytree(place.cache, tmp_path, dirs_exist_ok=True)
-    for package in cache_folder({"XDG_CACHE_HOME": str(tmp_path)}).iterdir():
+    for package in (tmp_path / "walkaway" / "compiled").iterdir():
         package.write_bytes(package.read_bytes()[:1000])
     runner, said = place.runner(tmp_path, compile=True)
     [warning] = [line for line in said if "eager" in line]
@@ -137,8 +137,8 @@ def test_another_shape_torch_or_processor_has_other_packages() -> None:
 
 
 def test_the_cache_lies_where_users_have_their_caches() -> None:
-    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/walkaway/compiled")
-    assert cache_folder({}) == Path.home() / ".cache/walkaway/compiled"
+    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/walkaway")
+    assert cache_folder({}) == Path.home() / ".cache/walkaway"
 
 
 @pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"runner": "simulated"}])
