@@ -159,7 +159,7 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     ("setting", "message"),
     [
         ("engine.num_blocks=3", "num_blocks x block_size (3 x 16) must hold one request"),
-        pytest.param("engine.model=huge", "'huge'", marks=pytest.mark.slow),
+        pytest.param("engine.model=huge", "--model huge: neither a folder", marks=pytest.mark.slow),
         pytest.param("load.stay_tokens=999999", "context holds", marks=pytest.mark.slow),
     ],
 )

@@ -75,13 +75,13 @@ def in_peace(num_canaries: int) -> Workbench:
 def in_trouble(
     num_canaries: int, max_num_batched_tokens: int, preemption: PreemptionPolicy
 ) -> Workbench:
-    bench = Workbench(num_canaries, 14, max_num_batched_tokens, preemption)
+    bench = Workbench(num_canaries, 13, max_num_batched_tokens, preemption)
     random = Random(7)
     scheduler, others, to_come = bench.scheduler, list[Request](), list(bench.canaries)
     while scheduler.has_work or to_come:
         if to_come and len(scheduler.waiting) < 4:
             scheduler.add(to_come.pop(0))
-            mate = bench.canaries[random.randrange(num_canaries)]
+            mate = random.choice(to_come[:2] or bench.canaries)
             prompt = mate.token_ids[: random.randrange(8, 20)]
             sampling = Sampling(max_tokens=40, temperature=1.0, seed=random.randrange(1000))
             others.append(Request(f"other-{len(others)}", prompt, sampling))
