@@ -436,7 +436,7 @@ class ValueRow(msgspec.Struct, kw_only=True):
 
 
 class TaskSavings(msgspec.Struct, kw_only=True):
-    """What early stopping did to the `n` answers of a task; `after_answer`: the share of a text
+    """Effects of early stopping on the `n` answers of a task; `after_answer`: the share of a text
     that comes after its answer (null: several). `source_saved`: the source's figure for
     `saved_of_max`.
     """

@@ -1,4 +1,4 @@
-"""What early stopping saves by task, and how that depends on how much text follows an answer."""
+"""Savings of early stopping by task, and their dependence on how much text follows an answer."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,7 +15,7 @@ def sections(run: Run) -> list[Section]:
 
 @section(
     "early-stopping",
-    "What early stopping saves, task by task",
+    "Savings of early stopping, task by task",
     "The texts are known, so the tokens that were not generated are counted, not estimated. How "
     "much of a text comes after its answer is an input of the workload, and no finding. On the "
     "dotted line all that came after the answers was left unsaid. Diamonds are the source's "

@@ -1,4 +1,4 @@
-"""What early stopping saves: texts whose length and whose answer's end are known, against the
+"""Savings of early stopping: texts whose length and whose answer's end are known, against the
 tokens that the engine generated of them.
 
 A run without early stopping generates every text to its end, so its saved share is 0: the check of

@@ -106,7 +106,7 @@ SavingsByArm = Mapping[str, Sequence[TaskSavings]]
 
 
 def savings_by_arm(summary: Summary | ArmsSummary) -> SavingsByArm:
-    """Of arms with requests of plan `task`; one named "measured" for a run without arms."""
+    """Arms with requests of plan `task`; one named "measured" for a run without arms."""
     arms = summary.arms if isinstance(summary, ArmsSummary) else {"measured": summary}
     found = {
         name: msgspec.convert(arm.breakdown.get("early_stop_by_task", []), list[TaskSavings])

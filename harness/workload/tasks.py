@@ -58,7 +58,7 @@ class TaskText:
 
     @property
     def num_tokens(self) -> int:
-        """Of the whole text, with the end of the sequence."""
+        """The whole text's tokens, with the end of the sequence."""
         return (TRACE_QUANTILES[self.number] + TRACE_QUANTILES[self.number + 1]) // 2
 
     @property

@@ -172,7 +172,7 @@ class DecodeRows:
         self._head[:] = columns + [(0, 0, self._spare_block * size, 0)] * (num_rows - len(columns))
 
     def batch(self, requests: list[Request]) -> Batch:
-        """The same step for the eager model, on a CPU."""
+        """A plain step for the eager model, on a CPU."""
         self.fill(requests, len(requests))
         for mask, request in zip(self._mask, requests, strict=True):
             mask[: request.num_computed_tokens + 1] = 0.0

@@ -29,7 +29,7 @@ class Recorder(Protocol):
     """Records a computation, which has run once before, as something that can be replayed."""
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """What replays it, and the tensor that then has its result."""
+        """A function that replays it, and the tensor that then has its result."""
 
 
 class CudaGraphs:

@@ -81,7 +81,7 @@ def find_checkpoint(model: str) -> Path | None:
 
 
 def choose_context(model: str, wanted: int | None, num_cache_tokens: int) -> int:
-    """What is wanted, else the checkpoint's context as far as the KV cache holds it.
+    """The context that is wanted, else the checkpoint's as far as the KV cache holds it.
 
     Raises EngineConfigError if more is wanted than the model was made for.
     """

@@ -2,7 +2,7 @@
 
 There are two packages: for one row, and for any number above it. Neither has weights in it: those
 are the eager model's. So a package depends on the model's shape, on torch, on the processor and on
-our source, and its name in the cache on disk is a hash of all that. What is missing is compiled
+our source, and its name in the cache on disk is a hash of all that. Missing ones are compiled
 first, each package in a process of its own:
 
     python -m reference_engine.model.compiled < a pickled job
@@ -50,7 +50,7 @@ class CompileError(RuntimeError):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a package depends on beside the machine, torch and our source."""
+    """All that a package depends on beside the machine, torch and our source."""
 
     shape: ModelShape
     max_model_len: int

@@ -8,7 +8,6 @@ copies are ordered with the step's kernels by their stream.
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -21,9 +20,10 @@ _GB = 1e9
 class HostCache:
     """Beside each of the `caches` [num_blocks, ...] a tensor of `num_host_blocks` on the host."""
 
-    def __init__(self, caches: Sequence[Tensor], num_host_blocks: int) -> None:
+    def __init__(self, caches: Sequence[Tensor], num_host_blocks: int, free: int) -> None:
+        """Raises EngineConfigError if they need more than the host's `free` bytes."""
         needed = num_host_blocks * sum(cache[:1].nbytes for cache in caches)
-        if needed > (free := psutil.virtual_memory().available):
+        if needed > free:
             raise EngineConfigError(
                 f"swap_space_blocks: {num_host_blocks:,} blocks ({needed / _GB:.1f} GB) do not fit "
                 f"into the {free / _GB:.1f} GB of the host's memory that are free: ask for fewer"

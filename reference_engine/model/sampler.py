@@ -23,7 +23,7 @@ def _effective(temperature: float) -> float:
 
 
 def sampling_bias(tokenizer: Tokenizer, device: "device") -> "Tensor":
-    """What is added to logits: [2, vocabulary], 0 for what may be sampled, -inf for the rest.
+    """Numbers added to logits: [2, vocabulary], 0 for what may be sampled, -inf for the rest.
 
     The second row is for requests that ignore the end of a sequence.
     """

@@ -48,7 +48,7 @@ def cached_folder(package: str = _PACKAGE) -> Path:
 
 
 def ensure_converted(folder: Path, say: Callable[[str], None]) -> None:
-    """Of several processes one converts; the others wait for it."""
+    """One process converts; others that start meanwhile wait for it."""
     if folder.exists():
         return
     try:

@@ -67,7 +67,7 @@ class TorchRunner:
             for _ in range(shape.num_layers)
         ]
         blocks = [cache.blocks for cache in self.caches]
-        self._host_cache = HostCache(blocks, config.host_blocks)
+        self._host_cache = HostCache(blocks, config.host_blocks, free_memory(torch.device("cpu")))
         on_gpu = self._device.type == "cuda"
         self.bias = sampling_bias(self.tokenizer, self._device)
         max_blocks = max(MIN_BLOCKS, -(-config.max_model_len // config.block_size))

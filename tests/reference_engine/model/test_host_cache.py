@@ -18,7 +18,7 @@ def test_blocks_come_back_as_they_went(device: str) -> None:
         pytest.skip("needs a CUDA device")
     layers = [torch.rand(8, 3, device=device) for _ in range(2)]
     before = [layer.clone() for layer in layers]
-    host = HostCache(layers, 6)
+    host = HostCache(layers, 6, free=10**9)
     host.copy(StepPlan(step=1, swap_out=[(7, 0), (2, 1), (3, 4), (5, 3)]))
     for layer in layers:
         layer[[2, 3, 5, 7]] = 0.0
@@ -42,4 +42,4 @@ def test_a_step_may_do_nothing_but_copy(batch_invariant: bool) -> None:
 
 def test_more_blocks_than_the_host_has_memory_for_are_refused_in_one_sentence() -> None:
     with pytest.raises(EngineConfigError, match="swap_space_blocks: 1,000,000,000,000 blocks"):
-        HostCache([torch.zeros(1, 64)], 10**12)
+        HostCache([torch.zeros(1, 64)], 10**12, free=10**9)
