@@ -99,15 +99,15 @@ endif
 
 $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu]' --constraint constraints.txt
+	@$(PIP) install --editable '.[engine,gpu,grpc]' --constraint constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and its checkers into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu,dev]' --constraint constraints.txt
+	@$(PIP) install --editable '.[engine,gpu,grpc,dev]' --constraint constraints.txt
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and what it is compared with into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu,bench]' --constraint constraints.txt
+	@$(PIP) install --editable '.[engine,gpu,grpc,bench]' --constraint constraints.txt
 	@touch $@
