@@ -1,12 +1,8 @@
-"""The messages between frontend and worker: length-prefixed msgpack frames over one connection.
+"""The messages between frontend and worker, in the frames of `wire`.
 
 Frontend to worker: Hello first, then AddRequest, AbortRequest, SetFaults. Worker to frontend: Ready
-or Failed once, then one StepReport a step boundary. A peer that breaks the protocol loses the
-connection, and the requests that came over it.
+or Failed once, then one StepReport a step boundary.
 """
-
-import struct
-from typing import Final, TypeVar
 
 import msgspec
 
@@ -15,25 +11,12 @@ from reference_engine.core.accounting import Counters
 from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
-
-MAX_FRAME_BYTES: Final = 64 * 1024 * 1024  # a step's report at full load is under 1 MiB
-_LENGTH: Final = struct.Struct("<I")
-_Message = TypeVar("_Message")
-
-
-class ProtocolError(RuntimeError):
-    """A frame that breaks the protocol."""
+from reference_engine.wire import Beat, Failed, Hello
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     faults: Faults
-    secret: str
-
-
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", array_like=True):
-    """The first frame; the secret shows that it comes from the worker's frontend."""
-
     secret: str
 
 
@@ -58,7 +41,7 @@ class SetFaults(msgspec.Struct, frozen=True, kw_only=True, tag="faults", array_l
     faults: Faults
 
 
-ToWorker = Hello | AddRequest | AbortRequest | SetFaults
+ToWorker = Hello | Beat | AddRequest | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
@@ -72,12 +55,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
     gpu_name: str | None
     gpu_uuid: str | None = None
     is_compiled: bool = False
-
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", array_like=True):
-    """The settings cannot work here; the worker ends."""
-
-    message: str
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -165,44 +142,4 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_
     counters: Counters
 
 
-FromWorker = Ready | Failed | StepReport
-
-_encoder: Final = msgspec.msgpack.Encoder()
-
-
-def encode_frame(message: ToWorker | FromWorker) -> bytes:
-    payload = _encoder.encode(message)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
-    try:
-        return decoder.decode(payload)
-    except (ValueError, RecursionError) as error:
-        # msgspec raises errors of others for bad bytes: for text that is not UTF-8, and for depth.
-        raise ProtocolError(f"a frame that is no message: {error}") from error
-
-
-class FrameReader:
-    """Bytes in, whole payloads out; the caller does the reading."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes. Raises ProtocolError for one over MAX_FRAME_BYTES."""
-        payloads = []
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            payloads.append(bytes(buffer[start + _LENGTH.size : end]))
-            start = end
-        del buffer[:start]
-        return payloads
+FromWorker = Ready | Failed | Beat | StepReport

@@ -19,7 +19,9 @@ from reference_engine.api.bodies import (
 )
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE
-from reference_engine.protocol import StepRecord
+from reference_engine.protocol import (
+    StepRecord,
+)
 
 _JSON: Final = "application/json"
 _NDJSON: Final = "application/x-ndjson"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.responses import Response
 
-from reference_engine.cancellation import CancelReason, DetectionMethod
+from reference_engine.context import CancelReason, DetectionMethod
 from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase
 

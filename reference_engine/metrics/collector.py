@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from reference_engine.cancellation import Cancellation
 from reference_engine.config import EngineConfig
+from reference_engine.context import Cancellation
 from reference_engine.core.accounting import Counters
 from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason
-from reference_engine.protocol import StepReport
+from reference_engine.protocol import (
+    StepReport,
+)
 
 # vLLM's bounds (vllm/v1/metrics/loggers.py), with some below: simulated steps last milliseconds.
 FIRST_TOKEN_S: Final = (

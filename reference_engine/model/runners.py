@@ -10,7 +10,9 @@ from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.sampler import mix
 from reference_engine.model.teacher import Teacher
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
-from reference_engine.protocol import Ready
+from reference_engine.protocol import (
+    Ready,
+)
 
 
 class Runner(Protocol):

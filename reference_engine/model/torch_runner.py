@@ -34,7 +34,9 @@ from reference_engine.model.sampler import add_bias, probabilities, sample, samp
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
 from reference_engine.model.smollm2 import SMOLLM2, ensure_converted
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
-from reference_engine.protocol import Ready
+from reference_engine.protocol import (
+    Ready,
+)
 
 _GB: Final = 1e9
 _LARGE: Final = 1e9  # weights

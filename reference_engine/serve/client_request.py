@@ -12,9 +12,14 @@ from typing import Final
 import msgspec
 
 from reference_engine.api.openai import Generation
-from reference_engine.cancellation import Cancellation, CancellationToken
+from reference_engine.context import Cancellation, Context
 from reference_engine.core.request import FinishReason, Phase
-from reference_engine.protocol import AddRequest, Ending, Event, Output
+from reference_engine.protocol import (
+    AddRequest,
+    Ending,
+    Event,
+    Output,
+)
 
 MAX_QUEUED: Final = 64  # outputs of a request: several steps' worth, so that few are ever joined
 _PHASE_AFTER: Final = {
@@ -163,7 +168,7 @@ class ClientRequest:
         names = [f"{request_id}-{index}" for index in range(n)] if n > 1 else [request_id]
         self.choices = [Choice(name, index) for index, name in enumerate(names)]
         self.outbox = Outbox()
-        self.token = CancellationToken()
+        self.context = Context(request_id)
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.has_left = False
         self.has_failed = False
@@ -217,7 +222,7 @@ class ClientRequest:
         ]
 
     def cancel(self, cancellation: Cancellation) -> bool:
-        if not self.token.cancel(cancellation):
+        if not self.context.stop(cancellation):
             return False
         self.num_at_cancel = self.num_generated
         return True

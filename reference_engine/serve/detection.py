@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from reference_engine.cancellation import DetectionMethod
+from reference_engine.context import DetectionMethod
 
 EXTENSION: Final = "walkaway.connection"
 HEARTBEAT: Final = b": heartbeat\n\n"

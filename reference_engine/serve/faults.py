@@ -2,9 +2,11 @@
 
 import asyncio
 
-from reference_engine.cancellation import DetectionMethod
+from reference_engine.context import DetectionMethod
 from reference_engine.faults import Faults
-from reference_engine.protocol import SetFaults
+from reference_engine.protocol import (
+    SetFaults,
+)
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.link import WorkerLink
 

@@ -15,9 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from reference_engine.api import schemas
 from reference_engine.api.schemas import ApiError, json_response
-from reference_engine.cancellation import CancelReason
+from reference_engine.context import CancelReason
 from reference_engine.core.request import FinishReason
-from reference_engine.protocol import Ending, Output
+from reference_engine.protocol import (
+    Ending,
+    Output,
+)
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.detection import Client, Patience, RanOutError
 from reference_engine.serve.link import WorkerLink
@@ -96,7 +99,7 @@ class AnswerWriter:
         request = self._request
         if not request.is_aborted:
             return {"usage": usage_of(request)}
-        cancellation = request.token.cancellation
+        cancellation = request.context.cancellation
         info = schemas.CancellationInfo(
             reason=None if cancellation is None else cancellation.reason,
             phase=request.phase,

@@ -20,8 +20,8 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from reference_engine.api.schemas import ApiError
-from reference_engine.cancellation import DetectionMethod
 from reference_engine.config import FrontendSettings
+from reference_engine.context import DetectionMethod
 from reference_engine.serve.detection import EXTENSION, ClientConnection, method_of
 
 MAX_HEAD_BYTES: Final = 65_536  # if the head comes in several pieces

@@ -12,11 +12,17 @@ import msgspec
 
 from reference_engine.api.openai import Generation
 from reference_engine.api.schemas import LifecycleEntry
-from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
 from reference_engine.config import FrontendSettings
+from reference_engine.context import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.request import FinishReason
 from reference_engine.metrics.collector import Collector
-from reference_engine.protocol import AbortRequest, Event, Output, StepReport, ToWorker
+from reference_engine.protocol import (
+    AbortRequest,
+    Event,
+    Output,
+    StepReport,
+    ToWorker,
+)
 from reference_engine.serve.access import RateLimiter
 from reference_engine.serve.client_request import Archive, Choice, ClientRequest
 from reference_engine.serve.journal import Log
@@ -172,7 +178,7 @@ class WorkerLink:
         if choice.ending is None or "blocks_freed" not in choice.stamps:
             return
         del self._choices[choice.request_id]
-        cancellation = request.token.cancellation
+        cancellation = request.context.cancellation
         if cancellation is not None and choice.is_aborted:
             self.collector.cancelled(
                 cancellation,

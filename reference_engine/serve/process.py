@@ -27,7 +27,9 @@ from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
-from reference_engine.protocol import Ready
+from reference_engine.protocol import (
+    Ready,
+)
 from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import WorkerLink

@@ -28,12 +28,14 @@ from reference_engine.api.openai import (
 )
 from reference_engine.api.openapi import openapi_document
 from reference_engine.api.schemas import ApiError, json_response
-from reference_engine.cancellation import CancelReason
 from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.context import CancelReason
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
-from reference_engine.protocol import Ready
+from reference_engine.protocol import (
+    Ready,
+)
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.faults import FaultyLink
@@ -279,7 +281,7 @@ class RequestsApi:
 
 
 def facts_of(request: ClientRequest) -> dict[str, Any]:
-    given = request.token.cancellation
+    given = request.context.cancellation
     endings = [choice.ending for choice in request.choices if choice.ending is not None]
     return {
         "id": request.answer_id,

@@ -17,15 +17,17 @@ import msgspec
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
-    Failed,
-    FrameReader,
     FromWorker,
-    Hello,
-    ProtocolError,
     Ready,
     StepReport,
     ToWorker,
     WorkerSettings,
+)
+from reference_engine.wire import (
+    Failed,
+    FrameReader,
+    Hello,
+    ProtocolError,
     decode_payload,
     encode_frame,
 )
@@ -71,7 +73,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         peer: socket.socket = transport.get_extra_info("socket")
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.send(Hello(secret=self._secret))
+        self.send(Hello(peer="frontend-0", secret=self._secret))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -23,12 +23,15 @@ from reference_engine.protocol import (
     EarlyStopped,
     Ending,
     Event,
-    Hello,
     Output,
     SetFaults,
     StepRecord,
     StepReport,
     ToWorker,
+)
+from reference_engine.wire import (
+    Beat,
+    Hello,
 )
 from reference_engine.worker.answer import Answer, TextEnd
 
@@ -144,7 +147,7 @@ class Engine:
                 for request in list(self._scheduler.requests.values()):
                     self._finish(request, FinishReason.ERROR, "connection_lost")
                 applied.set()
-            case Hello() | SetFaults():
+            case Hello() | Beat() | SetFaults():
                 pass  # the connection handles one, an engine with faults the other
 
     def _add(self, message: AddRequest) -> None:

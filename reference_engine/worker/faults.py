@@ -13,7 +13,9 @@ from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.faults import Faults
 from reference_engine.model.runners import Runner
-from reference_engine.protocol import SetFaults
+from reference_engine.protocol import (
+    SetFaults,
+)
 from reference_engine.worker.engine import Engine, EngineIO, Heard
 
 

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import importlib
 import os
-import secrets
 import signal
 import socket
 import struct
@@ -39,14 +38,18 @@ from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
 from reference_engine.protocol import (
     AddRequest,
-    Failed,
-    FrameReader,
-    Hello,
-    ProtocolError,
     Ready,
     StepReport,
     ToWorker,
     WorkerSettings,
+)
+from reference_engine.wire import (
+    Beat,
+    Failed,
+    FrameReader,
+    Hello,
+    ProtocolError,
+    check_hello,
     decode_payload,
     encode_frame,
 )
@@ -84,7 +87,7 @@ class Listener:
     ) -> None:
         self._listening = listening
         self._inbox = inbox
-        self._secret = secret.encode()
+        self._secret = secret
         self._first_word = first_word
         self._max_model_len = max_model_len
         self._hello_s = hello_s
@@ -161,11 +164,7 @@ class Listener:
             if payloads := reader.feed(data):
                 break
         connection.settimeout(None)
-        hello = decode_payload(self._decoder, payloads[0])
-        if not isinstance(hello, Hello):
-            raise ProtocolError(f"{type(hello).__name__} before Hello")
-        if not secrets.compare_digest(hello.secret.encode(), self._secret):
-            raise ProtocolError("a Hello with a wrong secret")
+        check_hello(decode_payload(self._decoder, payloads[0]), self._secret)
         return payloads[1:]
 
     def _attach(self, connection: socket.socket) -> None:
@@ -186,6 +185,8 @@ class Listener:
     def _hear(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             message = decode_payload(self._decoder, payload)
+            if isinstance(message, Beat):
+                continue
             if isinstance(message, Hello):
                 raise ProtocolError("a second Hello")
             if isinstance(message, AddRequest):

@@ -20,7 +20,11 @@ from reference_engine.config import EngineConfig, ModelDtype
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
-from reference_engine.protocol import AbortRequest, AddRequest, StepReport
+from reference_engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    StepReport,
+)
 from reference_engine.worker.engine import Engine, EngineIO, Heard
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, within
 

@@ -20,7 +20,13 @@ from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
 from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD
-from reference_engine.protocol import AddRequest, StepReport, encode_frame
+from reference_engine.protocol import (
+    AddRequest,
+    StepReport,
+)
+from reference_engine.wire import (
+    encode_frame,
+)
 from reference_engine.worker.engine import Engine, EngineIO, Heard
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 

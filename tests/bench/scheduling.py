@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from statistics import quantiles
 from time import perf_counter_ns
 
-from reference_engine.cancellation import (
+from reference_engine.config import EngineConfig
+from reference_engine.context import (
     Cancellation,
-    CancellationToken,
     CancelReason,
+    Context,
     DetectionMethod,
 )
-from reference_engine.config import EngineConfig
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from tests.bench.ratio import Bound, Ratio, share
@@ -89,8 +89,8 @@ def cancel_stages(*, quick: bool = False) -> Iterable[Ratio]:
     for _ in range(1 if quick else 10):
         scheduler = Decoding(SMALL_POOL).scheduler
         for request in list(scheduler.running):
-            token, started_ns = CancellationToken(), perf_counter_ns()
-            token.cancel(
+            context, started_ns = Context(""), perf_counter_ns()
+            context.stop(
                 Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.CONNECTION, started_ns)
             )
             set_ns = perf_counter_ns()
@@ -102,7 +102,7 @@ def cancel_stages(*, quick: bool = False) -> Iterable[Ratio]:
             removing.append(float(removed_ns - set_ns))
             freeing.append(float(freed_ns - removed_ns))
     for what, took_ns in (
-        ("set a cancellation token", setting),
+        ("stop a context", setting),
         (f"take one of {NUM_REQUESTS} out of the batch", removing),
         ("free its blocks", freeing),
     ):

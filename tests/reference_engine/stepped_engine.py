@@ -11,7 +11,12 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
-from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
+from reference_engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    SetFaults,
+    StepReport,
+)
 from reference_engine.worker.engine import ConnectionLost, EngineIO, Heard
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from tests.reference_engine.fake_worker import READY

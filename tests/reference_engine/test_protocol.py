@@ -9,9 +9,11 @@ from reference_engine.core.request import Sampling
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
+    ToWorker,
+)
+from reference_engine.wire import (
     FrameReader,
     ProtocolError,
-    ToWorker,
     encode_frame,
 )
 

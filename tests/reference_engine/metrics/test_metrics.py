@@ -8,12 +8,14 @@ from prometheus_client.samples import Sample
 
 from harness.collect.scrape import find_unseen, parse_page, read_roles
 from harness.workload.workload import load_target
-from reference_engine.cancellation import Cancellation, CancelReason, DetectionMethod
 from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.context import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.accounting import Counters
 from reference_engine.metrics.collector import Collector, Histogram
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
-from reference_engine.protocol import StepRecord
+from reference_engine.protocol import (
+    StepRecord,
+)
 from reference_engine.serve.faults import FaultyLink
 from tests.conftest import Snapshot
 from tests.reference_engine.fake_worker import EMPTY_REPORT

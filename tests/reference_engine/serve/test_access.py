@@ -6,13 +6,18 @@ import pytest
 
 from reference_engine.config import EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.faults import Faults
-from reference_engine.protocol import SetFaults, encode_frame
+from reference_engine.protocol import (
+    SetFaults,
+)
 from reference_engine.serve.access import (
     MAX_OWNERS,
     OPEN_PATHS,
     RateLimiter,
     find_key,
     read_api_keys,
+)
+from reference_engine.wire import (
+    encode_frame,
 )
 from tests.reference_engine.fake_worker import Served, bearer
 

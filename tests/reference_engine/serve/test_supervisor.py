@@ -15,18 +15,20 @@ import pytest
 from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
-    MAX_FRAME_BYTES,
-    Failed,
     FromWorker,
     Ready,
     StepReport,
-    encode_frame,
 )
 from reference_engine.serve.supervisor import (
     EngineStoppedError,
     Waits,
     WorkerConnection,
     WorkerSupervisor,
+)
+from reference_engine.wire import (
+    MAX_FRAME_BYTES,
+    Failed,
+    encode_frame,
 )
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame
 from tests.reference_engine.stepped_engine import abort, add

@@ -5,7 +5,10 @@ from itertools import count
 from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
-from reference_engine.protocol import AddRequest, Ending
+from reference_engine.protocol import (
+    AddRequest,
+    Ending,
+)
 from reference_engine.worker.engine import Heard, Inbox
 from tests.reference_engine.stepped_engine import Bench, abort, add
 

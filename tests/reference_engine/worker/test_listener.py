@@ -17,13 +17,15 @@ from msgspec.structs import replace
 from reference_engine.config import EngineConfig
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
+    FromWorker,
+    ToWorker,
+    WorkerSettings,
+)
+from reference_engine.wire import (
     MAX_FRAME_BYTES,
     Failed,
     FrameReader,
-    FromWorker,
     Hello,
-    ToWorker,
-    WorkerSettings,
     encode_frame,
 )
 from reference_engine.worker.engine import ConnectionLost, Inbox
@@ -32,7 +34,7 @@ from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, outpu
 from tests.reference_engine.stepped_engine import abort, add
 
 SECRET = "open sesame"
-HELLO = encode_frame(Hello(secret=SECRET))
+HELLO = encode_frame(Hello(peer="frontend-0", secret=SECRET))
 BROKEN = {
     "too_long": ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "at most"),
     "unknown_type": (frame(msgspec.msgpack.encode(["nonsense"])), "no message"),
@@ -49,8 +51,8 @@ BROKEN = {
 }
 STRANGERS = {
     "another_message": (encode_frame(add("a")), "AddRequest before Hello"),
-    "wrong_secret": (encode_frame(Hello(secret="wrong")), "wrong secret"),
-    "secret_not_ascii": (encode_frame(Hello(secret="sésame")), "wrong secret"),
+    "wrong_secret": (encode_frame(Hello(peer="frontend-0", secret="wrong")), "wrong secret"),
+    "secret_not_ascii": (encode_frame(Hello(peer="frontend-0", secret="sésame")), "wrong secret"),
     "http": (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", "at most"),
     "a_lot": (frame(bytes(2000)), "no Hello"),
     "silent": (b"", "no Hello within 0.05 s"),
