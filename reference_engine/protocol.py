@@ -7,17 +7,34 @@ or Failed once, then one StepReport a step boundary.
 import msgspec
 
 from reference_engine.config import EngineConfig
+from reference_engine.context import CancelReason, Signal
 from reference_engine.core.accounting import Counters
 from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
-from reference_engine.wire import Beat, Failed, Hello
+from reference_engine.wire import Beat, Beats, Failed, Hello
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a worker's standard input. Port 0 takes a free one; without a
+    `metrics_port` nothing is served there.
+    """
+
     config: EngineConfig
     faults: Faults
     secret: str
+    name: str = "worker-0"
+    host: str = "127.0.0.1"
+    port: int = 0
+    metrics_port: int | None = None
+    peer_timeout_s: float = Beats().timeout_s
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of a worker's standard output; its model is not yet built."""
+
+    port: int
+    metrics_port: int | None = None
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
@@ -34,7 +51,8 @@ class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort", array
     """`request_id` names a request, or a parent and with it all its children."""
 
     request_id: str
-    reason: str
+    reason: CancelReason
+    signal: Signal = Signal.STOP
 
 
 class SetFaults(msgspec.Struct, frozen=True, kw_only=True, tag="faults", array_like=True):
@@ -45,8 +63,9 @@ ToWorker = Hello | Beat | AddRequest | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
-    """The worker has built its model. `gpu_name` and `gpu_uuid` (NVML's) are None on a CPU;
-    `is_compiled`: whether plain steps are compiled or captured, which may have failed.
+    """The worker has built its model; `worker` is its name. `gpu_name` and `gpu_uuid` (NVML's) are
+    None on a CPU; `is_compiled`: whether plain steps are compiled or captured, which may have
+    failed.
     """
 
     pid: int
@@ -55,6 +74,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
     gpu_name: str | None
     gpu_uuid: str | None = None
     is_compiled: bool = False
+    worker: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -140,6 +160,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_
     cached_blocks: int
     host_blocks: int
     counters: Counters
+    worker: str = ""
 
 
 FromWorker = Ready | Failed | Beat | StepReport

@@ -18,12 +18,14 @@ from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
     FromWorker,
+    Listening,
     Ready,
     StepReport,
     ToWorker,
     WorkerSettings,
 )
 from reference_engine.wire import (
+    Beat,
     Failed,
     FrameReader,
     Hello,
@@ -93,6 +95,8 @@ class WorkerConnection(asyncio.Protocol):
 
     def _take_in(self, message: FromWorker) -> None:
         match message:
+            case Beat():
+                pass
             case StepReport() if self._is_ready:
                 self._on_report(message)
             case Ready() if not self.ready.done():
@@ -152,10 +156,10 @@ class WorkerSupervisor:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        port = await self._process.stdout.readline()
-        if not port:
+        line = await self._process.stdout.readline()
+        if not line:
             raise await self._died()
-        self._port = int(port)
+        self._port = msgspec.json.decode(line, type=Listening).port
         return await self._connect()
 
     async def keep(self) -> None:

@@ -96,6 +96,7 @@ class EngineIO(NamedTuple):
     report: Callable[[StepReport], None]
     hang_up: Callable[[str], None]
     quality_hook: QualityHook | None = None
+    worker: str = ""
 
 
 class Engine:
@@ -281,6 +282,7 @@ class Engine:
             outputs=self._outputs,
             events=self._events,
             counters=self._scheduler.counters,
+            worker=self._io.worker,
             **self._gauges(),
         )
         self._outputs, self._events = [], []

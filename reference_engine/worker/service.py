@@ -38,6 +38,7 @@ from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
 from reference_engine.protocol import (
     AddRequest,
+    Listening,
     Ready,
     StepReport,
     ToWorker,
@@ -269,7 +270,7 @@ def compute(
     engine = FaultyEngine(
         Scheduler(settings.config, runner.tokenizer.eos_token_ids),
         runner,
-        EngineIO(time.perf_counter_ns, listener.send, listener.hang_up, hook),
+        EngineIO(time.perf_counter_ns, listener.send, listener.hang_up, hook, settings.name),
         faults=settings.faults,
         by=FaultIO(
             Random(settings.config.seed),
@@ -280,7 +281,7 @@ def compute(
     # Collections that walk through all of torch would be steps that take long.
     gc.collect()
     gc.freeze()
-    first_word.set_result(runner.info)
+    first_word.set_result(msgspec.structs.replace(runner.info, worker=settings.name))
     engine.run(inbox)
     gc.unfreeze()  # some extension modules call what is never collected a leak
 
@@ -304,7 +305,7 @@ def main() -> None:
         sys.exit(f"worker: its settings, the first line of standard input: {error}")
     inbox, first_word = Inbox(time.perf_counter_ns), Future[FirstWord]()
     # Closed by the end of the process, not before: a thread waits in it.
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server((settings.host, settings.port))
     listener = Listener(
         listening,
         inbox,
@@ -314,7 +315,8 @@ def main() -> None:
     )
     threading.Thread(target=leave_with_the_frontend, args=(inbox,), daemon=True).start()
     threading.Thread(target=listener.serve, daemon=True).start()
-    print(listening.getsockname()[1], flush=True)  # noqa: T201
+    line = Listening(port=listening.getsockname()[1])
+    print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201
     os.dup2(_STDERR, _STDOUT)  # a library's output is not for the frontend
     # Where cores are scarce, noticing that a client has left goes before computing for it: the two
     # threads above keep the frontend's priority, this one and the model's threads do not.

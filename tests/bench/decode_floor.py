@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from msgspec import structs
 
 from reference_engine.config import EngineConfig, ModelDtype
+from reference_engine.context import CancelReason
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
@@ -144,7 +145,7 @@ class Stage:
         for turn in range(number):
             heard_in = _last_step(reports)
             del reports[:]
-            abort = AbortRequest(request_id=f"r{turn}", reason="api")
+            abort = AbortRequest(request_id=f"r{turn}", reason=CancelReason.API)
             coming = self._request(f"r{batch + 1 + turn}")
             engine.step(time.perf_counter_ns(), [Heard(0, abort), Heard(0, coming)])
             at = {event.event: event.step for report in reports for event in report.events}

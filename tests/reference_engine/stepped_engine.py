@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from reference_engine.config import EngineConfig
+from reference_engine.context import CancelReason
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
@@ -106,4 +107,4 @@ def add(
 
 
 def abort(request_id: str) -> AbortRequest:
-    return AbortRequest(request_id=request_id, reason="user_disconnect")
+    return AbortRequest(request_id=request_id, reason=CancelReason.USER_DISCONNECT)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_engine.context import CancelReason
 from reference_engine.core.request import Sampling
 from reference_engine.protocol import (
     AbortRequest,
@@ -36,7 +37,7 @@ QUICK = Beats(interval_s=0.01, timeout_s=0.1)
 def test_frames_survive_any_cutting(cuts: list[int]) -> None:
     messages: list[ToWorker] = [
         AddRequest(request_id="a", prompt_token_ids=[1, 2], sampling=Sampling(max_tokens=3)),
-        AbortRequest(request_id="a", reason="user_disconnect"),
+        AbortRequest(request_id="a", reason=CancelReason.USER_DISCONNECT),
     ]
     data = b"".join(encode_frame(message) for message in messages)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
@@ -57,7 +58,7 @@ def test_a_monstrous_frame_is_refused_before_it_is_read() -> None:
     [
         (Hello(peer="a", secret="other"), "wrong secret"),
         (Hello(peer="a", secret="s", version=WIRE_VERSION + 1), "run the same walkaway"),
-        (AbortRequest(request_id="a", reason="api"), "AbortRequest before Hello"),
+        (AbortRequest(request_id="a", reason=CancelReason.API), "AbortRequest before Hello"),
     ],
 )
 def test_only_a_greeting_of_this_version_with_the_secret_is_accepted(
@@ -129,7 +130,7 @@ def test_a_broken_frame_ends_the_connection_and_nothing_after_it_is_heard(data: 
     async def main() -> None:
         heard = list[object]()
         async with connected(heard.append) as (peer, _, writer):
-            good = AbortRequest(request_id="a", reason="api")
+            good = AbortRequest(request_id="a", reason=CancelReason.API)
             writer.write(encode_frame(good) + data + encode_frame(good))
             learned_by, error = await peer.lost
             assert learned_by is LearnedBy.CONNECTION_DROPPED
