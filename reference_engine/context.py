@@ -35,13 +35,15 @@ class DetectionMethod(StrEnum):
     CONNECTION: the connection ended (FIN or RST), whether a read or a write met that first: the
     transport reports one error for both. HEARTBEAT: sent bytes were not acknowledged in time, so
     the client vanished. PING: a client did not send the ping it had promised. STALL: a client
-    stopped reading.
+    stopped reading. GRPC: gRPC ended the call; it reports a cancellation, a deadline and a lost
+    connection in the same way.
     """
 
     CONNECTION = "connection"
     HEARTBEAT = "heartbeat"
     PING = "ping"
     STALL = "stall"
+    GRPC = "grpc"
     NONE = "none"
 
 

@@ -7,7 +7,7 @@ iterates. A model cleans up in a `finally`, and ends a request that something el
 with an InferenceError.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from grpc import StatusCode
@@ -48,7 +48,7 @@ class Model(Protocol):
 
     def infer(
         self, request: ModelInferRequest, context: Context
-    ) -> AsyncIterator[ModelInferResponse]:
+    ) -> AsyncGenerator[ModelInferResponse, None]:
         """Raises InferenceError. The server sets model, version and id of each response."""
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from reference_engine.context import DetectionMethod
+from reference_engine.context import CancelReason, DetectionMethod
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
     SetFaults,
@@ -20,15 +20,17 @@ class FaultyLink(WorkerLink):
         self.faults = faults
         self._send(SetFaults(faults=faults))
 
-    def _cancel_unread(self, request: ClientRequest, method: DetectionMethod) -> None:
+    def _cancel_unread(
+        self, request: ClientRequest, method: DetectionMethod, reason: CancelReason
+    ) -> None:
         if self._is_ignored(request):
             return
         cancel = super()._cancel_unread
         if self.faults.delay_abort:
             loop = asyncio.get_running_loop()
-            loop.call_later(self.faults.delay_abort, cancel, request, method)
+            loop.call_later(self.faults.delay_abort, cancel, request, method, reason)
         else:
-            cancel(request, method)
+            cancel(request, method, reason)
 
     def _is_ignored(self, request: ClientRequest) -> bool:
         if self.faults.ignore_disconnect:

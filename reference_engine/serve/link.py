@@ -94,7 +94,12 @@ class WorkerLink:
         seconds = request.asked.keep_alive_s
         request.set_timer("ping", seconds, self.disconnected, request, DetectionMethod.PING)
 
-    def disconnected(self, request: ClientRequest, method: DetectionMethod) -> None:
+    def disconnected(
+        self,
+        request: ClientRequest,
+        method: DetectionMethod,
+        reason: CancelReason = CancelReason.USER_DISCONNECT,
+    ) -> None:
         request.outbox.drop()
         if request.is_ended and method is DetectionMethod.STALL:  # nothing to cancel, but to count
             self.collector.unread_answers += 1
@@ -102,11 +107,13 @@ class WorkerLink:
         if request.is_ended or request.has_left:
             return
         request.leave()
-        self._note(request, "disconnected", self.now_ns(), CancelReason.USER_DISCONNECT)
-        self._cancel_unread(request, method)
+        self._note(request, "disconnected", self.now_ns(), reason)
+        self._cancel_unread(request, method, reason)
 
-    def _cancel_unread(self, request: ClientRequest, method: DetectionMethod) -> None:
-        self.cancel(request, CancelReason.USER_DISCONNECT, method)
+    def _cancel_unread(
+        self, request: ClientRequest, method: DetectionMethod, reason: CancelReason
+    ) -> None:
+        self.cancel(request, reason, method)
 
     def cancel(
         self,
