@@ -38,13 +38,17 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
-    """The n requests for the n answers of one client request share a `parent_id`."""
+    """The n requests for the n answers of one client request share a `parent_id`.
+
+    `answer`: tokens that another worker has generated; this one goes on after them.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
     sampling: Sampling
     priority: int = 0
     parent_id: str | None = None
+    answer: list[int] = []
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort", array_like=True):
@@ -131,13 +135,15 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """New text for one request, which has an `ending` with its last output.
 
-    `num_generated` counts all its tokens so far.
+    `num_generated` counts all its tokens so far; `token_id` is the newest, None if there is no new
+    one.
     """
 
     request_id: str
     text: str
     num_generated: int
     ending: Ending | None = None
+    token_id: int | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -227,7 +227,7 @@ class Engine:
         answer, token_id, text = self._answers[request.request_id], request.token_ids[-1], ""
         if request.finish_reason is not FinishReason.STOP:
             text = answer.push(token_id, probability)
-        self._output(request, text, None)
+        self._output(request, text, None, token_id)
         if answer.end is None:
             if request.finish_reason is not None:
                 self._finish(request, request.finish_reason, request.finish_reason)
@@ -237,12 +237,15 @@ class Engine:
             self._scheduler.counters.count_early_stop(request, answer.end.condition)
             self._finish(request, FinishReason.STOP, "early_stop")
 
-    def _output(self, request: Request, text: str, ending: Ending | None) -> None:
+    def _output(
+        self, request: Request, text: str, ending: Ending | None, token_id: int | None = None
+    ) -> None:
         output = Output(
             request_id=request.request_id,
             text=text,
             num_generated=request.num_generated,
             ending=ending,
+            token_id=token_id,
         )
         self._outputs.append(output)
 
