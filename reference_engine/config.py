@@ -9,6 +9,7 @@ import msgspec
 
 Device = Literal["auto", "cpu", "cuda"]
 ModelDtype = Literal["float32", "bfloat16"]
+Component = Literal["backend", "prefill", "decode"]
 RunnerName = Literal["torch", "simulated"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 VictimPolicy = Literal["policy", "rebuild-cost"]
@@ -50,8 +51,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine; `flags` says what each setting means. Sizes are in tokens and in blocks.
 
     A `long_prefill_token_threshold` of 0 means 4 % of the context if `max_num_partial_prefills` is
-    2 or more, else no limit.
+    2 or more, else no limit. A `prefill` worker hands each request over after its first token; a
+    `decode` worker takes it over, by way of its host blocks.
     """
+
+    component: Component = "backend"
 
     model: str = "tiny"
     dtype: ModelDtype = "float32"
@@ -109,7 +113,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_blocks(self) -> int:
-        return self.swap_space_blocks if self.preemption == "swap" else 0
+        is_used = self.preemption == "swap" or self.component == "decode"
+        return self.swap_space_blocks if is_used else 0
 
     @property
     def max_chunk_tokens(self) -> int:

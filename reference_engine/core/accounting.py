@@ -3,7 +3,7 @@
 import msgspec
 
 from reference_engine.core.early_stop import Condition
-from reference_engine.core.request import Request, Status
+from reference_engine.core.request import FinishReason, Request, Status
 
 
 class Counters(msgspec.Struct, kw_only=True, array_like=True):
@@ -36,6 +36,8 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     finished: dict[str, int] = {}
     early_stops: dict[str, int] = {}
     early_stop_saved_tokens: dict[str, int] = {}
+    handed_over_requests: int = 0
+    taken_over_requests: int = 0
 
     def count_prefix(self, request: Request) -> None:
         if request.block_hashes is None:
@@ -57,6 +59,12 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
         request.num_prefilled_tokens += min(now, request.num_prompt_tokens) - before
         if now == request.num_prompt_tokens and not request.num_generated:
             self.prompt_tokens += now
+
+    def count_finished(self, reason: FinishReason | None) -> None:
+        if reason is None:
+            self.handed_over_requests += 1
+        else:
+            self.finished[reason] = self.finished.get(reason, 0) + 1
 
     def count_early_stop(self, request: Request, condition: Condition) -> None:
         stops, saved = self.early_stops, self.early_stop_saved_tokens

@@ -12,13 +12,14 @@ A preempted request may keep what it has computed in blocks of the host, one for
     swap out: block table ──copy──▶ host table      swap in: cached prefix + copies of the rest
 
 The copies are in the step's plan, and are made before the step computes. So a block may be given to
-another request, or found as a prefix, in the very plan that copies it.
+another request, or found as a prefix, in the very plan that copies it. What another worker has
+computed is swapped in, too: it was put into the host table beforehand.
 """
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
 from reference_engine.core.block_pool import BlockPool, chain_hashes
-from reference_engine.core.request import Request
+from reference_engine.core.request import Request, Status
 
 
 class KVCache:
@@ -70,10 +71,15 @@ class KVCache:
         self._counters.retained_hits += len(hits)
         return self._swap_in(request, len(prefix))
 
-    def swap_out(self, request: Request) -> list[tuple[int, int]]:
-        """Copies to the host, one a block of computed tokens; none if the host has too few."""
+    def try_keep_on_host(self, request: Request) -> bool:
+        """Give it a block of the host for each block of computed tokens."""
         num_blocks = -(-request.num_computed_tokens // self.block_size)
         request.host_table = self.host.try_take(num_blocks) or []
+        return bool(request.host_table)
+
+    def swap_out(self, request: Request) -> list[tuple[int, int]]:
+        """Copies to the host, one a block of computed tokens; none if the host has too few."""
+        self.try_keep_on_host(request)
         self._counters.swapped_out_requests += bool(request.host_table)
         self._counters.swapped_out_blocks += len(request.host_table)
         return list(zip(request.block_table, request.host_table, strict=False))
@@ -85,8 +91,9 @@ class KVCache:
         copies = list(table)[num_cached:]
         self._free_host(request)
         self.remember_prompt(request, num_cached * self.block_size)
-        self._counters.swapped_in_requests += 1
-        self._counters.swapped_in_blocks += len(copies)
+        if request.status is Status.PREEMPTED:
+            self._counters.swapped_in_requests += 1
+            self._counters.swapped_in_blocks += len(copies)
         return copies
 
     def _free_host(self, request: Request) -> None:

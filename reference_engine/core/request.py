@@ -1,6 +1,7 @@
 """A request as the engine knows it, and the only ways in which its status may change.
 
     WAITING ──▶ RUNNING ◀──▶ PREEMPTED
+       │           ├──▶ HANDING_OVER
        └───────────┴─────────────┴──────▶ FINISHED
 
 A request is a list of tokens of which the first `num_computed_tokens` have their keys and values in
@@ -8,8 +9,13 @@ the cache. There is no prefill phase and no decode phase: what a request is owed
 `num_tokens - num_computed_tokens`. Preemption sets the computed tokens back to zero and nothing
 else; the request then recomputes prompt and answer alike. If instead its blocks were copied to the
 host, it keeps its computed tokens, and a `host_table` until it is resumed.
+
+A request can also begin at one worker and go on at another. The first one hands it over: it is out
+of the batch, and holds its blocks until the other worker has them. There it begins with an answer,
+and with a `host_table` like one that was swapped out.
 """
 
+from collections.abc import Sequence
 from enum import Enum, StrEnum
 
 import msgspec
@@ -21,13 +27,15 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    HANDING_OVER = "handing_over"
     FINISHED = "finished"
 
 
 LEGAL_TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
-    Status.RUNNING: frozenset({Status.PREEMPTED, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.PREEMPTED, Status.HANDING_OVER, Status.FINISHED}),
     Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.HANDING_OVER: frozenset({Status.FINISHED}),
     Status.FINISHED: frozenset(),
 }
 
@@ -65,12 +73,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request:
-    """One request. A smaller `priority` is more important.
+    """One request. A smaller `priority` is more important; `answer` was generated elsewhere.
 
     Only the scheduler changes its fields: the token list in `update`, the block table and the
     computed tokens also through the KV cache, the status through `move_to`.
 
-    `num_lost_tokens` is the most that any preemption took away. The computing of the first
+    `num_lost_tokens` is the most that any preemption took away, or another worker had computed and
+    could not hand over. The computing of the first
     `num_counted_tokens` (prompt and lost tokens) is counted; `num_prefilled_tokens` has repeats.
     While fewer than `plain_decode_until` tokens are computed, its steps are plain decodes.
     """
@@ -105,6 +114,7 @@ class Request:
         sampling: Sampling,
         *,
         priority: int = 0,
+        answer: Sequence[int] = (),
     ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: an empty prompt has nothing to compute")
@@ -114,7 +124,7 @@ class Request:
         self.arrival = 0
         self.max_tokens_in_all = len(prompt_token_ids) + sampling.max_tokens
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.token_ids = list(prompt_token_ids)
+        self.token_ids = [*prompt_token_ids, *answer]
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -157,6 +167,12 @@ class Request:
     def wants_probabilities(self) -> bool:
         stopping = self.sampling.early_stopping
         return stopping is not None and stopping.low_confidence is not None
+
+    def lose_computed(self) -> None:
+        """Its tokens are to be computed again, which will be counted."""
+        self.num_lost_tokens = max(self.num_lost_tokens, self.num_computed_tokens)
+        self.num_counted_tokens = max(self.num_prompt_tokens, self.num_lost_tokens)
+        self.num_computed_tokens = 0
 
     def plain_decode_limit(self, block_size: int) -> int:
         """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.

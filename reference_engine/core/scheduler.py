@@ -12,6 +12,9 @@ at closely only when it has no plain decode left.
 Every ending goes through `finish`, and then through `free`, which gives its blocks back. Both may
 come at any moment, also between `schedule` and `update`: the step's result for a request that has
 ended is dropped, and its token counted. One thread calls the public methods.
+
+A request that another worker goes on with leaves the batch by `hand_over`, and ends like any other:
+with no finish reason when the other worker has it. There it comes in by `take_over`.
 """
 
 from bisect import bisect_left, insort
@@ -61,6 +64,25 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.waiting.push(request)
 
+    def take_over(self, request: Request, *, has_blocks: bool) -> bool:
+        """Add a request of which another worker has computed all tokens but the newest.
+
+        True if their blocks are to be copied to its `host_table`. Without blocks, or without room
+        for them on the host, they are computed again.
+        """
+        self.add(request)
+        self.counters.taken_over_requests += 1
+        request.num_computed_tokens = request.num_tokens - 1
+        if has_blocks and self.kv_cache.try_keep_on_host(request):
+            return True
+        request.lose_computed()
+        return False
+
+    def hand_over(self, request: Request) -> None:
+        """Between two steps: out of the batch, with its blocks."""
+        self.running.remove(request)
+        request.move_to(Status.HANDING_OVER)
+
     def schedule(self) -> StepPlan:
         plan = StepPlan(self.counters.steps + 1, budget=self._config.max_num_batched_tokens)
         self._schedule_running(plan)
@@ -97,23 +119,22 @@ class Scheduler:
         self.counters.generated_tokens += len(sampled)
         return grown
 
-    def finish(self, request_id: str, reason: FinishReason) -> Request | None:
+    def finish(self, request_id: str, reason: FinishReason | None) -> Request | None:
         """End a request in whatever state it is; None if there is no such request.
 
         It gives back its batch slot (its place in `running`) or leaves the queue at once, and holds
-        its blocks until `free`.
+        its blocks until `free`. It has no `reason` if another worker has taken it over.
         """
         request = self.requests.pop(request_id, None)
         if request is None:
             return None
         if request.status is Status.RUNNING:
             self.running.remove(request)
-        else:
+        elif request.status is not Status.HANDING_OVER:
             self.waiting.remove(request)
         request.move_to(Status.FINISHED)
         request.finish_reason = reason
-        finished = self.counters.finished
-        finished[reason] = finished.get(reason, 0) + 1
+        self.counters.count_finished(reason)
         self.unfreed[request_id] = request
         return request
 
@@ -126,6 +147,7 @@ class Scheduler:
 
     def check_integrity(self, lost_blocks: Sequence[int] = ()) -> None:
         waiting = list(self.waiting)
+        leaving = [one for one in self.requests.values() if one.status is Status.HANDING_OVER]
         assert all(request.status is Status.RUNNING for request in self.running)
         assert all(r.status in (Status.WAITING, Status.PREEMPTED) for r in waiting)
         assert not any(request.block_table for request in waiting), "a waiting request holds blocks"
@@ -135,7 +157,10 @@ class Scheduler:
                 limit = request.plain_decode_limit(self.kv_cache.block_size)
                 assert request.plain_decode_until == limit
                 assert request.num_owed_tokens == 1
-        assert len(self.running) + len(waiting) == len(self.requests)
+        assert len(self.running) + len(waiting) + len(leaving) == len(self.requests)
+        for request in leaving:
+            assert request.num_owed_tokens == 1, "handed over before all was computed"
+            assert not self.kv_cache.num_missing(request, request.num_computed_tokens)
         holders = [*self.requests.values(), *self.unfreed.values()]
         self.kv_cache.pool.check_integrity([*(r.block_table for r in holders), lost_blocks])
         self.kv_cache.host.check_integrity([r.host_table for r in holders])
@@ -209,9 +234,7 @@ class Scheduler:
             plan.swap_out += copies
             plan.swapped.append(victim)
         else:
-            victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
-            victim.num_counted_tokens = max(victim.num_prompt_tokens, victim.num_lost_tokens)
-            victim.num_computed_tokens = 0
+            victim.lose_computed()
         self.kv_cache.give_back(victim)
         self.counters.preemptions += 1
         victim.num_preemptions += 1

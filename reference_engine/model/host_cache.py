@@ -1,4 +1,5 @@
-"""Blocks of the cache on the host, where preempted requests keep what they have computed.
+"""Blocks of the cache on the host, where preempted requests keep what they have computed, and those
+of another worker bring it.
 
 A request's blocks lie anywhere in the cache, and mostly one after the other on the host. So they
 are gathered on the device and copied in long runs. On CUDA the host's memory is pinned, and the
@@ -22,7 +23,8 @@ class HostCache:
 
     def __init__(self, caches: Sequence[Tensor], num_host_blocks: int, free: int) -> None:
         """Raises EngineConfigError if they need more than the host's `free` bytes."""
-        needed = num_host_blocks * sum(cache[:1].nbytes for cache in caches)
+        self.block_bytes = sum(cache[:1].nbytes for cache in caches)
+        needed = num_host_blocks * self.block_bytes
         if needed > free:
             raise EngineConfigError(
                 f"swap_space_blocks: {num_host_blocks:,} blocks ({needed / _GB:.1f} GB) do not fit "
@@ -46,6 +48,20 @@ class HostCache:
                 for rows, run in _runs(on_host):
                     staged[rows].copy_(host[run], non_blocking=True)
                 cache.index_copy_(0, at, staged)
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytearray:
+        """[layers, blocks, ...] as bytes, from the device."""
+        at = self._on_device(blocks)
+        layers = [cache.index_select(0, at) for cache, _ in self._caches]
+        return bytearray(torch.stack(layers).cpu().view(torch.uint8).numpy())
+
+    def import_blocks(self, on_host: Sequence[int], data: bytes | bytearray) -> None:
+        cache, _ = self._caches[0]
+        layers = torch.frombuffer(bytearray(data), dtype=cache.dtype)
+        layers = layers.view(len(self._caches), len(on_host), *cache.shape[1:])
+        at = torch.tensor(on_host)
+        for layer, (_, host) in zip(layers, self._caches, strict=True):
+            host.index_copy_(0, at, layer)
 
     def _on_device(self, blocks: Sequence[int]) -> Tensor:
         """Once for all layers: such a copy waits for all that the device was given before."""

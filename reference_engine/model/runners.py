@@ -1,7 +1,7 @@
 """The protocol of runners, which execute step plans, and a runner without a model."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from reference_engine.config import StepCost
@@ -26,17 +26,29 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> Sampled: ...
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a block of the cache, over all layers."""
+
+    def export_blocks(self, blocks: Sequence[int], /) -> bytes | bytearray:
+        """The keys and values in blocks of the cache, for another worker's `import_blocks`."""
+
+    def import_blocks(self, host_blocks: Sequence[int], data: bytes | bytearray, /) -> None:
+        """Put them, `block_bytes` a block, into blocks of the host."""
+
 
 VOCAB_SIZE = 2048
 
 
 class SimulatedRunner:
     """Sleeps for the time of its cost model, and says what its teacher says or makes up the tokens;
-    needs no torch.
+    needs no torch. Its cache has no content.
 
     With the default cost every step takes 20 ms, so latencies can be judged in steps on a machine
     of any speed.
     """
+
+    block_bytes = 0
 
     def __init__(
         self, cost: StepCost, sleep: Callable[[float], None], teacher: Teacher | None = None
@@ -63,6 +75,12 @@ class SimulatedRunner:
             if request.wants_probabilities:
                 sampled.probabilities[request.request_id] = probability
         return sampled
+
+    def export_blocks(self, _: Sequence[int]) -> bytes:
+        return b""
+
+    def import_blocks(self, _: Sequence[int], data: bytes | bytearray) -> None:
+        assert not data
 
 
 def _made_up_token(request: Request) -> int:

@@ -1,7 +1,7 @@
 """The runner with a model: torch, a paged cache, and one forward pass for each step."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -113,6 +113,18 @@ class TorchRunner:
         if self._device.type == "cuda" and not sampled.tokens:
             torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
         return sampled
+
+    def export_blocks(self, blocks: Sequence[int]) -> bytearray:
+        with torch.inference_mode():
+            return self._host_cache.export_blocks(blocks)
+
+    def import_blocks(self, host_blocks: Sequence[int], data: bytes | bytearray) -> None:
+        with torch.inference_mode():
+            self._host_cache.import_blocks(host_blocks, data)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._host_cache.block_bytes
 
     def _batches(self, plan: StepPlan) -> Iterator[Batch]:
         if self._batch_invariant:

@@ -2,7 +2,7 @@
 
 import asyncio
 import selectors
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -39,11 +39,12 @@ def make_request(
     ignore_eos: bool = False,
     priority: int = 0,
     prompt: str | None = None,
+    answer: Sequence[int] = (),
 ) -> Request:
     """Prompts of equal length are alike if `prompt` says the same word; by default none are."""
     sampling = Sampling(max_tokens=max_tokens, ignore_eos=ignore_eos)
     word = WORD + crc32((prompt or request_id).encode()) % 1000
-    return Request(request_id, [word] * num_prompt, sampling, priority=priority)
+    return Request(request_id, [word] * num_prompt, sampling, priority=priority, answer=answer)
 
 
 def end(

@@ -11,6 +11,7 @@ from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
+from reference_engine.model.runners import SimulatedRunner
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
 from reference_engine.protocol import (
     AbortRequest,
@@ -36,6 +37,10 @@ class MadeUpRunner:
 
     def execute(self, plan: StepPlan) -> Sampled:
         return Sampled({one.request_id: next(self._words) for one in plan.sampling}, {})
+
+    block_bytes = SimulatedRunner.block_bytes
+    export_blocks = SimulatedRunner.export_blocks
+    import_blocks = SimulatedRunner.import_blocks
 
 
 class Bench:

@@ -23,27 +23,40 @@ from tests.reference_engine.conftest import (
 NUM_BLOCKS = 8  # room for the survivor and the beginning of the target
 
 
-def with_both(*, max_tokens: int = 18, **settings: Any) -> tuple[Scheduler, Request]:
+def with_both(
+    *, max_tokens: int = 18, is_taken_over: bool = False, **settings: Any
+) -> tuple[Scheduler, Request]:
     scheduler = make_scheduler(num_blocks=NUM_BLOCKS, block_size=4, max_model_len=32, **settings)
     scheduler.add(make_request("survivor", num_prompt=4, max_tokens=20))
-    target = make_request("target", num_prompt=14, max_tokens=max_tokens)
-    scheduler.add(target)
+    answer = [WORD] if is_taken_over else []
+    target = make_request("target", num_prompt=14, max_tokens=max_tokens, answer=answer)
+    if is_taken_over:
+        scheduler.take_over(target, has_blocks=True)
+    else:
+        scheduler.add(target)
     return scheduler, target
 
 
 def brought_to(state: str) -> tuple[Scheduler, Request]:
-    scheduler, target = with_both(preemption="swap" if state == "swapped" else "recompute")
-    for _ in range({"waiting": 0, "mid chunk": 1, "running": 2}.get(state, 0)):
+    has_host_blocks = state in ("swapped", "taken over")
+    scheduler, target = with_both(
+        preemption="swap" if has_host_blocks else "recompute", is_taken_over=state == "taken over"
+    )
+    for _ in range({"mid chunk": 1, "running": 2, "handing over": 2}.get(state, 0)):
         run_step(scheduler)
+    if state == "handing over":
+        scheduler.hand_over(target)
     while state in ("preempted", "swapped") and target.status is not Status.PREEMPTED:
         run_step(scheduler)
-    assert bool(target.host_table) == (state == "swapped")
+    assert bool(target.host_table) == has_host_blocks
     status, is_begun, owed = {
         "waiting": (Status.WAITING, False, 14),
         "mid chunk": (Status.RUNNING, True, 2),
         "running": (Status.RUNNING, True, 1),
         "preempted": (Status.PREEMPTED, False, target.num_tokens),
         "swapped": (Status.PREEMPTED, True, 1),
+        "handing over": (Status.HANDING_OVER, True, 1),
+        "taken over": (Status.WAITING, True, 1),
     }[state]
     assert (target.status, target.num_computed_tokens > 0) == (status, is_begun)
     assert target.num_owed_tokens == owed
@@ -68,7 +81,10 @@ def check_the_books(scheduler: Scheduler, target: Request) -> None:
     assert scheduler.counters.finished == {"abort": 1, "length": 1}
 
 
-@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running", "preempted", "swapped"])
+@pytest.mark.parametrize(
+    "state",
+    ["waiting", "mid chunk", "running", "preempted", "swapped", "handing over", "taken over"],
+)
 def test_an_abort_between_two_steps_leaves_nothing_and_a_second_one_does_nothing(
     state: str,
 ) -> None:
@@ -79,7 +95,7 @@ def test_an_abort_between_two_steps_leaves_nothing_and_a_second_one_does_nothing
     check_the_books(scheduler, target)
 
 
-@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running"])
+@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running", "handing over"])
 def test_an_abort_in_the_step_in_flight_drops_its_result_and_counts_it(state: str) -> None:
     scheduler, target = brought_to(state)
     generated, num_before = scheduler.counters.generated_tokens, target.num_generated
@@ -108,15 +124,29 @@ def test_an_abort_of_a_request_that_the_step_in_flight_preempted_leaves_nothing(
     check_the_books(scheduler, target)
 
 
-def test_an_abort_in_the_very_step_that_copies_a_request_back_leaves_nothing() -> None:
-    scheduler, target = brought_to("swapped")
+def test_a_request_that_was_handed_over_leaves_nothing_and_an_abort_then_does_nothing() -> None:
+    scheduler, target = brought_to("handing over")
+    scheduler.schedule()
+    scheduler.check_integrity()
+    assert scheduler.finish("target", None) is target
+    assert scheduler.free(target) == len("0123")
+    assert end(scheduler, "target") is None
+    assert (scheduler.counters.handed_over_requests, scheduler.counters.finished) == (1, {})
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("state", ["swapped", "taken over"])
+def test_an_abort_in_the_very_step_that_copies_a_request_back_leaves_nothing(state: str) -> None:
+    scheduler, target = brought_to(state)
     while not (plan := scheduler.schedule()).swap_in:
         for request in scheduler.update(plan, compute(plan)):
             if request.finish_reason is not None:
                 end(scheduler, request.request_id, request.finish_reason)
-    assert plan.resumed == plan.swapped == [target]
+    assert plan.swapped == [target]
+    assert target in (plan.resumed if state == "swapped" else plan.admitted)
     end(scheduler, "target")
-    scheduler.update(plan, {"target": WORD})
+    scheduler.update(plan, compute(plan))
+    run_to_the_end(scheduler)
     assert (scheduler.kv_cache.host.num_held, scheduler.kv_cache.pool.num_held) == (0, 0)
     assert not scheduler.has_work
 

@@ -1,4 +1,4 @@
-"""Random adds, steps, aborts and preemptions under random settings: nothing is ever lost.
+"""Random adds, steps, aborts, preemptions and hand-overs under random settings: nothing is lost.
 
 In any order, every block is blank, cached or held and no two of these, references equal
 holders, every request is in one place, no step leaves budget to work that could take it, and in the
@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import FinishReason, Request, Sampling
+from reference_engine.core.request import FinishReason, Request, Sampling, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from tests.reference_engine.conftest import end
@@ -84,6 +84,12 @@ class Memory:
             last = request.num_computed_tokens + num_tokens
             assert known[:last] == request.token_ids[:last], f"{request} reads what is not its own"
 
+    def import_from(self, request: Request) -> None:
+        """What another worker has computed of it."""
+        computed = request.token_ids[: request.num_computed_tokens]
+        for at, token in enumerate(computed):
+            self.host[request.host_table[at // BLOCK_SIZE]][at % BLOCK_SIZE] = token
+
 
 class SchedulerMachine(RuleBasedStateMachine):
     """A small pool and few slots, so that preemption is common; few words, so that prompts meet."""
@@ -93,6 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     hits: ClassVar[int] = 0
     swaps: ClassVar[int] = 0
     fallbacks: ClassVar[int] = 0
+    handed_over: ClassVar[int] = 0
+    imports: ClassVar[int] = 0
 
     @initialize(config=CONFIGS)
     def start(self, config: EngineConfig) -> None:
@@ -117,6 +125,41 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = Request(name, [word] * num_prompt, sampling, priority=priority)
         self.all.append(request)
         self.scheduler.add(request)
+
+    @rule(
+        num_prompt=st.integers(1, 12),
+        num_answer=st.integers(1, 3),
+        word=st.sampled_from([WORD, WORD + 1]),
+        has_blocks=st.booleans(),
+    )
+    def take_over(self, num_prompt: int, num_answer: int, word: int, has_blocks: bool) -> None:
+        self.added += 1
+        answer = [WORD + 2] * num_answer
+        name, sampling = f"r{self.added}", Sampling(max_tokens=4)
+        request = Request(name, [word] * num_prompt, sampling, answer=answer)
+        self.all.append(request)
+        if self.scheduler.take_over(request, has_blocks=has_blocks):
+            self.memory.import_from(request)
+            SchedulerMachine.imports += 1
+
+    @precondition(lambda self: any(can_be_handed_over(one) for one in self.scheduler.running))
+    @rule(data=st.data())
+    def hand_over(self, data: st.DataObject) -> None:
+        able = [one for one in self.scheduler.running if can_be_handed_over(one)]
+        self.scheduler.hand_over(data.draw(st.sampled_from(able)))
+        SchedulerMachine.handed_over += 1
+
+    @precondition(lambda self: self.leaving())
+    @rule()
+    def see_one_handed_over(self) -> None:
+        request = self.leaving()[0]
+        assert self.scheduler.finish(request.request_id, None) is request
+        self.scheduler.free(request)
+        self.finished += 1
+
+    def leaving(self) -> list[Request]:
+        requests = self.scheduler.requests.values()
+        return [one for one in requests if one.status is Status.HANDING_OVER]
 
     @rule(data=st.data(), is_freed_later=st.booleans())
     def abort(self, data: st.DataObject, is_freed_later: bool) -> None:
@@ -156,8 +199,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         SchedulerMachine.operations += 1
         self.scheduler.check_integrity()
         assert len(self.scheduler.requests) == self.added - self.finished
-        assert sum(self.scheduler.counters.finished.values()) == self.finished
         counters = self.scheduler.counters
+        ended = sum(counters.finished.values()) + counters.handed_over_requests
+        assert ended == self.finished
         assert counters.generated_tokens == self.sampled
         assert counters.recomputed_tokens == sum(r.num_recomputed_tokens for r in self.all)
         assert counters.preemptions == sum(r.num_preemptions for r in self.all)
@@ -167,6 +211,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         while self.scheduler.unfreed:
             self.free_one()
+        while self.leaving():
+            self.see_one_handed_over()
         self.see_all_served()
         self.scheduler.check_idle()
         SchedulerMachine.preemptions += self.scheduler.counters.preemptions
@@ -188,7 +234,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_tokens + plan.budget == BUDGET
         self.memory.execute(plan)
         blocked = self.scheduler.has_work and not (plan.scheduled or plan.preempted)
-        assert not blocked or self.scheduler.unfreed
+        assert not blocked or self.scheduler.unfreed or self.leaving()
         if plan.budget:
             self.see_that_nothing_could_take_more(plan)
         return plan
@@ -222,6 +268,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.finished += 1
 
 
+def can_be_handed_over(request: Request) -> bool:
+    return request.num_generated > 0 and request.num_owed_tokens == 1
+
+
 def blocks_of(request: Request) -> int:
     return -(-request.num_tokens // BLOCK_SIZE)
 
@@ -238,3 +288,5 @@ def test_ten_thousand_random_operations() -> None:
     assert SchedulerMachine.hits >= 500, "and the prompts were alike enough"
     assert SchedulerMachine.swaps >= 100
     assert SchedulerMachine.fallbacks >= 20, "the host was full at times"
+    assert SchedulerMachine.handed_over >= 100
+    assert SchedulerMachine.imports >= 100

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reference_engine.config import EngineConfig, PreemptionPolicy
+from reference_engine.config import EngineConfig, ModelDtype, PreemptionPolicy
 from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 
@@ -32,6 +32,7 @@ class Workbench:
         num_blocks: int,
         max_num_batched_tokens: int,
         preemption: PreemptionPolicy = "recompute",
+        **settings: Any,
     ) -> None:
         config = EngineConfig(
             device="cpu",
@@ -42,7 +43,7 @@ class Workbench:
             reserve_full_isl=False,
             batch_invariant=True,
             preemption=preemption,
-            swap_space_blocks=20,
+            **{"swap_space_blocks": 20} | settings,
         )
         self.runner = TorchRunner(config)
         self.scheduler = Scheduler(config, self.runner.tokenizer.eos_token_ids)
@@ -63,8 +64,8 @@ def canary(number: int) -> Request:
     return Request(f"canary-{number}", prompt, GREEDY)
 
 
-def in_peace(num_canaries: int) -> Workbench:
-    bench = Workbench(num_canaries, num_blocks=200, max_num_batched_tokens=512)
+def in_peace(num_canaries: int, **settings: Any) -> Workbench:
+    bench = Workbench(num_canaries, num_blocks=200, max_num_batched_tokens=512, **settings)
     for request in bench.canaries:
         bench.scheduler.add(request)
     run_to_the_end(bench.scheduler, bench.runner)
@@ -116,3 +117,65 @@ def test_canaries_say_the_same_in_peace_and_in_trouble(
         rows, expected = trouble.logits[mine.request_id], peace.logits[mine.request_id]
         assert len(rows) == ANSWER_TOKENS
         assert torch.equal(torch.stack(rows), torch.stack(expected)), "other bits in the logits"
+
+
+class Divided:
+    """A prefill and a decode worker without their processes.
+
+    Each canary comes after an echo with its prompt, so it finds blocks in both prefix caches.
+    """
+
+    def __init__(self, num_canaries: int, dtype: ModelDtype) -> None:
+        self.first = Workbench(num_canaries, 30, 13, component="prefill", dtype=dtype)
+        few: Any = {"component": "decode", "swap_space_blocks": 8}
+        self.second = Workbench(num_canaries, 16, 48, "swap", dtype=dtype, **few)
+        self.answers: dict[str, Request] = {}
+        self.num_sent = self.num_copied = 0
+        self._random = Random(7)
+        self._to_come = list[Request]()
+        for one in self.first.canaries:
+            self._to_come += [Request(f"echo of {one.request_id}", one.token_ids, GREEDY), one]
+        self._leaving: list[Request] = []
+
+    def run(self) -> None:
+        first, second = self.first.scheduler, self.second.scheduler
+        while self._to_come or first.has_work or second.has_work:
+            if self._to_come and len(first.waiting) < 2:
+                first.add(self._to_come.pop(0))
+            run_step(first, runner=self.first.runner)
+            for request in [one for one in first.running if one.num_generated]:
+                self._hand_over(request)
+            while self._leaving and self._random.random() < 0.5:
+                assert first.finish(self._leaving[0].request_id, None)
+                first.free(self._leaving.pop(0))
+            self.num_copied += len(run_step(second, runner=self.second.runner).swap_in)
+
+    def _hand_over(self, request: Request) -> None:
+        self.first.scheduler.hand_over(request)
+        self._leaving.append(request)
+        data = self.first.runner.export_blocks(request.block_table)
+        assert len(data) == len(request.block_table) * self.second.runner.block_bytes
+        prompt, answer = request.token_ids[:-1], request.token_ids[-1:]
+        taken = Request(request.request_id, prompt, GREEDY, answer=answer)
+        if self.second.scheduler.take_over(taken, has_blocks=True):
+            self.second.runner.import_blocks(taken.host_table, data)
+            self.num_sent += len(taken.host_table)
+        self.answers[taken.request_id] = taken
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_canaries_say_the_same_when_another_worker_goes_on_with_them(dtype: ModelDtype) -> None:
+    peace = in_peace(16, dtype=dtype)
+    divided = Divided(16, dtype)
+    divided.run()
+    first, second = divided.first.scheduler, divided.second.scheduler
+    assert first.counters.handed_over_requests == second.counters.taken_over_requests == 32
+    assert sum(one.num_cached_tokens > 0 for one in divided.first.canaries) >= 4
+    assert 0 < divided.num_copied < divided.num_sent, "the rest was cached"
+    assert second.counters.preemptions > 0
+    assert any(one.num_lost_tokens for one in divided.answers.values()), "the host was full"
+    for mine in peace.canaries:
+        name = mine.request_id
+        assert divided.answers[name].token_ids == mine.token_ids
+        rows = divided.first.logits[name] + divided.second.logits[name]
+        assert torch.equal(torch.stack(rows), torch.stack(peace.logits[name]))
