@@ -80,6 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
     group.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
     group.add_argument(
+        "--kserve-port",
+        type=_port,
+        help="port for KServe v2 over gRPC; 0: a free one; none: not served",
+    )
+    group.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
     _add_settings(group, FrontendSettings, _SERVER)
@@ -123,6 +128,7 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
     return ServeSettings(
         host=args.host,
         port=args.port,
+        kserve_port=args.kserve_port,
         config=EngineConfig(**_flags_of(EngineConfig, args), step_cost=step_cost),
         frontend=FrontendSettings(
             **_flags_of(FrontendSettings, args), api_keys=keys, rate_limits=limits

@@ -129,5 +129,9 @@ def _join_bytes(array: npt.NDArray[Any]) -> bytes:
     parts = []
     for element in array.ravel().tolist():
         value = element if isinstance(element, bytes) else str(element).encode()
-        parts += [_LENGTH.pack(len(value)), value]
+        parts.append(with_length(value))
     return b"".join(parts)
+
+
+def with_length(element: bytes) -> bytes:
+    return _LENGTH.pack(len(element)) + element

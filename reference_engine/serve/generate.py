@@ -6,7 +6,9 @@ end, which its client gets as the end of its answer.
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
+from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -14,9 +16,12 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Receive, Scope, Send
 
 from reference_engine.api import schemas
+from reference_engine.api.openai import Generation
 from reference_engine.api.schemas import ApiError, json_response
+from reference_engine.config import EngineConfig
 from reference_engine.context import CancelReason
 from reference_engine.core.request import FinishReason
+from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import (
     Ending,
     Output,
@@ -31,8 +36,32 @@ _STREAM_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_LONG_BODY: Final = 32_768  # bytes: to tokenize more would hold up the event loop for milliseconds
 _DONE: Final = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
+
+
+def admit(link: WorkerLink, owner: str | None) -> None:
+    """Raises ApiError 429 beyond the key's limits."""
+    wait_s = link.limiter.admit(owner, link.now_ns())
+    if wait_s is not None:
+        raise ApiError(
+            429,
+            f"too many requests or tokens in a minute; try again in {ceil(wait_s)} s",
+            code="rate_limit_exceeded",
+            headers={"retry-after": str(ceil(wait_s))},
+        )
+
+
+async def read_generation(
+    read: Callable[[bytes, EngineConfig, Tokenizer], Generation],
+    body: bytes,
+    config: EngineConfig,
+    tokenizer: Tokenizer,
+) -> Generation:
+    if len(body) < _LONG_BODY:
+        return read(body, config, tokenizer)
+    return await asyncio.to_thread(read, body, config, tokenizer)
 
 
 class AnswerWriter:

@@ -16,13 +16,13 @@ import time
 from collections.abc import Coroutine, Iterator, Set
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import uvicorn
 import uvloop
 
-from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings
 from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
@@ -36,15 +36,19 @@ from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.server import Frontend
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WorkerSupervisor
 
+if TYPE_CHECKING:
+    from reference_engine.serve.kserve import Door
+
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`port` 0 takes a free one."""
+    """`port` 0 takes a free one; a `kserve_port` of None serves no gRPC."""
 
     host: str
     port: int
+    kserve_port: int | None = None
     config: EngineConfig
     faults: Faults
     frontend: FrontendSettings
@@ -206,24 +210,31 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
             core = _own_core(settings.config)
             if core is not None:
                 os.sched_setaffinity(0, {core})
+            tokenizer = _tokenizer(settings.config, ready.vocab_size)
             frontend = Frontend(
                 link,
                 settings.config,
                 ready,
                 settings.frontend,
-                _tokenizer(settings.config, ready.vocab_size),
+                tokenizer,
                 allow_faults=settings.allow_faults,
             )
             server = Server(_uvicorn_config(frontend, settings.frontend))
+            door, kserve_url = None, None
+            if settings.kserve_port is not None:
+                door = _door(settings, link, tokenizer, server)
+                kserve_url = await door.open(settings.host, settings.kserve_port)
             ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
             keeping = asyncio.create_task(worker.keep())
             keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
             open_port(listener)
-            _announce(listener, ready)
+            _announce(listener, ready, kserve_url)
             # Collections that walk through long-lived objects would pause the event loop.
             gc.collect()
             gc.freeze()
             await server.serve(sockets=[listener])
+            if door is not None:
+                await door.close(_CLOSING_S)
             ending.cancel()
             keeping.cancel()
             (why,) = await asyncio.gather(keeping, return_exceptions=True)
@@ -232,6 +243,19 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     finally:
         await worker.end()
     return stop.exit_status
+
+
+def _door(
+    settings: ServeSettings, link: WorkerLink, tokenizer: Tokenizer, server: uvicorn.Server
+) -> "Door":
+    try:
+        from reference_engine.serve.kserve import Door, GenerateModel
+    except ImportError as error:
+        raise EngineConfigError(
+            "--kserve-port needs gRPC and Triton's client: pip install 'walkaway[grpc]'"
+        ) from error
+    generate = GenerateModel(link, settings.config, tokenizer)
+    return Door({generate.name: generate}, settings.frontend, server.server_state.tasks)
 
 
 def _tokenizer(config: EngineConfig, vocab_size: int) -> Tokenizer:
@@ -258,7 +282,7 @@ def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.C
     )
 
 
-def _announce(listener: socket.socket, worker: Ready) -> None:
+def _announce(listener: socket.socket, worker: Ready, kserve_url: str | None) -> None:
     host, port = listener.getsockname()[:2]
     line = {
         "event": "ready",
@@ -267,4 +291,6 @@ def _announce(listener: socket.socket, worker: Ready) -> None:
         "worker_pid": worker.pid,
         "device": worker.device,
     }
+    if kserve_url is not None:
+        line["kserve_url"] = kserve_url
     print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201

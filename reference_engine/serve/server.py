@@ -1,10 +1,8 @@
 """The HTTP server: its routes and their answers. No middleware, which could hide a disconnect."""
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,12 +37,17 @@ from reference_engine.protocol import (
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.faults import FaultyLink
-from reference_engine.serve.generate import AnswerWriter, GenerationResponse, usage_of
+from reference_engine.serve.generate import (
+    AnswerWriter,
+    GenerationResponse,
+    admit,
+    read_generation,
+    usage_of,
+)
 from reference_engine.serve.journal import Page as JournalPage
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
 
-_LONG_BODY: Final = 32_768  # bytes: to tokenize more would hold up the event loop for milliseconds
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -158,19 +161,9 @@ class Frontend:
     ) -> ASGIApp:
         client_request_id = read_request_id(request.headers)
         owner: str | None = request.state.owner
-        wait_s = self._link.limiter.admit(owner, time.perf_counter_ns())
-        if wait_s is not None:
-            raise ApiError(
-                429,
-                f"too many requests or tokens in a minute; try again in {ceil(wait_s)} s",
-                code="rate_limit_exceeded",
-                headers={"retry-after": str(ceil(wait_s))},
-            )
+        admit(self._link, owner)
         body = await read_body(request)
-        if len(body) < _LONG_BODY:
-            generation = read(body, self._config, self._tokenizer)
-        else:
-            generation = await asyncio.to_thread(read, body, self._config, self._tokenizer)
+        generation = await read_generation(read, body, self._config, self._tokenizer)
         submitted = self._link.submit(
             generation,
             client_request_id=client_request_id,

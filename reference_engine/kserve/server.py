@@ -1,0 +1,286 @@
+"""The gRPC service of KServe v2: Triton's calls and their answers.
+
+Every request has a context. A client that cancels its call, lets its deadline pass or loses its
+connection is one thing to gRPC: the call's task is cancelled, and this kills the context before
+anything else. A stream's context is the parent of those of its requests, which are answered side by
+side. The client's half-close ends only the reading of further requests.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSet
+from contextlib import aclosing, contextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+from grpc import StatusCode
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2 import (
+    ModelConfigResponse,
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelMetadataResponse,
+    ModelReadyResponse,
+    ModelStreamInferResponse,
+    ServerLiveResponse,
+    ServerMetadataResponse,
+    ServerReadyResponse,
+)
+
+from reference_engine.config import FrontendSettings
+from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod
+from reference_engine.kserve.model import (
+    InferenceError,
+    Model,
+    check_request,
+    is_decoupled,
+    metadata_of,
+    read_parameters,
+)
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+OPEN_CALLS: Final = frozenset({"ServerLive", "ServerReady"})  # as /health: they need no key
+_SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_GRPC_ERRORS: Final = "triton_grpc_error"  # header: an error ends the stream, with its status
+_EXTENSIONS: Final = ("model_configuration", "parameters", "sequence")
+# gRPC sends a deadline with two or three digits, rounded up: the server's is that much later.
+_DEADLINE_SHARE: Final = 0.01
+_DEADLINE_S: Final = 0.005
+
+Call = grpc.aio.ServicerContext[Any, Any]
+Send = Callable[[ModelInferResponse], Awaitable[object]]
+
+
+async def infer(
+    models: Mapping[str, Model], request: ModelInferRequest, context: Context, send: Send
+) -> None:
+    """Send all responses to one request. Raises InferenceError."""
+    model = find_model(models, request.model_name, request.model_version)
+    check_request(request, model.config)
+    controls, _ = read_parameters(request)
+    wanted = {output.name for output in request.outputs}
+    head = ModelInferResponse(
+        model_name=model.name,
+        model_version=request.model_version or model.versions[-1],
+        id=request.id,
+    )
+    wants_final = controls.wants_final
+    async with aclosing(model.infer(request, context)) as responses:
+        async for response in responses:
+            response.MergeFrom(head)
+            if wanted:
+                _keep(response, wanted)
+            if wants_final:
+                is_final = not is_decoupled(model.config)
+                response.parameters["triton_final_response"].bool_param = is_final
+            await send(response)
+    if wants_final and is_decoupled(model.config):
+        head.parameters["triton_final_response"].bool_param = True
+        await send(head)
+
+
+def find_model(models: Mapping[str, Model], name: str, version: str) -> Model:
+    model = models.get(name)
+    if model is None:
+        raise InferenceError(
+            StatusCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found"
+        )
+    if version and version not in model.versions:
+        message = f"Request for unknown model: '{name}' version {version} is not found"
+        raise InferenceError(StatusCode.NOT_FOUND, message)
+    return model
+
+
+def _keep(response: ModelInferResponse, wanted: set[str]) -> None:
+    for at in reversed(range(len(response.outputs))):
+        if response.outputs[at].name not in wanted:
+            del response.outputs[at]
+            del response.raw_output_contents[at]
+
+
+class InferenceService:
+    """`answering` holds the tasks of all running calls; the caller may wait for them.
+
+    `is_allowed` is asked for the value of a call's `authorization`.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        answering: MutableSet[Any],
+        *,
+        stall_timeout_s: float,
+        is_allowed: Callable[[str | None], bool],
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._models = models
+        self._answering = answering
+        self._stall_timeout_s = stall_timeout_s
+        self._is_allowed = is_allowed
+        self._now_ns = now_ns
+
+    def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
+        """The calls that this class has; gRPC answers all others with UNIMPLEMENTED."""
+        methods = {}
+        for method in _SERVICE.methods:
+            answer = getattr(self, method.name, None)
+            if answer is None:
+                continue
+            kind = (
+                grpc.stream_stream_rpc_method_handler
+                if method.client_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
+            methods[method.name] = kind(
+                partial(self._answer, answer, is_open=method.name in OPEN_CALLS),
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+        return grpc.method_handlers_generic_handler(_SERVICE.full_name, methods)
+
+    async def _answer(self, answer: Any, request: Any, call: Call, *, is_open: bool) -> Any:
+        task = asyncio.current_task()
+        self._answering.add(task)
+        try:
+            headers = _headers_of(call)
+            if not is_open and not self._is_allowed(headers.get("authorization")):
+                message = "authorization: a valid API key is needed, as `Bearer KEY`"
+                raise InferenceError(StatusCode.UNAUTHENTICATED, message)
+            return await answer(request, call)
+        except InferenceError as error:
+            await call.abort(error.code, error.message)
+        finally:
+            self._answering.discard(task)
+
+    async def ServerLive(self, request: Any, call: Call) -> ServerLiveResponse:
+        return ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: Any, call: Call) -> ServerReadyResponse:
+        return ServerReadyResponse(ready=all(model.is_ready for model in self._models.values()))
+
+    async def ServerMetadata(self, request: Any, call: Call) -> ServerMetadataResponse:
+        return ServerMetadataResponse(
+            name="walkaway", version=version("walkaway"), extensions=_EXTENSIONS
+        )
+
+    async def ModelReady(self, request: Any, call: Call) -> ModelReadyResponse:
+        model = self._models.get(request.name)
+        has_version = model is not None and request.version in ("", *model.versions)
+        return ModelReadyResponse(ready=model is not None and has_version and model.is_ready)
+
+    async def ModelMetadata(self, request: Any, call: Call) -> ModelMetadataResponse:
+        return metadata_of(find_model(self._models, request.name, request.version))
+
+    async def ModelConfig(self, request: Any, call: Call) -> ModelConfigResponse:
+        model = find_model(self._models, request.name, request.version)
+        return ModelConfigResponse(config=model.config)
+
+    async def ModelInfer(self, request: ModelInferRequest, call: Call) -> ModelInferResponse:
+        model = find_model(self._models, request.model_name, request.model_version)
+        if is_decoupled(model.config):
+            message = (
+                "ModelInfer RPC doesn't support models with decoupled transaction policy; "
+                "use ModelStreamInfer"
+            )
+            raise InferenceError(StatusCode.UNIMPLEMENTED, message)
+        responses: asyncio.Queue[ModelInferResponse] = asyncio.Queue()
+        with self._killing(call, Context(request.id or None, _headers_of(call))) as context:
+            await infer(self._models, request, context, responses.put)
+        if responses.qsize() != 1:
+            message = f"model '{model.name}' gave {responses.qsize()} responses instead of one"
+            raise InferenceError(StatusCode.INTERNAL, message)
+        return responses.get_nowait()
+
+    async def ModelStreamInfer(self, requests: Any, call: Call) -> None:
+        tasks, sending = set[asyncio.Task[None]](), asyncio.Lock()
+        try:
+            async with asyncio.TaskGroup() as group:
+                with self._killing(call, Context(metadata=_headers_of(call))) as stream:
+                    async for request in requests:
+                        task = group.create_task(self._stream(request, stream, call, sending))
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
+                    if tasks:
+                        await asyncio.wait(tasks)
+        except* InferenceError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _stream(
+        self, request: ModelInferRequest, stream: Context, call: Call, sending: asyncio.Lock
+    ) -> None:
+        async def send(response: ModelInferResponse) -> None:
+            await self._send(ModelStreamInferResponse(infer_response=response), call, sending)
+
+        context = Context(request.id or None, stream.metadata)
+        stream.link_child(context)
+        try:
+            await infer(self._models, request, context, send)
+        except InferenceError as error:
+            if stream.metadata.get(_GRPC_ERRORS) == "true":
+                raise
+            failed = ModelStreamInferResponse(error_message=error.message)
+            failed.infer_response.id = request.id
+            await self._send(failed, call, sending)
+        except _ReadsNothingError:
+            now = self._now_ns()
+            why = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.STALL, now)
+            stream.kill(why)
+            message = f"the client has read nothing for {self._stall_timeout_s:g} s"
+            raise InferenceError(StatusCode.CANCELLED, message) from None
+        finally:
+            stream.unlink_child(context)
+
+    async def _send(
+        self, response: ModelStreamInferResponse, call: Call, sending: asyncio.Lock
+    ) -> None:
+        async with sending:  # gRPC takes one message at a time
+            try:
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await call.write(response)
+            except TimeoutError:
+                raise _ReadsNothingError from None
+
+    @contextmanager
+    def _killing(self, call: Call, context: Context) -> Iterator[Context]:
+        """Kill the context when gRPC cancels the call's task."""
+        total_s = call.time_remaining()
+        try:
+            yield context
+        except asyncio.CancelledError:
+            reason = CancelReason.USER_DISCONNECT
+            if total_s is not None:
+                left_s = call.time_remaining() or 0.0
+                if left_s <= max(total_s * _DEADLINE_SHARE, _DEADLINE_S):
+                    reason = CancelReason.CLIENT_TIMEOUT
+            context.kill(Cancellation(reason, DetectionMethod.GRPC, self._now_ns()))
+            raise
+
+
+def grpc_server(service: InferenceService, settings: FrontendSettings) -> grpc.aio.Server:
+    """It belongs to the running event loop."""
+    keepalive_ms = int((settings.heartbeat_s or settings.ack_timeout_s) * 1000)
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", 0),  # a second server on this port fails
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", int(settings.ack_timeout_s * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.max_ping_strikes", 0),  # clients may ping as often as they like
+        ]
+    )
+    server.add_generic_rpc_handlers((service.handler(),))
+    return server
+
+
+class _ReadsNothingError(Exception):
+    pass
+
+
+def _headers_of(call: Call) -> dict[str, str]:
+    metadata = call.invocation_metadata() or ()
+    return {str(name): value for name, value in metadata if isinstance(value, str)}
