@@ -23,6 +23,9 @@ Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 GAUGES: Final = ("running", "waiting", "free_blocks", "kv_usage")
 
 
+ProcessKind = Literal["frontend", "worker"]  # of an engine with several processes
+
+
 class Outcome(StrEnum):
     COMPLETED = "completed"
     ABANDONED = "abandoned"  # the user left on purpose, by plan: not an error
@@ -141,6 +144,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repeats: str | None = None
     answer: str | None = None
     resent: bool = False  # once more, on a new connection: the kept one ended without an answer
+    frontend: int = 0  # of a server with several: the one that it was sent to
 
 
 class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +200,11 @@ class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LifecycleEvent(msgspec.Struct, kw_only=True):
-    """One event in a request's life, by the reference engine: a row of `lifecycle.parquet`."""
+    """One event in a request's life, by the reference engine: a row of `lifecycle.parquet`.
+
+    `worker`: the name of the worker that had it, "" for an event of a frontend, and where the
+    server names none.
+    """
 
     seq: int
     t_ns: int
@@ -207,13 +215,14 @@ class LifecycleEvent(msgspec.Struct, kw_only=True):
     num_generated: int
     num_blocks: int
     reason: str | None
+    worker: str = ""
 
 
 class StepRow(msgspec.Struct, kw_only=True):
     """One engine step: a row of `steps.parquet` (there the two maps become lists, see store).
 
-    `scheduled` maps a request (the server's id) to the tokens computed for it in the step, and
-    `sampled` to the new tokens that came out of it.
+    Each `worker` numbers its own steps. `scheduled` maps a request (the server's id) to the tokens
+    computed for it in the step, and `sampled` to the new tokens that came out of it.
     """
 
     step: int
@@ -224,6 +233,7 @@ class StepRow(msgspec.Struct, kw_only=True):
     free_blocks: int
     scheduled: dict[str, int]
     sampled: dict[str, int]
+    worker: str = ""
 
 
 class MetricSample(msgspec.Struct, kw_only=True):

@@ -7,15 +7,15 @@ are read back when the threads have ended.
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import httpx
 
 from harness.collect.gpu import Gpus
-from harness.collect.lifecycle import LogFollower
+from harness.collect.lifecycle import LogFollower, NewSteps, SharedLog
 from harness.collect.machine import CpuSampler
 from harness.collect.scrape import read_samples
 from harness.collect.source import Gathered, Notes, SourceError, poll
@@ -33,11 +33,43 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
+class Pages(NamedTuple):
+    """`logs`: the frontends of a server with exact logs. With `worker_logs` its processes are
+    killed on purpose: its workers' own logs are followed too, and a page that cannot be read is
+    only noted."""
+
+    metrics: Sequence[str]
+    logs: Sequence[str] = ()
+    worker_logs: Sequence[str] = ()
+
+
+def with_workers_own(
+    of_frontends: Callable[[], Iterable[LifecycleEvent]],
+    of_workers: Callable[[], Iterable[LifecycleEvent]],
+) -> Iterator[LifecycleEvent]:
+    """The frontends' events, and those that only a worker still has: the copy of a killed frontend
+    ends with the last reading. Workers do not know the clients' names of requests."""
+    clients, known = dict[str, str | None](), set[tuple[str, str, str, int]]()
+    own = list(of_workers())
+    for event in of_frontends():
+        if own:
+            clients[event.request_id] = event.client_request_id
+            known.add(_key(event))
+        yield event
+    for event in own:
+        if _key(event) not in known:
+            event.client_request_id = clients.get(event.request_id)
+            yield event
+
+
+def _key(event: LifecycleEvent) -> tuple[str, str, str, int]:
+    return event.request_id, event.event, event.worker, event.t_ns
+
+
 class Collector:
     """Starts the sources on entry and stops them on exit. Rows go to shards in `rows_dir`.
 
-    `metrics_urls` are scraped with pauses that `scrape_pause_s` draws, if given. `logs_url` is None
-    if the server has no exact logs.
+    Metrics pages are scraped with pauses that `scrape_pause_s` draws, if given.
     The collector owns and closes `client`, and the GPUs that it watches.
 
     `latest_scrape` and `names_seen` (names of all metrics ever seen) change in one thread only; the
@@ -49,9 +81,8 @@ class Collector:
         *,
         rows_dir: Path,
         client: httpx.Client,
-        metrics_urls: Sequence[str],
+        pages: Pages,
         scrape_pause_s: Callable[[], float] | None,
-        logs_url: str | None,
         clock_ns: Callable[[], int],
         notes: Notes,
     ) -> None:
@@ -60,6 +91,7 @@ class Collector:
         self.names_seen: set[str] = set()
         self.lifecycle = Gathered(rows_dir, "lifecycle", LifecycleEvent)
         self.steps = Gathered(rows_dir, "steps", StepRow)
+        self._of_workers = Gathered(rows_dir, "worker_lifecycle", LifecycleEvent)
         self._gathered: dict[str, Gathered[Any]] = {
             "lifecycle": self.lifecycle,
             "steps": self.steps,
@@ -70,14 +102,21 @@ class Collector:
         self._gpus: Gpus | None = None
         self._clock_ns = clock_ns
         self._notes = notes
-        self._metrics_urls = metrics_urls
+        self._metrics_urls = pages.metrics
         self._scrape_pause_s = scrape_pause_s
         self._client = client
-        self._logs: list[LogFollower[Any]] = []
-        if logs_url is not None:
-            for rows in (self.steps, self.lifecycle):
-                log = f"{logs_url}/{rows.kind}"
-                self._logs.append(LogFollower(client, log, rows.row_type, notes, keep=rows.add))
+        self._complain = notes.add if pages.worker_logs else notes.warn
+        self._logs: list[LogFollower[Any] | SharedLog[Any]] = []
+        if pages.logs:
+            keep = self.steps.add if len(pages.logs) == 1 else NewSteps(self.steps.add)
+            self._logs = [
+                SharedLog([self._follower(url, self.steps, keep) for url in pages.logs]),
+                *(self._follower(url, self.lifecycle) for url in pages.logs),
+                *(
+                    self._follower(url, self.lifecycle, self._of_workers.add)
+                    for url in pages.worker_logs
+                ),
+            ]
         self._stop = threading.Event()
         self._threads = ThreadPoolExecutor(thread_name_prefix="collect", initializer=give_way)
         self._running: list[Future[None]] = []
@@ -102,7 +141,7 @@ class Collector:
         if self._gpus is not None:
             self._try(self._sample_gpus)
             self._gpus.close()
-        for of_one_kind in self._gathered.values():
+        for of_one_kind in (*self._gathered.values(), self._of_workers):
             of_one_kind.close()
         for thread in self._running:
             thread.result()
@@ -116,23 +155,32 @@ class Collector:
         self._gpus = gpus
 
     def rows(self) -> RunRows:
-        return RunRows(**{kind: rows.all() for kind, rows in self._gathered.items()})
+        rows = {kind: rows.all() for kind, rows in self._gathered.items()}
+        rows["lifecycle"] = with_workers_own(self.lifecycle.all, self._of_workers.all)
+        return RunRows(**rows)
+
+    def _follower(
+        self, url: str, rows: Gathered[Any], keep: Callable[[list[Any]], None] | None = None
+    ) -> LogFollower[Any]:
+        log = f"{url}/walkaway/{rows.kind}"
+        return LogFollower(self._client, log, rows.row_type, self._notes, keep=keep or rows.add)
 
     def _start(self, tick: Callable[[], None], pause_s: Callable[[], float]) -> None:
         self._running.append(
-            self._threads.submit(poll, tick, pause_s=pause_s, stop=self._stop, notes=self._notes)
+            self._threads.submit(
+                poll, tick, pause_s=pause_s, stop=self._stop, complain=self._complain
+            )
         )
 
     def _try(self, *acts: Callable[[], None]) -> None:
-        try:
-            for act in acts:
+        for act in acts:
+            try:
                 act()
-        except SourceError as error:
-            self._notes.warn(str(error))
+            except SourceError as error:
+                self._complain(str(error))
 
     def _follow(self) -> None:
-        for log in self._logs:
-            log.catch_up()
+        self._try(*(log.catch_up for log in self._logs))
 
     def _scrape(self) -> None:
         urls, clock_ns = self._metrics_urls, self._clock_ns

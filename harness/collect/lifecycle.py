@@ -5,8 +5,9 @@ the number of rows that fell out of the log unread. An answer may hold fewer row
 the engine bounds its bytes.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
 
 import httpx
 import msgspec
@@ -26,8 +27,22 @@ CLOCK_TRIES = 5
 Row = TypeVar("Row", LifecycleEvent, StepRow)
 
 
+class _Page(NamedTuple, Generic[Row]):
+    """`begins`: it was asked for from the beginning of the log."""
+
+    rows: list[Row]
+    begins: bool
+    next_after: int
+    last: int
+    dropped: int
+
+
 class LogFollower(Generic[Row]):
-    """Reads one log from where it last stopped; `keep` gets the rows of each page."""
+    """Reads one log from where it last stopped; `keep` gets the rows of each page.
+
+    A process that was killed and started again begins its log anew: its last row lies before the
+    position, or its first row is another. The second is asked for only after a failed reading.
+    """
 
     def __init__(
         self,
@@ -44,6 +59,8 @@ class LogFollower(Generic[Row]):
         self._notes = notes
         self._keep: Callable[[list[Row]], None] = keep
         self._after = 0
+        self._first: Row | None = None
+        self._has_failed = False
 
     def skip_history(self) -> None:
         """Skip the log so far, which is of earlier clients. Raises SourceError."""
@@ -58,18 +75,70 @@ class LogFollower(Generic[Row]):
                 self._notes.warn(f"{self._url}: {dropped} rows fell out of the engine's log unread")
 
     def _pages(self) -> Iterator[tuple[list[Row], int]]:
+        if self._has_failed:
+            first = self._page(0, 1)
+            if not first.dropped and first.rows != [self._first]:
+                self._after = 0
         is_more = True
         while is_more:
-            try:
-                response = self._client.get(self._url, params={"after": self._after, "limit": PAGE})
-                response.raise_for_status()
-                rows = self._decoder.decode_lines(response.content)
-                self._after = int(response.headers[NEXT_AFTER])
-                is_more = self._after < int(response.headers.get(LAST, self._after))
-                dropped = int(response.headers.get(DROPPED, 0))
-            except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
-                raise SourceError(f"{self._url} could not be read ({why_unread(error)})") from error
-            yield rows, dropped
+            page = self._page(self._after, PAGE)
+            if page.last < self._after:
+                page = self._page(0, PAGE)
+            if page.rows and page.begins:
+                self._first = page.rows[0]
+            self._after = page.next_after
+            is_more = self._after < page.last
+            yield page.rows, page.dropped
+
+    def _page(self, after: int, limit: int) -> _Page[Row]:
+        self._has_failed = True
+        try:
+            response = self._client.get(self._url, params={"after": after, "limit": limit})
+            response.raise_for_status()
+            next_after = int(response.headers[NEXT_AFTER])
+            page = _Page(
+                rows=self._decoder.decode_lines(response.content),
+                begins=after == 0,
+                next_after=next_after,
+                last=int(response.headers.get(LAST, next_after)),
+                dropped=int(response.headers.get(DROPPED, 0)),
+            )
+        except (httpx.HTTPError, msgspec.MsgspecError, KeyError, ValueError) as error:
+            raise SourceError(f"{self._url} could not be read ({why_unread(error)})") from error
+        self._has_failed = False
+        return page
+
+
+class SharedLog(Generic[Row]):
+    """A log that several servers keep alike, read from the first that answers."""
+
+    def __init__(self, copies: Sequence[LogFollower[Row]]) -> None:
+        self._copies: Sequence[LogFollower[Row]] = copies
+
+    def skip_history(self) -> None:
+        for copy in self._copies:
+            copy.skip_history()
+
+    def catch_up(self) -> None:
+        """Raises SourceError if none of them answers."""
+        for copy in self._copies[:-1]:
+            with suppress(SourceError):
+                copy.catch_up()
+                return
+        self._copies[-1].catch_up()
+
+
+class NewSteps:
+    """Keeps the steps that no other copy of the log gave before: each worker's come in order."""
+
+    def __init__(self, keep: Callable[[list[StepRow]], None]) -> None:
+        self._keep = keep
+        self._newest_ns: dict[str, int] = {}
+
+    def __call__(self, rows: list[StepRow]) -> None:
+        new = [row for row in rows if row.started_ns > self._newest_ns.get(row.worker, 0)]
+        self._newest_ns |= {row.worker: row.started_ns for row in new}
+        self._keep(new)
 
 
 def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) -> ClockCheck:

@@ -68,13 +68,13 @@ def poll(
     *,
     pause_s: Callable[[], float],
     stop: threading.Event,
-    notes: Notes,
+    complain: Callable[[str], None],
 ) -> None:
     while not stop.is_set():
         try:
             tick()
         except SourceError as error:
-            notes.warn(str(error))
+            complain(str(error))
         stop.wait(pause_s())
 
 

@@ -42,6 +42,22 @@ def keep_open(descriptors: Sequence[int]) -> None:
     subprocess.Popen([sys.executable, "-I", "-S", "-c", _KEEP_OPEN], pass_fds=descriptors)
 
 
+class Frontend:
+    """One of the server's frontends. A user keeps to one."""
+
+    def __init__(self, url: str, number: int, plan: LoadPlan, api_key: str | None) -> None:
+        self.number = number
+        self._base = url.rstrip("/")
+        self.url = httpx.URL(self._base + plan.target.path)
+        self.transport = SocketTransport(
+            self.url, ca_file=plan.ca_file, keep_alive=plan.run.keep_alive
+        )
+        self.fields = _fields(plan, self.url, api_key)
+
+    def path(self, path: str) -> bytes:
+        return httpx.URL(self._base + path).raw_path
+
+
 class StreamClient:
     """`open_streams`: the requests now in flight. `give_up` is called with the reason when the
     client itself cannot go on."""
@@ -59,11 +75,8 @@ class StreamClient:
         self.lingering: list[Connection] = []
         self._give_up = give_up
         self._connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
-        self._url = httpx.URL(plan.url.rstrip("/") + plan.target.path)
-        self.transport = SocketTransport(
-            self._url, ca_file=plan.ca_file, keep_alive=plan.run.keep_alive
-        )
-        self._fields = _fields(plan, self._url, api_key)
+        urls = enumerate(plan.urls or [plan.url])
+        self._frontends = [Frontend(url, number, plan, api_key) for number, url in urls]
 
     def close(self) -> None:
         """Close the idle connections and reset the lingering ones: now, or, if the plan says so,
@@ -73,7 +86,11 @@ class StreamClient:
         for connection in self.lingering:
             connection.reset()
         self.lingering.clear()
-        self.transport.close()
+        for frontend in self._frontends:
+            frontend.transport.close()
+
+    def frontend_of(self, user: int) -> Frontend:
+        return self._frontends[user % len(self._frontends)]
 
     def ask(
         self,
@@ -107,6 +124,7 @@ class StreamClient:
             self.open_streams -= 1
             row = stream.row()
             row.resent = request.is_resent
+            row.frontend = exchange.frontend.number
             if not request.is_opened and row.outcome is not Outcome.FAILED:
                 row.wire_close = WireClose.UNOPENED
             keep(row)
@@ -126,25 +144,26 @@ class StreamClient:
             body |= spec.text.conditions(has_tasks=self.plan.target.lifecycle)
         encoded = msgspec.json.encode(body)
         is_stream = spec.delivery is Delivery.STREAM
+        frontend = self.frontend_of(spec.user)
         fields = [
-            *self._fields,
+            *frontend.fields,
             (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
         return WireRequest(
-            head=head_of(self._url.raw_path, fields, encoded),
+            head=head_of(frontend.url.raw_path, fields, encoded),
             body=encoded,
             connect_s=self._connect_s,
             next_byte_s=self.plan.run.timeout_s,
             way=spec.way,
         )
 
-    def build_cancel(self, request_id: str) -> WireRequest:
-        path = self.plan.target.cancel_path
+    def build_cancel(self, spec: RequestSpec) -> WireRequest:
+        path, frontend = self.plan.target.cancel_path, self.frontend_of(spec.user)
         assert path is not None
-        path = path.replace("{id}", quote(request_id, safe=""))
+        path = path.replace("{id}", quote(spec.request_id, safe=""))
         return WireRequest(
-            head=head_of(httpx.URL(self.plan.url.rstrip("/") + path).raw_path, self._fields),
+            head=head_of(frontend.path(path), frontend.fields),
             connect_s=self._connect_s,
             next_byte_s=self._connect_s,
         )
@@ -260,6 +279,7 @@ class Exchange:
             StreamReader(self.stream, client.step) if is_stream else UnaryReader(self.stream)
         )
         self._client = client
+        self.frontend = client.frontend_of(spec.user)
         self._request = request
         self._spec = spec
         self._way = spec.way or Way.FIN
@@ -276,7 +296,7 @@ class Exchange:
         else:
             self._request.patience_ns = think_ns
         try:
-            with self._client.transport.open(self._request) as connection:
+            with self.frontend.transport.open(self._request) as connection:
                 self._read(connection)
                 if connection.is_kept:
                     self._client.lingering.append(connection)
@@ -346,8 +366,8 @@ class Exchange:
             self._reader.read(chunk, connection.received_ns)
 
     def _ask_to_cancel(self, connection: Connection, think_ns: int) -> None:
-        request = self._client.build_cancel(self._spec.request_id)
-        asking = self._client.transport.connect(request)
+        request = self._client.build_cancel(self._spec)
+        asking = self.frontend.transport.connect(request)
         try:
             t0_ns = time.perf_counter_ns()
             asking.send(request.head, request.next_byte_s)

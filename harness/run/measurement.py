@@ -3,14 +3,16 @@
 import random
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
-from harness.collect.collector import Collector
+from harness.collect.collector import Collector, Pages
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import jittered
 from harness.records import RequestRow
+from harness.run.kills import Killer, complete_lines
 from harness.run.live import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
 from harness.run.preflight import (
@@ -38,6 +40,7 @@ from harness.run.settle import (
 )
 from harness.store.manifest import IdleReading, ScheduledArrivals, find_hardware
 from harness.store.run_folder import RunFolder, RunRows
+from harness.workload.load import AbandonLoad
 from harness.workload.plan import LoadPlan, write_plan
 
 SETTLE_POLL_S = 0.02
@@ -84,6 +87,12 @@ class Measurement(RunState):
     @property
     def is_interrupted(self) -> bool:
         return self.interruption.requested
+
+    @property
+    def _kills(self) -> AbandonLoad | None:
+        """The load, if it has processes of the engine killed meanwhile."""
+        load = self.resolved.workload.load
+        return load if isinstance(load, AbandonLoad) and load.kill is not None else None
 
     @property
     def _is_exact(self) -> bool:
@@ -209,9 +218,12 @@ class Measurement(RunState):
         collector = self._collector = Collector(
             rows_dir=self.folder.shards,
             client=self.new_client(5.0),
-            metrics_urls=metrics_urls,
+            pages=Pages(
+                metrics=metrics_urls,
+                logs=server.urls if self._is_exact else (),
+                worker_logs=server.worker_urls if self._is_exact and self._kills else (),
+            ),
             scrape_pause_s=self._scrape_pause_s() if metrics_urls else None,
-            logs_url=f"{server.url}/walkaway" if self._is_exact else None,
             clock_ns=self.clock_ns,
             notes=self.notes,
         )
@@ -220,8 +232,8 @@ class Measurement(RunState):
             collector.watch_gpus(gpus)
         self.manifest.hardware = find_hardware([] if gpus is None else gpus.names)
         if server.config is not None and is_local:
-            for name in ("frontend", "worker"):
-                collector.watch(name, int(server.config[f"{name}_pid"]))
+            for name, pid in server.pids.items():
+                collector.watch(name, pid)
         return collector
 
     def _scrape_pause_s(self) -> Callable[[], float] | None:
@@ -263,11 +275,26 @@ class Measurement(RunState):
         write_plan(plan, self.folder.load_plan)
         self.live = LiveRun(has_log=self.manifest.clock.comparable, started_ns=self.clock_ns())
         try:
-            self.load.run(plan, self, until_settled=until_settled)
+            with self._killer():
+                self.load.run(plan, self, until_settled=until_settled)
         finally:
             self.manifest.window.load_ended_ns = self.clock_ns()
             write_plan(plan.without_secrets(), self.folder.load_plan)
         self.interruption.check()
+
+    def _killer(self) -> AbstractContextManager[object]:
+        if (load := self._kills) is None:
+            return nullcontext()
+        assert self.server is not None
+        assert self.server.engine is not None
+        assert load.kill is not None
+        return Killer(
+            load.kill,
+            every_s=load.kill_every_s,
+            announced=partial(complete_lines, self.server.engine.log),
+            kills=self.manifest.kills,
+            clock_ns=self.clock_ns,
+        )
 
     def _settle(self, collector: Collector) -> CalmWatch:
         """Wait the settle time, or until exact gauges are back at their values before the load."""

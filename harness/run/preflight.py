@@ -6,7 +6,7 @@ but for a page of GPU counters that the user named.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -58,6 +58,13 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
     config, settings, url = run.resolved.config, run.resolved.workload.engine, run.resolved.url
     command, log, engine = config.target_command, run.folder.log("engine"), None
     is_ours = url is None and command is None
+    ready: Mapping[str, Any] = {}
+    load = run.resolved.workload.load
+    if not is_ours and isinstance(load, AbandonLoad) and load.kill is not None:
+        raise ConfigError(
+            f"`load.kill` is {load.kill!r}: only processes of an engine that the run itself starts "
+            "are killed: leave out --target"
+        )
     if not is_ours and (note := unused_engine_settings(run.resolved.workload)) is not None:
         run.notes.add(note)
     if is_ours:
@@ -66,7 +73,7 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
             run.notes.add(_NO_TORCH)
             run.progress.phase(_NO_TORCH)
         run.progress.phase(f"starting the reference engine ({runner} runner)")
-        engine, url = start_engine(
+        engine, ready = start_engine(
             settings,
             runner,
             log,
@@ -75,6 +82,7 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
             teacher=_write_texts(run.resolved.workload.load, run.folder.teacher),
             interruption=run.interruption,
         )
+        url = str(ready["url"])
     elif command is not None:
         run.progress.phase(f"starting {command[0]}")
         engine, url = start_command(
@@ -88,7 +96,7 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
     else:
         run.progress.phase(f"connecting to {url}")
     assert url is not None
-    return attach(url, run.target, model=config.model, client=client, engine=engine)
+    return attach(url, run.target, model=config.model, client=client, engine=engine, ready=ready)
 
 
 def _write_texts(load: AnyLoad, file: Path) -> Path | None:
@@ -108,7 +116,7 @@ def _write_texts(load: AnyLoad, file: Path) -> Path | None:
 def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFacts:
     urls = run.resolved.metrics_urls
     if run.target.metrics and not urls:
-        urls = [f"{server.url}/metrics"]
+        urls = server.metrics_urls
     _note_scraping(run, urls)
     if run.resolved.workload.engine.compile and (server.config or {}).get("compile") is False:
         run.notes.warn("engine.compile: the engine computes eagerly; its log says why")

@@ -176,6 +176,7 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
     load, arrivals = fit_to_trace(workload, load, server, resolved.folder)
     return LoadPlan(
         url=server.url,
+        urls=server.urls if len(server.urls) > 1 else [],
         model=server.model,
         target=target,
         run=workload.run,

@@ -2,9 +2,9 @@
 
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,6 +26,7 @@ BAD_CONFIGURATION: Final = 2
 KNOCK_S: Final = 1.0
 PORT: Final = "{port}"
 POLL_S: Final = 0.1
+_OF_TIERS: Final = {"frontends", "workers", "disaggregated", "migrate"}
 _NAMED_BY: Final = "from --target or an arm's `target`"
 
 INSTALL_TORCH: Final = (
@@ -37,13 +38,40 @@ INSTALL_TORCH: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """A server that answers. `config` is None unless it speaks the reference engine's contract;
-    `slots_found`: its number of batch slots, if the harness had to find out."""
+    `slots_found`: its number of batch slots, if the harness had to find out; `ready`: the line in
+    which an engine of ours announced its processes and their pages."""
 
     url: str
     model: str
     config: dict[str, Any] | None
     engine: Child | None
     slots_found: int | None = None
+    ready: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def urls(self) -> list[str]:
+        """Of all its frontends."""
+        return list(self.ready.get("urls") or [self.url])
+
+    @property
+    def worker_urls(self) -> list[str]:
+        """Of its workers' own pages, if it has tiers."""
+        pages: list[str] = self.ready.get("worker_metrics_urls") or []
+        return [page.removesuffix("/metrics") for page in pages]
+
+    @property
+    def metrics_urls(self) -> list[str]:
+        return [f"{url}/metrics" for url in (*self.urls, *self.worker_urls)]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of its processes, by name, where its config or its ready line says so."""
+        if frontends := self.ready.get("frontend_pids"):
+            kinds = {"frontend": frontends, "worker": self.ready["worker_pids"]}
+            return {f"{kind} {i}": pid for kind, of in kinds.items() for i, pid in enumerate(of)}
+        config = self.config or {}
+        names = ("frontend", "worker")
+        return {name: int(config[f"{name}_pid"]) for name in names if f"{name}_pid" in config}
 
     @property
     def context(self) -> int | None:
@@ -83,7 +111,10 @@ def engine_command(
 ) -> list[str]:
     command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
     command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
-    values = settings.model_dump(exclude={"runner", "device", "faults", "allow_faults"})
+    by_hand = {"runner", "device", "faults", "allow_faults", *_OF_TIERS}
+    values = settings.model_dump(exclude=by_hand)
+    if settings.has_tiers:
+        values |= settings.model_dump(include=_OF_TIERS) | {"worker_metrics_port": 0}
     values["model"] = model or settings.model
     values["teacher"] = teacher
     for key, value in values.items():
@@ -108,8 +139,8 @@ def start_engine(
     model: str | None,
     teacher: Path | None,
     interruption: Interruption,
-) -> tuple[Child, str]:
-    """Start the bundled engine; it ends with `children`. Returns its process and its URL.
+) -> tuple[Child, Mapping[str, Any]]:
+    """Start the bundled engine; it ends with `children`. Returns its process and its ready line.
 
     Raises ConfigError if it refuses its settings, TargetError if it does not start, and
     InterruptedRunError if the user interrupts.
@@ -130,7 +161,7 @@ def start_engine(
                 f"the engine refuses its settings (section [engine] of the workload): {refusal}"
             ) from error
         raise
-    return engine, str(ready["url"])
+    return engine, ready
 
 
 def start_command(
@@ -178,7 +209,13 @@ def _is_ready(client: httpx.Client, url: str) -> bool:
 
 
 def attach(
-    url: str, target: Target, *, model: str | None, client: httpx.Client, engine: Child | None
+    url: str,
+    target: Target,
+    *,
+    model: str | None,
+    client: httpx.Client,
+    engine: Child | None,
+    ready: Mapping[str, Any],
 ) -> Server:
     config: dict[str, Any] | None = None
     if target.lifecycle:
@@ -195,7 +232,7 @@ def attach(
         model = _only_model(client, url)
     else:
         _get(client, f"{url}/v1/models")
-    return Server(url=url, model=model, config=config, engine=engine)
+    return Server(url=url, model=model, config=config, engine=engine, ready=ready)
 
 
 def _only_model(client: httpx.Client, url: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from harness.errors import InterruptedRunError, WalkawayError
-from harness.records import SCHEMA_VERSION, VoidTrial
+from harness.records import SCHEMA_VERSION, ProcessKind, VoidTrial
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 
 Status = Literal["complete", "interrupted", "target_failed"]
@@ -58,6 +58,16 @@ class ClockCheck(msgspec.Struct, kw_only=True):
     name: str = "CLOCK_MONOTONIC"
     comparable: bool = False
     round_trip_ns: int | None = None
+
+
+class Kill(msgspec.Struct, kw_only=True):
+    """The harness killed a process of the server at `t_ns`; at `back_ns` it served again."""
+
+    t_ns: int
+    kind: ProcessKind
+    index: int
+    pid: int
+    back_ns: int | None = None
 
 
 class Window(msgspec.Struct, kw_only=True):
@@ -172,6 +182,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     load_processes: list[LoadProcessRecord] = []
     absent_workers: list[str] = []
     void_trials: list[VoidTrial] = []
+    kills: list[Kill] = []
     notes: list[str] = []
     warnings: list[str] = []
 

@@ -43,8 +43,11 @@ def write_table(path: Path, record: type[msgspec.Struct], rows: Iterable[msgspec
     part.replace(path)
 
 
-def read_frame(path: Path, *, without: Container[str] = ()) -> pd.DataFrame:
-    """Read column by column: a large run takes little more memory than its frame.
+def read_frame(
+    path: Path, record: type[msgspec.Struct], *, without: Container[str] = ()
+) -> pd.DataFrame:
+    """Read column by column: a large run takes little more memory than its frame. A column that
+    the run is too old to have holds the record's default.
 
     Raises ConfigError for a file that is missing or damaged.
     """
@@ -56,7 +59,11 @@ def read_frame(path: Path, *, without: Container[str] = ()) -> pd.DataFrame:
         raise ConfigError(
             f"{path}: cannot be read: {error}; is {path.parent} a finished run's folder?"
         ) from error
-    return pd.DataFrame(columns)
+    frame = pd.DataFrame(columns)
+    for one in msgspec.structs.fields(record):
+        if one.name not in frame and isinstance(one.default, (str, int)):
+            frame[one.name] = one.default
+    return frame
 
 
 def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:

@@ -194,11 +194,16 @@ class RunFolder:
         from harness.store.parquet import TOKEN_LISTS, read_frame
 
         without = () if with_tokens else TOKEN_LISTS
-        frames = {name: read_frame(self._table(name), without=without) for name in RECORDS}
+        frames = {
+            name: read_frame(self._table(name), record, without=without)
+            for name, record in RECORDS.items()
+        }
         probes = self.probe_phase._table("requests")
         return RunFrames(
             manifest=self.read_manifest(),
-            probe_phase=read_frame(probes, without=without) if probes.is_file() else None,
+            probe_phase=(
+                read_frame(probes, RequestRow, without=without) if probes.is_file() else None
+            ),
             **frames,
         )
 

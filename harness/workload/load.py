@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from harness.records import ProcessKind
 from harness.workload.abandon import (
     AbandonPlan,
     AnyPlan,
@@ -22,6 +23,7 @@ from harness.workload.observed_latency import ObservedLatency
 from harness.workload.values import (
     MOST_STREAMS,
     Count,
+    Duration,
     Seconds,
     Section,
     Share,
@@ -57,7 +59,8 @@ class Load(Section):
 class AbandonLoad(Load):
     """A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
     `answer_tokens`, so many that a server that goes on differs from one that finished, and leave by
-    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan)."""
+    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan). Meanwhile
+    the harness ends a process of kind `kill` of the bundled engine every `kill_every_s`."""
 
     _answers = ("answer_tokens", "stay_tokens", "canary_tokens")
     kind: Literal["abandon"]
@@ -73,6 +76,8 @@ class AbandonLoad(Load):
     retry_pause_s: Seconds = 0.5
     canaries: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
     canary_tokens: Tokens = 32
+    kill: ProcessKind | None = None
+    kill_every_s: Duration = 1.0
 
     @model_validator(mode="after")
     def _must_say_how_they_leave(self) -> Self:

@@ -20,12 +20,13 @@ ONLY_ARM: Final = "main"  # of a workload without arms
 
 
 class LoadPlan(Section):
-    """`rows_dir` must exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`,
-    all other draws from the seed alone. `left_open_outlive`: connections that users left open end
-    with standard input, not before. Users, arrivals and abandons count all `run.processes`
-    together."""
+    """`urls`: of all frontends, if there are several, which share the users evenly. `rows_dir` must
+    exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`, all other draws
+    from the seed alone. `left_open_outlive`: connections that users left open end with standard
+    input, not before. Users, arrivals and abandons count all `run.processes` together."""
 
     url: str
+    urls: list[str] = Field(default_factory=list)
     model: str
     target: Target
     run: RunSettings

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from harness.errors import ConfigError
+from harness.records import ProcessKind
 from harness.workload.abandon import TimePlan
 from harness.workload.arrivals import (
     AnyArrivals,
@@ -116,8 +117,20 @@ class EngineSettings(Section):
     sim_prefill_token_ms: Milliseconds | None = None
     sim_decode_token_ms: Milliseconds | None = None
     sim_swap_block_ms: Milliseconds | None = None
+    frontends: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
+    workers: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
+    disaggregated: bool = False
+    migrate: Annotated[int, Field(ge=0, le=LARGEST_INT)] | None = None
     faults: list[str] = Field(default_factory=list)
     allow_faults: bool = False
+
+    @property
+    def has_tiers(self) -> bool:
+        """Frontends and workers are processes of their own, any number of each."""
+        return self.frontends > 1 or self.workers > 1 or self.disaggregated
+
+    def num_of(self, kind: ProcessKind) -> int:
+        return self.frontends if kind == "frontend" else self.workers
 
 
 class SettleSettings(Section):
@@ -221,7 +234,14 @@ class Workload(Section):
             rate = self.arrivals.highest_rate
             if rate > self.run.most_rate:
                 yield rate_problem(rate, self.run.most_rate)
-        for plan in self.load.leavers if isinstance(self.load, AbandonLoad) else ():
+        if not isinstance(self.load, AbandonLoad):
+            return
+        if (kind := self.load.kill) is not None and self.engine.num_of(kind) < 2:
+            yield (
+                f"`load.kill` is {kind!r}, but `engine.{kind}s` is 1: with 2 or more, another one "
+                "serves until the killed one is back"
+            )
+        for plan in self.load.leavers:
             if isinstance(plan, TimePlan) and plan.seconds[1] >= limit_s:
                 yield (
                     f"plan `time`: leaves {plan.seconds[1]:g} s after `{plan.since}`, but "

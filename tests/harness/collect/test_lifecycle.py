@@ -4,11 +4,11 @@ import httpx
 import msgspec
 import pytest
 
-from harness.collect.lifecycle import LogFollower, check_clock
+from harness.collect.lifecycle import LogFollower, NewSteps, SharedLog, check_clock
 from harness.collect.source import Notes, SourceError
-from harness.records import LifecycleEvent
+from harness.records import LifecycleEvent, StepRow
 from harness.store.manifest import boot_id
-from tests.made_up.rows import lifecycle_event
+from tests.made_up.rows import lifecycle_event, step_row
 
 URL = "http://engine/walkaway/lifecycle"
 
@@ -18,6 +18,7 @@ class Log:
 
     def __init__(self, last: int, *, dropped: int = 0, most_rows: int = 10_000) -> None:
         self.last, self._dropped, self._most_rows = last, dropped, most_rows
+        self.is_down, self.lives = False, 1
         self.notes, self.kept = Notes(), list[int]()
         client = httpx.Client(transport=httpx.MockTransport(self._answer))
         self.follower = LogFollower(client, URL, LifecycleEvent, self.notes, keep=self._keep)
@@ -26,6 +27,8 @@ class Log:
         self.kept += [row.seq for row in rows]
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
+        if self.is_down:
+            raise httpx.ConnectError("refused")
         after, limit = int(request.url.params["after"]), int(request.url.params["limit"])
         seqs = range(after + 1, min(after + min(limit, self._most_rows), self.last) + 1)
         headers = {
@@ -33,7 +36,7 @@ class Log:
             "x-walkaway-dropped": str(self._dropped if after == 0 else 0),
             "x-walkaway-last": str(self.last),
         }
-        rows = [lifecycle_event(seq, seq * 10, "arrived", f"s{seq}") for seq in seqs]
+        rows = [lifecycle_event(seq, seq + self.lives, "arrived", f"s{seq}") for seq in seqs]
         content = msgspec.json.Encoder().encode_lines(rows)
         return httpx.Response(200, headers=headers, content=content)
 
@@ -57,6 +60,69 @@ def test_dropped_rows_are_noted() -> None:
     log = Log(2, dropped=7)
     log.follower.catch_up()
     assert log.notes.warnings() == [f"{URL}: 7 rows fell out of the engine's log unread"]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_missed", "kept"),
+    [
+        (2, False, [1, 2, 3, 1, 2]),
+        (5, True, [1, 2, 3, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_a_log_that_begins_anew_is_read_from_its_beginning(
+    last: int, *, is_missed: bool, kept: list[int]
+) -> None:
+    """A process killed and started again shows by its shorter log, or by another first row."""
+    log = Log(3)
+    log.follower.catch_up()
+    if is_missed:
+        log.is_down = True
+        with pytest.raises(SourceError):
+            log.follower.catch_up()
+    log.is_down, log.lives, log.last = False, 2, last
+    log.follower.catch_up()
+    assert log.kept == kept
+
+
+def test_a_log_that_was_only_out_of_reach_is_read_on() -> None:
+    log = Log(3)
+    log.follower.catch_up()
+    log.is_down = True
+    with pytest.raises(SourceError):
+        log.follower.catch_up()
+    log.is_down, log.last = False, 4
+    log.follower.catch_up()
+    assert log.kept == [1, 2, 3, 4]
+
+
+def test_steps_that_several_frontends_show_are_kept_once() -> None:
+    rows = [step_row(n, n * 10, n * 10 + 9, {}, worker=f"worker-{n % 2}") for n in range(1, 7)]
+    shown = {"a": rows[:3], "b": rows[:4]}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        some = shown[request.url.host]
+        if not some:
+            raise httpx.ConnectError("refused")
+        new = some[int(request.url.params["after"]) :][: int(request.url.params["limit"])]
+        content = msgspec.json.Encoder().encode_lines(new)
+        return httpx.Response(
+            200, headers={"x-walkaway-next-after": str(len(some))}, content=content
+        )
+
+    kept: list[StepRow] = []
+    keep = NewSteps(kept.extend)
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    log = SharedLog(
+        [LogFollower(client, f"http://{one}/steps", StepRow, Notes(), keep=keep) for one in "ab"]
+    )
+    log.catch_up()
+    assert kept == rows[:3]
+    shown["a"], shown["b"] = [], rows[:5]  # the first frontend is killed
+    log.catch_up()
+    assert kept == rows[:5]
+    shown["a"] = rows[3:]  # and began anew
+    log.catch_up()
+    assert kept == rows
 
 
 def answering(*answers: httpx.Response) -> httpx.Client:

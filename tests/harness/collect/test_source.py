@@ -48,7 +48,7 @@ def test_a_failing_source_is_noted_once_and_polled_again_after_each_pause() -> N
 
     waited: list[float | None] = []
     pauses, notes = iter([0.1, 0.3, 0.2]), Notes()
-    poll(tick, pause_s=lambda: next(pauses), stop=Stop(), notes=notes)
+    poll(tick, pause_s=lambda: next(pauses), stop=Stop(), complain=notes.warn)
     assert waited == [0.1, 0.3, 0.2]
     assert (notes.warnings(), notes.texts()) == (["no answer"], [])
 

@@ -17,6 +17,7 @@ from harness.load.client import StreamClient, StreamReader
 from harness.load.connection import ClientProcess, Connection
 from harness.load.leave import leave
 from harness.records import Delivery, Outcome, RequestRow, Way, WireClose
+from harness.workload.abandon import RequestSpec
 from tests.harness.load.asking import (
     LONG_NS,
     MS,
@@ -310,7 +311,8 @@ def test_a_cancel_reads_the_stream_to_its_end(
 
 
 def test_an_id_is_quoted_in_the_path_of_its_cancel() -> None:
-    head = StreamClient(plan_of("http://h/"), api_key=None).build_cancel("x/y z").head
+    spec = RequestSpec(request_id="x/y z", user=0, max_tokens=1, prompt_tokens=1)
+    head = StreamClient(plan_of("http://h/"), api_key=None).build_cancel(spec).head
     assert head.startswith(b"POST /v1/requests/x%2Fy%20z/cancel HTTP/1.1")
 
 

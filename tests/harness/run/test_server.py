@@ -23,7 +23,7 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 def find(answer: Answer, engine: str, model: str | None = None, url: str = "http://x") -> Server:
     with httpx.Client(transport=httpx.MockTransport(answer)) as client:
-        return attach(url, load_target(engine), model=model, client=client, engine=None)
+        return attach(url, load_target(engine), model=model, client=client, engine=None, ready={})
 
 
 def models(*names: str) -> Answer:
