@@ -26,7 +26,7 @@ BAD_CONFIGURATION: Final = 2
 KNOCK_S: Final = 1.0
 PORT: Final = "{port}"
 POLL_S: Final = 0.1
-_OF_TIERS: Final = {"frontends", "workers", "disaggregated", "migrate"}
+_OF_TIERS: Final = ("frontends", "workers", "disaggregated", "migrate")
 _NAMED_BY: Final = "from --target or an arm's `target`"
 
 INSTALL_TORCH: Final = (
@@ -114,7 +114,8 @@ def engine_command(
     by_hand = {"runner", "device", "faults", "allow_faults", *_OF_TIERS}
     values = settings.model_dump(exclude=by_hand)
     if settings.has_tiers:
-        values |= settings.model_dump(include=_OF_TIERS) | {"worker_metrics_port": 0}
+        values |= {key: getattr(settings, key) or None for key in _OF_TIERS}
+        values["worker_metrics_port"] = 0
     values["model"] = model or settings.model
     values["teacher"] = teacher
     for key, value in values.items():

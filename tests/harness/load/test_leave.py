@@ -316,6 +316,16 @@ def test_an_id_is_quoted_in_the_path_of_its_cancel() -> None:
     assert head.startswith(b"POST /v1/requests/x%2Fy%20z/cancel HTTP/1.1")
 
 
+def test_users_share_the_frontends_evenly_and_keep_to_theirs() -> None:
+    plan = plan_of("http://h/").model_copy(update={"urls": ["http://a/", "http://b/x/"]})
+    client = StreamClient(plan, api_key=None)
+    assert [client.frontend_of(user).number for user in range(5)] == [0, 1, 0, 1, 0]
+    spec = RequestSpec(request_id="r", user=3, max_tokens=1, prompt_tokens=1)
+    for request in (client.build(spec, "hi"), client.build_cancel(spec)):
+        assert request.head.startswith(b"POST /x/v1/")
+        assert b"host: b\r\n" in request.head
+
+
 # Without a word: connections that stay open.
 
 

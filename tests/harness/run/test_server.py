@@ -81,6 +81,12 @@ def test_a_closed_port_is_a_dead_server(serve_pages: ServePages) -> None:
             None,
             "--no-enable-prefix-caching --reserve-full-isl",
         ),
+        ({"frontends": 1, "workers": 1, "migrate": 2}, None, ""),
+        (
+            {"frontends": 2, "disaggregated": True},
+            None,
+            "--frontends 2 --workers 1 --disaggregated --worker-metrics-port 0",
+        ),
     ],
 )
 def test_the_engine_gets_a_flag_for_each_chosen_setting(
@@ -91,6 +97,23 @@ def test_the_engine_gets_a_flag_for_each_chosen_setting(
     assert module == "reference_engine"
     assert " ".join(own[:9]) == always
     assert sorted(own[9:]) == sorted(flags.split())
+
+
+def test_an_engine_of_several_processes_names_them_and_their_pages() -> None:
+    ready = {
+        "urls": ["http://h:1", "http://h:2"],
+        "worker_metrics_urls": ["http://h:8/metrics", "http://h:9/metrics"],
+        "frontend_pids": [11, 12],
+        "worker_pids": [21, 22],
+    }
+    server = Server(url="http://h:1", model="m", config={}, engine=None, ready=ready)
+    assert server.metrics_urls == [f"http://h:{port}/metrics" for port in (1, 2, 8, 9)]
+    assert server.worker_urls == ["http://h:8", "http://h:9"]
+    named = {"frontend 0": 11, "frontend 1": 12, "worker 0": 21, "worker 1": 22}
+    assert server.pids == named
+
+    alone = Server(url="http://h:1", model="m", config={"frontend_pid": 5}, engine=None)
+    assert (alone.urls, alone.worker_urls, alone.pids) == (["http://h:1"], [], {"frontend": 5})
 
 
 SERVER = """\
