@@ -10,7 +10,7 @@ import msgspec
 Device = Literal["auto", "cpu", "cuda"]
 ModelDtype = Literal["float32", "bfloat16"]
 Component = Literal["backend", "prefill", "decode"]
-RunnerName = Literal["torch", "simulated"]
+RunnerName = Literal["torch", "simulated", "none"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 VictimPolicy = Literal["policy", "rebuild-cost"]
 ReclaimPolicy = Literal["immediate", "retain"]
@@ -95,9 +95,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         costs = msgspec.structs.astuple(self.step_cost)
         if not all(isfinite(cost) and cost >= 0 for cost in costs):
             raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
-        if self.runner == "simulated" and self.device == "cuda":
+        if self.runner != "torch" and self.device == "cuda":
             raise EngineConfigError(
-                "the simulated runner uses no device: leave device at auto or cpu"
+                "only the torch runner uses a device: leave device at auto or cpu"
             )
         if self.compile and (self.runner != "torch" or self.batch_invariant):
             raise EngineConfigError(

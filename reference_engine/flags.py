@@ -7,7 +7,13 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from reference_engine.config import EngineConfig, FrontendSettings, RateLimits, StepCost
+from reference_engine.config import (
+    EngineConfig,
+    EngineConfigError,
+    FrontendSettings,
+    RateLimits,
+    StepCost,
+)
 from reference_engine.faults import fault_names, parse_faults
 from reference_engine.model.checkpoint import choose_context
 from reference_engine.serve.access import read_api_keys
@@ -91,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_settings(parser.add_argument_group("clients"), FrontendSettings, _CLIENTS)
     _add_access(parser.add_argument_group("access"))
     group = parser.add_argument_group("model")
-    _add_settings(group, EngineConfig, {"runner": None})
+    _add_settings(group, EngineConfig, {"runner": "none: no engine, only models over gRPC"})
     group.add_argument("--model", default=EngineConfig().model, metavar="NAME|DIR", help=_MODELS)
     _add_settings(group, EngineConfig, _MODEL)
     _add_settings(parser.add_argument_group("sizes"), EngineConfig, _SIZES)
@@ -122,6 +128,8 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         decode_token_s=args.sim_decode_token_ms / 1e3,
         swap_block_s=args.sim_swap_block_ms / 1e3,
     )
+    if args.runner == "none" and args.kserve_port is None:
+        raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
     num_cache_tokens = args.num_blocks * args.block_size
     args.max_model_len = choose_context(args.model, args.max_model_len, num_cache_tokens)

@@ -34,9 +34,10 @@ from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.server import Frontend
-from reference_engine.serve.supervisor import SHUTTING_DOWN, WorkerSupervisor
+from reference_engine.serve.supervisor import SHUTTING_DOWN, NoWorker, WorkerSupervisor
 
 if TYPE_CHECKING:
+    from reference_engine.kserve.model import Model
     from reference_engine.serve.kserve import Door
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
@@ -194,8 +195,12 @@ def _own_core(config: EngineConfig) -> int | None:
 async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     stop = Stop()
     watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
-    worker = WorkerSupervisor(
-        on_report=lambda report: link.take_in(report), on_lost=lambda: link.lost()
+    worker = (
+        NoWorker()
+        if settings.config.runner == "none"
+        else WorkerSupervisor(
+            on_report=lambda report: link.take_in(report), on_lost=lambda: link.lost()
+        )
     )
     link = FaultyLink(
         time.perf_counter_ns,
@@ -254,8 +259,10 @@ def _door(
         raise EngineConfigError(
             "--kserve-port needs gRPC and Triton's client: pip install 'walkaway[grpc]'"
         ) from error
-    generate = GenerateModel(link, settings.config, tokenizer)
-    return Door({generate.name: generate}, settings.frontend, server.server_state.tasks)
+    models: dict[str, Model] = {}
+    if settings.config.runner != "none":
+        models[GenerateModel.name] = GenerateModel(link, settings.config, tokenizer)
+    return Door(models, settings.frontend, server.server_state.tasks)
 
 
 def _tokenizer(config: EngineConfig, vocab_size: int) -> Tokenizer:

@@ -103,7 +103,8 @@ class Frontend:
         return await self._generate(request, read_chat)
 
     async def models(self, request: Request) -> Response:
-        return json_response(schemas.ModelList(data=[self._model_card()]))
+        cards = [] if self._config.runner == "none" else [self._model_card()]
+        return json_response(schemas.ModelList(data=cards))
 
     async def model(self, request: Request) -> Response:
         check_model(request.path_params["model"], self._config)

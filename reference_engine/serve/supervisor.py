@@ -4,6 +4,7 @@ When the connection breaks, its running requests are lost (the worker aborts the
 """
 
 import asyncio
+import os
 import secrets
 import signal
 import socket
@@ -16,6 +17,7 @@ import msgspec
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.faults import Faults
+from reference_engine.model.runners import VOCAB_SIZE
 from reference_engine.protocol import (
     FromWorker,
     Listening,
@@ -228,3 +230,21 @@ class WorkerSupervisor:
         return EngineStoppedError(
             f"the worker process has ended ({how}); its last output, if any, is above"
         )
+
+
+class NoWorker:
+    """In the place of a supervisor with `--runner none`: nothing is generated."""
+
+    def send(self, message: ToWorker) -> None:
+        raise EngineStoppedError(
+            "this server has no engine (--runner none): it serves only a repository, over gRPC"
+        )
+
+    async def start(self, config: EngineConfig, faults: Faults) -> Ready:
+        return Ready(pid=os.getpid(), device="none", vocab_size=VOCAB_SIZE, gpu_name=None)
+
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
+    async def end(self) -> None:
+        pass
