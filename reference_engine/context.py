@@ -94,6 +94,10 @@ class Context:
         return self._signal is Signal.KILL
 
     @property
+    def signal(self) -> Signal | None:
+        return self._signal
+
+    @property
     def cancellation(self) -> Cancellation | None:
         """The first one that was given; None also for a cancellation without a reason."""
         return self._cancellation
