@@ -205,14 +205,15 @@ class InferenceService:
                         task.add_done_callback(tasks.discard)
                     if tasks:
                         await asyncio.wait(tasks)
-        except* InferenceError as errors:
+        except* grpc.aio.AbortError as errors:
             raise errors.exceptions[0] from None
 
     async def _stream(
         self, request: ModelInferRequest, stream: Context, call: Call, sending: asyncio.Lock
     ) -> None:
         async def send(response: ModelInferResponse) -> None:
-            await self._send(ModelStreamInferResponse(infer_response=response), call, sending)
+            answer = ModelStreamInferResponse(infer_response=response)
+            await self._send(answer, call, stream, sending)
 
         context = Context(request.id or None, stream.metadata)
         stream.link_child(context)
@@ -220,28 +221,37 @@ class InferenceService:
             await infer(self._models, request, context, send)
         except InferenceError as error:
             if stream.metadata.get(_GRPC_ERRORS) == "true":
-                raise
+                async with sending:
+                    await call.abort(error.code, error.message)
             failed = ModelStreamInferResponse(error_message=error.message)
             failed.infer_response.id = request.id
-            await self._send(failed, call, sending)
-        except _ReadsNothingError:
-            now = self._now_ns()
-            why = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.STALL, now)
-            stream.kill(why)
-            message = f"the client has read nothing for {self._stall_timeout_s:g} s"
-            raise InferenceError(StatusCode.CANCELLED, message) from None
+            await self._send(failed, call, stream, sending)
         finally:
             stream.unlink_child(context)
 
     async def _send(
-        self, response: ModelStreamInferResponse, call: Call, sending: asyncio.Lock
+        self,
+        response: ModelStreamInferResponse,
+        call: Call,
+        stream: Context,
+        sending: asyncio.Lock,
     ) -> None:
-        async with sending:  # gRPC takes one message at a time
+        async with sending:  # gRPC takes one message at a time, and cannot take it back
+            stalled = asyncio.get_running_loop().call_later(
+                self._stall_timeout_s, self._kill, stream, DetectionMethod.STALL
+            )
             try:
-                async with asyncio.timeout(self._stall_timeout_s):
-                    await call.write(response)
-            except TimeoutError:
-                raise _ReadsNothingError from None
+                await call.write(response)
+            finally:
+                stalled.cancel()
+
+    def _kill(
+        self,
+        context: Context,
+        method: DetectionMethod,
+        reason: CancelReason = CancelReason.USER_DISCONNECT,
+    ) -> None:
+        context.kill(Cancellation(reason, method, self._now_ns()))
 
     @contextmanager
     def _killing(self, call: Call, context: Context) -> Iterator[Context]:
@@ -255,7 +265,7 @@ class InferenceService:
                 left_s = call.time_remaining() or 0.0
                 if left_s <= max(total_s * _DEADLINE_SHARE, _DEADLINE_S):
                     reason = CancelReason.CLIENT_TIMEOUT
-            context.kill(Cancellation(reason, DetectionMethod.GRPC, self._now_ns()))
+            self._kill(context, DetectionMethod.GRPC, reason)
             raise
 
 
@@ -275,10 +285,6 @@ def grpc_server(service: InferenceService, settings: FrontendSettings) -> grpc.a
     )
     server.add_generic_rpc_handlers((service.handler(),))
     return server
-
-
-class _ReadsNothingError(Exception):
-    pass
 
 
 def _headers_of(call: Call) -> dict[str, str]:
