@@ -21,6 +21,7 @@ from tests.bench.ratio import Ratio, UnavailableError
 BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "scheduling": "scheduling",
     "cancel_stages": "scheduling",
+    "linked_contexts": "linked_contexts",
     "model_speed": "model_speed",
     "served_speed": "served_speed",
     "model_speed_gpu": "decode_floor",

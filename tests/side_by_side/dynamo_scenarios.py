@@ -1,12 +1,14 @@
 """Who is stopped, killed and told, and when: Dynamo's runtime and ours in the same scenarios.
 
     PYTHON tests/side_by_side/dynamo_scenarios.py run MODULE FILE.json [--quick]
+    PYTHON tests/side_by_side/dynamo_scenarios.py cancels MODULE FILE.json [--quick]
     python tests/side_by_side/dynamo_scenarios.py table DYNAMO.json OURS.json
 
 MODULE is `dynamo.runtime` or `reference_engine.runtime`, and PYTHON one that has it. A caller, a
 middle and a leaf, processes of their own, write what happens to them into one file; their clock is
 the machine's. A case is a way in which the caller gives up after 10 items, the leaf's manner, and
 how the middle calls it: `direct` (no middle), `passes` (`context=context`), or `passes not`.
+`cancels`: 300 stops with each of the last two, and the ms until the leaf was told.
 """
 
 import argparse
@@ -18,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from random import Random
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 GIVE_UP_AFTER = 10
@@ -186,6 +191,23 @@ class Caller:
         await asyncio.sleep(self._quiet_s)
         self._notes.note(case.name, "caller", "quiet", context)
 
+    async def cancel_often(self, times: int) -> None:
+        """At random moments of an item's time."""
+        client = await self._runtime.endpoint("lab.middle.generate").client()
+        await client.wait_for_instances()
+        random, size = Random(0), {"items": 1000, "item_s": 0.005}
+        for number, tier in product(range(times), TIERS[1:]):
+            case = Case("stop", str(number), tier)
+            request, context = {**size, **case._asdict(), "case": case.name}, self._new_context()
+            stream = await client.generate(request, annotated=False, context=context)
+            for _ in range(3):
+                await anext(stream)
+            await asyncio.sleep(random.uniform(0, size["item_s"]))
+            self._give_up(case)
+            context.stop_generating()
+            async for _ in stream:
+                pass
+
     async def _read(self, case: Case, client: Any, context: Any, given_up: asyncio.Event) -> int:
         """The number of items after it gave up."""
         request = {**self._size, **case._asdict(), "case": case.name}
@@ -226,6 +248,8 @@ async def role(args: argparse.Namespace) -> None:
         await serve_middle(runtime, notes)
     else:
         caller = Caller(module, runtime, notes, quick=args.quick)
+        if args.case == "cancels":
+            await caller.cancel_often(10 if args.quick else 300)
         cases = [case for case in CASES if args.case in ("", case.name)]
         if not args.case:
             cases = [case for case in cases if case.way != "process killed"]
@@ -237,44 +261,71 @@ async def role(args: argparse.Namespace) -> None:
         runtime.shutdown()
 
 
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@contextmanager
+def processes(module: str, file: Path, *, quick: bool) -> Iterator[Start]:
+    """A leaf and a middle, and what starts a caller. All write to `file`."""
+    settings = dict.fromkeys(HOSTS, "127.0.0.1") | {
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(file.parent),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        "DYN_LOG": "error",
+    }
+
+    def start(name: str, case: str = "") -> "subprocess.Popen[bytes]":
+        command = [sys.executable, __file__, name, module, str(file), "--case", case]
+        return subprocess.Popen(
+            [*command, *(["--quick"] if quick else [])], env={**os.environ, **settings}
+        )
+
+    serving = [start("leaf"), start("middle")]
+    try:
+        yield start
+    finally:
+        for process in serving:
+            process.terminate()
+            process.wait(10)
+
+
 def run(module: str, *, quick: bool) -> dict[str, Any]:
     """The facts of each case, by its name."""
+    killed = [case.name for case in CASES if case.way == "process killed"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "notes.jsonl"
-        settings = dict.fromkeys(HOSTS, "127.0.0.1") | {
-            "DYN_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": folder,
-            "DYN_REQUEST_PLANE": "tcp",
-            "DYN_EVENT_PLANE": "zmq",
-            "DYN_LOG": "error",
-        }
-
-        def start(name: str, case: str = "") -> subprocess.Popen[bytes]:
-            command = [sys.executable, __file__, name, module, str(file), "--case", case]
-            return subprocess.Popen(
-                [*command, *(["--quick"] if quick else [])], env={**os.environ, **settings}
-            )
-
-        serving = [start("leaf"), start("middle")]
-        killed = [case.name for case in CASES if case.way == "process killed"]
-        try:
-            calling = [start("caller", name) for name in killed] if quick else []
-            for caller in calling or (start("caller", name) for name in killed):
+        with processes(module, file, quick=quick) as start:
+            started = [start("caller", name) for name in killed] if quick else []
+            for caller in started or (start("caller", name) for name in killed):
                 caller.wait(60)
                 time.sleep(0 if quick else 0.8)  # noqa: TID251 quiet, as between other cases
             if (status := start("caller").wait(300)) != 0:
                 raise RuntimeError(f"the caller ended with status {status}")
-        finally:
-            for process in serving:
-                process.terminate()
-                process.wait(10)
-        return facts([json.loads(line) for line in file.read_text().splitlines()])
+        return facts(file, [case.name for case in CASES])
 
 
-def facts(notes: list[dict[str, Any]]) -> dict[str, Any]:
+def cancels(module: str, *, quick: bool) -> dict[str, list[float]]:
+    """With the context passed on and without: the ms after which the leaf was told, each time."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "notes.jsonl"
+        with processes(module, file, quick=quick) as start:
+            if (status := start("caller", "cancels").wait(300)) != 0:
+                raise RuntimeError(f"the caller ended with status {status}")
+            time.sleep(0.2)  # noqa: TID251 for the last one that is not linked
+        times = 10 if quick else 300
+        names = {
+            tier: [Case("stop", str(n), tier).name for n in range(times)] for tier in TIERS[1:]
+        }
+        found = facts(file, [name for of_tier in names.values() for name in of_tier])
+    return {tier: [found[n]["leaf"]["told_ms"] for n in names[tier]] for tier in names}
+
+
+def facts(file: Path, cases: list[str]) -> dict[str, Any]:
     """For each case and process: its signal, how it ended, and ms since the caller gave up."""
     found: dict[str, Any] = {}
-    for case in (case.name for case in CASES):
+    notes = [json.loads(line) for line in file.read_text().splitlines()]
+    for case in cases:
         of_case = [note for note in notes if note["case"] == case]
         gave_up = [note for note in of_case if note["what"] == "gave up"] or of_case
         found[case] = {who: {} for who in PROCESSES}
@@ -283,7 +334,7 @@ def facts(notes: list[dict[str, Any]]) -> dict[str, Any]:
             is_killed, is_stopped = note.get("killed"), note.get("stopped")
             told["signal"] = "kill" if is_killed else "stop" if is_stopped else ""
             if note["what"] in ("told", "ended"):
-                told[f"{note['what']}_ms"] = round((note["t_ns"] - gave_up[0]["t_ns"]) / 1e6, 1)
+                told[f"{note['what']}_ms"] = round((note["t_ns"] - gave_up[0]["t_ns"]) / 1e6, 2)
             told |= {name: note[name] for name in ("how", "late", "error") if name in note}
     return found
 
@@ -313,14 +364,19 @@ def cell(who: str, told: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=("run", "table", "leaf", "middle", "caller"))
+    parser.add_argument("command", choices=("run", "cancels", "table", "leaf", "middle", "caller"))
     parser.add_argument("module")
     parser.add_argument("file", type=Path)
     parser.add_argument("--case", default="")
     parser.add_argument("--quick", action="store_true", help="small sizes, all cases at once")
     args = parser.parse_args()
-    if args.command == "run":
-        args.file.write_text(json.dumps(run(args.module, quick=args.quick), indent=1) + "\n")
+    if args.command in ("run", "cancels"):
+        found = (run if args.command == "run" else cancels)(args.module, quick=args.quick)
+        args.file.write_text(json.dumps(found, indent=1) + "\n")
+        if args.command == "cancels":
+            for tier, times_ms in found.items():
+                p99 = quantiles(times_ms, n=100)[-1]
+                print(f"{tier}: median {median(times_ms):.2f} ms, p99 {p99:.2f} ms")  # noqa: T201
     elif args.command == "table":
         both = (json.loads(Path(file).read_text()) for file in (args.module, args.file))
         print(table(*both))  # noqa: T201
