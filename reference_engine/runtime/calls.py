@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from reference_engine.context import Cancellation, Signal
+from reference_engine.context import Cancellation, Context, Signal
 from reference_engine.wire import MAX_FRAME_BYTES, Beat, Failed, Hello
 
 WINDOW_BYTES: Final = 1024 * 1024  # the most that a caller keeps unread, and one item
@@ -70,6 +70,17 @@ def encode(value: Any) -> msgspec.Raw:
     if len(data) > MAX_FRAME_BYTES - _FRAME_ROOM:
         raise ValueError(f"{len(data)} bytes in one message; at most {MAX_FRAME_BYTES} fit")
     return msgspec.Raw(data)
+
+
+def check_linkage(context: Context) -> None:
+    """Raises TypeError or ValueError for what would break the connection, which others use, too."""
+    linkage = context.id(), context.metadata
+    try:
+        msgspec.convert(linkage, tuple[str, dict[str, str]])
+    except msgspec.ValidationError as error:
+        raise TypeError(f"a context's id and metadata are text: {error}") from None
+    if len(_encoder.encode(linkage)) > _FRAME_ROOM // 2:
+        raise ValueError(f"a context's id and metadata take at most {_FRAME_ROOM // 2} bytes")
 
 
 def decode(data: msgspec.Raw) -> Any:

@@ -36,6 +36,7 @@ from reference_engine.runtime.calls import (
     Serving,
     Taken,
     ToCaller,
+    check_linkage,
     decode,
     encode,
 )
@@ -95,10 +96,11 @@ class Outgoing:
         self.is_over = False
         self.failure: Exception | None = None
         self.news = asyncio.Event()
+        self.has_ended = asyncio.Event()
         self._num_taken = 0
 
     def start(self, endpoint: str, request: msgspec.Raw) -> None:
-        """Raises ConnectionError if the connection has been lost."""
+        check_linkage(self.context)
         message = Call(
             number=self._number,
             endpoint=endpoint,
@@ -134,6 +136,7 @@ class Outgoing:
             self.failure = failure
         self.is_over = True
         self.news.set()
+        self.has_ended.set()
         self.context.unwatch(self._signalled)
         if self._given is not None:
             self._given.unlink_child(self.context)
@@ -160,6 +163,10 @@ class ResponseStream(AsyncIterator[Any]):
     def unread(self) -> Sized:
         return self._call.items
 
+    async def ended(self) -> None:
+        """Returns when the handler has ended, which is after the end of a stopped call's stream."""
+        await self._call.has_ended.wait()
+
     async def __anext__(self) -> Any:
         call = self._call
         while not call.items:
@@ -172,6 +179,7 @@ class ResponseStream(AsyncIterator[Any]):
         return Annotated(item) if self._annotated else item
 
     def __del__(self) -> None:
+        self._call.items.clear()
         if not self._call.is_over:
             now_ns = time.perf_counter_ns()
             why = Cancellation(CancelReason.USER_DISCONNECT, DetectionMethod.NONE, now_ns)
@@ -219,7 +227,7 @@ class Link:
         given: Context | None,
         on_end: Callable[[], object],
     ) -> Outgoing:
-        """Raises ConnectionError, and then does not call `on_end`."""
+        """Raises ConnectionError, TypeError or ValueError, and then does not call `on_end`."""
         if self.is_lost:
             raise WorkerLostError("the serving process is gone")
         number = next(self._numbers)

@@ -39,10 +39,17 @@ def read_path(text: str) -> str:
 
 
 def discovery_folder(environment: Mapping[str, str]) -> Path:
-    """DYN_FILE_KV names it, as for Dynamo, whose own files it does not disturb."""
+    """DYN_FILE_KV names it, as for Dynamo, whose own files it does not disturb.
+
+    Raises PermissionError if the usual one has been made by another user.
+    """
     named = environment.get("DYN_FILE_KV")
-    base = Path(named) if named else Path(tempfile.gettempdir()) / f"walkaway-{os.getuid()}"
-    return base / "walkaway"
+    if named:
+        return Path(named) / "walkaway"
+    usual = Path(tempfile.gettempdir()) / f"walkaway-{os.getuid()}"
+    if usual.exists() and usual.stat().st_uid != os.getuid():
+        raise PermissionError(f"{usual} is another user's: set DYN_FILE_KV to a folder of yours")
+    return usual
 
 
 @contextmanager

@@ -211,6 +211,11 @@ def test_what_cannot_be_a_handler_or_a_request_is_refused_in_words(tmp_path: Pat
                 await client.generate(object())
             with pytest.raises(UnicodeEncodeError):
                 await client.generate(1, context=Context("\udcff"))
+            untyped: Any = {"user": 7}
+            with pytest.raises(TypeError, match="metadata are text"):
+                await client.generate(1, context=Context(metadata=untyped))
+            with pytest.raises(ValueError, match="at most"):
+                await client.generate(1, context=Context("x" * 100_000))
             with pytest.raises(HandlerError, match="no async generator"):
                 await anext(await client.generate(1))
 
