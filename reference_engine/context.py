@@ -70,7 +70,15 @@ class Context:
     kill; a kill that no stop preceded is one call.
     """
 
-    __slots__ = ("_cancellation", "_id", "_lock", "_signal", "_watchers", "metadata")
+    __slots__ = (
+        "__weakref__",
+        "_cancellation",
+        "_id",
+        "_lock",
+        "_signal",
+        "_watchers",
+        "metadata",
+    )
 
     def __init__(self, id: str | None = None, metadata: Mapping[str, str] | None = None) -> None:  # noqa: A002 Dynamo's name
         self._id = str(uuid4()) if id is None else id

@@ -4,6 +4,8 @@ Frontend to worker: Hello first, then AddRequest, AbortRequest, SetFaults. Worke
 or Failed once, then one StepReport a step boundary.
 """
 
+from typing import Literal
+
 import msgspec
 
 from reference_engine.config import EngineConfig
@@ -13,6 +15,8 @@ from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
 from reference_engine.wire import Beat, Beats, Failed, Hello
+
+Component = Literal["backend", "prefill", "decode"]
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +28,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     faults: Faults
     secret: str
     name: str = "worker-0"
+    component: Component = "backend"
     host: str = "127.0.0.1"
     port: int = 0
     metrics_port: int | None = None

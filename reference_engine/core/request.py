@@ -73,7 +73,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request:
-    """One request. A smaller `priority` is more important; `answer` was generated elsewhere.
+    """One request, from `frontend`. A smaller `priority` is more important; `answer` was generated
+    elsewhere.
 
     Only the scheduler changes its fields: the token list in `update`, the block table and the
     computed tokens also through the KV cache, the status through `move_to`.
@@ -89,6 +90,7 @@ class Request:
         "block_hashes",
         "block_table",
         "finish_reason",
+        "frontend",
         "host_table",
         "max_tokens_in_all",
         "num_cached_tokens",
@@ -115,12 +117,14 @@ class Request:
         *,
         priority: int = 0,
         answer: Sequence[int] = (),
+        frontend: str = "",
     ) -> None:
         if not prompt_token_ids:
             raise ValueError(f"request {request_id}: an empty prompt has nothing to compute")
         self.request_id = request_id
         self.sampling = sampling
         self.priority = priority
+        self.frontend = frontend
         self.arrival = 0
         self.max_tokens_in_all = len(prompt_token_ids) + sampling.max_tokens
         self.num_prompt_tokens = len(prompt_token_ids)

@@ -10,8 +10,9 @@ from itertools import count
 
 import msgspec
 
+from reference_engine.api.journal import Log
 from reference_engine.api.openai import Generation
-from reference_engine.api.schemas import LifecycleEntry
+from reference_engine.api.schemas import LifecycleEntry, StepEntry
 from reference_engine.config import FrontendSettings
 from reference_engine.context import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.request import FinishReason
@@ -25,7 +26,6 @@ from reference_engine.protocol import (
 )
 from reference_engine.serve.access import RateLimiter
 from reference_engine.serve.client_request import Archive, Choice, ClientRequest
-from reference_engine.serve.journal import Log
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError
 
 
@@ -148,10 +148,12 @@ class WorkerLink:
     def take_in(self, report: StepReport) -> None:
         self.collector.reported(report)
         if report.step is not None:
-            self.steps.append(report.step)
+            entry = StepEntry(worker=report.worker, **msgspec.structs.asdict(report.step))
+            self.steps.append(entry)
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
-            self._log(event, None if request is None else request.client_request_id)
+            client_request_id = None if request is None else request.client_request_id
+            self._log(event, client_request_id, report.worker)
             if request is not None and choice is not None:
                 choice.note(event)
                 self._let_go(request, choice)
@@ -218,8 +220,9 @@ class WorkerLink:
         )
         self._log(noted, request.client_request_id)
 
-    def _log(self, event: Event, client_request_id: str | None) -> None:
+    def _log(self, event: Event, client_request_id: str | None, worker: str = "") -> None:
         entry = LifecycleEntry(
+            worker=worker,
             seq=self.lifecycle.next_number,
             client_request_id=client_request_id,
             **msgspec.structs.asdict(event),

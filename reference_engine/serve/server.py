@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from reference_engine.api import schemas
 from reference_engine.api.bodies import echo_of, read_body, read_page, read_request_id
+from reference_engine.api.journal import Page as JournalPage
 from reference_engine.api.openai import (
     Generation,
     check_model,
@@ -44,7 +45,6 @@ from reference_engine.serve.generate import (
     read_generation,
     usage_of,
 )
-from reference_engine.serve.journal import Page as JournalPage
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
 
@@ -175,10 +175,8 @@ class Frontend:
 
 
 def ndjson(page: JournalPage) -> Response:
-    """One entry a line. There is another page if next-after is less than last."""
-    names = ("first", "last", "next_after", "dropped")
-    headers = {f"x-walkaway-{name.replace('_', '-')}": str(getattr(page, name)) for name in names}
-    return Response(b"".join(page.lines), media_type="application/x-ndjson", headers=headers)
+    body = b"".join(page.lines)
+    return Response(body, media_type="application/x-ndjson", headers=page.headers())
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -28,6 +28,7 @@ from reference_engine.protocol import (
 )
 from reference_engine.wire import (
     Beat,
+    Beats,
     Failed,
     FrameReader,
     Hello,
@@ -78,6 +79,12 @@ class WorkerConnection(asyncio.Protocol):
         peer: socket.socket = transport.get_extra_info("socket")
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.send(Hello(peer="frontend-0", secret=self._secret))
+        self._beat()
+
+    def _beat(self) -> None:
+        if self._transport is not None:
+            self.send(Beat())
+            asyncio.get_running_loop().call_later(Beats().interval_s, self._beat)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

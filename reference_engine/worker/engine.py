@@ -2,24 +2,25 @@
 
     boundary: drain the inbox, apply aborts and additions ─▶ schedule ─▶ execute ─▶ update ─▶ report
 
-Commands are applied between steps only, so nothing vanishes under a running step: a request whose
-abort arrives during a step gets that step's token (counted as generated, never read) and is removed
-at the next boundary; a prompt that is computed in chunks ends with the chunk. Each lifecycle event
-is stamped when it happens, and goes out in the report of its step.
+Commands are applied between steps only, so nothing vanishes under a running step: a request that is
+cancelled during a step gets that step's token (counted as generated, never read) and is removed at
+the next boundary; a prompt that is computed in chunks ends with the chunk. Each request has a
+`Context`, which the thread that hears of a cancellation cancels at once; the loop then finds it in
+its inbox. Each lifecycle event is stamped when it happens, and goes out in the report of its step,
+to the frontend of its request.
 """
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple
 
+from reference_engine.context import Cancellation, Context
 from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.request import FinishReason, Phase, Request
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.model.runners import Runner
 from reference_engine.protocol import (
-    AbortRequest,
-    AddRequest,
     EarlyStopped,
     Ending,
     Event,
@@ -27,76 +28,41 @@ from reference_engine.protocol import (
     SetFaults,
     StepRecord,
     StepReport,
-    ToWorker,
-)
-from reference_engine.wire import (
-    Beat,
-    Hello,
 )
 from reference_engine.worker.answer import Answer, TextEnd
+from reference_engine.worker.inbox import Added, Cancelled, Heard, Inbox, Inspection
 
 
-class ConnectionLost(NamedTuple):
-    """The frontend's connection has ended, and its requests with it.
+class Share(NamedTuple):
+    """One frontend's part of a report."""
 
-    `applied` is set once they are gone; only then is another connection accepted.
-    """
-
-    applied: threading.Event
+    outputs: list[Output]
+    events: list[Event]
 
 
-class Heard(NamedTuple):
-    t_ns: int
-    message: ToWorker | ConnectionLost
-
-
-class Inbox:
-    """A queue from one reading thread to one working thread.
-
-    `put` and `drain` each read the clock under one lock: a message stamped before a step started is
-    always applied before that step.
-    """
-
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        self._now_ns = now_ns
-        self._changed = threading.Condition()
-        self._messages: list[Heard] = []
-        self._closed = False
-
-    def put(self, message: ToWorker | ConnectionLost) -> None:
-        with self._changed:
-            self._messages.append(Heard(self._now_ns(), message))
-            self._changed.notify()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-
-    def drain(self, *, timeout_s: float | None) -> tuple[int, list[Heard]] | None:
-        """The step boundary: its time, and all messages heard before it. None once it is closed.
-
-        Waits for a message, at most `timeout_s` (None: as long as it takes).
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._messages or self._closed, timeout_s)
-            if self._closed:
-                return None
-            messages, self._messages = self._messages, []
-            return self._now_ns(), messages
+Report = Callable[[StepReport, Mapping[str, Share]], None]
 
 
 class EngineIO(NamedTuple):
-    """A clock, the way to the frontend, and the operator's hook.
+    """A clock, the way to the frontends, the operator's hook, and the worker's name.
 
-    `hang_up` ends the connection, with a reason, after an impossible request.
+    `report` gets a report without outputs and events, and each frontend's share of these.
+    `hang_up` ends a frontend's connection, with a reason, after an impossible request.
     """
 
     now_ns: Callable[[], int]
-    report: Callable[[StepReport], None]
-    hang_up: Callable[[str], None]
+    report: Report
+    hang_up: Callable[[str, str], None]
     quality_hook: QualityHook | None = None
     worker: str = ""
+
+
+class Live(NamedTuple):
+    """What the engine keeps of a request until its end. Only this keeps the contexts alive."""
+
+    answer: Answer
+    context: Context
+    parent: Context | None
 
 
 class Engine:
@@ -111,15 +77,20 @@ class Engine:
         self._tokenizer = runner.tokenizer
         self._io = io
         self._step = 0
-        self._events: list[Event] = []
-        self._families = Families()
-        self._answers: dict[str, Answer] = {}
-        self._outputs: list[Output] = []
+        self._shares: dict[str, Share] = {}
+        self._live: dict[str, Live] = {}
         self._is_stuck = False
 
     def run(self, inbox: Inbox) -> None:
-        while (drained := inbox.drain(timeout_s=self.patience_s())) is not None:
-            self.step(*drained)
+        while self._take_turn(inbox):
+            pass
+
+    def _take_turn(self, inbox: Inbox) -> bool:
+        drained = inbox.drain(timeout_s=self.patience_s())
+        if drained is None:
+            return False
+        self.step(*drained)
+        return True
 
     def patience_s(self) -> float | None:
         """How long to wait in the inbox: 0 while there is a step to compute, None for any time."""
@@ -127,8 +98,8 @@ class Engine:
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
         self._step = self._scheduler.counters.steps + 1
-        for message in heard:
-            self._apply(message)
+        for one in heard:
+            self._apply(one)
         plan = self._scheduler.schedule()
         self._log_decisions(plan)
         # If the requests wait for blocks that never come back, there is no step to run, and
@@ -139,54 +110,60 @@ class Engine:
             self._check_idle()
 
     def _apply(self, heard: Heard) -> None:
-        match heard.message:
-            case AddRequest() as add:
-                self._add(add)
-            case AbortRequest() as abort:
-                self._abort(heard.t_ns, abort)
-            case ConnectionLost(applied=applied):
-                for request in list(self._scheduler.requests.values()):
-                    self._finish(request, FinishReason.ERROR, "connection_lost")
-                applied.set()
-            case Hello() | Beat() | SetFaults():
-                pass  # the connection handles one, an engine with faults the other
+        match heard.command:
+            case Added() as added:
+                self._add(added)
+            case Cancelled(request_id=name, why=why):
+                for request in self._targets(name):
+                    self._abort(request, heard.t_ns, why)
+            case Inspection(result=result):
+                self._inspect(result)
+            case SetFaults():
+                pass  # for an engine with faults
 
-    def _add(self, message: AddRequest) -> None:
+    def _add(self, added: Added) -> None:
+        message = added.request
         request = Request(
             message.request_id,
             message.prompt_token_ids,
             message.sampling,
             priority=message.priority,
+            answer=message.answer,
+            frontend=added.frontend,
         )
         try:
             self._scheduler.add(request)
         except ValueError as error:
-            self._io.hang_up(str(error))
+            self._io.hang_up(added.frontend, str(error))
             return
-        self._answers[request.request_id] = Answer(
+        answer = Answer(
             request.sampling,
             request.num_prompt_tokens,
             self._io.quality_hook,
             self._tokenizer.text_stream(message.prompt_token_ids),
         )
-        if message.parent_id is not None:
-            self._families.add(message.parent_id, message.request_id)
+        self._live[request.request_id] = Live(answer, added.context, added.parent)
 
-    def _abort(self, heard_ns: int, message: AbortRequest) -> None:
-        requests = self._scheduler.requests
-        names = self._targets(message.request_id)
-        live = [requests[name] for name in names if name in requests]
-        for request in live:
-            self._note(request, "abort_received", message.reason, t_ns=heard_ns)
-        if live:
-            self._finish_aborted(live, message.reason)
+    def _targets(self, name: str) -> list[Request]:
+        request = self._scheduler.requests.get(name)
+        return [] if request is None else [request]
 
-    def _targets(self, name: str) -> list[str]:
-        return self._families.members(name)
+    def _abort(self, request: Request, heard_ns: int, why: Cancellation) -> None:
+        self._note(request, "abort_received", why.reason, t_ns=heard_ns)
+        self._finish_aborted(request, why)
 
-    def _finish_aborted(self, requests: list[Request], why: str) -> None:
-        for request in requests:
-            self._finish(request, FinishReason.ABORT, why)
+    def _finish_aborted(self, request: Request, why: Cancellation) -> None:
+        self._finish(request, FinishReason.ABORT, why.reason)
+
+    def _inspect(self, result: Future[None]) -> None:
+        try:
+            self._scheduler.check_integrity(self._missing_blocks())
+            if not self._scheduler.has_work:
+                self._check_idle()
+        except AssertionError as error:
+            result.set_exception(error)
+        else:
+            result.set_result(None)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
         """The only way out: scheduler, log and client all learn of the end here."""
@@ -195,9 +172,9 @@ class Engine:
         self._note(request, "removed", why)
         self._free(request, why)
         self._note(request, "finished", reason)
-        self._families.ended(request_id)
-        answer = self._answers.pop(request_id)
+        answer = self._live[request_id].answer
         self._output(request, answer.flush(), _ending(request, phase, answer.end))
+        del self._live[request_id]
 
     def _free(self, request: Request, why: str) -> None:
         num_freed = self._scheduler.free(request)
@@ -224,7 +201,7 @@ class Engine:
 
     def _deliver(self, request: Request, probability: float | None) -> None:
         """The end of a sequence goes before any other end, and an early stop before a length."""
-        answer, token_id, text = self._answers[request.request_id], request.token_ids[-1], ""
+        answer, token_id, text = self._live[request.request_id].answer, request.token_ids[-1], ""
         if request.finish_reason is not FinishReason.STOP:
             text = answer.push(token_id, probability)
         self._output(request, text, None, token_id)
@@ -240,14 +217,22 @@ class Engine:
     def _output(
         self, request: Request, text: str, ending: Ending | None, token_id: int | None = None
     ) -> None:
+        """After a kill the text is dropped, and the tokens are still counted."""
+        is_killed = self._live[request.request_id].context.is_killed()
         output = Output(
             request_id=request.request_id,
-            text=text,
+            text="" if is_killed else text,
             num_generated=request.num_generated,
             ending=ending,
             token_id=token_id,
         )
-        self._outputs.append(output)
+        self._share_of(request).outputs.append(output)
+
+    def _share_of(self, request: Request) -> Share:
+        share = self._shares.get(request.frontend)
+        if share is None:
+            share = self._shares[request.frontend] = Share([], [])
+        return share
 
     def _log_decisions(self, plan: StepPlan) -> None:
         for event, requests in (
@@ -267,7 +252,7 @@ class Engine:
         t_ns: int | None = None,
         num_blocks: int | None = None,
     ) -> None:
-        self._events.append(
+        self._share_of(request).events.append(
             Event(
                 t_ns=self._io.now_ns() if t_ns is None else t_ns,
                 event=event,
@@ -282,14 +267,14 @@ class Engine:
     def _report(self, record: StepRecord | None) -> None:
         report = StepReport(
             step=record,
-            outputs=self._outputs,
-            events=self._events,
+            outputs=[],
+            events=[],
             counters=self._scheduler.counters,
             worker=self._io.worker,
             **self._gauges(),
         )
-        self._outputs, self._events = [], []
-        self._io.report(report)
+        shares, self._shares = self._shares, {}
+        self._io.report(report, shares)
 
     def _gauges(self) -> dict[str, int]:
         pool, host = self._scheduler.kv_cache.pool, self._scheduler.kv_cache.host
@@ -302,37 +287,10 @@ class Engine:
         }
 
     def _check_idle(self) -> None:
-        self._scheduler.check_idle()
+        self._scheduler.check_idle(self._missing_blocks())
 
-
-class Families:
-    """The n answers to one prompt are n requests, the children of a parent.
-
-    The parent is only a name, forgotten with the last of its children.
-    """
-
-    def __init__(self) -> None:
-        self._children: dict[str, list[str]] = {}
-        self._parent_of: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._children)
-
-    def add(self, parent_id: str, request_id: str) -> None:
-        self._children.setdefault(parent_id, []).append(request_id)
-        self._parent_of[request_id] = parent_id
-
-    def members(self, name: str) -> list[str]:
-        return list(self._children.get(name, [name]))
-
-    def ended(self, request_id: str) -> None:
-        parent_id = self._parent_of.pop(request_id, None)
-        if parent_id is None:
-            return
-        children = self._children[parent_id]
-        children.remove(request_id)
-        if not children:
-            del self._children[parent_id]
+    def _missing_blocks(self) -> Sequence[int]:
+        return ()
 
 
 def _ending(request: Request, phase: Phase, end: TextEnd | None) -> Ending:

@@ -1,14 +1,15 @@
 """An engine with the faults that `Faults` names, all of which concern aborts.
 
 The engine and the scheduler decide nothing by a fault: this module overrides steps of `Engine` that
-are methods of their own for it (`_targets`, `_finish_aborted`, `_gauges`, `_check_idle`). The
+are methods of their own for it (`_targets`, `_finish_aborted`, `_gauges`, `_missing_blocks`). The
 scheduler knows what a fault leaves behind: `num_slots` may fall, and its checks allow lost blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, NoReturn
 
+from reference_engine.context import Cancellation
 from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.faults import Faults
@@ -16,7 +17,8 @@ from reference_engine.model.runners import Runner
 from reference_engine.protocol import (
     SetFaults,
 )
-from reference_engine.worker.engine import Engine, EngineIO, Heard
+from reference_engine.worker.engine import Engine, EngineIO
+from reference_engine.worker.inbox import Heard
 
 
 class FaultIO(NamedTuple):
@@ -29,7 +31,7 @@ class FaultyEngine(Engine):
     """Correct while `faults` are the defaults.
 
     `_lost_blocks` have no block table and never come back; `_held_back` maps ended requests to the
-    time at which their blocks are given back.
+    time at which their blocks are given back; `_latest` is the latest reason for an abort.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class FaultyEngine(Engine):
         self._lost_blocks: list[int] = []
         self._latest_gauges: dict[str, int] | None = None
         self._gauges_at_ns = 0
+        self._latest: Cancellation | None = None
 
     def patience_s(self) -> float | None:
         patience_s = super().patience_s()
@@ -58,24 +61,28 @@ class FaultyEngine(Engine):
         super().step(boundary_ns, heard)
 
     def _apply(self, heard: Heard) -> None:
-        if isinstance(heard.message, SetFaults):
-            self._faults = heard.message.faults
+        if isinstance(heard.command, SetFaults):
+            self._faults = heard.command.faults
         super()._apply(heard)
 
-    def _targets(self, name: str) -> list[str]:
+    def _targets(self, name: str) -> list[Request]:
         if self._faults.abort_by_prefix:
-            return [live for live in self._scheduler.requests if live.startswith(name)]
-        targets = super()._targets(name)
-        return targets[:1] if self._faults.abort_parent_only else targets
+            live = self._scheduler.requests.values()
+            return [request for request in live if request.request_id.startswith(name)]
+        return super()._targets(name)
 
-    def _finish_aborted(self, requests: list[Request], why: str) -> None:
+    def _finish_aborted(self, request: Request, why: Cancellation) -> None:
         faults, by = self._faults, self._by
+        is_first = why is not self._latest  # of the answers that are cancelled together
+        self._latest = why
         if faults.die_on_abort:
             by.die()
+        if faults.abort_parent_only and not is_first:
+            return
         if faults.lose_abort > 0 and by.random.random() < faults.lose_abort:
             return
-        super()._finish_aborted(requests, why)
-        if faults.stall_survivors_on_abort:
+        super()._finish_aborted(request, why)
+        if faults.stall_survivors_on_abort and is_first:
             by.sleep(faults.stall_survivors_on_abort)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
@@ -127,5 +134,5 @@ class FaultyEngine(Engine):
             self._latest_gauges = super()._gauges()
         return self._latest_gauges
 
-    def _check_idle(self) -> None:
-        self._scheduler.check_idle(self._lost_blocks)
+    def _missing_blocks(self) -> Sequence[int]:
+        return self._lost_blocks

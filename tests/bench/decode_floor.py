@@ -7,7 +7,7 @@ Each batch size has a full batch of contexts of 1,024 tokens, and one request th
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from random import Random
 from statistics import median
@@ -17,16 +17,16 @@ from typing import Any, Final, NamedTuple, NoReturn
 from msgspec import structs
 
 from reference_engine.config import EngineConfig, ModelDtype
-from reference_engine.context import CancelReason
+from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
 from reference_engine.protocol import (
-    AbortRequest,
     AddRequest,
     StepReport,
 )
-from reference_engine.worker.engine import Engine, EngineIO, Heard
+from reference_engine.worker.engine import Engine, EngineIO, Share
+from reference_engine.worker.inbox import Added, Cancelled, Heard
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, within
 
 _BATCHES: Final = (1, 16, 64)
@@ -145,7 +145,8 @@ class Stage:
         for turn in range(number):
             heard_in = _last_step(reports)
             del reports[:]
-            abort = AbortRequest(request_id=f"r{turn}", reason=CancelReason.API)
+            why = Cancellation(CancelReason.API, DetectionMethod.NONE, 0)
+            abort = Cancelled(f"r{turn}", why)
             coming = self._request(f"r{batch + 1 + turn}")
             engine.step(time.perf_counter_ns(), [Heard(0, abort), Heard(0, coming)])
             at = {event.event: event.step for report in reports for event in report.events}
@@ -158,9 +159,11 @@ class Stage:
         config = structs.replace(self._config, max_num_seqs=batch)
         scheduler = Scheduler(config, self._runner.tokenizer.eos_token_ids)
         reports: list[StepReport] = []
-        engine = Engine(
-            scheduler, self._runner, EngineIO(time.perf_counter_ns, reports.append, _never)
-        )
+
+        def take_in(report: StepReport, shares: Mapping[str, Share]) -> None:
+            reports.append(structs.replace(report, events=shares[""].events))
+
+        engine = Engine(scheduler, self._runner, EngineIO(time.perf_counter_ns, take_in, _never))
         coming = [Heard(0, self._request(f"r{n}")) for n in range(batch + 1)]
         engine.step(time.perf_counter_ns(), coming)
         while (
@@ -169,12 +172,13 @@ class Stage:
             engine.step(time.perf_counter_ns(), [])
         return engine, reports
 
-    def _request(self, name: str) -> AddRequest:
+    def _request(self, name: str) -> Added:
         random = Random(name)
         prompt = [random.randrange(300, 2000) for _ in range(self.context)]
         most = self._config.max_model_len - self.context
         sampling = Sampling(max_tokens=most, temperature=0.0, ignore_eos=True)
-        return AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
+        request = AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
+        return Added(request, "", Context(name))
 
     def _watched(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*inputs: Any) -> Any:

@@ -7,7 +7,7 @@ prompts, and must give the same greedy tokens.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
@@ -15,7 +15,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NoReturn
 
+from msgspec import structs
+
 from reference_engine.config import EngineConfig
+from reference_engine.context import Context
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
@@ -27,7 +30,8 @@ from reference_engine.protocol import (
 from reference_engine.wire import (
     encode_frame,
 )
-from reference_engine.worker.engine import Engine, EngineIO, Heard
+from reference_engine.worker.engine import Engine, EngineIO, Share
+from reference_engine.worker.inbox import Added, Heard
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 
 _AT_LEAST = {1: 1.5, 4: None, 16: 1.0}
@@ -125,7 +129,8 @@ class SteppedEngine:
             AddRequest(request_id=f"r{i}", prompt_token_ids=prompt, sampling=sampling)
             for i, prompt in enumerate(prompts)
         ]
-        steps = [_step_s(engine, [Heard(0, message) for message in to_come])]
+        heard = [Heard(0, Added(one, "", Context(one.request_id))) for one in to_come]
+        steps = [_step_s(engine, heard)]
         requests = list(scheduler.requests.values())
         while scheduler.has_work:
             steps.append(_step_s(engine, []))
@@ -139,8 +144,9 @@ def _step_s(engine: Engine, heard: list[Heard]) -> float:
     return perf_counter() - started
 
 
-def _frame(report: StepReport) -> None:
-    encode_frame(report)
+def _frame(report: StepReport, shares: Mapping[str, Share]) -> None:
+    for outputs, events in shares.values():
+        encode_frame(structs.replace(report, outputs=outputs, events=events))
 
 
 def _never(*_: object) -> NoReturn:

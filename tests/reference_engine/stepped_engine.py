@@ -1,9 +1,11 @@
 """An engine without its process: a made-up model, a counted clock, and steps by hand."""
 
-import threading
+from collections.abc import Mapping
 from itertools import cycle
 from random import Random
 from typing import Any, NoReturn
+
+from msgspec.structs import replace
 
 from reference_engine.config import EngineConfig
 from reference_engine.context import CancelReason
@@ -19,11 +21,13 @@ from reference_engine.protocol import (
     SetFaults,
     StepReport,
 )
-from reference_engine.worker.engine import ConnectionLost, EngineIO, Heard
+from reference_engine.worker.engine import EngineIO, Share
 from reference_engine.worker.faults import FaultIO, FaultyEngine
+from reference_engine.worker.inbox import Inbox, Requests
 from tests.reference_engine.fake_worker import READY
 
 CORRECT = Faults()
+Message = AddRequest | AbortRequest | SetFaults
 
 
 class MadeUpRunner:
@@ -49,7 +53,10 @@ class Bench:
     def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2, **settings: Any) -> None:
         self.reports: list[StepReport] = []
         self.slept: list[float] = []
-        self.hung_up: list[str] = []
+        self.hung_up: list[tuple[str, str]] = []
+        self.shares: dict[str, Share] = {}
+        self.inbox = Inbox(self.now)
+        self._requests: dict[str, Requests] = {}
         self._now_ns = 0
         config = EngineConfig(
             max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32, **settings
@@ -58,7 +65,7 @@ class Bench:
         self.engine = FaultyEngine(
             self.scheduler,
             MadeUpRunner(),
-            EngineIO(self.now, report=self.reports.append, hang_up=self.hung_up.append),
+            EngineIO(self.now, report=self.take_in, hang_up=lambda *why: self.hung_up.append(why)),
             faults=faults,
             by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
         )
@@ -79,15 +86,37 @@ class Bench:
     def die(self) -> NoReturn:
         raise SystemExit
 
-    def step(self, *messages: AddRequest | AbortRequest | SetFaults) -> StepReport:
-        heard = [Heard(self.now(), message) for message in messages]
-        self.engine.step(self.now(), heard)
+    def requests_of(self, frontend: str) -> Requests:
+        return self._requests.setdefault(frontend, Requests(frontend, self.inbox, self.now))
+
+    def hear(self, *messages: Message, of: str = "frontend-0") -> None:
+        for message in messages:
+            match message:
+                case AddRequest():
+                    self.requests_of(of).add(message)
+                case AbortRequest(request_id=name, signal=signal, reason=reason):
+                    self.requests_of(of).cancel(name, signal, reason)
+                case SetFaults():
+                    self.inbox.put(message)
+
+    def step(self, *messages: Message) -> StepReport:
+        self.hear(*messages)
+        drained = self.inbox.drain(timeout_s=0.0)
+        assert drained is not None
+        self.engine.step(*drained)
         return self.reports[-1]
 
-    def lose_the_connection(self) -> None:
-        lost = ConnectionLost(threading.Event())
-        self.engine.step(self.now(), [Heard(self.now(), lost)])
-        assert lost.applied.is_set()
+    def take_in(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+        """A report to all frontends in one."""
+        self.shares = dict(shares)
+        outputs = [output for share in shares.values() for output in share.outputs]
+        events = [event for share in shares.values() for event in share.events]
+        self.reports.append(replace(report, outputs=outputs, events=events))
+
+    def lose(self, frontend: str = "frontend-0") -> int:
+        num_lost = self.requests_of(frontend).cancel_all(CancelReason.FRONTEND_LOST)
+        self.step()
+        return num_lost
 
     def events(self, request_id: str) -> list[str]:
         events = [event for report in self.reports for event in report.events]

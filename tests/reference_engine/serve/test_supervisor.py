@@ -86,8 +86,12 @@ async def test_a_broken_connection_is_renewed_and_the_worker_is_the_same() -> No
         await lost.wait()
         with pytest.raises(EngineStoppedError, match="lost its worker"):
             supervisor.send(add("b"))
-        assert await free_blocks_after("a", reports) == NUM_BLOCKS
-        supervisor.send(add("c"))
+        is_sent = False
+        while not is_sent:
+            await asyncio.sleep(0)
+            with suppress(EngineStoppedError):
+                supervisor.send(add("c"))
+                is_sent = True
         assert await free_blocks_after("c", reports) == NUM_BLOCKS
         assert psutil.pid_exists(ready.pid)
         keeping.cancel()
@@ -103,7 +107,7 @@ async def test_the_worker_listens_on_loopback_only_and_computes_nicer_than_it_li
         threads = [thread.id for thread in process.threads()]
         niceness = {tid: os.getpriority(os.PRIO_PROCESS, tid) - ours for tid in threads}
         assert niceness.pop(ready.pid) == 10
-        assert list(niceness.values()) == [0, 0]
+        assert list(niceness.values()) == [0, 0, 0]
 
 
 @pytest.mark.e2e

@@ -5,11 +5,8 @@ from itertools import count
 from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
-from reference_engine.protocol import (
-    AddRequest,
-    Ending,
-)
-from reference_engine.worker.engine import Heard, Inbox
+from reference_engine.protocol import AddRequest, Ending, SetFaults
+from reference_engine.worker.inbox import Heard, Inbox, Requests
 from tests.reference_engine.stepped_engine import Bench, abort, add
 
 
@@ -86,11 +83,15 @@ def test_the_log_says_which_were_copied_to_the_host_and_back() -> None:
     assert (report.host_blocks, report.counters.swapped_in_requests) == (0, 1)
 
 
-def test_a_second_request_of_the_same_id_costs_the_connection_and_not_the_first() -> None:
+def test_a_second_request_of_the_same_id_costs_its_connection_and_not_the_first() -> None:
     bench = Bench()
-    bench.step(add("a"), add("a"))
-    assert bench.hung_up == ["request id a is in use"]
-    bench.lose_the_connection()
+    bench.step(add("a"))
+    bench.hear(add("a"), of="frontend-1")
+    bench.step()
+    assert bench.hung_up == [("frontend-1", "request id a is in use")]
+    assert bench.lose("frontend-1") == 0
+    assert list(bench.scheduler.requests) == ["a"]
+    assert bench.lose() == 1
     assert bench.events("a")[-3:] == ["removed", "blocks_freed", "finished"]
     assert bench.reports[-1].free_blocks == 8
 
@@ -102,7 +103,7 @@ def test_a_parents_abort_ends_all_its_children_running_or_waiting() -> None:
     assert list(bench.scheduler.requests) == ["p-0", "p-2", "other"]
     bench.step(abort("p"))
     assert list(bench.scheduler.requests) == ["other"]
-    assert not bench.engine._families, "a parent is forgotten with its last child"
+    assert "p" not in bench.requests_of("frontend-0"), "forgotten with its last child"
     bench.check_integrity()
 
 
@@ -120,20 +121,21 @@ def test_a_stop_string_ends_the_answer_before_it() -> None:
 def test_a_message_heard_before_a_boundary_is_in_it_and_none_after_the_end() -> None:
     ticks = count(1)
     inbox = Inbox(lambda: next(ticks))
-    inbox.put(abort("a"))
-    assert inbox.drain(timeout_s=None) == (2, [Heard(1, abort("a"))])
+    command = SetFaults(faults=Faults())
+    inbox.put(command)
+    assert inbox.drain(timeout_s=None) == (2, [Heard(1, command)])
     assert inbox.drain(timeout_s=0.0) == (3, [])
-    inbox.put(abort("a"))
+    inbox.put(command)
     inbox.close()
     assert inbox.drain(timeout_s=None) is None
 
 
 class CountingInbox(Inbox):
-    """Gives its message at the first boundary, then remembers how it was asked, and ends."""
+    """Gives its request at the first boundary, then remembers how it was asked, and ends."""
 
     def __init__(self, bench: Bench, message: AddRequest) -> None:
         super().__init__(bench.now)
-        self.put(message)
+        Requests("frontend-0", self, bench.now).add(message)
         self.waits: list[float | None] = []
 
     def drain(self, *, timeout_s: float | None) -> tuple[int, list[Heard]] | None:

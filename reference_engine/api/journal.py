@@ -28,6 +28,11 @@ class Page(NamedTuple):
     next_after: int
     dropped: int
 
+    def headers(self) -> dict[str, str]:
+        """There is another page if next-after is less than last."""
+        names = ("first", "last", "next_after", "dropped")
+        return {f"x-walkaway-{name.replace('_', '-')}": str(getattr(self, name)) for name in names}
+
 
 class Log:
     """The latest entries, numbered from 1; entry n is the n-th that was appended.

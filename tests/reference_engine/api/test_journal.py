@@ -5,10 +5,10 @@ import tracemalloc
 
 import msgspec
 
+from reference_engine.api.journal import PAGE_BYTES, Log, Page
 from reference_engine.protocol import (
     StepRecord,
 )
-from reference_engine.serve.journal import PAGE_BYTES, Log, Page
 from reference_engine.serve.server import ndjson
 
 
