@@ -51,6 +51,11 @@ class TrialArm(StrEnum):  # of slot recovery
     CONTROL = "control"
 
 
+class Protocol(StrEnum):
+    HTTP = "http"
+    GRPC = "grpc"
+
+
 class Way(StrEnum):
     FIN = "fin"  # closes, after reading all that has come
     RST = "rst"  # closes with a reset
@@ -58,7 +63,10 @@ class Way(StrEnum):
     STOP_READING = "stop_reading"  # keeps the connection, reads nothing more
     VANISH = "vanish"  # is gone without a word: nothing is sent or acknowledged any more
     KILLED = "killed"  # the process that owns the connection gets a SIGKILL
-    CANCEL = "cancel"  # asks the server's cancel endpoint, and reads the stream to its end
+    CANCEL = "cancel"  # asks the server's cancel endpoint, and reads on; gRPC: cancels the call
+    DEADLINE = "deadline"  # the call had a deadline from its beginning, which passes
+    CHANNEL_CLOSED = "channel_closed"  # closes the channel under its call
+    PROCESS_KILLED = "process_killed"  # the process with the channel's connection gets a SIGKILL
 
     @property
     def stays_open(self) -> bool:
@@ -69,6 +77,18 @@ class Way(StrEnum):
     def reads_on(self) -> bool:
         return self in (Way.HALF_CLOSE, Way.CANCEL)
 
+    def over(self, protocol: Protocol) -> "Way | None":
+        """This way with this protocol, None if it has none like it. The usual way to leave is to
+        close over HTTP, and to cancel the call over gRPC."""
+        if protocol is Protocol.HTTP:
+            return None if self in _GRPC_ALONE else self
+        if self in (*_GRPC_ALONE, Way.CANCEL, Way.HALF_CLOSE):
+            return self
+        return Way.CANCEL if self is Way.FIN else None
+
+
+_GRPC_ALONE: Final = (Way.DEADLINE, Way.CHANNEL_CLOSED, Way.PROCESS_KILLED)
+
 
 class Delivery(StrEnum):
     STREAM = "stream"
@@ -76,13 +96,15 @@ class Delivery(StrEnum):
 
 
 class WireClose(StrEnum):
-    """The segment that the client's kernel sent when the user left."""
+    """The segment that the client's kernel sent, or gRPC's frame, when the user left."""
 
     FIN = "fin"
     RST = "rst"  # closed with unread bytes, or reset on purpose
     KERNEL = "kernel"  # what it sends for a dead process: FIN, or RST with unread bytes
     NOTHING = "nothing"  # the connection stayed open, and what came was acknowledged
     SILENCE = "silence"  # not even an acknowledgement: a socket filter drops all that comes
+    RST_STREAM = "rst_stream"  # of HTTP/2: ends this call; the connection goes on
+    END_STREAM = "end_stream"  # of HTTP/2: this side of the call has said all
     UNOPENED = "unopened"  # there was no connection yet: the server never had the request
 
 
@@ -102,10 +124,10 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `plan` is the plan in words ("tokens:16", "share:0.40", "time:2", "first_token+2", "queued",
     "prefill:0.40", "last_token", "task:code:7:0.4", "whole:code:7:0.4", "never") and `way` how the
-    user was to leave, "" for a user that stays. `repeats` is the request that this one repeats, and
-    `answer` the text of a canary's answer. A client that left and could still read has
-    `tokens_after_leaving`, the tokens that came after t0, and `server_ended_ns`, when the server
-    ended the answer or the connection.
+    user was to leave, "" for a user that stays. `status_code` is HTTP's, null over gRPC. `repeats`
+    is the request that this one repeats, and `answer` the text of a canary's answer. A client that
+    left and could still read has `tokens_after_leaving`, the tokens that came after t0, and
+    `server_ended_ns`, when the server ended the answer or the connection.
     """
 
     request_id: str  # sent as X-Request-Id

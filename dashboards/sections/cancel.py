@@ -27,7 +27,10 @@ WAYS: Final = {
     "stop_reading": "stopped reading",
     "vanish": "vanished",
     "killed": "was killed",
-    "cancel": "asked to cancel",
+    "cancel": "cancelled",
+    "deadline": "let the deadline pass",
+    "channel_closed": "closed the channel",
+    "process_killed": "was killed with its channel",
 }
 PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "in decode"}
 

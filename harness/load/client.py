@@ -10,9 +10,10 @@ Connections that a way of leaving leaves open linger until the load ends, and ar
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote
 
 import httpx
@@ -42,6 +43,62 @@ def keep_open(descriptors: Sequence[int]) -> None:
     subprocess.Popen([sys.executable, "-I", "-S", "-c", _KEEP_OPEN], pass_fds=descriptors)
 
 
+class Conversation(Protocol):
+    """One request and its answer."""
+
+    stream: StreamMachine
+
+    def see_through(self) -> None:
+        """Up to an outcome. Raises only for a mistake of ours, or because the load ends."""
+
+    def note_wire(self, row: RequestRow) -> None:
+        """Add what only the wire knows."""
+
+
+class LoadClient(ABC):
+    """`open_streams`: the requests now in flight."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        self.plan = plan
+        self.step = StepEstimate()
+        self.open_streams = 0
+        self.connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
+
+    @abstractmethod
+    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> Conversation: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def ask(
+        self,
+        spec: RequestSpec,
+        prompt: str,
+        leave_rule: LeaveRule,
+        keep: Callable[[RequestRow], None],
+    ) -> RequestRow:
+        """Send one request and see it through. `keep` gets its row, even if this call is killed."""
+        exchange = self.begin(spec, prompt, leave_rule)
+        stream = exchange.stream
+        self.open_streams += 1
+        try:
+            exchange.see_through()
+        except Exception as error:
+            if stream.outcome is None:
+                stream.break_off(time.perf_counter_ns(), f"a bug of the client: {error!r}")
+            raise
+        except BaseException:
+            if stream.outcome is None:
+                stream.cut(time.perf_counter_ns())
+            raise
+        finally:
+            self.open_streams -= 1
+            row = stream.row()
+            exchange.note_wire(row)
+            keep(row)
+        return row
+
+
 class Frontend:
     """One of the server's frontends. A user keeps to one."""
 
@@ -58,9 +115,8 @@ class Frontend:
         return httpx.URL(self._base + path).raw_path
 
 
-class StreamClient:
-    """`open_streams`: the requests now in flight. `give_up` is called with the reason when the
-    client itself cannot go on."""
+class StreamClient(LoadClient):
+    """`give_up` is called with the reason when the client itself cannot go on."""
 
     def __init__(
         self,
@@ -69,12 +125,9 @@ class StreamClient:
         api_key: str | None,
         give_up: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        self.plan = plan
-        self.step = StepEstimate()
-        self.open_streams = 0
+        super().__init__(plan)
         self.lingering: list[Connection] = []
-        self._give_up = give_up
-        self._connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
+        self.give_up = give_up
         urls = enumerate(plan.urls or [plan.url])
         self._frontends = [Frontend(url, number, plan, api_key) for number, url in urls]
 
@@ -92,43 +145,8 @@ class StreamClient:
     def frontend_of(self, user: int) -> Frontend:
         return self._frontends[user % len(self._frontends)]
 
-    def ask(
-        self,
-        spec: RequestSpec,
-        prompt: str,
-        leave_rule: LeaveRule,
-        keep: Callable[[RequestRow], None],
-    ) -> RequestRow:
-        """Send one request and see it through. `keep` gets its row, even if this call is killed."""
-        request = self.build(spec, prompt)
-        exchange = Exchange(self, request, spec, leave_rule)
-        stream = exchange.stream
-        self.open_streams += 1
-        try:
-            exchange.see_through()
-        except httpx.TimeoutException as error:
-            stream.time_out(time.perf_counter_ns(), str(error))
-        except (httpx.TransportError, EndlessEventError) as error:
-            stream.break_off(time.perf_counter_ns(), str(error))
-            if isinstance(error.__cause__, OSError) and is_out_of_handles(error.__cause__):
-                self._give_up(str(error))
-        except Exception as error:
-            if stream.outcome is None:
-                stream.break_off(time.perf_counter_ns(), f"a bug of the client: {error!r}")
-            raise
-        except BaseException:
-            if stream.outcome is None:
-                stream.cut(time.perf_counter_ns())
-            raise
-        finally:
-            self.open_streams -= 1
-            row = stream.row()
-            row.resent = request.is_resent
-            row.frontend = exchange.frontend.number
-            if not request.is_opened and row.outcome is not Outcome.FAILED:
-                row.wire_close = WireClose.UNOPENED
-            keep(row)
-        return row
+    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Exchange":
+        return Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         body = request_body(
@@ -153,7 +171,7 @@ class StreamClient:
         return WireRequest(
             head=head_of(frontend.url.raw_path, fields, encoded),
             body=encoded,
-            connect_s=self._connect_s,
+            connect_s=self.connect_s,
             next_byte_s=self.plan.run.timeout_s,
             way=spec.way,
         )
@@ -164,8 +182,8 @@ class StreamClient:
         path = path.replace("{id}", quote(spec.request_id, safe=""))
         return WireRequest(
             head=head_of(frontend.path(path), frontend.fields),
-            connect_s=self._connect_s,
-            next_byte_s=self._connect_s,
+            connect_s=self.connect_s,
+            next_byte_s=self.connect_s,
         )
 
 
@@ -290,6 +308,22 @@ class Exchange:
         self._has_tokens = False
 
     def see_through(self) -> None:
+        try:
+            self._converse()
+        except httpx.TimeoutException as error:
+            self.stream.time_out(time.perf_counter_ns(), str(error))
+        except (httpx.TransportError, EndlessEventError) as error:
+            self.stream.break_off(time.perf_counter_ns(), str(error))
+            if isinstance(error.__cause__, OSError) and is_out_of_handles(error.__cause__):
+                self._client.give_up(str(error))
+
+    def note_wire(self, row: RequestRow) -> None:
+        row.resent = self._request.is_resent
+        row.frontend = self.frontend.number
+        if not self._request.is_opened and row.outcome is not Outcome.FAILED:
+            row.wire_close = WireClose.UNOPENED
+
+    def _converse(self) -> None:
         self._think_ns = think_ns = self._leave_rule(0)
         if think_ns is not None and self._spec.counts_from_start:
             self._request.leaves_at_ns = self._sent_ns + think_ns

@@ -41,30 +41,15 @@ class Deadline(NamedTuple):
         return left_ns / 1e9
 
 
-class ClientProcess:
-    """A process that owns a connection, so that it can be killed: the client whose program crashes.
+class MortalProcess:
+    """A process that holds a connection, so that it can be killed: the client whose program
+    crashes. `files` become its first descriptors. Raises OSError if it cannot be started."""
 
-    It is `cat`, with the connection as its standard input: its user has read what `cat` has read.
-    `output` is our end of a pair. No other process holds `sock`, so when `cat` is killed the kernel
-    ends it. Raises OSError if no process can be started; `sock` is closed then.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.output, theirs = socket.socketpair()
-        with sock, theirs, contextlib.ExitStack() as on_failure:
-            on_failure.callback(self.output.close)
-            for end in (sock, theirs):  # ours may be non-blocking, which `cat` does not expect
-                os.set_blocking(end.fileno(), True)
-            self._pid: int | None = os.posix_spawnp(
-                CLIENT_PROGRAM,
-                [CLIENT_PROGRAM],
-                {},
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, sock.fileno(), 0),
-                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), 1),
-                ],
-            )
-            on_failure.pop_all()
+    def __init__(self, command: list[str], *files: int) -> None:
+        for file in files:  # ours may be non-blocking, which a program does not expect
+            os.set_blocking(file, True)
+        actions = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(files)]
+        self._pid: int | None = os.posix_spawnp(command[0], command, {}, file_actions=actions)
 
     def kill(self) -> None:
         pid, self._pid = self._pid, None
@@ -74,6 +59,19 @@ class ClientProcess:
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # gevent may have reaped it already
             os.waitpid(pid, 0)
+
+
+class ClientProcess(MortalProcess):
+    """It is `cat`, with the connection as its standard input: its user has read what `cat` has
+    read. `output` is our end of a pair. No other process holds `sock`, so when `cat` is killed the
+    kernel ends it. `sock` is closed, too, if no process can be started."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.output, theirs = socket.socketpair()
+        with sock, theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.output.close)
+            super().__init__([CLIENT_PROGRAM], sock.fileno(), theirs.fileno())
+            on_failure.pop_all()
 
 
 class Connection(Answer):

@@ -9,9 +9,10 @@
     KILLED         the process that owns the connection gets a SIGKILL
     CANCEL         the server's cancel endpoint is asked, and the stream read on (`Exchange`)
 
-To add a way: name it in `Way` with its properties (harness/records.py), act on it in `_act` below,
-label it in dashboards/sections/cancel.py, and give it a row in docs/workloads.md and, for TLS, in
-docs/connections.md. Some ways need more than an act on the connection:
+The ways over gRPC are in kserve.py. To add a way: name it in `Way` with its properties
+(harness/records.py), act on it in `_act` below, label it in dashboards/sections/cancel.py, and give
+it a row in docs/workloads.md and, for TLS, in docs/connections.md. Some ways need more than an act
+on the connection:
 
     transport.py                   STOP_READING: a small receive buffer; KILLED: an owning process
     client.py                      CANCEL: a request of its own; KILLED: what the process had read
@@ -76,6 +77,8 @@ def _act(way: Way, connection: Connection) -> CloseResult:
             return left
         case Way.CANCEL:
             raise ValueError("a cancel is sent on a connection of its own")
+        case Way.DEADLINE | Way.CHANNEL_CLOSED | Way.PROCESS_KILLED:
+            raise ValueError(f"{way} is a way to leave over gRPC")
 
 
 def _half_close(connection: Connection) -> CloseResult:

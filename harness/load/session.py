@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from harness.load.client import StreamClient
+from harness.load.client import LoadClient, StreamClient
 from harness.load.rows import ShardWriter
-from harness.records import Outcome, RequestRow, VoidTrial
+from harness.records import Outcome, Protocol, RequestRow, VoidTrial
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
@@ -33,7 +33,7 @@ class LoadSession:
         give_up: Callable[[str], None],
     ) -> None:
         self.plan = plan
-        self.client = StreamClient(plan, api_key=api_key, give_up=give_up)
+        self.client = _client(plan, api_key, give_up)
         self.seen = ObservedLatency()
         load = plan.load
         self.canary_barrier = CanaryBarrier(load.canaries if isinstance(load, AbandonLoad) else 0)
@@ -105,6 +105,14 @@ class LoadSession:
         self.client.close()
         if self._rows is not None:
             self._rows.close()
+
+
+def _client(plan: LoadPlan, api_key: str | None, give_up: Callable[[str], None]) -> LoadClient:
+    if plan.protocol is not Protocol.GRPC:
+        return StreamClient(plan, api_key=api_key, give_up=give_up)
+    from harness.load.kserve import KServeClient  # its packages are an extra
+
+    return KServeClient(plan, api_key=api_key)
 
 
 # A canary is a user with a known answer, so that a change in it shows. It repeats one prompt and

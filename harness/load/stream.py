@@ -190,10 +190,28 @@ class StreamMachine:
             self._late_event(data)
             return
         if data == DONE:
-            self._apply(Signal.FINISH)
+            self.finish()
             return
         if (chunk := self._decoded("an event of the stream", data, t_ns)) is not None:
             self._read_chunk(chunk, t_ns)
+
+    def accept(self) -> None:
+        self._apply(Signal.ACCEPT)
+
+    def turn_away(self, t_ns: int, why: str) -> None:
+        self._apply(Signal.TURN_AWAY)
+        self._end(Signal.BODY_END, t_ns, why)
+
+    def chunk(self, chunk: Chunk, t_ns: int) -> None:
+        if self.outcome is Outcome.ABANDONED:
+            self._late_chunk(chunk)
+        elif chunk.error is not None:
+            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
+        else:
+            self._read_chunk(chunk, t_ns)
+
+    def finish(self) -> None:
+        self._apply(Signal.FINISH)
 
     def answer(self, body: bytes, t_ns: int) -> None:
         if self.outcome is Outcome.ABANDONED:
@@ -355,13 +373,16 @@ class StreamMachine:
             self._end(Signal.BODY_END, t_ns, "the answer has no finish reason")
 
     def _late_event(self, data: bytes) -> None:
-        so_far = self._late_tokens = self._late_tokens or 0
+        self._late_tokens = self._late_tokens or 0
         if data == DONE:
             return
         try:
-            chunk = decode_chunk(data)
+            self._late_chunk(decode_chunk(data))
         except NONSENSE:
             return
+
+    def _late_chunk(self, chunk: Chunk) -> None:
+        so_far = self._late_tokens or 0
         for choice in chunk.choices:
             so_far += self._count(choice, chunk.usage)
             self._finish_reason = choice.finish_reason or self._finish_reason

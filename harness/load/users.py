@@ -40,7 +40,7 @@ from harness.load.processes import (
     report_abandons,
 )
 from harness.load.session import LoadSession, canary_prompt
-from harness.records import Outcome, RequestRow, Role
+from harness.records import Outcome, Protocol, RequestRow, Role
 from harness.workload.abandon import RequestSpec, never
 from harness.workload.load import AbandonLoad
 from harness.workload.plan import LoadPlan
@@ -211,6 +211,7 @@ def prepare(
             records.begin(now)
         # The host comes from the master; a plan in a file names its own.
         url = plan.url if options.walkaway_plan is not None else environment.host or plan.url
+        _patch_grpc(now or plan)
         PlannedUser.session = LoadSession(
             now or plan.model_copy(update={"url": url}),
             api_key=api_key if now is None else _api_key(now),
@@ -228,6 +229,13 @@ def prepare(
 
     _listen(environment.events.test_start, start_session)
     _listen(environment.events.test_stop, end_session)
+
+
+def _patch_grpc(plan: LoadPlan) -> None:
+    if plan.protocol is Protocol.GRPC:
+        from harness.load.kserve import use_gevent  # its packages are an extra
+
+        use_gevent()
 
 
 def _prepare_master(

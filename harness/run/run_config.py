@@ -10,7 +10,13 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
-from harness.run.load_plan import check_files, check_trace, fit_to_trace, make_load
+from harness.run.load_plan import (
+    check_files,
+    check_trace,
+    choose_protocol,
+    fit_to_trace,
+    make_load,
+)
 from harness.run.server import Server, parse_command
 from harness.workload.arms import ArmRun, arm_runs, check_engine_is_ours
 from harness.workload.arrivals import TraceArrivals
@@ -137,6 +143,7 @@ def _resolve(
         raise ConfigError(
             f"--engine {config.engine} needs --target URL: only the bundled engine is started"
         )
+    choose_protocol(workload, target)
     check_files(workload, folder)
     check_trace(workload, folder)
     if (gpu_url := workload.collect.gpu_metrics_url) is not None:
@@ -181,6 +188,7 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
         target=target,
         run=workload.run,
         load=load,
+        protocol=choose_protocol(workload, target),
         arrivals=arrivals,
         arm=resolved.arm,
         api_key_env=resolved.config.api_key_env,

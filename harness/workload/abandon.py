@@ -169,6 +169,11 @@ class AbandonPlan(Section):
         for a token, which a unary answer does not show. At least one of each answer."""
         return self.n
 
+    @property
+    def counts_from_sending(self) -> bool:
+        """The moment to leave is known as the request is sent."""
+        return False
+
     def problem(self, answer_tokens: int, stay_tokens: int) -> str | None:
         tokens = self.most_read()
         if tokens is None:
@@ -298,6 +303,10 @@ class TimePlan(AbandonPlan):
     seconds: SecondsRange
     since: Literal["sent", "first_token"] = "sent"
 
+    @property
+    def counts_from_sending(self) -> bool:
+        return self.since == "sent"
+
     def most_read(self) -> float | None:
         return self.n if self.since == "first_token" else None
 
@@ -325,6 +334,10 @@ class PrefillPlan(AbandonPlan):
 
     plan: Literal["prefill"]
     share: Shares = Field(default_factory=lambda: [0.1, 0.9])
+
+    @property
+    def counts_from_sending(self) -> bool:
+        return True
 
     def most_read(self) -> None:
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from harness.errors import ConfigError
-from harness.records import Way
+from harness.records import Protocol, Way
 from harness.workload.arrivals import MAX_STREAMS
 from harness.workload.load import AbandonLoad
 from harness.workload.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS, Section
@@ -153,7 +153,7 @@ _TABLE: Final = (
         "way",
         default="fin",
         help="the way to leave, for any plan but that of the workload",
-        choices=tuple(way.value for way in Way if not way.stays_open),
+        choices=tuple(way.value for way in Way if way.over(Protocol.HTTP) and not way.stays_open),
         needs=("walkaway_leave", _PLANS),
     ),
     FormField("stay_share", "load.stay_share", "0.25", "share of users who never leave"),

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.records import ProcessKind
+from harness.records import ProcessKind, Protocol
 from harness.workload.abandon import (
     AbandonPlan,
     AnyPlan,
@@ -37,11 +37,13 @@ from harness.workload.values import (
 
 class Load(Section):
     """A load has prompts, and answers of one length or several (`_answers`, by their keys).
+    `protocol`: None for the target's own.
     `_streams`: the keys that add up to the streams open at once."""
 
     _answers: ClassVar[Sequence[str]]
     _streams: ClassVar[Sequence[str]] = ()
     kind: str
+    protocol: Annotated[Protocol | None, Field(strict=False)] = None
     prompt_tokens: TokenRange
 
     @property

@@ -4,10 +4,11 @@ own sections, resolved, and facts about the server.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from harness.records import Protocol
 from harness.workload.arrivals import AnyArrivals, ClosedArrivals, OpenArrivals
 from harness.workload.load import AbandonLoad, AnyLoad
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
@@ -31,6 +32,7 @@ class LoadPlan(Section):
     target: Target
     run: RunSettings
     load: AnyLoad
+    protocol: Annotated[Protocol, Field(strict=False)] = Protocol.HTTP
     arrivals: AnyArrivals = ClosedArrivals()
     arm: str = ONLY_ARM
     api_key_env: str | None = None

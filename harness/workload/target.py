@@ -3,11 +3,11 @@
 A target is a TOML file, shipped by name or given as a path; docs/targets.md explains each key.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from harness.records import Trust
+from harness.records import Protocol, Trust
 from harness.workload.values import (
     MOST_TOKENS,
     Duration,
@@ -65,9 +65,54 @@ class PageSource(Section):
     key: Annotated[str, Field(min_length=1)]
 
 
+_TENSORS: Final[dict[str, tuple[str, Any]]] = {
+    "BYTES": ("bytes_contents", str.encode),
+    "INT32": ("int_contents", int),
+    "UINT32": ("uint_contents", int),
+    "INT64": ("int64_contents", int),
+    "FP32": ("fp32_contents", float),
+    "BOOL": ("bool_contents", {"true": True, "false": False}.__getitem__),
+}
+
+
+class TensorSource(Section):
+    """An input of one element. In `value`, {prompt} and {max_tokens} stand for the request's."""
+
+    name: Annotated[str, Field(min_length=1)]
+    datatype: Literal["BYTES", "INT32", "UINT32", "INT64", "FP32", "BOOL"]
+    value: str
+
+    @model_validator(mode="after")
+    def _has_its_type(self) -> Self:
+        try:
+            self.element("a prompt", 1)
+        except (KeyError, ValueError):
+            raise ValueError(f"`value` {self.value!r} is no {self.datatype}") from None
+        return self
+
+    def element(self, prompt: str, max_tokens: int) -> tuple[str, Any]:
+        """The field of KServe's tensor contents, and the element."""
+        field, read = _TENSORS[self.datatype]
+        if self.value == "{prompt}":
+            return field, read(prompt)
+        return field, read(self.value.replace("{max_tokens}", str(max_tokens)))
+
+
+class KServeSource(Section):
+    """How a model that generates is asked over KServe v2. `model`: absent, as for HTTP. A response
+    with an output is one token, or, without `response_is_token`, text of some."""
+
+    model: str | None = None
+    inputs: Annotated[list[TensorSource], Field(min_length=1)]
+    shape: list[Annotated[int, Field(ge=1, le=1)]] = Field(default_factory=lambda: [1])
+    response_is_token: bool = False
+
+
 class Target(Section):
     name: str
     description: str
+    http: bool = True
+    kserve: KServeSource | None = None
     path: UrlPath = "/v1/completions"
     extra_body: dict[str, ExtraValue] = Field(default_factory=dict)
     stream_options: dict[str, bool] | None = None
@@ -86,3 +131,14 @@ class Target(Section):
     silence_s: Seconds | None = None
     longest_step_s: Duration = 1.0
     metrics: dict[MetricRole, MetricSource] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _speaks(self) -> Self:
+        if not self.http and self.kserve is None:
+            raise ValueError("`http` is false: a section [kserve] must say what it speaks instead")
+        return self
+
+    @property
+    def protocol(self) -> Protocol:
+        """The protocol of a load that names none."""
+        return Protocol.HTTP if self.http else Protocol.GRPC

@@ -1,0 +1,379 @@
+"""KServe v2 over gRPC: one request, from start to row, as a call of ModelStreamInfer.
+
+The user's thread reads the answer; a second one, the watch, acts when its time has come: the user
+leaves, or the answer is late. A lock orders the two. Under Locust threads are greenlets, and
+`use_gevent` must come first. `leave` stamps t0 immediately before the act:
+
+    CANCEL           the call is cancelled: a frame RST_STREAM, the connection goes on
+    DEADLINE         the call has a deadline from its beginning; t0 is the moment when it passes
+    CHANNEL_CLOSED   the call has a channel of its own, which is closed
+    PROCESS_KILLED   a process of its own has the channel's connection, and gets a SIGKILL
+    HALF_CLOSE       no further request will come on the stream, whose answers are read to the end:
+                     the control, since it cancels nothing
+
+Without such a way a call shares one channel with all others to that server, as clients of
+tritonclient do. `tokens_read` is what gRPC has handed over by t0: what came and is still in its
+hands does not count.
+"""
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+from grpc.experimental.gevent import init_gevent
+from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from harness.load.client import LoadClient, limits
+from harness.load.connection import Deadline, MortalProcess
+from harness.load.dialect import Choice, Chunk, Usage
+from harness.load.stream import State, StreamMachine
+from harness.records import Outcome, Protocol, RequestRow, Way, WireClose
+from harness.workload.abandon import LeaveRule, RequestSpec
+from harness.workload.plan import LoadPlan
+from harness.workload.target import KServeSource
+
+_OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),  # else two channels to one place share a connection
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),
+)
+_FINAL: Final = "triton_final_response"
+_WANTS_FINAL: Final = "triton_enable_empty_final_response"
+_SOME_TEXT: Final = " "  # the text itself is never looked at
+
+# It takes one connection, opens one to the server, and passes all bytes on, both ways.
+_RELAY: Final = """
+import select, socket, sys
+listener = socket.socket(fileno=0)
+ours, theirs = listener.accept()[0], socket.create_connection((sys.argv[1], int(sys.argv[2])))
+theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while True:
+    for source in select.select([ours, theirs], [], [])[0]:
+        data = source.recv(65536)
+        if not data:
+            sys.exit()
+        (theirs if source is ours else ours).sendall(data)
+"""
+
+
+@cache
+def use_gevent() -> None:
+    """Let gRPC wait in gevent's loop, before anything else of it is used in a patched process."""
+    init_gevent()
+
+
+class Endpoint:
+    """A server's place, and the channel that most calls share."""
+
+    def __init__(self, url: str, ca_file: str | None) -> None:
+        parts = urlsplit(url if "://" in url else f"grpc://{url}")
+        self._place = parts.netloc
+        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._credentials = None
+        if parts.scheme in ("grpcs", "https"):
+            ca = None if ca_file is None else Path(ca_file).read_bytes()
+            self._credentials = grpc.ssl_channel_credentials(ca)
+        self.shared = self._channel(self._place)
+
+    def channel_for(
+        self, way: Way | None, stack: ExitStack
+    ) -> tuple[grpc.Channel, "_Relay | None"]:
+        """The channel for a user that leaves in this way; its own ends with `stack`. Raises OSError
+        if no process can be started."""
+        if way not in (Way.CHANNEL_CLOSED, Way.PROCESS_KILLED):
+            return self.shared, None
+        relay = _Relay(self._host, self._port) if way is Way.PROCESS_KILLED else None
+        if relay is not None:
+            stack.callback(relay.kill)
+        channel = self._channel(self._place if relay is None else relay.place)
+        stack.callback(channel.close)
+        return channel, relay
+
+    def _channel(self, place: str) -> grpc.Channel:
+        options = [*_OPTIONS, ("grpc.default_authority", self._place)]
+        if self._credentials is None:
+            return grpc.insecure_channel(place, options)
+        options.append(("grpc.ssl_target_name_override", self._host))
+        return grpc.secure_channel(place, self._credentials, options)
+
+
+class _Relay(MortalProcess):
+    def __init__(self, host: str, port: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.place = f"127.0.0.1:{listener.getsockname()[1]}"
+            program = [sys.executable, "-I", "-S", "-c", _RELAY, host, str(port)]
+            super().__init__(program, listener.fileno())
+
+
+class KServeClient(LoadClient):
+    def __init__(self, plan: LoadPlan, *, api_key: str | None) -> None:
+        super().__init__(plan)
+        assert plan.target.kserve is not None
+        self.source = plan.target.kserve
+        self._endpoint = Endpoint(plan.url, plan.ca_file)
+        self.metadata = [(name.lower(), value) for name, value in plan.headers.items()]
+        if api_key is not None:
+            self.metadata.append(("authorization", f"Bearer {api_key}"))
+
+    def endpoint_of(self, _user: int) -> Endpoint:
+        return self._endpoint
+
+    def close(self) -> None:
+        self._endpoint.shared.close()
+
+    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Call":
+        way = None if spec.way is None else spec.way.over(Protocol.GRPC)
+        model = self.source.model or self.plan.model
+        request = infer_request(self.source, model, spec, prompt)
+        return Call(self, request, replace(spec, way=way), leave_rule)
+
+
+def infer_request(
+    source: KServeSource, model: str, spec: RequestSpec, prompt: str
+) -> ModelInferRequest:
+    request = ModelInferRequest(model_name=model, id=spec.request_id)
+    request.parameters[_WANTS_FINAL].bool_param = True
+    for one in source.inputs:
+        field, element = one.element(prompt, spec.max_tokens)
+        request.inputs.add(
+            name=one.name, datatype=one.datatype, shape=source.shape, contents={field: [element]}
+        )
+    return request
+
+
+class Call:
+    """`_leaves_at_ns`: when the user leaves; None: not known yet, or never. `_is_out`: the request
+    has left this process, so that the server can have it."""
+
+    def __init__(
+        self,
+        client: KServeClient,
+        request: ModelInferRequest,
+        spec: RequestSpec,
+        leave_rule: LeaveRule,
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._spec = spec
+        self._leave_rule = leave_rule
+        self._own = ExitStack()
+        self._relay: _Relay | None = None
+        self._sent_ns = self._heard_ns = time.perf_counter_ns()
+        is_counted = client.source.response_is_token
+        self.stream = StreamMachine(spec, sent_ns=self._sent_ns, continuous_usage=is_counted)
+        self._limit, self._later_limit = limits(client.plan.run, spec.delivery, self._sent_ns)
+        self._num_responses = 0
+        self._think_ns: int | None = None
+        self._leaves_at_ns: int | None = None
+        self._killed_ns: int | None = None
+        self._complaint: str | None = None
+        self._is_out = self._is_over = False
+        self._lock = threading.Lock()
+        self._has_changed, self._last_word = threading.Event(), threading.Event()
+        self._call: Any = None
+
+    def note_wire(self, row: RequestRow) -> None:
+        if not self._is_out and row.outcome is not Outcome.FAILED:
+            row.wire_close = WireClose.UNOPENED
+
+    def see_through(self) -> None:
+        with self._own:
+            try:
+                self._open()
+            except OSError as error:
+                why = f"no process to be killed could be started: {error}"
+                self.stream.break_off(time.perf_counter_ns(), why)
+                return
+            self._own.callback(self._end)
+            threading.Thread(target=self._watch, daemon=True).start()
+            self._read()
+
+    def _open(self) -> None:
+        endpoint = self._client.endpoint_of(self._spec.user)
+        self._channel, self._relay = endpoint.channel_for(self._spec.way, self._own)
+        self._think_ns = think_ns = self._leave_rule(0)
+        deadline_s = None
+        if think_ns is not None and self._spec.counts_from_start:
+            self._leaves_at_ns = self._sent_ns + think_ns
+        if self._spec.way is Way.DEADLINE and self._leaves_at_ns is not None:
+            deadline_s = max(0.0, (self._leaves_at_ns - time.perf_counter_ns()) / 1e9)
+        stub = GRPCInferenceServiceStub(self._channel)
+        self._call = stub.ModelStreamInfer(
+            self._requests(), timeout=deadline_s, metadata=self._client.metadata
+        )
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._call.cancel()
+        self._last_word.set()
+        self._has_changed.set()
+
+    def _requests(self) -> Iterator[ModelInferRequest]:
+        yield self._request
+        with self._lock:  # gRPC asks for another when the first one has gone out
+            self._is_out, self._heard_ns = True, time.perf_counter_ns()
+            if self._think_ns is not None and self._leaves_at_ns is None:
+                self._leaves_at_ns = self._heard_ns + self._think_ns
+        self._has_changed.set()
+        self._last_word.wait()
+
+    # Reading
+
+    def _read(self) -> None:
+        stream = self.stream
+        try:
+            for response in self._call:
+                with self._lock:
+                    self._take(response, time.perf_counter_ns())
+                    if stream.outcome is not None and not self._reads_on:
+                        return
+            with self._lock:
+                self._ended_well(time.perf_counter_ns())
+        except grpc.RpcError as error:
+            with self._lock:
+                self._broke(error, time.perf_counter_ns())
+
+    @property
+    def _reads_on(self) -> bool:
+        return self._spec.way is Way.HALF_CLOSE and self.stream.outcome is Outcome.ABANDONED
+
+    def _take(self, response: ModelStreamInferResponse, t_ns: int) -> None:
+        stream, self._heard_ns = self.stream, t_ns
+        if self._spec.way is Way.DEADLINE and self._is_due(t_ns):
+            self._leave()
+        if stream.outcome is not None and not self._reads_on:
+            return
+        if stream.state is State.SENT:
+            stream.accept()
+        answer = response.infer_response
+        if response.error_message:
+            stream.chunk(Chunk(error=response.error_message), t_ns)
+        elif answer.outputs:
+            self._take_tokens(t_ns)
+        if stream.outcome is None and _FINAL in answer.parameters:
+            self._take_end(is_final=answer.parameters[_FINAL].bool_param)
+
+    def _take_tokens(self, t_ns: int) -> None:
+        stream = self.stream
+        self._num_responses += 1
+        usage = Usage(completion_tokens=self._num_responses)
+        is_counted = self._client.source.response_is_token
+        choice = Choice(text=_SOME_TEXT)
+        stream.chunk(Chunk(choices=[choice], usage=usage if is_counted else None), t_ns)
+        if stream.outcome is not None:
+            return
+        self._limit = self._later_limit
+        if (gap_ns := stream.last_gap_ns) is not None:
+            self._client.step.observe(gap_ns)
+        if self._think_ns is None:
+            self._think_ns = think_ns = self._leave_rule(stream.tokens_read)
+            if think_ns is not None:
+                self._leaves_at_ns = t_ns + think_ns
+                self._has_changed.set()
+
+    def _take_end(self, *, is_final: bool) -> None:
+        if is_final and self.stream.state is not State.FINISHED:
+            self.stream.finish()
+            self._last_word.set()  # the server ends the stream when it gets no further request
+
+    def _ended_well(self, t_ns: int) -> None:
+        stream = self.stream
+        if stream.outcome is None and stream.state is State.SENT:
+            stream.accept()
+        elif stream.outcome is None and stream.state is State.READING:
+            stream.finish()
+        if stream.outcome is None or self._reads_on:
+            stream.body_ended(t_ns)
+
+    def _broke(self, error: grpc.RpcError, t_ns: int) -> None:
+        stream, code, why = self.stream, error.code(), error.details()
+        if self._complaint is None and self._reads_on:
+            stream.body_ended(t_ns)
+        if stream.outcome is not None:
+            return
+        if self._killed_ns is not None and stream.can_leave:
+            self._note_leaving(self._killed_ns, WireClose.KERNEL)
+        elif self._complaint is not None:
+            stream.time_out(t_ns, self._complaint)
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED and self._is_due(t_ns):
+            self._leave()
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and stream.state is State.SENT:
+            stream.turn_away(t_ns, f"{code.name}: {why}")
+        else:
+            stream.break_off(t_ns, f"{code.name}: {why}")
+
+    # Leaving, and waiting no longer
+
+    def _is_due(self, t_ns: int) -> bool:
+        return self._leaves_at_ns is not None and self._leaves_at_ns <= t_ns
+
+    def _watch(self) -> None:
+        while not self._is_over:
+            self._has_changed.clear()
+            with self._lock:
+                due_ns, act = min(self._dues(), key=lambda due: due[0])
+                left_ns = due_ns - time.perf_counter_ns()
+                if left_ns <= 0 and not self._is_over:
+                    act()
+            if left_ns > 0:
+                self._has_changed.wait(left_ns / 1e9)
+
+    def _dues(self) -> Iterator[tuple[int, Callable[[], None]]]:
+        run, way = self._client.plan.run, self._spec.way
+        may_leave = self.stream.can_leave and self._killed_ns is None and way is not Way.DEADLINE
+        if self._leaves_at_ns is not None and may_leave:
+            yield self._leaves_at_ns, self._leave
+        if self._limit is not None:
+            yield self._limit.at_ns, lambda: self._give_up(self._limit)
+        if self._is_out:
+            silent_s, what = run.timeout_s, "nothing came for"
+        else:
+            silent_s, what = self._client.connect_s, "the request was not taken within"
+        late = Deadline(self._heard_ns + int(silent_s * 1e9), f"{what} {silent_s:g} s")
+        yield late.at_ns, lambda: self._give_up(late)
+
+    def _give_up(self, limit: Deadline | None) -> None:
+        assert limit is not None
+        self._complaint, self._is_over = limit.complaint, True
+        self._call.cancel()
+
+    def _leave(self) -> None:
+        if not self.stream.can_leave:
+            return
+        t0_ns = time.perf_counter_ns()
+        match self._spec.way:
+            case Way.CANCEL:
+                self._call.cancel()
+                self._note_leaving(t0_ns, WireClose.RST_STREAM)
+            case Way.DEADLINE:
+                assert self._leaves_at_ns is not None
+                self._note_leaving(self._leaves_at_ns, WireClose.RST_STREAM)
+            case Way.CHANNEL_CLOSED:
+                self._channel.close()
+                self._note_leaving(t0_ns, WireClose.FIN)
+            case Way.HALF_CLOSE:
+                self._last_word.set()
+                self._note_leaving(t0_ns, WireClose.END_STREAM)
+            case Way.PROCESS_KILLED:
+                assert self._relay is not None
+                self._relay.kill()  # what it has passed on by now is read, and counts
+                self._killed_ns = t0_ns
+            case way:
+                raise ValueError(f"there is no way {way} over gRPC")
+
+    def _note_leaving(self, t0_ns: int, wire_close: WireClose) -> None:
+        self.stream.leave(t0_ns, think_ns=self._think_ns or 0, wire_close=wire_close)
