@@ -8,7 +8,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -201,8 +201,10 @@ URL_TEXT: Final = re.compile(r"[!-~]+")
 HEADER_VALUE: Final = re.compile(r"[\t -~]*")
 
 
-def check_target_url(url: str, *, flag: str = "--target") -> str:
-    parts = _split(flag, url)
+def check_target_url(
+    url: str, *, flag: str = "--target", schemes: Sequence[str] = ("http", "https")
+) -> str:
+    parts = _split(flag, url, schemes)
     if parts.query or parts.fragment:
         raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")
     return url.rstrip("/").removesuffix("/v1")
@@ -272,7 +274,7 @@ def read_api_key(variable: str | None, *, flag: str = "--api-key-env") -> str | 
     return key
 
 
-def _split(flag: str, url: str) -> SplitResult:
+def _split(flag: str, url: str, schemes: Sequence[str] = ("http", "https")) -> SplitResult:
     if "@" in url.partition("//")[2].partition("/")[0]:
         raise ConfigError(
             f"{flag}: holds a user name or password, which would appear in the report; "
@@ -284,8 +286,8 @@ def _split(flag: str, url: str) -> SplitResult:
         has_address = bool(parts.hostname) and parts.port != 0
     except (httpx.InvalidURL, ValueError):
         parts, has_address = SplitResult("", "", "", "", ""), False
-    if parts.scheme not in ("http", "https") or not has_address or not URL_TEXT.fullmatch(url):
-        raise ConfigError(f"{flag} {url}: must be a URL such as http://127.0.0.1:8000")
+    if parts.scheme not in schemes or not has_address or not URL_TEXT.fullmatch(url):
+        raise ConfigError(f"{flag} {url}: must be a URL such as {schemes[0]}://127.0.0.1:8000")
     return parts
 
 

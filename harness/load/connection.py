@@ -51,12 +51,17 @@ class MortalProcess:
         actions = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(files)]
         self._pid: int | None = os.posix_spawnp(command[0], command, {}, file_actions=actions)
 
+    def strike(self) -> None:
+        """Kill it, and do not wait for its end."""
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
     def kill(self) -> None:
+        self.strike()
         pid, self._pid = self._pid, None
         if pid is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # gevent may have reaped it already
             os.waitpid(pid, 0)
 

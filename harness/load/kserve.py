@@ -30,7 +30,11 @@ from urllib.parse import urlsplit
 
 import grpc
 from grpc.experimental.gevent import init_gevent
-from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelStreamInferResponse
+from tritonclient.grpc.service_pb2 import (
+    ModelInferRequest,
+    ModelInferResponse,
+    ModelStreamInferResponse,
+)
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from harness.load.client import LoadClient, limits
@@ -52,6 +56,12 @@ _OPTIONS: Final = (
 )
 _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
+_PARAMETER_FIELDS: Final[dict[type, str]] = {
+    bool: "bool_param",
+    int: "int64_param",
+    float: "double_param",
+    str: "string_param",
+}
 _SOME_TEXT: Final = " "  # the text itself is never looked at
 
 # It takes one connection, opens one to the server, and passes all bytes on, both ways.
@@ -124,16 +134,18 @@ class KServeClient(LoadClient):
         super().__init__(plan)
         assert plan.target.kserve is not None
         self.source = plan.target.kserve
-        self._endpoint = Endpoint(plan.url, plan.ca_file)
+        self._endpoints = [Endpoint(url, plan.ca_file) for url in plan.urls or [plan.url]]
         self.metadata = [(name.lower(), value) for name, value in plan.headers.items()]
         if api_key is not None:
             self.metadata.append(("authorization", f"Bearer {api_key}"))
 
-    def endpoint_of(self, _user: int) -> Endpoint:
-        return self._endpoint
+    def frontend_of(self, user: int) -> tuple[int, Endpoint]:
+        number = user % len(self._endpoints)
+        return number, self._endpoints[number]
 
     def close(self) -> None:
-        self._endpoint.shared.close()
+        for endpoint in self._endpoints:
+            endpoint.shared.close()
 
     def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Call":
         way = None if spec.way is None else spec.way.over(Protocol.GRPC)
@@ -146,7 +158,8 @@ def infer_request(
     source: KServeSource, model: str, spec: RequestSpec, prompt: str
 ) -> ModelInferRequest:
     request = ModelInferRequest(model_name=model, id=spec.request_id)
-    request.parameters[_WANTS_FINAL].bool_param = True
+    for name, value in {**source.parameters, _WANTS_FINAL: True}.items():
+        setattr(request.parameters[name], _PARAMETER_FIELDS[type(value)], value)
     for one in source.inputs:
         field, element = one.element(prompt, spec.max_tokens)
         request.inputs.add(
@@ -170,13 +183,15 @@ class Call:
         self._request = request
         self._spec = spec
         self._leave_rule = leave_rule
+        self._frontend, self._endpoint = client.frontend_of(spec.user)
         self._own = ExitStack()
         self._relay: _Relay | None = None
         self._sent_ns = self._heard_ns = time.perf_counter_ns()
-        is_counted = client.source.response_is_token
-        self.stream = StreamMachine(spec, sent_ns=self._sent_ns, continuous_usage=is_counted)
+        self._counted_by = client.source.tokens_parameter
+        self.stream = StreamMachine(
+            spec, sent_ns=self._sent_ns, continuous_usage=self._counted_by is not None
+        )
         self._limit, self._later_limit = limits(client.plan.run, spec.delivery, self._sent_ns)
-        self._num_responses = 0
         self._think_ns: int | None = None
         self._leaves_at_ns: int | None = None
         self._killed_ns: int | None = None
@@ -187,6 +202,7 @@ class Call:
         self._call: Any = None
 
     def note_wire(self, row: RequestRow) -> None:
+        row.frontend = self._frontend
         if not self._is_out and row.outcome is not Outcome.FAILED:
             row.wire_close = WireClose.UNOPENED
 
@@ -200,11 +216,15 @@ class Call:
                 return
             self._own.callback(self._end)
             threading.Thread(target=self._watch, daemon=True).start()
-            self._read()
+            try:
+                self._read()
+            except BaseException:
+                if self._reads_on:  # the cancel that follows is not its user's
+                    self.stream.cut(time.perf_counter_ns())
+                raise
 
     def _open(self) -> None:
-        endpoint = self._client.endpoint_of(self._spec.user)
-        self._channel, self._relay = endpoint.channel_for(self._spec.way, self._own)
+        self._channel, self._relay = self._endpoint.channel_for(self._spec.way, self._own)
         self._think_ns = think_ns = self._leave_rule(0)
         deadline_s = None
         if think_ns is not None and self._spec.counts_from_start:
@@ -257,23 +277,21 @@ class Call:
             self._leave()
         if stream.outcome is not None and not self._reads_on:
             return
-        if stream.state is State.SENT:
+        if stream.outcome is None and stream.state is State.SENT:
             stream.accept()
         answer = response.infer_response
         if response.error_message:
             stream.chunk(Chunk(error=response.error_message), t_ns)
         elif answer.outputs:
-            self._take_tokens(t_ns)
+            self._take_tokens(answer, t_ns)
         if stream.outcome is None and _FINAL in answer.parameters:
             self._take_end(is_final=answer.parameters[_FINAL].bool_param)
 
-    def _take_tokens(self, t_ns: int) -> None:
-        stream = self.stream
-        self._num_responses += 1
-        usage = Usage(completion_tokens=self._num_responses)
-        is_counted = self._client.source.response_is_token
-        choice = Choice(text=_SOME_TEXT)
-        stream.chunk(Chunk(choices=[choice], usage=usage if is_counted else None), t_ns)
+    def _take_tokens(self, answer: ModelInferResponse, t_ns: int) -> None:
+        stream, usage = self.stream, None
+        if self._counted_by is not None and self._counted_by in answer.parameters:
+            usage = Usage(completion_tokens=answer.parameters[self._counted_by].int64_param)
+        stream.chunk(Chunk(choices=[Choice(text=_SOME_TEXT)], usage=usage), t_ns)
         if stream.outcome is not None:
             return
         self._limit = self._later_limit
@@ -370,7 +388,7 @@ class Call:
                 self._note_leaving(t0_ns, WireClose.END_STREAM)
             case Way.PROCESS_KILLED:
                 assert self._relay is not None
-                self._relay.kill()  # what it has passed on by now is read, and counts
+                self._relay.strike()  # what it has passed on by now is read, and counts
                 self._killed_ns = t0_ns
             case way:
                 raise ValueError(f"there is no way {way} over gRPC")

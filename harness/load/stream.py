@@ -263,7 +263,10 @@ class StreamMachine:
         self._error = problem
 
     def cut(self, t_ns: int) -> None:
-        self._end(Signal.CUT, t_ns, None)
+        if self.outcome is Outcome.ABANDONED:  # reads on, so that this ends the request
+            self.outcome, self._ended_ns = Outcome.CUT_OFF, t_ns
+        else:
+            self._end(Signal.CUT, t_ns, None)
 
     def row(self) -> RequestRow:
         if self.outcome is None or self._ended_ns is None:

@@ -177,6 +177,7 @@ def prepare(
     *user_classes: type[PlannedUser],
 ) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request
+    _patch_grpc(plan)  # before the watch for lag: its imports block for 0.3 s
     gevent.get_hub().loop.update_now()  # Locust's timers count from here, not from before imports
     inspect.stack()  # Locust calls it as it stops the users: the first call blocks for 0.2 s
     environment.user_classes = list(user_classes)

@@ -199,9 +199,10 @@ class Measurement(RunState):
                         pages,
                         when_loaded=when_loaded if is_last else None,
                     )
-            self.progress.phase("checking that the server still serves")
-            # Everything has been read: these requests are in no figure.
-            self.manifest.probing = probe_service(asker, longest_s=self.timeout_s)
+            if self.target.http:
+                self.progress.phase("checking that the server still serves")
+                # Everything has been read: these requests are in no figure.
+                self.manifest.probing = probe_service(asker, longest_s=self.timeout_s)
 
     def _plan_load(self, server: Server) -> LoadPlan:
         plan = make_load_plan(self.resolved, server, rows_dir=self.folder.shards)

@@ -25,8 +25,16 @@ from harness.http_client import http_client, is_here
 from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
 from harness.load.rows import most_at_once
 from harness.records import Delivery, MetricSample
+from harness.run.load_plan import choose_protocol
 from harness.run.run_state import RunState
-from harness.run.server import Server, attach, choose_runner, start_command, start_engine
+from harness.run.server import (
+    Server,
+    attach,
+    choose_runner,
+    engine_command,
+    start_command,
+    start_engine,
+)
 from harness.run.settle import Asker, IdlePages, NotServedError
 from harness.store.manifest import TargetFacts
 from harness.workload.abandon import TaskPlan
@@ -73,15 +81,14 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
             run.notes.add(_NO_TORCH)
             run.progress.phase(_NO_TORCH)
         run.progress.phase(f"starting the reference engine ({runner} runner)")
-        engine, ready = start_engine(
+        typed = engine_command(
             settings,
             runner,
-            log,
-            children,
             model=config.model,
             teacher=_write_texts(run.resolved.workload.load, run.folder.teacher),
-            interruption=run.interruption,
+            protocol=choose_protocol(run.resolved.workload, run.target),
         )
+        engine, ready = start_engine(typed, log, children, interruption=run.interruption)
         url = str(ready["url"])
     elif command is not None:
         run.progress.phase(f"starting {command[0]}")
@@ -115,7 +122,7 @@ def _write_texts(load: AnyLoad, file: Path) -> Path | None:
 
 def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFacts:
     urls = run.resolved.metrics_urls
-    if run.target.metrics and not urls:
+    if run.target.metrics and not urls and run.target.http:
         urls = server.metrics_urls
     _note_scraping(run, urls)
     if run.resolved.workload.engine.compile and (server.config or {}).get("compile") is False:
@@ -166,7 +173,7 @@ def with_slots(run: RunState, facts: TargetFacts, server: Server, asker: Asker) 
     slots, how = published_slots(asker.client, server, run.target), "from its page /props"
     if slots is None:
         is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
-        if server.slots is not None or not is_needed:
+        if server.slots is not None or not is_needed or not run.target.http:
             return server
         run.progress.phase("trying how many requests the server runs at once")
         slots = count_slots(asker, longest_s=run.timeout_s)
@@ -235,6 +242,12 @@ class CalibrationError(Exception):
 def with_lengths(run: RunState, client: httpx.Client, server: Server, plan: LoadPlan) -> LoadPlan:
     """The reference engine says itself whether its tokens are bytes: it may serve a checkpoint."""
     if (server.config or {}).get("bytes_are_tokens", run.target.bytes_are_tokens):
+        return plan
+    if not run.target.http:
+        run.notes.warn(
+            "the length of prompts is not known in the server's tokens, which no answer over gRPC "
+            "counts; one byte is counted as one token"
+        )
         return plan
     run.progress.phase("calibrating prompt lengths on the server's tokenizer")
     try:

@@ -10,6 +10,7 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
+from harness.records import Protocol
 from harness.run.load_plan import (
     check_files,
     check_trace,
@@ -143,6 +144,11 @@ def _resolve(
         raise ConfigError(
             f"--engine {config.engine} needs --target URL: only the bundled engine is started"
         )
+    if config.target_command is not None and not target.http:
+        raise ConfigError(
+            f"target.command: a server of kind {target.name} cannot be started by a run, which "
+            "asks over HTTP whether it is ready: start it yourself, and name its url"
+        )
     choose_protocol(workload, target)
     check_files(workload, folder)
     check_trace(workload, folder)
@@ -152,12 +158,16 @@ def _resolve(
         config=config,
         workload=workload,
         target=target,
-        url=None if config.target_url is None else check_target_url(config.target_url),
+        url=None if config.target_url is None else _check_url(config.target_url, target),
         metrics_urls=[check_metrics_url(url) for url in config.metrics_urls],
         headers=request_headers(config.headers, config.api_key_env),
         folder=folder,
         arm=arm,
     )
+
+
+def _check_url(url: str, target: Target) -> str:
+    return check_target_url(url, schemes=("http", "https") if target.http else ("grpc", "grpcs"))
 
 
 def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
@@ -181,14 +191,16 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
     _check_context(workload, server)
     load = make_load(workload, target, server, resolved.folder)
     load, arrivals = fit_to_trace(workload, load, server, resolved.folder)
+    protocol = choose_protocol(workload, target)
+    urls = server.urls if protocol is Protocol.HTTP else server.kserve_urls
     return LoadPlan(
-        url=server.url,
-        urls=server.urls if len(server.urls) > 1 else [],
+        url=urls[0],
+        urls=urls if len(urls) > 1 else [],
         model=server.model,
         target=target,
         run=workload.run,
         load=load,
-        protocol=choose_protocol(workload, target),
+        protocol=protocol,
         arrivals=arrivals,
         arm=resolved.arm,
         api_key_env=resolved.config.api_key_env,

@@ -13,7 +13,7 @@ import httpx
 
 from harness.errors import ConfigError, TargetError
 from harness.http_client import split_place, why_unreached
-from harness.records import num_slots
+from harness.records import Protocol, num_slots
 from harness.run.process import Child, Interruption, find_ready_line, free_port, python_module
 from harness.workload.target import Target
 from harness.workload.workload import EngineSettings
@@ -52,6 +52,21 @@ class Server:
     def urls(self) -> list[str]:
         """Of all its frontends."""
         return list(self.ready.get("urls") or [self.url])
+
+    @property
+    def kserve_urls(self) -> list[str]:
+        """Of all its frontends. Raises ConfigError if none is known."""
+        if self.url.startswith("grpc"):
+            return [self.url]
+        one = self.ready.get("kserve_url")
+        places = self.ready.get("kserve_urls") or ([] if one is None else [one])
+        if not places:
+            raise ConfigError(
+                f"load.protocol is grpc, but only an engine that the run itself starts says where "
+                f"its gRPC is: leave out --target {self.url}, or take --engine triton with its "
+                "grpc://HOST:PORT and --model generate"
+            )
+        return [f"grpc://{place}" for place in places]
 
     @property
     def worker_urls(self) -> list[str]:
@@ -107,9 +122,16 @@ def choose_runner(settings: EngineSettings) -> str:
 
 
 def engine_command(
-    settings: EngineSettings, runner: str, *, model: str | None, teacher: Path | None = None
+    settings: EngineSettings,
+    runner: str,
+    *,
+    model: str | None,
+    teacher: Path | None = None,
+    protocol: Protocol = Protocol.HTTP,
 ) -> list[str]:
     command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
+    if protocol is Protocol.GRPC:
+        command += ["--kserve-port", "0"]
     command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]
     by_hand = {"runner", "device", "faults", "allow_faults", *_OF_TIERS}
     values = settings.model_dump(exclude=by_hand)
@@ -132,21 +154,13 @@ def engine_command(
 
 
 def start_engine(
-    settings: EngineSettings,
-    runner: str,
-    log: Path,
-    children: ExitStack,
-    *,
-    model: str | None,
-    teacher: Path | None,
-    interruption: Interruption,
+    command: list[str], log: Path, children: ExitStack, *, interruption: Interruption
 ) -> tuple[Child, Mapping[str, Any]]:
     """Start the bundled engine; it ends with `children`. Returns its process and its ready line.
 
     Raises ConfigError if it refuses its settings, TargetError if it does not start, and
     InterruptedRunError if the user interrupts.
     """
-    command = engine_command(settings, runner, model=model, teacher=teacher)
     engine = children.enter_context(Child("engine", command, log))
     try:
         ready = engine.wait_until(
@@ -219,7 +233,13 @@ def attach(
     ready: Mapping[str, Any],
 ) -> Server:
     config: dict[str, Any] | None = None
-    if target.lifecycle:
+    if not target.http:
+        assert target.kserve is not None
+        _knock(url)
+        model = model or target.kserve.model
+        if model is None:
+            raise ConfigError(f"{url} serves models by name; name one with --model")
+    elif target.lifecycle:
         config = _read(
             client,
             url,

@@ -99,13 +99,13 @@ class TensorSource(Section):
 
 
 class KServeSource(Section):
-    """How a model that generates is asked over KServe v2. `model`: absent, as for HTTP. A response
-    with an output is one token, or, without `response_is_token`, text of some."""
+    """How a model that generates is asked over KServe v2."""
 
     model: str | None = None
     inputs: Annotated[list[TensorSource], Field(min_length=1)]
     shape: list[Annotated[int, Field(ge=1, le=1)]] = Field(default_factory=lambda: [1])
-    response_is_token: bool = False
+    parameters: dict[str, ExtraValue] = Field(default_factory=dict)
+    tokens_parameter: str | None = None
 
 
 class Target(Section):

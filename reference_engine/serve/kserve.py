@@ -1,7 +1,8 @@
 """The engine behind KServe: the model `generate`, and the gRPC port beside that of HTTP.
 
 A call of `generate` is submitted as any HTTP request is, so it has the same log, metrics, limits
-and cancellations; a response holds one token, or several for a client that reads slowly.
+and cancellations; a response holds one token, or several for a client that reads slowly;
+its parameter `completion_tokens` counts them from the beginning.
 """
 
 import time
@@ -14,7 +15,7 @@ from google.protobuf import text_format
 from grpc import StatusCode
 from starlette.datastructures import Headers
 from tritonclient.grpc.model_config_pb2 import ModelConfig
-from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
+from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
 
 from reference_engine.api.bodies import read_request_id
 from reference_engine.api.openai import Generation, read_completion
@@ -53,6 +54,7 @@ _CONFIG: Final = text_format.Parse(
 _OUTPUT: Final = ModelInferResponse.InferOutputTensor(
     name="text_output", datatype="BYTES", shape=[1]
 )
+_TOKENS: Final = "completion_tokens"  # parameter of a response: how many there are so far
 _PARAMETERS: Final = frozenset({"deadline_s", "ignore_eos", "seed", "stop", "temperature"})
 _CODES: Final = {
     404: StatusCode.NOT_FOUND,
@@ -96,7 +98,9 @@ class GenerateModel:
                 if not output.text and output.num_generated == choice.num_sent:
                     continue  # only an ending
                 yield ModelInferResponse(
-                    outputs=[_OUTPUT], raw_output_contents=[with_length(output.text.encode())]
+                    outputs=[_OUTPUT],
+                    raw_output_contents=[with_length(output.text.encode())],
+                    parameters={_TOKENS: InferParameter(int64_param=output.num_generated)},
                 )
                 choice.num_sent = output.num_generated
         except EngineStoppedError as error:

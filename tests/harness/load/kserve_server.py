@@ -38,6 +38,7 @@ class Served:
         self.tokens_sent = 0
         self.is_whole = self.is_cancelled = False
         context.add_callback(self._note_end)
+        self.abort: Callable[[grpc.StatusCode, str], None] = context.abort
         self._requests = requests
         threading.Thread(target=self._wait_for_half_close, daemon=True).start()
 

@@ -4,9 +4,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from harness.load.rows import ShardReader
-from harness.records import RequestRow
+from harness.records import Protocol, RequestRow
 from harness.workload.arrivals import AnyArrivals, ClosedArrivals
 from harness.workload.load import AnyLoad
 from harness.workload.plan import LoadPlan, write_plan
@@ -30,12 +31,17 @@ class LoadProcess:
         arrivals: AnyArrivals | None = None,
         max_seconds: float = 60.0,
         options: tuple[str, ...] = (),
+        protocol: Protocol = Protocol.HTTP,
+        target: dict[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         plan = LoadPlan(
             url=url,
             model="m",
-            target=Target(name="t", description="d", settle_s=0.0, continuous_usage=True),
+            target=Target(
+                name="t", description="d", settle_s=0.0, continuous_usage=True, **(target or {})
+            ),
+            protocol=protocol,
             run=RunSettings(seed=3, users=users, timeout_s=timeout_s, max_seconds=max_seconds),
             load=load,
             arrivals=arrivals or ClosedArrivals(),
