@@ -13,7 +13,10 @@ ENGINE = {"max_num_seqs": 16, "max_model_len": 4096}
 
 def server(config: Mapping[str, Any] | None = None, **more: Any) -> Server:
     known = None if config is None else dict(config)
-    return Server(url="http://127.0.0.1:1", model="m", config=known, engine=None, **more)
+    ready = {} if config is None else {"kserve_url": "127.0.0.1:2"}
+    return Server(
+        url="http://127.0.0.1:1", model="m", config=known, engine=None, ready=ready, **more
+    )
 
 
 def typed(*flags: str) -> argparse.Namespace:

@@ -17,7 +17,7 @@ from harness.run.run_config import RunConfig, resolve_run
 from harness.workload import arrivals as arrival_settings
 from harness.workload import load as load_settings
 from harness.workload.abandon import AbandonPlan, AnyPlan
-from harness.workload.target import MetricRole, MetricSource, Target
+from harness.workload.target import KServeSource, MetricRole, MetricSource, Target, TensorSource
 from harness.workload.workload import (
     SHIPPED_TARGETS,
     SHIPPED_WORKLOADS,
@@ -67,6 +67,8 @@ SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
     (WORKLOADS, "### `[gate]`"): GateSettings,
     (WORKLOADS, "### `[value]`"): ValueSettings,
     (TARGETS, "## The keys"): Target,
+    (TARGETS, "### `[kserve]`"): KServeSource,
+    (TARGETS, "### Inputs of `[kserve]`"): TensorSource,
     (TARGETS, "### The roles"): MetricSource,
 }
 
