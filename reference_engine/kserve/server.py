@@ -8,11 +8,11 @@ side. The client's half-close ends only the reading of further requests.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSet
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Mapping, MutableSet
+from contextlib import aclosing
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -151,7 +151,7 @@ class InferenceService:
                 raise InferenceError(StatusCode.UNAUTHENTICATED, message)
             return await answer(request, call)
         except InferenceError as error:
-            await call.abort(error.code, error.message)
+            await self._caller(call, None).abort(error)
         finally:
             self._answering.discard(task)
 
@@ -187,20 +187,20 @@ class InferenceService:
             )
             raise InferenceError(StatusCode.UNIMPLEMENTED, message)
         responses: asyncio.Queue[ModelInferResponse] = asyncio.Queue()
-        with self._killing(call, Context(request.id or None, _headers_of(call))) as context:
-            await infer(self._models, request, context, responses.put)
+        with self._caller(call, request.id) as caller:
+            await infer(self._models, request, caller.context, responses.put)
         if responses.qsize() != 1:
             message = f"model '{model.name}' gave {responses.qsize()} responses instead of one"
             raise InferenceError(StatusCode.INTERNAL, message)
         return responses.get_nowait()
 
     async def ModelStreamInfer(self, requests: Any, call: Call) -> None:
-        tasks, sending = set[asyncio.Task[None]](), asyncio.Lock()
+        tasks = set[asyncio.Task[None]]()
         try:
             async with asyncio.TaskGroup() as group:
-                with self._killing(call, Context(metadata=_headers_of(call))) as stream:
+                with self._caller(call, None) as caller:
                     async for request in requests:
-                        task = group.create_task(self._stream(request, stream, call, sending))
+                        task = group.create_task(self._stream(request, caller))
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
                     if tasks:
@@ -208,65 +208,81 @@ class InferenceService:
         except* grpc.aio.AbortError as errors:
             raise errors.exceptions[0] from None
 
-    async def _stream(
-        self, request: ModelInferRequest, stream: Context, call: Call, sending: asyncio.Lock
-    ) -> None:
+    async def _stream(self, request: ModelInferRequest, caller: "_Caller") -> None:
         async def send(response: ModelInferResponse) -> None:
-            answer = ModelStreamInferResponse(infer_response=response)
-            await self._send(answer, call, stream, sending)
+            await caller.send(ModelStreamInferResponse(infer_response=response))
 
+        stream = caller.context
         context = Context(request.id or None, stream.metadata)
         stream.link_child(context)
         try:
             await infer(self._models, request, context, send)
         except InferenceError as error:
             if stream.metadata.get(_GRPC_ERRORS) == "true":
-                async with sending:
-                    await call.abort(error.code, error.message)
+                await caller.abort(error)
             failed = ModelStreamInferResponse(error_message=error.message)
             failed.infer_response.id = request.id
-            await self._send(failed, call, stream, sending)
+            await caller.send(failed)
         finally:
             stream.unlink_child(context)
 
-    async def _send(
-        self,
-        response: ModelStreamInferResponse,
-        call: Call,
-        stream: Context,
-        sending: asyncio.Lock,
+    def _caller(self, call: Call, name: str | None) -> "_Caller":
+        context = Context(name or None, _headers_of(call))
+        return _Caller(call, context, self._stall_timeout_s, self._now_ns)
+
+
+class _Caller:
+    """The client of a call. Its leaving, inside the `with` block, kills the context."""
+
+    def __init__(
+        self, call: Call, context: Context, stall_timeout_s: float, now_ns: Callable[[], int]
     ) -> None:
-        async with sending:  # gRPC takes one message at a time, and cannot take it back
-            stalled = asyncio.get_running_loop().call_later(
-                self._stall_timeout_s, self._kill, stream, DetectionMethod.STALL
-            )
+        self._call = call
+        self.context = context
+        self._stall_timeout_s = stall_timeout_s
+        self._now_ns = now_ns
+        self._deadline_s = call.time_remaining()
+        self._sending = asyncio.Lock()  # gRPC takes one message at a time, and never takes it back
+
+    def __enter__(self) -> "_Caller":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is asyncio.CancelledError:
+            self._left()
+
+    async def send(self, message: ModelStreamInferResponse) -> None:
+        async with self._sending:
+            loop = asyncio.get_running_loop()
+            stalled = loop.call_later(self._stall_timeout_s, self._kill, DetectionMethod.STALL)
             try:
-                await call.write(response)
+                await self._call.write(message)
+            except grpc.aio.InternalError:  # the client has left; gRPC says so in a moment
+                self._left()
+                raise asyncio.CancelledError from None
             finally:
                 stalled.cancel()
 
-    def _kill(
-        self,
-        context: Context,
-        method: DetectionMethod,
-        reason: CancelReason = CancelReason.USER_DISCONNECT,
-    ) -> None:
-        context.kill(Cancellation(reason, method, self._now_ns()))
+    async def abort(self, error: InferenceError) -> NoReturn:
+        async with self._sending:
+            try:
+                await self._call.abort(error.code, error.message)
+            except grpc.aio.InternalError:
+                self._left()
+        raise asyncio.CancelledError
 
-    @contextmanager
-    def _killing(self, call: Call, context: Context) -> Iterator[Context]:
-        """Kill the context when gRPC cancels the call's task."""
-        total_s = call.time_remaining()
-        try:
-            yield context
-        except asyncio.CancelledError:
-            reason = CancelReason.USER_DISCONNECT
-            if total_s is not None:
-                left_s = call.time_remaining() or 0.0
-                if left_s <= max(total_s * _DEADLINE_SHARE, _DEADLINE_S):
-                    reason = CancelReason.CLIENT_TIMEOUT
-            self._kill(context, DetectionMethod.GRPC, reason)
-            raise
+    def _left(self) -> None:
+        reason = CancelReason.USER_DISCONNECT
+        if self._deadline_s is not None:
+            left_s = self._call.time_remaining() or 0.0
+            if left_s <= max(self._deadline_s * _DEADLINE_SHARE, _DEADLINE_S):
+                reason = CancelReason.CLIENT_TIMEOUT
+        self._kill(DetectionMethod.GRPC, reason)
+
+    def _kill(
+        self, method: DetectionMethod, reason: CancelReason = CancelReason.USER_DISCONNECT
+    ) -> None:
+        self.context.kill(Cancellation(reason, method, self._now_ns()))
 
 
 def grpc_server(service: InferenceService, settings: FrontendSettings) -> grpc.aio.Server:

@@ -29,6 +29,7 @@ class RunningEngine:
         assert self.process.stdout is not None
         ready = json.loads(self.process.stdout.readline())
         self.url: str = ready["url"]
+        self.kserve_url: str = ready.get("kserve_url", "")
         self.worker = psutil.Process(ready["worker_pid"])
 
     def stop(self) -> int:
