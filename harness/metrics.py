@@ -98,6 +98,12 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         formula="blocks reclaimed - removed",
         rank=9,
     ),
+    "hop_s": _part(
+        label="hop",
+        shows="From one worker's hearing of an abort until the next tier's worker heard of it.",
+        formula="abort received at the next tier - at the tier before",
+        rank=55,
+    ),
     CANCEL_LATENCY: _cancel(
         shows="From a user's leaving until the server held nothing for them.",
         formula="blocks reclaimed - t0; of a queued request: left the queue - t0",
@@ -131,6 +137,33 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         formula="as cancel_latency_steps, of these requests only",
         rank=4,
         part_of="cancel_latency_prefill_s",
+    ),
+    "cancel_latency_prefill_tier_s": _part(
+        label="cancel latency of the prefill tier",
+        shows="From a user's leaving until the prefill worker held nothing, if it held anything.",
+        formula="blocks reclaimed at the prefill worker - t0",
+        rank=56,
+    ),
+    "cancel_latency_decode_tier_s": _part(
+        label="cancel latency of the decode tier",
+        shows="From a user's leaving until the decode worker held nothing, if it held anything.",
+        formula="blocks reclaimed at the decode worker - t0",
+        rank=57,
+    ),
+    "freed_after_kill_s": _cancel(
+        shows="From the kill of a process until the workers held nothing that belonged to it.",
+        formula="blocks reclaimed - kill, of requests open then",
+        rank=58,
+        in_brief=True,
+        good="flat, within one heartbeat.",
+    ),
+    "others_failed_rate": _share(
+        label="failure rate of others",
+        shows="The share of requests that failed though no killed process had them.",
+        formula="failed or rejected / requests that went through no killed process",
+        rank=59,
+        in_brief=True,
+        good="0 in every run.",
     ),
     "removed_at_first_boundary": _share(
         shows="The share removed at the first step boundary after the worker heard of the abort.",

@@ -11,7 +11,7 @@ from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_m
 from dashboards.sections.section import Part, Picture, Table, section, why_not
 from harness.analysis.cancel import stages_reached
 from harness.analysis.figure import Sample, describe
-from harness.analysis.timeline import StepTimes
+from harness.analysis.timeline import StepTimes, WorkerSteps
 from harness.export.library import Run
 from harness.formatting import DASH, figure_of, quantity
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
@@ -112,7 +112,7 @@ def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Met
     """Each stage of `cancellations` in step boundaries passed; nothing without a step log."""
     if steps.empty or cancels.empty:
         return {}
-    times = StepTimes.of(steps)
+    times = WorkerSteps(steps)
     ends = {name: (start, end) for name, _, _, start, end in _ROWS}
     latency_ns = (cancels[CANCEL_LATENCY].fillna(0.0) * 1e9).round().astype("Int64")
     found = {}
@@ -121,9 +121,8 @@ def stages_in_steps(cancels: pd.DataFrame, steps: pd.DataFrame) -> dict[str, Met
         rows = cancels[is_over | is_stuck]
         if len(rows):
             seen = rows[end].where(is_over, rows["t0_ns"] + latency_ns)
-            passed = times.boundaries_passed(
-                rows[start].to_numpy(dtype=np.int64), seen.to_numpy(dtype=np.int64)
-            )
+            stamps = (one.to_numpy(dtype=np.int64) for one in (rows[start], seen))
+            passed = times.ask(StepTimes.boundaries_passed, rows["worker"], *stamps)
             sample = Sample(
                 values=np.maximum(passed, 0).astype(float), censored=is_stuck[rows.index].to_numpy()
             )

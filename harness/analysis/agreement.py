@@ -19,6 +19,7 @@ from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
 from harness.analysis.recovery import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
+from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Metric, Role, TrialArm
@@ -52,7 +53,7 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     summed, at most until the end of the observation; `wasted`: tokens generated and not read, NaN
     if it never finished. Nothing was held of a request that the log does not know.
     """
-    requests, log = frames.requests, frames.lifecycle
+    requests, log = frames.requests, log_of(frames)
     rows = without_tokens(requests)[requests["outcome"].isin(LEFT)]
     if rows.empty:
         return pd.DataFrame({"t_ns": [], "answers": [], "held_s": [], "wasted": []})
@@ -102,7 +103,7 @@ def _by_blocks(outside: Outside, left: pd.DataFrame) -> Iterator[Agreement]:
 def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
     if probes(frames.requests).empty:
         return
-    rows, log = without_tokens(frames.requests), frames.lifecycle
+    rows, log = without_tokens(frames.requests), log_of(frames)
     rows = rows[(rows["role"] == Role.PROBE) & (rows["arm"] == TrialArm.ABANDON)]
     sampled_ns = log[log["event"] == "first_token"].groupby("client_request_id")["t_ns"].min()
     rows = rows.assign(sampled_ns=rows["request_id"].map(sampled_ns))

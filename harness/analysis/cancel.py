@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancellation import is_unfinished, was_cancelled
+from harness.analysis.cancellation import TIERS, is_unfinished, was_cancelled
 from harness.analysis.facts import Facts, Need
 from harness.analysis.figure import (
     Figure,
@@ -76,6 +76,12 @@ _FIGURES: Final = {
         "gpu_joules", ("GPU", "clock", "steps"), _NO_ENERGY, grows=True, method="gauge"
     ),
 }
+_NO_TIER: Final = "no request that this tier had was left"
+_OF_TIERS: Final = {
+    "hop_s": _Column("hop_s", (), "no request was left while two tiers had it"),
+    "cancel_latency_prefill_tier_s": _Column("prefill_tier_s", ("clock",), _NO_TIER),
+    "cancel_latency_decode_tier_s": _Column("decode_tier_s", ("clock",), _NO_TIER),
+}
 _IN_PREFILL: Final = {
     "cancel_latency_prefill_s": CANCEL_LATENCY,
     "cancel_latency_prefill_steps": CANCEL_LATENCY_STEPS,
@@ -89,6 +95,8 @@ def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
         return same_reason(_FIGURES, why)
     censored = _censored_samples(cancels)
     figures = {name: _figure(name, name, cancels, censored, facts) for name in _FIGURES}
+    if cancels["worker"].str.startswith(TIERS).any():
+        figures |= {name: _of_tier(name, cancels, facts) for name in _OF_TIERS}
     long_prompts = cancels[cancels["role"] == Role.LONG_PROMPT]
     if long_prompts.empty:
         return figures
@@ -113,6 +121,21 @@ def _figure(
     sample = censored.get(row) or Sample(values=values.dropna().to_numpy(dtype=float))
     bound = "lower" if column.grows and is_unfinished(cancels).any() else "point"
     return sampled(name, sample, column.why_empty, method=column.method, bound=bound)
+
+
+def _of_tier(name: str, cancels: pd.DataFrame, facts: Facts) -> Figure:
+    """What a tier never let go of is censored where the cancel latency is."""
+    column = _OF_TIERS[name]
+    if (why := facts.lacks(*column.needs)) is not None:
+        return NotMeasurable(why)
+    rows = cancels[cancels[column.name].notna()]
+    limit = rows[CANCEL_LATENCY].where(rows["censored"].astype(bool), np.inf)
+    took = rows[column.name]
+    sample = Sample(
+        values=np.minimum(took.to_numpy(dtype=float), limit.to_numpy(dtype=float)),
+        censored=(took >= limit).to_numpy(dtype=bool),
+    )
+    return sampled(name, sample, column.why_empty, method=column.method)
 
 
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:

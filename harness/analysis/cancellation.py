@@ -20,6 +20,7 @@ The waste is capacity spent after t0: tokens, and time on slots, blocks and the 
 A level of slots or blocks changes at an event and stays until the next one: the sums are exact.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -27,14 +28,23 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, is_among, run_facts
 from harness.analysis.gpu import energy_curves
-from harness.analysis.open_requests import NEVER, RACE, reset_by_us_ns
-from harness.analysis.stats import Floats, Ints
-from harness.analysis.timeline import StepTimes, computed_tokens, shared_blocks, timeline
+from harness.analysis.open_requests import RACE, reset_by_us_ns
+from harness.analysis.stats import NEVER, Floats, Ints
+from harness.analysis.timeline import (
+    KILLED,
+    StepTimes,
+    WorkerSteps,
+    computed_tokens,
+    log_of,
+    shared_blocks,
+    timeline,
+)
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Outcome, Role
 from harness.store.frames import RunFrames
 
+TIERS: Final = ("prefill", "decode")
 # Events of the frontend are about the whole request, under a name that is no branch's.
 _OF_THE_WHOLE: Final = ("arrived", "disconnected", "abort_sent")
 
@@ -43,27 +53,31 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     """One row for each branch that the log knows, in no particular order.
 
     `owner`: the position of its request in `left`, whose `t0_ns` it has, too; server_request_id;
-    removed_ns, freed_ns, finish_reason and num_generated (null while it has not ended). A request
-    that has not reached the worker yet has one row for all its branches.
+    removed_ns, freed_ns, finish_reason and num_generated (null while it has not ended at each
+    worker that had it). A request that has not reached a worker yet has one row for all its
+    branches.
     """
     owners = pd.Series(range(len(left)), index=left["request_id"].to_numpy())
     events = lifecycle[is_among(lifecycle["client_request_id"], owners.index)]
-    events = events.sort_values("t_ns", kind="stable").drop_duplicates(["request_id", "event"])
+    events = events.sort_values("t_ns", kind="stable")
+    events = events.drop_duplicates(["request_id", "worker", "event"])
     is_workers = ~events["event"].isin(_OF_THE_WHOLE)
     has_come = is_among(events["client_request_id"], events.loc[is_workers, "client_request_id"])
     told = events[is_workers | ~has_come].drop_duplicates("request_id")
     owner = told["client_request_id"].map(owners).to_numpy(dtype="int64")
     ids = told["request_id"].to_numpy()
-    finished = _of(events, "finished")
+    finished = events[(events["event"] == "finished") & events["reason"].notna()]
+    generated = finished.groupby("request_id")["num_generated"].max()
+    finished = finished.drop_duplicates("request_id", keep="last").set_index("request_id")
     return pd.DataFrame(
         {
             "owner": owner,
             "t0_ns": left["t0_ns"].to_numpy()[owner],
             "server_request_id": ids,
-            "removed_ns": _of(events, "removed")["t_ns"].reindex(ids).to_numpy(),
-            "freed_ns": _of(events, "blocks_freed")["t_ns"].reindex(ids).to_numpy(),
+            "removed_ns": _last_of(events, _OUT).reindex(ids).to_numpy(),
+            "freed_ns": _last_of(events, ("blocks_freed",)).reindex(ids).to_numpy(),
             "finish_reason": finished["reason"].reindex(ids).to_numpy(),
-            "num_generated": finished["num_generated"].reindex(ids).to_numpy(),
+            "num_generated": generated.reindex(ids).to_numpy(),
         }
     ).astype({"removed_ns": "Int64", "freed_ns": "Int64", "num_generated": "Int64"})
 
@@ -83,10 +97,19 @@ def ends_of(left: pd.DataFrame, branches: pd.DataFrame) -> pd.DataFrame:
     return found.astype({"finish_reason": object}).set_index(left.index)
 
 
-def _of(events: pd.DataFrame, event: str) -> pd.DataFrame:
-    return events[events["event"] == event].set_index("request_id")
+def _last_of(events: pd.DataFrame, kinds: Sequence[str]) -> pd.Series:
+    """By request: the last such event, if each worker that had the request logged one."""
+    of_workers = events[events["worker"] != ""]
+    had = (of_workers if len(of_workers) else events).groupby("request_id")["worker"].nunique()
+    of_kind = events[events["event"].isin(kinds)]
+    by_worker = of_kind.drop_duplicates(["request_id", "worker"], keep="last")
+    by_request = by_worker.groupby("request_id")["t_ns"]
+    is_all = by_request.size().eq(had.reindex(by_request.size().index))
+    last: pd.Series = by_request.max().astype("Int64")[is_all]
+    return last
 
 
+_OUT: Final = ("handed_over", "removed")
 _STAMPS: Final = {
     "arrived": "arrived_ns",
     "admitted": "admitted_ns",
@@ -102,20 +125,23 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
 
     Identity: request_id, role, trial, plan, way, planned_abandon, max_tokens, finish_reason (the
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
-    phase: waiting, prefill or decode at t0; "ended" if the server had finished it before; null if
-    not known. Stages and the cancel latency in seconds (NaN where unknown), its steps: those whose
-    end was passed. `ghost`: not aborted, or still held after the settle time (null: not watched
-    long enough to say). `censored`: the cancel latency and its steps are lower limits. Waste: see
-    `_waste`.
+    phase: waiting, prefill, hand_over (between two workers) or decode at t0; "ended" if the server
+    had finished it before, "lost" if it went with a worker that was killed; null if not known.
+    worker: the last that had it. told_ns: when that one heard of the abort. Stages and the cancel
+    latency in seconds (NaN where unknown), its steps: those whose end was passed. `ghost`: not
+    aborted, or still held after the settle time (null: not watched long enough to say). `censored`:
+    the cancel latency and its steps are lower limits. By tier: see `_by_tier`. Waste: see `_waste`.
     """
     facts = run_facts(frames)
     left = _left(frames.requests)
-    branches = branches_of(left, frames.lifecycle)
-    cancels = _with_stamps(left, frames.lifecycle).join(ends_of(left, branches))
-    steps = StepTimes.of(frames.steps) if facts.has_steps else None
+    log = log_of(frames)
+    branches = branches_of(left, log)
+    cancels = _with_stamps(left, log).join(ends_of(left, branches))
+    steps = WorkerSteps(frames.steps) if facts.has_steps else None
     cancels["phase"] = _phase(cancels, frames, steps, facts)
     cancels = _with_latency(cancels, frames.requests, facts)
     cancels = cancels.assign(**_stages(cancels), **_in_steps(cancels, steps, facts))
+    cancels = cancels.join(_by_tier(cancels, log))
     cancels = pd.concat([cancels, _waste(cancels, branches, frames, facts)], axis="columns")
     return cancels.drop(columns=["final_num_generated", "signalled_ns", "n"])
 
@@ -158,11 +184,20 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
         column: ids.map(first.loc[first["event"] == event, "t_ns"].astype("Int64")).astype("Int64")
         for event, column in _STAMPS.items()
     }
-    return left.assign(**stamps)
+    of_workers = events[events["worker"] != ""].drop_duplicates("client_request_id", keep="last")
+    worker = ids.map(of_workers.set_index("client_request_id")["worker"]).astype(object)
+    worker = worker.where(worker.notna(), "")
+    heard = events[events["event"] == "abort_received"]
+    told = heard.drop_duplicates(["client_request_id", "worker"])
+    told_ns = told.set_index(["client_request_id", "worker"])["t_ns"]
+    at = pd.MultiIndex.from_arrays([ids, worker])
+    return left.assign(
+        **stamps, worker=worker, told_ns=told_ns.reindex(at).astype("Int64").to_numpy()
+    )
 
 
 def _phase(
-    cancels: pd.DataFrame, frames: RunFrames, steps: StepTimes | None, facts: Facts
+    cancels: pd.DataFrame, frames: RunFrames, steps: WorkerSteps | None, facts: Facts
 ) -> pd.Series:
     phase = pd.Series(None, index=cancels.index, dtype=object)
     if not facts.clocks_agree:
@@ -170,19 +205,24 @@ def _phase(
     lives, t0 = timeline(frames), cancels["t0_ns"]
     t0_of_life = lives["client_request_id"].map(cancels.set_index("request_id")["t0_ns"])
     t0_of_life = t0_of_life.astype("Int64").fillna(0)
-    is_back = (lives["reason"] == "preempted") & _is_true(lives["out_ns"] <= t0_of_life)
-    in_batch = lives.loc[(lives["in_ns"] <= t0_of_life) & ~is_back, "client_request_id"]
-    is_running = is_among(cancels["request_id"], in_batch)
+    is_over = _is_true(lives["out_ns"] <= t0_of_life)
+    is_back = (lives["reason"] == "preempted") & is_over
+    is_between = (lives["reason"] == "handed_over") & is_over
+    is_in = (lives["in_ns"] <= t0_of_life) & ~is_back & ~is_between
+    is_running = is_among(cancels["request_id"], lives.loc[is_in, "client_request_id"])
+    is_handed_over = is_among(cancels["request_id"], lives.loc[is_between, "client_request_id"])
     phase[cancels["arrived_ns"].notna()] = "waiting"
+    phase[is_handed_over] = "hand_over"
     phase[is_running] = "prefill"
     phase[is_running & _is_true(cancels["first_token_sampled_ns"] <= t0)] = "decode"
     phase[_is_true(cancels["removed_ns"] <= t0)] = "ended"
     if steps is not None:
         phase[_ended_with_its_step(cancels, steps, facts)] = "ended"
+    phase[cancels["finish_reason"] == KILLED] = "lost"
     return phase
 
 
-def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) -> pd.Series:
+def _ended_with_its_step(cancels: pd.DataFrame, steps: WorkerSteps, facts: Facts) -> pd.Series:
     """Whether the request ended naturally with no whole step between its end and the server's
     seeing the disconnect (or t0, if the server saw it only after the end).
 
@@ -198,7 +238,7 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: StepTimes, facts: Facts) 
     slowest_s = _seconds(cancels["signalled_ns"], cancels["heard_ns"]).max()
     if slowest_s > 0:
         since = since + is_on_its_way * int(min(slowest_s, facts.settle_s) * 1e9)
-    at_once = ~steps.has_whole_step(since, ended)
+    at_once = ~steps.ask(StepTimes.has_whole_step, cancels["worker"], since, ended)
     return is_natural & cancels["removed_ns"].notna() & (at_once | (cancels["plan"] == RACE))
 
 
@@ -209,7 +249,7 @@ def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -
     a ghost, censored at min(settle time, time watched), even if it ended by itself sooner. A
     connection that was left open was watched until the load reset it.
     """
-    is_known = cancels["arrived_ns"].notna() & (cancels["phase"] != "ended")
+    is_known = cancels["arrived_ns"].notna() & ~cancels["phase"].isin(["ended", "lost"])
     is_aborted = cancels["finish_reason"] == "abort"
     if not facts.clocks_agree:
         has_ended = is_known & cancels["finish_reason"].notna()
@@ -258,7 +298,9 @@ def _stages(cancels: pd.DataFrame) -> dict[str, pd.Series]:
     }
 
 
-def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> dict[str, pd.Series]:
+def _in_steps(
+    cancels: pd.DataFrame, steps: WorkerSteps | None, facts: Facts
+) -> dict[str, pd.Series]:
     """`removal_s` is the part of `wait_s` that follows the step boundary: unknown without a step
     after it."""
     if steps is None:
@@ -275,24 +317,47 @@ def _in_steps(cancels: pd.DataFrame, steps: StepTimes | None, facts: Facts) -> d
         t0 + np.rint(known[CANCEL_LATENCY].to_numpy() * 1e9).astype(np.int64),
         known["freed_ns"].to_numpy(dtype=np.int64, na_value=0),
     )
-    passed = pd.Series(steps.boundaries_passed(t0, freed), index=known.index, dtype=float)
-    heard = cancels[cancels["heard_ns"].notna()]
-    heard_ns = heard["heard_ns"].to_numpy(dtype=np.int64)
-    still_there = max(facts.observed_until_ns, int(heard_ns.max(initial=0)))
+    passed = steps.ask(StepTimes.boundaries_passed, known["worker"], t0, freed)
+    heard = cancels[cancels["told_ns"].notna()]
+    told_ns = heard["told_ns"].to_numpy(dtype=np.int64)
+    still_there = max(facts.observed_until_ns, int(told_ns.max(initial=0)))
     removed_ns = heard["removed_ns"].to_numpy(dtype=np.int64, na_value=still_there)
-    at_once = pd.Series(
-        ~steps.has_whole_step(heard_ns, removed_ns), index=heard.index, dtype="boolean"
-    )
+    waited = steps.ask(StepTimes.has_whole_step, heard["worker"], told_ns, removed_ns)
+    at_once = pd.Series(~waited, index=heard.index, dtype="boolean")
     return {
-        CANCEL_LATENCY_STEPS: passed.reindex(cancels.index),
+        CANCEL_LATENCY_STEPS: pd.Series(passed, known.index, dtype=float).reindex(cancels.index),
         "removed_at_first_boundary": at_once.reindex(cancels.index),
         "removal_s": _seconds(_boundary_ns(cancels, steps), cancels["removed_ns"]),
     }
 
 
-def _boundary_ns(cancels: pd.DataFrame, steps: StepTimes) -> pd.Series:
+def _by_tier(cancels: pd.DataFrame, log: pd.DataFrame) -> pd.DataFrame:
+    """`hop_s`: from the first tier's hearing of the abort until the next tier heard of it. For each
+    tier: t0 until it held nothing; NaN if it held nothing at t0, infinite if it never let go.
+    """
+    ids = cancels["request_id"]
+    events = log[is_among(log["client_request_id"], ids) & (log["worker"] != "")]
+    tier = events["worker"].str.replace(r"-\d+$", "", regex=True)
+    heard = events[events["event"] == "abort_received"]
+    heard_ns = heard.groupby(["client_request_id", tier])["t_ns"].min().groupby(level=0)
+    hop_ns = (heard_ns.max() - heard_ns.min())[heard_ns.size() > 1]
+    found = {"hop_s": ids.map(hop_ns).astype(float) / 1e9}
+    freed = events[events["event"] == "blocks_freed"]
+    for name in TIERS:
+        num_had = events[tier == name].groupby("client_request_id")["request_id"].nunique()
+        freed_ns = freed[tier[freed.index] == name].groupby("client_request_id")
+        num_freed = freed_ns["request_id"].nunique()
+        is_all = num_freed.eq(num_had.reindex(num_freed.index))
+        let_go_ns = ids.map(freed_ns["t_ns"].max()[is_all]).astype("Int64")
+        held_s = _seconds(cancels["t0_ns"], let_go_ns).fillna(np.inf)
+        is_its = is_among(ids, num_had.index) & was_cancelled(cancels) & (held_s > 0)
+        found[f"{name}_tier_s"] = held_s.where(is_its)
+    return pd.DataFrame(found)
+
+
+def _boundary_ns(cancels: pd.DataFrame, steps: WorkerSteps) -> pd.Series:
     removed_ns = cancels["removed_ns"].to_numpy(dtype=np.int64, na_value=NEVER)
-    started_ns = np.append(steps.started_ns, NEVER)[steps.next_schedule(removed_ns)]
+    started_ns = steps.ask(StepTimes.boundary_ns, cancels["worker"], removed_ns)
     boundary_ns = pd.Series(started_ns, index=cancels.index, dtype="Int64")
     return boundary_ns.where(started_ns < removed_ns)
 
@@ -387,10 +452,11 @@ def _block_seconds(
     A request's blocks cover its computed tokens, and room is made when a step is scheduled: from
     the start of a step on it holds ceil(tokens scheduled so far / block size) blocks, and those of
     a cached prefix, for which nothing was scheduled. A preemption takes them all, and counting
-    starts again.
+    starts again, as it does at the worker that a request was handed over to.
     """
     rows = computed.assign(life=0)
-    lost = lives.loc[lives["reason"] == "preempted", ["request", "out_ns", "life"]]
+    is_moved = lives["reason"].isin(["preempted", "handed_over"])
+    lost = lives.loc[is_moved, ["request", "out_ns", "life"]]
     if len(lost):
         rows = pd.merge_asof(
             computed.sort_values("started_ns", kind="stable"),
@@ -407,7 +473,7 @@ def _block_seconds(
     which = np.cumsum(is_first) - 1
     own = rows["scheduled"].to_numpy()
     before = (np.cumsum(own) - own)[is_first]
-    columns = [*keys, "blocks", "out_ns", "reason"]
+    columns = [*keys, "blocks", "out_ns", "reason", "freed_ns"]
     of_life = rows.loc[is_first, [*keys, "scheduled"]].merge(lives[columns], on=keys, how="left")
     shared = shared_blocks(
         of_life["blocks"].fillna(0).to_numpy(dtype=np.int64),
@@ -417,7 +483,9 @@ def _block_seconds(
     level = np.ceil((np.cumsum(own) - before[which]) / block_size) + shared[which]
     is_preempted = (of_life["reason"] == "preempted").to_numpy()
     lost_ns = of_life["out_ns"].to_numpy(dtype=np.int64, na_value=0)
-    life_end = np.where(is_preempted, lost_ns, freed[of_life["request"].to_numpy()])
+    own_end = of_life["freed_ns"].where(of_life["reason"] == "handed_over").astype("Int64")
+    own_end = own_end.fillna(pd.Series(freed[of_life["request"].to_numpy()], of_life.index))
+    life_end = np.where(is_preempted, lost_ns, own_end.to_numpy(dtype=np.int64))
     request, started = rows["request"].to_numpy(), rows["started_ns"].to_numpy()
     is_last = np.append(is_first[1:], True)[: len(rows)]
     until = np.where(is_last, life_end[which], np.append(started[1:], 0)[: len(rows)])

@@ -28,7 +28,8 @@ class Facts:
     loops. `missed_to_stay_s` and `missed_to_leave_s` are the waits of requests that an open loop
     never sent, by whether they would have been read to the end. `trust` maps a role to how far the
     target's description believes it, `lags` to how old its value can be (steps, seconds), `late` to
-    how many steps old it is on average, by kind of change, where known. `says_known_texts`: the
+    how many steps old it is on average, by kind of change, where known. Slots and blocks are those
+    of all workers together. `says_known_texts`: the
     server was started with texts to answer with, those of plan `task`.
     """
 
@@ -45,6 +46,7 @@ class Facts:
     load_ended_ns: int
     observed_until_ns: int
     slots: int | None
+    worker_slots: int | None
     block_size: int | None
     num_blocks: int | None
     idle_before: dict[str, float]
@@ -130,6 +132,9 @@ def run_facts(frames: RunFrames) -> Facts:
     )
     before, after = _known(idle.get("before")), _known(idle.get("after"))
     settle_s = manifest.get("settle_s")
+    slots = num_slots(config, target.get("slots_found"))
+    blocks = config.get("num_blocks") or target.get("blocks_found")
+    num_workers = max(1, frames.steps["worker"].nunique())
     return Facts(
         status=manifest.get("status", "complete"),
         engine=target.get("engine") or "the server",
@@ -143,9 +148,10 @@ def run_facts(frames: RunFrames) -> Facts:
         load_started_ns=started_ns,
         load_ended_ns=ended_ns,
         observed_until_ns=_observed_until(frames, ended_ns),
-        slots=num_slots(config, target.get("slots_found")),
+        slots=None if slots is None else slots * num_workers,
+        worker_slots=slots,
         block_size=config.get("block_size"),
-        num_blocks=config.get("num_blocks") or target.get("blocks_found"),
+        num_blocks=None if blocks is None else blocks * num_workers,
         idle_before=_not_there_yet(before, after) | before,
         idle_after=after,
         idle_later=_known(idle.get("later")),

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from harness.analysis.facts import Facts
-from harness.analysis.stats import Floats, Ints
+from harness.analysis.stats import NEVER, Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, Way, WireClose
 from harness.store.frames import RunFrames
@@ -89,7 +89,6 @@ def open_in_run(frames: RunFrames) -> OpenRequests:
     return open_requests(frames.requests)
 
 
-NEVER: Final = int(np.iinfo(np.int64).max)
 _HELD: Final = [way for way in Way if way.stays_open]
 
 

@@ -87,13 +87,21 @@ def pair_refills(
 def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     """One row for each wanted slot: request_id (the client's, of the request that had it),
     refill_s, censored, next_schedule (whether the very next schedule took it)."""
-    steps = StepTimes.of(frames.steps)
-    lives = timeline(frames)
+    lives, log = timeline(frames), frames.steps
+    parts = [
+        _refills_of(log[log["worker"] == worker], lives[lives["worker"] == worker], facts)
+        for worker in log["worker"].unique()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    steps = StepTimes.of(log)
     freed = lives[lives["freed_ns"].notna()].sort_values("freed_order")
     given = steps.next_schedule(freed["freed_ns"].to_numpy(dtype=np.int64))
     is_scheduled = given < steps.n  # else no step followed that could take the slot
     freed, given = freed[is_scheduled], given[is_scheduled]
-    schedules = _schedules(frames.steps, lives, steps, given, facts.slots)
+    schedules = _schedules(log, lives, steps, given, facts.worker_slots)
     refills = pair_refills(schedules, steps.started_ns.tolist(), facts.observed_until_ns)
     freed = freed.iloc[[refill.freed for refill in refills]]
     until_ns = np.array([refill.until_ns for refill in refills], dtype=np.int64)

@@ -13,6 +13,7 @@ from harness.analysis.early_stop import EARLY_STOP_FIGURES
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable
 from harness.analysis.gpu import FEWEST_CHANGES
+from harness.analysis.kills import KillEffects, about_kills
 from harness.analysis.leaks import health_warnings
 from harness.analysis.load_side import (
     arrival_warnings,
@@ -52,8 +53,13 @@ _BROKEN_OFF: Final = {
 
 
 def remarks(
-    frames: RunFrames, cancels: pd.DataFrame, facts: Facts, figures: Figures, summary: Summary
+    frames: RunFrames,
+    observed: tuple[pd.DataFrame, KillEffects],
+    facts: Facts,
+    figures: Figures,
+    summary: Summary,
 ) -> list[Remark]:
+    cancels, kills = observed
     requests, manifest = without_tokens(frames.requests), frames.manifest
     audit = summary.audit
     texts: dict[Level, list[Iterable[str]]] = {
@@ -64,10 +70,10 @@ def remarks(
         ],
         "warning": [
             [_BROKEN_OFF[facts.status]] if facts.status in _BROKEN_OFF else [],
-            _about_outcomes(requests),
+            _about_outcomes(requests[~kills.is_killed]),
             _too_long(requests),
             _empty(requests),
-            _errors(requests),
+            _errors(requests[~kills.is_killed]),
             _over_too_soon(requests),
             _sent_again(requests),
             _about_the_server(facts),
@@ -94,6 +100,7 @@ def remarks(
         "info": [
             _ended_before(cancels, facts),
             _about_races(requests, cancels, facts),
+            about_kills(frames, kills),
             _about_controls(frames),
             _about_counting(requests),
             map(str, manifest.get("notes") or []),

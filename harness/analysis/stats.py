@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
+NEVER: Final = int(np.iinfo(np.int64).max)  # a time that lies after all others
 Z95: Final = float(special.ndtri(0.975))
 _OF_A_PRODUCT: Final = 1e-9  # rounding of a running product of up to some million factors
 _ROUNDING: Final = 1e-12  # P(X <= 3) of 7 at one half is one half, but computed a little less

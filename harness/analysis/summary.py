@@ -36,6 +36,7 @@ from harness.analysis.early_stop import (
 )
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.kills import KillEffects, kill_effects, kill_figures
 from harness.analysis.latency import (
     asking_again_figures,
     cached_again_figures,
@@ -67,6 +68,7 @@ class Observed:
     tasks: pd.DataFrame
     series: Mapping[str, Floats]
     outside: Outside
+    kills: KillEffects
 
 
 def observe(frames: RunFrames) -> Observed:
@@ -80,6 +82,7 @@ def observe(frames: RunFrames) -> Observed:
         tasks=answered_tasks(frames),
         series=series_of(frames, facts),
         outside=seen_from_outside(frames, facts),
+        kills=kill_effects(frames, facts),
     )
 
 
@@ -120,7 +123,7 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
             }
         ),
     )
-    summary.validity = remarks(frames, cancels, facts, found, summary)
+    summary.validity = remarks(frames, (cancels, observed.kills), facts, found, summary)
     return summary
 
 
@@ -163,6 +166,7 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
         **storm_figures(cancels, facts),
         **early_stop_figures(together(one.tasks for one in runs), facts),
         **over_read_figures(requests),
+        **kill_figures([one.kills for one in runs]),
         **series_figures(series, facts),
         **of_each_run,
     }

@@ -2,40 +2,64 @@
 
 A branch is one of the answers that a request asked for. It enters the batch when it is admitted, is
 put back into the queue by a preemption, and enters again when it is resumed: each stay is a life of
-its own. The blocks of its last life are given back when it is removed, or a little later.
+its own. The blocks of its last life are given back when it is removed, or a little later. A worker
+that hands a branch over to the next one keeps its blocks until that one has them: a branch can live
+at two workers, and its blocks are free when each has given them back.
 
 A step's tokens exist when the step has ended, so a token was sampled after t0 exactly if its step
 ended after t0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.stats import Bools, Ints
+from harness.analysis.stats import NEVER, Bools, Ints
 from harness.store.frames import RunFrames
 
+T = TypeVar("T", bound=np.generic)
 _ENTERS: Final = ("admitted", "resumed")
-_LEAVES: Final = ("preempted", "removed")
+_LEAVES: Final = ("preempted", "handed_over", "removed")
 _FREES: Final = "blocks_freed"
+KILLED: Final = "killed"  # the reason for which a killed worker's requests ended there
+
+
+@lru_cache(maxsize=2)
+def log_of(frames: RunFrames) -> pd.DataFrame:
+    """The lifecycle log. What a killed worker had is removed, freed and finished by the kill."""
+    log = frames.lifecycle
+    kills = frames.manifest.get("kills") or []
+    for kill in (one for one in kills if one["kind"] == "worker"):
+        its = log[(log["worker"] == kill["name"]) & (log["t_ns"] <= kill["t_ns"])]
+        freed = its.loc[its["event"] == "blocks_freed", "request_id"]
+        held = its[~its["request_id"].isin(freed)].drop_duplicates("request_id", keep="last")
+        ends = [
+            held.assign(t_ns=kill["t_ns"], event=event, reason=KILLED)
+            for event in ("removed", "blocks_freed", "finished")
+        ]
+        log = pd.concat([log, *ends], ignore_index=True) if len(held) else log
+    return log
 
 
 @lru_cache(maxsize=2)  # several figures derive from that of one run
 def timeline(frames: RunFrames) -> pd.DataFrame:
     """One row a life, by branch.
 
-    client_request_id and server_request_id, the latter the branch's own; life, from 0; in_ns;
-    out_ns and reason, preempted or removed (null while it was in the batch when the log ended);
+    client_request_id and server_request_id, the latter the branch's own; worker; life, from 0 over
+    all workers; in_ns; out_ns and reason, as in `_LEAVES` (null while it was in the batch when the
+    log ended);
     freed_ns, when that life's blocks were given back (null if a preemption ended it); freed_order,
     the rank of that event in the log; blocks, those it had on entering.
     """
-    log = frames.lifecycle
+    log = log_of(frames)
     events = log[log["event"].isin((*_ENTERS, *_LEAVES, _FREES))]
     events = events.sort_values("t_ns", kind="stable")
-    branch, ids = pd.factorize(events["request_id"])
+    branch, _ = pd.factorize(pd.MultiIndex.from_frame(events[["request_id", "worker"]]))
     kind = events["event"]
     life = kind.isin(_ENTERS).groupby(branch).cumsum().to_numpy(dtype=np.int64) - 1
     events = events.assign(branch=branch, life=life, order=np.arange(len(events)))[life >= 0]
@@ -44,22 +68,21 @@ def timeline(frames: RunFrames) -> pd.DataFrame:
     left = events[kind.isin(_LEAVES)].drop_duplicates(key).set_index(key).reindex(entered.index)
     freed = events[kind == _FREES].drop_duplicates(key).set_index(key).reindex(entered.index)
     is_preempted = left["event"] == "preempted"
-    return (
-        pd.DataFrame(
-            {
-                "client_request_id": entered["client_request_id"],
-                "server_request_id": ids[entered.index.get_level_values("branch")],
-                "in_ns": entered["t_ns"],
-                "out_ns": left["t_ns"].astype("Int64"),
-                "reason": left["event"],
-                "freed_ns": freed["t_ns"].astype("Int64").mask(is_preempted),
-                "freed_order": freed["order"].astype("Int64"),
-                "blocks": entered["num_blocks"],
-            }
-        )
-        .reset_index("life")
-        .reset_index(drop=True)
-    )
+    names = entered["request_id"].to_numpy()
+    return pd.DataFrame(
+        {
+            "client_request_id": entered["client_request_id"],
+            "server_request_id": names,
+            "worker": entered["worker"],
+            "life": entered.groupby(names).cumcount(),
+            "in_ns": entered["t_ns"],
+            "out_ns": left["t_ns"].astype("Int64"),
+            "reason": left["event"],
+            "freed_ns": freed["t_ns"].astype("Int64").mask(is_preempted),
+            "freed_order": freed["order"].astype("Int64"),
+            "blocks": entered["num_blocks"],
+        }
+    ).reset_index(drop=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +114,10 @@ class StepTimes:
         ended = self.ended_ns[np.minimum(following, self.n - 1)]
         return (following < self.n) & (ended < until_ns)
 
+    def boundary_ns(self, t_ns: Ints) -> Ints:
+        """When the step that `next_schedule` names began; `NEVER` if no step followed."""
+        return np.append(self.started_ns, NEVER)[self.next_schedule(t_ns)]
+
     def next_schedule(self, t_ns: Ints) -> Ints:
         """Index of the step whose schedule an event at t belongs to or comes before.
 
@@ -99,6 +126,32 @@ class StepTimes:
         if no step followed.
         """
         return np.searchsorted(self.ended_ns, t_ns, side="right")
+
+
+class WorkerSteps:
+    """The step times of each worker. A question about a request goes to those of its worker; of one
+    that no worker had, to the first's."""
+
+    def __init__(self, steps: pd.DataFrame) -> None:
+        by_worker = {str(worker): rows for worker, rows in steps.groupby("worker")}
+        self._times = [StepTimes.of(rows) for rows in by_worker.values()]
+        self._names = pd.Index(by_worker)
+
+    def ask(
+        self, question: Callable[..., npt.NDArray[T]], workers: pd.Series, *stamps: Ints
+    ) -> npt.NDArray[T]:
+        """`question` is a method of `StepTimes`, asked with each worker's part of the stamps."""
+        if len(self._times) == 1:
+            return question(self._times[0], *stamps)
+        place = np.maximum(self._names.get_indexer(pd.Index(workers)), 0)
+        answers = [
+            question(times, *(one[place == number] for one in stamps))
+            for number, times in enumerate(self._times)
+        ]
+        answer = np.empty(len(place), dtype=answers[0].dtype)
+        for number, one in enumerate(answers):
+            answer[place == number] = one
+        return answer
 
 
 def num_sampled(steps: pd.DataFrame) -> int:

@@ -60,12 +60,14 @@ class Killer:
         kind: ProcessKind,
         *,
         every_s: float,
+        name_of: Callable[[int], str],
         announced: Callable[[], Iterable[str]],
         kills: list[Kill],
         clock_ns: Callable[[], int],
     ) -> None:
         self._fleet = Fleet(kind)
         self._kind: ProcessKind = kind
+        self._name_of = name_of
         self._every_ns = int(every_s * 1e9)
         self._announced = announced
         self._num_read = 0
@@ -97,7 +99,8 @@ class Killer:
             due_ns += self._every_ns
             if (victim := self._fleet.next_victim()) is not None:
                 index, pid = victim
-                kill = Kill(t_ns=self._clock_ns(), kind=self._kind, index=index, pid=pid)
+                t_ns, name = self._clock_ns(), self._name_of(index)
+                kill = Kill(t_ns=t_ns, kind=self._kind, index=index, name=name, pid=pid)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     self._kills.append(kill)

@@ -292,6 +292,7 @@ class Measurement(RunState):
         return Killer(
             load.kill,
             every_s=load.kill_every_s,
+            name_of=partial(self.resolved.workload.engine.name_of, load.kill),
             announced=partial(complete_lines, self.server.engine.log),
             kills=self.manifest.kills,
             clock_ns=self.clock_ns,

@@ -61,11 +61,13 @@ class ClockCheck(msgspec.Struct, kw_only=True):
 
 
 class Kill(msgspec.Struct, kw_only=True):
-    """The harness killed a process of the server at `t_ns`; at `back_ns` it served again."""
+    """The harness killed a process of the server at `t_ns`; at `back_ns` it served again. `name`:
+    as in the server's logs."""
 
     t_ns: int
     kind: ProcessKind
     index: int
+    name: str
     pid: int
     back_ns: int | None = None
 

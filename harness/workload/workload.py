@@ -132,6 +132,13 @@ class EngineSettings(Section):
     def num_of(self, kind: ProcessKind) -> int:
         return self.frontends if kind == "frontend" else self.workers
 
+    def name_of(self, kind: ProcessKind, index: int) -> str:
+        """Decode workers come before their prefill workers."""
+        if kind == "frontend" or not self.disaggregated:
+            return f"{kind}-{index}"
+        tier = "decode" if index < self.workers else "prefill"
+        return f"{tier}-{index % self.workers}"
+
 
 class SettleSettings(Section):
     """`[settle]`: the wait for the server after the load, instead of the target's."""

@@ -33,6 +33,7 @@ class RunBuilder:
         self.client: list[ClientSample] = []
         self.gpu: list[GpuSample] = []
         self.manifest = made_up_manifest()
+        self.worker = ""  # which logs the events and steps that follow
 
     def request(
         self, name: str, *, sent: float, tokens: list[float], outcome: str, end: float, **more: Any
@@ -56,8 +57,8 @@ class RunBuilder:
         for event, t in times.items():
             why = reason if event == "finished" else None
             number = len(self.lifecycle) + 1
-            row = lifecycle_event(number, at(t), event, name, num_generated=generated, reason=why)
-            self.lifecycle.append(row)
+            more = {"num_generated": generated, "reason": why, "worker": self.worker}
+            self.lifecycle.append(lifecycle_event(number, at(t), event, name, **more))
 
     def step(
         self,
@@ -69,9 +70,8 @@ class RunBuilder:
         **scheduled: int,
     ) -> None:
         number = len(self.step_log) + 1
-        self.step_log.append(
-            step_row(number, at(start), at(end), scheduled, sampled, num_waiting=waiting)
-        )
+        more = {"num_waiting": waiting, "worker": self.worker}
+        self.step_log.append(step_row(number, at(start), at(end), scheduled, sampled, **more))
 
     def steps(self, first: int, last: int, *names: str, length: float = 10) -> None:
         """Steps number first..last, each of `length`, that sampled one token of each request."""

@@ -33,6 +33,7 @@ def killer_of(lines: list[str], kills: list[Kill], clock_ns: object = None) -> K
     return Killer(
         "worker",
         every_s=0.01,
+        name_of="worker-{}".format,
         announced=lambda: lines,
         kills=kills,
         clock_ns=time.perf_counter_ns if clock_ns is None else clock_ns,  # type: ignore[arg-type]
