@@ -16,6 +16,7 @@ VictimPolicy = Literal["policy", "rebuild-cost"]
 ReclaimPolicy = Literal["immediate", "retain"]
 PreemptionPolicy = Literal["recompute", "swap"]
 
+RouterPolicy = Literal["least_loaded", "random", "round_robin"]
 ShutdownPolicy = Literal["abort", "drain"]
 
 LONGEST_S: Final = 86_400.0
@@ -184,6 +185,9 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     default_deadline_s: float | None = None
     shutdown: ShutdownPolicy = "abort"
     drain_timeout_s: float = 30.0
+    router: RouterPolicy = "least_loaded"
+    migrate: int = 0
+    peer_timeout_s: float = 5.0
     api_keys: tuple[str, ...] = ()
     rate_limits: RateLimits = RateLimits()
 
@@ -192,7 +196,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         _check_range(self, 0.1, LONGEST_S, "request_timeout_s", "ack_timeout_s", "stall_timeout_s")
         _check_range(self, 0.001, LONGEST_S, "default_deadline_s")
         _check_range(self, 4096, 2**30, "send_buffer_bytes")
-        _check_range(self, 0, 1_000_000, "keep_results")
+        _check_range(self, 0, 1_000_000, "keep_results", "migrate")
+        _check_range(self, 0.1, LONGEST_S, "peer_timeout_s")
         _check_range(self.rate_limits, 1, 10**9, "requests_per_minute", "tokens_per_minute")
 
     def __repr__(self) -> str:

@@ -17,7 +17,8 @@ from reference_engine.config import (
 from reference_engine.faults import fault_names, parse_faults
 from reference_engine.model.checkpoint import choose_context
 from reference_engine.serve.access import read_api_keys
-from reference_engine.serve.process import ServeSettings
+from reference_engine.serve.process import MAX_PROCESSES, ServeSettings, Tiers
+from reference_engine.serve.workers import WorkerAddress, is_loopback
 
 # Each group's settings, with their help; the flag's name, type and default are the setting's.
 _SERVER: Final = {
@@ -25,6 +26,11 @@ _SERVER: Final = {
     "drain_timeout_s": "seconds that running requests may take to end",
     "keep_results": "number of ended requests that stay known",
     "keep_results_s": "seconds that they stay known",
+}
+_TIERS: Final = {
+    "router": "which worker gets a request",
+    "migrate": "how often a request that lost its worker goes on at another after its first token",
+    "peer_timeout_s": "take a frontend or a worker for lost after this much silence",
 }
 _CLIENTS: Final = {
     "heartbeat_s": "send a comment into a stream after this much silence; 0: never",
@@ -94,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
     _add_settings(group, FrontendSettings, _SERVER)
+    _add_tiers(parser.add_argument_group("several frontends and workers"))
     _add_settings(parser.add_argument_group("clients"), FrontendSettings, _CLIENTS)
     _add_access(parser.add_argument_group("access"))
     group = parser.add_argument_group("model")
@@ -144,6 +151,7 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         faults=parse_faults(args.fault),
         allow_faults=args.allow_faults,
         exit_with_stdin=args.exit_with_stdin,
+        tiers=_read_tiers(args, environment),
     )
 
 
@@ -168,6 +176,54 @@ def _add_settings(
         group.add_argument(name, default=getattr(defaults, field), help=text, **settings)
 
 
+def _add_tiers(group: argparse._ArgumentGroup) -> None:
+    address = "HOST:PORT"
+    for name, text in (
+        ("--frontends", "frontends; --port is the first one's"),
+        ("--workers", "workers, each with a model of its own"),
+    ):
+        group.add_argument(name, type=_number, default=1, metavar="N", help=text)
+    group.add_argument(
+        "--disaggregated", action="store_true", help="a prefill worker before each worker"
+    )
+    group.add_argument(
+        "--worker-metrics-port", type=_port, metavar="P", help="worker i serves metrics on P + i"
+    )
+    group.add_argument(
+        "--worker-listen", type=_address, metavar=address, help="a worker alone, for --connect"
+    )
+    group.add_argument(
+        "--connect",
+        type=lambda text: tuple(map(_address, text.split(","))),
+        default=(),
+        metavar=f"{address},...",
+        help="frontends alone, for the workers at these addresses",
+    )
+    group.add_argument(
+        "--secret-env",
+        metavar="VAR",
+        help="environment variable with the secret of --worker-listen and --connect",
+    )
+    group.add_argument("--name", help="of a worker alone, or of frontends alone, if not the usual")
+    _add_settings(group, FrontendSettings, _TIERS)
+
+
+def _read_tiers(args: argparse.Namespace, environment: Mapping[str, str]) -> Tiers:
+    secret = "" if args.secret_env is None else environment.get(args.secret_env, "")
+    if args.secret_env is not None and not secret:
+        raise EngineConfigError(f"--secret-env: the variable {args.secret_env} is not set")
+    alone = (*args.connect, *([args.worker_listen] if args.worker_listen else []))
+    if not secret and not all(is_loopback(address.host) for address in alone):
+        raise EngineConfigError(
+            "--worker-listen and --connect beyond loopback need a secret: --secret-env VAR"
+        )
+    if args.worker_listen and (args.connect or args.frontends * args.workers > 1):
+        raise EngineConfigError("--worker-listen is one worker without frontends")
+    if alone and (args.disaggregated or args.workers > 1):
+        raise EngineConfigError("--connect and --worker-listen start no workers beside")
+    return Tiers(**_flags_of(Tiers, args), secret=secret)
+
+
 def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key-env",
@@ -181,6 +237,19 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
         dest="kills",
         help="a key that runs out of tokens also loses its running requests",
     )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
+        raise argparse.ArgumentTypeError(f"a number from 1 to {MAX_PROCESSES}, not {text!r}")
+    return int(text)
+
+
+def _address(text: str) -> WorkerAddress:
+    host, _, port = text.rpartition(":")
+    if not host:
+        raise argparse.ArgumentTypeError(f"an address is HOST:PORT, not {text!r}")
+    return WorkerAddress(host=host.removeprefix("[").removesuffix("]"), port=_port(port))
 
 
 def _port(text: str) -> int:

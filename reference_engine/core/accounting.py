@@ -1,5 +1,7 @@
 """Totals of the engine's work since it started; the scheduler and its cache change them."""
 
+from typing import Any
+
 import msgspec
 
 from reference_engine.core.early_stop import Condition
@@ -38,6 +40,17 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
     early_stop_saved_tokens: dict[str, int] = {}
     handed_over_requests: int = 0
     taken_over_requests: int = 0
+
+    def plus(self, other: "Counters") -> "Counters":
+        sums = dict[str, Any]()
+        for name in self.__struct_fields__:
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(ours, dict):
+                names = ours.keys() | theirs.keys()
+                sums[name] = {key: ours.get(key, 0) + theirs.get(key, 0) for key in names}
+            else:
+                sums[name] = ours + theirs
+        return Counters(**sums)
 
     def count_prefix(self, request: Request) -> None:
         if request.block_hashes is None:

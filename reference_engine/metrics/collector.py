@@ -1,12 +1,14 @@
-"""Histograms and counts of requests since the frontend started.
+"""Histograms and counts of requests since the frontend started, and sums over its workers.
 
-Cancelled requests are in the histograms like all others: they show all the server's work.
+Cancelled requests are in the histograms like all others: they show all the server's work. A
+worker's counters are those of all frontends; what a worker counted before it was lost stays.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from functools import reduce
+from typing import Final, NamedTuple
 
 from reference_engine.config import EngineConfig
 from reference_engine.context import Cancellation
@@ -52,22 +54,29 @@ class Histogram:
             self.total += value
 
 
+class WorkerNumbers(NamedTuple):
+    """Of a worker's last report; at its start, and while it is lost, all its blocks are free."""
+
+    free_blocks: int
+    num_running: int = 0
+    num_waiting: int = 0
+    cached_blocks: int = 0
+    host_blocks: int = 0
+    counters: Counters = Counters()
+
+
 class Collector:
     """Times in seconds. All its state changes on the event loop.
 
-    Gauges and `counters` are as of the worker's last report.
+    `workers`: what each worker last reported; `_before`: what their earlier incarnations counted.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         lengths = token_bounds(config.max_model_len)
-        self.total_blocks = config.num_blocks
-        self.batch_slots = config.max_num_seqs
-        self.counters = Counters()
-        self.num_running = 0
-        self.num_waiting = 0
-        self.free_blocks = config.num_blocks
-        self.cached_blocks = 0
-        self.host_blocks = 0
+        self._config = config
+        self.workers: dict[str, WorkerNumbers] = {}
+        self._before = Counters()
+        self._total: Counters | None = None
         self.first_token_s = Histogram(FIRST_TOKEN_S)
         self.next_token_s = Histogram(NEXT_TOKEN_S)
         self.token_mean_s = Histogram(NEXT_TOKEN_S)
@@ -85,9 +94,47 @@ class Collector:
         self.cancel_s = Histogram(CANCEL_S)
         self.cancellations: Counter[tuple[str, ...]] = Counter()
         self.signals: Counter[tuple[str, ...]] = Counter()
+        self.leavings: Counter[tuple[str, ...]] = Counter()
+        self.closed_before_stream = 0
+        self.closed_while_streaming = 0
         self.unread_tokens = 0
         self.unread_answers = 0
         self.generated_by_reason = {(str(reason),): 0 for reason in FinishReason}
+
+    @property
+    def counters(self) -> Counters:
+        if self._total is None:
+            ours = [numbers.counters for numbers in self.workers.values()]
+            self._total = reduce(Counters.plus, ours, self._before)
+        return self._total
+
+    @property
+    def total_blocks(self) -> int:
+        return self._config.num_blocks * max(1, len(self.workers))
+
+    @property
+    def batch_slots(self) -> int:
+        return self._config.max_num_seqs * max(1, len(self.workers))
+
+    @property
+    def num_running(self) -> int:
+        return sum(worker.num_running for worker in self.workers.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(worker.num_waiting for worker in self.workers.values())
+
+    @property
+    def free_blocks(self) -> int:
+        return sum(worker.free_blocks for worker in self.workers.values())
+
+    @property
+    def cached_blocks(self) -> int:
+        return sum(worker.cached_blocks for worker in self.workers.values())
+
+    @property
+    def host_blocks(self) -> int:
+        return sum(worker.host_blocks for worker in self.workers.values())
 
     @property
     def kv_usage(self) -> float:
@@ -96,7 +143,7 @@ class Collector:
     @property
     def slot_utilisation(self) -> float:
         counters = self.counters
-        return counters.slot_steps / max(1, counters.steps * self.batch_slots)
+        return counters.slot_steps / max(1, counters.steps * self._config.max_num_seqs)
 
     @property
     def ended_by_reason(self) -> dict[tuple[str], int]:
@@ -119,11 +166,31 @@ class Collector:
             ("forced",): counters.reclaimed_forced,
         }
 
+    def step_of(self, worker: str) -> int:
+        return self.workers[worker].counters.steps if worker in self.workers else 0
+
+    def began(self, worker: str, *, anew: bool = False) -> None:
+        """`anew`: another process of this name, which counts from 0."""
+        if anew:
+            self._before = self._before.plus(self.workers.pop(worker).counters)
+        self.workers.setdefault(worker, WorkerNumbers(self._config.num_blocks))
+
+    def lost(self, worker: str) -> None:
+        counters = self.workers[worker].counters
+        self.workers[worker] = WorkerNumbers(self._config.num_blocks, counters=counters)
+
     def reported(self, report: StepReport) -> None:
-        self.counters = report.counters
-        self.num_running, self.num_waiting = report.num_running, report.num_waiting
-        self.free_blocks, self.cached_blocks = report.free_blocks, report.cached_blocks
-        self.host_blocks = report.host_blocks
+        # A worker behind another one may be started again unseen.
+        self.began(report.worker, anew=report.counters.steps < self.step_of(report.worker))
+        self.workers[report.worker] = WorkerNumbers(
+            report.free_blocks,
+            report.num_running,
+            report.num_waiting,
+            report.cached_blocks,
+            report.host_blocks,
+            report.counters,
+        )
+        self._total = None
         if report.step is not None:
             self.step_tokens.observe(sum(report.step.scheduled.values()))
 
@@ -155,6 +222,14 @@ class Collector:
             self.inference_s.observe(prefill_s + decode_s)
         if decode_s is not None and generated_tokens > 1:
             self.token_mean_s.observe(decode_s / (generated_tokens - 1))
+
+    def count_leaving(self, model: str, endpoint: str, *, stream: bool, num_sent: int) -> None:
+        """A client has left before its answer was complete, after `num_sent` tokens."""
+        self.leavings[model, endpoint, "stream" if stream else "unary"] += 1
+        if stream and num_sent:
+            self.closed_while_streaming += 1
+        else:
+            self.closed_before_stream += 1
 
     def cancelled(
         self, cancellation: Cancellation, *, phase: str, latency_s: float, unread_tokens: int

@@ -87,6 +87,16 @@ _COUNTERS: Final = (
         "unread_tokens",
     ),
     (
+        "walkaway_engine_closed_before_stream",
+        "Clients that left before a token of a stream, or before their whole answer.",
+        "closed_before_stream",
+    ),
+    (
+        "walkaway_engine_closed_while_streaming",
+        "Clients that left between two tokens of a stream.",
+        "closed_while_streaming",
+    ),
+    (
         "walkaway_engine_unread_answers",
         "Answers that had ended when their client was cut off for not reading.",
         "unread_answers",
@@ -200,7 +210,10 @@ class Page:
             self._add_number(f"{name}_total", "counter", text, read)
         for name, text, by, field in _LABELLED_COUNTERS:
             counts = partial(attrgetter(field), collector)
-            self._add_labelled_counter(f"{name}_total", text, by, counts)
+            self._add_labelled_counter(f"{name}_total", text, by, counts, self._labels)
+        text = "Requests whose client left; a request counts once."
+        name, by = "dynamo_frontend_model_cancellation", ("model", "endpoint", "request_type")
+        self._add_labelled_counter(f"{name}_total", text, by, lambda: collector.leavings, {})
         for name, text, field in _HISTOGRAMS:
             self._add_histogram(name, text, getattr(collector, field))
         cache = {
@@ -230,10 +243,11 @@ class Page:
         text: str,
         by: tuple[str, ...],
         counts: Callable[[], Mapping[tuple[str, ...], int]],
+        shared: Mapping[str, str],
     ) -> None:
         def samples() -> Samples:
             for values, count in counts().items():
-                yield self._series(name, **dict(zip(by, values, strict=True))), count
+                yield _series(name, {**shared, **dict(zip(by, values, strict=True))}), count
 
         self._add(name, "counter", text, samples)
 
@@ -254,7 +268,10 @@ class Page:
         self._families.append((f"# HELP {name} {text}\n# TYPE {name} {kind}\n", samples))
 
     def _series(self, name: str, **labels: str) -> str:
-        pairs = (self._labels | labels).items()
-        escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-        written = ",".join(f'{label}="{value.translate(escapes)}"' for label, value in pairs)
-        return f"{name}{{{written}}}"
+        return _series(name, self._labels | labels)
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+    written = ",".join(f'{label}="{value.translate(escapes)}"' for label, value in labels.items())
+    return f"{name}{{{written}}}"

@@ -6,9 +6,10 @@ by turn, and the first of those with the fewest open requests wins a tie.
 
 from collections.abc import Hashable
 from random import Random
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
-Policy = Literal["least_loaded", "random", "round_robin"]
+from reference_engine.config import RouterPolicy
+
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -48,7 +49,7 @@ class Router(Generic[Name]):
     def down(self, name: Name) -> None:
         self._up.pop(name, None)
 
-    def choose(self, policy: Policy) -> Instance[Name]:
+    def choose(self, policy: RouterPolicy) -> Instance[Name]:
         """Raises NoInstanceError. The request counts as open until `Instance.ended`."""
         if not self._up:
             raise NoInstanceError("no instance is up")

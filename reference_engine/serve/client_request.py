@@ -12,14 +12,10 @@ from typing import Final
 import msgspec
 
 from reference_engine.api.openai import Generation
-from reference_engine.context import Cancellation, Context
+from reference_engine.context import Context
 from reference_engine.core.request import FinishReason, Phase
-from reference_engine.protocol import (
-    AddRequest,
-    Ending,
-    Event,
-    Output,
-)
+from reference_engine.protocol import AddRequest, Ending, Event, Output
+from reference_engine.runtime.router import Instance
 
 MAX_QUEUED: Final = 64  # outputs of a request: several steps' worth, so that few are ever joined
 _PHASE_AFTER: Final = {
@@ -86,12 +82,15 @@ class Choice:
     """One answer: a request of the engine. Only `WorkerLink` changes it, except for `num_sent`.
 
     `num_unread`: tokens that a client which has left will never get. All stamps are the worker's,
-    except `last_output_ns`.
+    except `last_output_ns`. `seed` and `token_ids` let another worker go on with it.
     """
 
-    def __init__(self, request_id: str, index: int) -> None:
-        self.request_id = request_id
+    def __init__(self, context: Context, index: int, seed: int) -> None:
+        self.request_id = context.id()
+        self.context = context
         self.index = index
+        self.seed = seed
+        self.token_ids: list[int] = []
         self.phase = Phase.WAITING
         self.num_generated = 0
         self.num_sent = 0
@@ -126,6 +125,8 @@ class Choice:
         self._texts.append(output.text)
         if output.num_generated > self.num_generated:
             self.phase = Phase.DECODE
+        if output.token_id is not None:
+            self.token_ids.append(output.token_id)
         self.num_generated, self.ending = output.num_generated, output.ending
         if output.ending is not None:
             self.phase = output.ending.phase
@@ -139,11 +140,12 @@ class Choice:
 
 
 class ClientRequest:
-    """`asked` lacks the prompt's tokens, which only the worker needs. `owner` is its API key; never
+    """`asked` keeps the prompt's tokens while a worker may need them. `owner` is its API key; never
     shown.
 
-    `created` is wall time in seconds. `has_failed`: the worker was lost, and the request with it.
-    `num_at_cancel`: tokens known here when it was cancelled.
+    `created` is wall time in seconds. `worker` has it, or None has: it waits for one, and `moved`
+    says why. `has_failed`: the worker was lost, and the request with it. `num_at_cancel`: tokens
+    known here when it was cancelled, None if it was not.
     """
 
     def __init__(
@@ -158,21 +160,34 @@ class ClientRequest:
     ) -> None:
         self.request_id = request_id
         self.answer_id = f"{'chatcmpl' if generation.chat else 'cmpl'}-{request_id}"
+        self.endpoint = "chat_completions" if generation.chat else "completions"
         self.client_request_id = client_request_id
         self.owner = owner
         self.created = created
         self.arrived_ns = arrived_ns
-        self.asked = msgspec.structs.replace(generation, prompt_token_ids=[])
+        self.asked = generation
         self.num_prompt_tokens = len(generation.prompt_token_ids)
-        n = generation.n
-        names = [f"{request_id}-{index}" for index in range(n)] if n > 1 else [request_id]
-        self.choices = [Choice(name, index) for index, name in enumerate(names)]
-        self.outbox = Outbox()
         self.context = Context(request_id)
+        self.choices = self._make_choices(generation.n, generation.sampling.seed)
+        self.outbox = Outbox()
+        self.worker: Instance[str] | None = None
+        self.moved: str | None = None
+        self.num_resubmissions = 0
+        self.num_migrations = 0
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.has_left = False
         self.has_failed = False
-        self.num_at_cancel = 0
+        self.num_at_cancel: int | None = None
+
+    def _make_choices(self, n: int, seed: int) -> list[Choice]:
+        """Several answers are children of the request; one answer is the request."""
+        if n == 1:
+            return [Choice(self.context, 0, seed)]
+        seeds = [seed, *(hash((seed, index)) & (2**63 - 1) for index in range(1, n))]
+        choices = [Choice(Context(f"{self.request_id}-{i}"), i, seeds[i]) for i in range(n)]
+        for choice in choices:
+            self.context.link_child(choice.context)
+        return choices
 
     @property
     def is_ended(self) -> bool:
@@ -185,6 +200,10 @@ class ClientRequest:
     @property
     def num_generated(self) -> int:
         return sum(choice.num_generated for choice in self.choices)
+
+    @property
+    def num_sent(self) -> int:
+        return sum(choice.num_sent for choice in self.choices)
 
     @property
     def num_remaining(self) -> int:
@@ -206,26 +225,44 @@ class ClientRequest:
             return "aborted" if self.is_aborted else "finished"
         return "waiting" if self.phase is Phase.WAITING else "running"
 
-    def additions(self, generation: Generation) -> list[AddRequest]:
-        sampling, parent = generation.sampling, self.request_id if generation.n > 1 else None
-        first = sampling.seed
-        seeds = [first, *(hash((first, index)) & (2**63 - 1) for index in range(1, generation.n))]
+    def is_at(self, worker: str) -> bool:
+        return self.worker is not None and self.worker.name == worker
+
+    def additions(self) -> list[AddRequest]:
+        """What a worker needs to compute the answers that have not ended, or to go on with them."""
+        asked = self.asked
         return [
             AddRequest(
                 request_id=choice.request_id,
-                prompt_token_ids=generation.prompt_token_ids,
-                sampling=msgspec.structs.replace(sampling, seed=seeds[choice.index]),
-                priority=generation.priority,
-                parent_id=parent,
+                prompt_token_ids=asked.prompt_token_ids,
+                sampling=msgspec.structs.replace(asked.sampling, seed=choice.seed),
+                priority=asked.priority,
+                parent_id=self.request_id if asked.n > 1 else None,
+                answer=list(choice.token_ids),
             )
             for choice in self.choices
+            if choice.ending is None
         ]
 
-    def cancel(self, cancellation: Cancellation) -> bool:
-        if not self.context.stop(cancellation):
-            return False
-        self.num_at_cancel = self.num_generated
-        return True
+    def move(self, max_migrations: int, max_resubmissions: int) -> bool:
+        """Prepare it for another worker; False if it may not go on there.
+
+        Without a token it is computed anew. Tokens that were shown must stay, so it goes on after
+        them.
+        """
+        if self.num_generated:
+            self.num_migrations += 1
+            self.moved = "migrated"
+        else:
+            self.num_resubmissions += 1
+            self.moved = "resubmitted"
+        for choice in self.choices:
+            if choice.ending is None:
+                choice.phase = Phase.WAITING
+                if not choice.num_generated:
+                    choice.stamps.clear()
+        within = self.num_migrations <= max_migrations
+        return within and self.num_resubmissions <= max_resubmissions
 
     def leave(self) -> None:
         self.has_left = True
@@ -235,11 +272,14 @@ class ClientRequest:
     def set_timer(
         self, name: str, seconds: float | None, callback: Callable[..., object], *args: object
     ) -> None:
-        if name in self.timers:
-            self.timers.pop(name).cancel()
+        self.stop_timer(name)
         if seconds is not None:
             loop = asyncio.get_running_loop()
             self.timers[name] = loop.call_later(seconds, callback, *args)
+
+    def stop_timer(self, name: str) -> None:
+        if name in self.timers:
+            self.timers.pop(name).cancel()
 
     def stop_timers(self) -> None:
         for timer in self.timers.values():
@@ -266,12 +306,13 @@ class Archive:
 
     def add(self, request: ClientRequest, now_ns: int) -> None:
         for choice in request.choices:
+            choice.token_ids = []
             if request.is_aborted:
                 choice.join_text()
             else:
                 choice.forget_text()
-        if not request.is_aborted:
-            request.asked = msgspec.structs.replace(request.asked, prompt="")
+        prompt = request.asked.prompt if request.is_aborted else ""
+        request.asked = msgspec.structs.replace(request.asked, prompt=prompt, prompt_token_ids=[])
         self._entries[request.request_id] = request, now_ns + self._keep_ns
         if request.client_request_id is not None:
             name = request.client_request_id, request.owner

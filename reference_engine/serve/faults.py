@@ -4,9 +4,7 @@ import asyncio
 
 from reference_engine.context import CancelReason, DetectionMethod
 from reference_engine.faults import Faults
-from reference_engine.protocol import (
-    SetFaults,
-)
+from reference_engine.protocol import Ready, SetFaults
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.link import WorkerLink
 
@@ -18,7 +16,14 @@ class FaultyLink(WorkerLink):
 
     def set_faults(self, faults: Faults) -> None:
         self.faults = faults
-        self._send(SetFaults(faults=faults))
+        for worker in self.router.names:
+            self._send(worker, SetFaults(faults=faults))
+
+    def worker_up(self, ready: Ready) -> None:
+        """A worker that was started again has the faults of its start."""
+        if ready.worker in self.workers:
+            self._send(ready.worker, SetFaults(faults=self.faults))
+        super().worker_up(ready)
 
     def _cancel_unread(
         self, request: ClientRequest, method: DetectionMethod, reason: CancelReason

@@ -22,10 +22,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.context import CancelReason
 from reference_engine.core.request import FinishReason
 from reference_engine.model.tokenizer import Tokenizer
-from reference_engine.protocol import (
-    Ending,
-    Output,
-)
+from reference_engine.protocol import Ending, Output
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.detection import Client, Patience, RanOutError
 from reference_engine.serve.link import WorkerLink
@@ -128,11 +125,12 @@ class AnswerWriter:
         request = self._request
         if not request.is_aborted:
             return {"usage": usage_of(request)}
-        cancellation = request.context.cancellation
+        cancellation, position = request.context.cancellation, request.num_at_cancel
+        position = request.num_generated if position is None else position
         info = schemas.CancellationInfo(
             reason=None if cancellation is None else cancellation.reason,
             phase=request.phase,
-            position=request.num_generated if cancellation is None else request.num_at_cancel,
+            position=position,
             tokens_generated=request.num_generated,
             tokens_remaining=request.num_remaining,
         )

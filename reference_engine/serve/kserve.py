@@ -125,7 +125,7 @@ class GenerateModel:
         try:
             admit(self._link, owner)
             name = Headers(raw=[(b"x-request-id", request.id.encode())])
-            return self._link.submit(
+            submitted = self._link.submit(
                 await self._read(request),
                 client_request_id=read_request_id(name),
                 owner=owner,
@@ -137,6 +137,8 @@ class GenerateModel:
             raise InferenceError(code, message) from error
         except EngineStoppedError as error:
             raise InferenceError(StatusCode.UNAVAILABLE, str(error)) from error
+        submitted.endpoint = "tensor"
+        return submitted
 
     async def _read(self, request: ModelInferRequest) -> Generation:
         """Its inputs and parameters, checked as the fields of /v1/completions are."""

@@ -1,21 +1,26 @@
-"""The frontend process: start the worker, serve HTTP until a request to stop, end the worker.
+"""The frontend process: connect to the workers, serve HTTP until a request to stop, leave them.
 
-A signal, the end of standard input and the worker's death all set one `Stop`, which keeps the first
-exit status. A second request to stop ends the wait for running requests.
+A frontend alone starts its worker, and ends when that dies; a launcher's frontends find theirs
+running, and wait for lost ones. A signal, the end of standard input and the worker's death all set
+one `Stop`, which keeps the first exit status. A second request to stop ends the wait for running
+requests.
 """
 
 import asyncio
 import contextlib
 import gc
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Set
+from collections.abc import Coroutine, Iterator, Mapping, Set
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import repeat
+from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -27,14 +32,14 @@ from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
-from reference_engine.protocol import (
-    Ready,
-)
+from reference_engine.protocol import Listening, Ready, WorkerSettings
 from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
-from reference_engine.serve.link import WorkerLink
-from reference_engine.serve.server import Frontend
-from reference_engine.serve.supervisor import SHUTTING_DOWN, NoWorker, WorkerSupervisor
+from reference_engine.serve.link import Company, WorkerLink
+from reference_engine.serve.server import NO_WORKER_READY, Frontend
+from reference_engine.serve.supervisor import NO_ENGINE, SHUTTING_DOWN, WORKER_LOST, Child
+from reference_engine.serve.workers import Caller, Worker, WorkerAddress
+from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
     from reference_engine.kserve.model import Model
@@ -42,6 +47,42 @@ if TYPE_CHECKING:
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
+
+
+class Tiers(msgspec.Struct, frozen=True, kw_only=True):
+    """Which processes there are. `worker_listen`: a worker alone; `connect`: frontends alone.
+
+    `name`: of a worker alone, or of frontends alone; others on their machines need other names.
+    """
+
+    frontends: int = 1
+    workers: int = 1
+    disaggregated: bool = False
+    worker_metrics_port: int | None = None
+    worker_listen: WorkerAddress | None = None
+    connect: tuple[WorkerAddress, ...] = ()
+    secret: str = ""
+    name: str | None = None
+
+    @property
+    def is_launched(self) -> bool:
+        """False for one frontend with one worker, which need no launcher."""
+        alone = self.worker_listen is not None or self.connect
+        return bool(alone) or self.disaggregated or self.frontends * self.workers > 1
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A launched frontend among the others: `name` is its own and that of its incarnation.
+
+    `frontends` and `workers` are the names of all, as far as they are known before they answer.
+    """
+
+    name: str
+    id_prefix: str
+    secret: str
+    addresses: tuple[WorkerAddress, ...]
+    frontends: tuple[str, ...]
+    workers: tuple[str, ...] = ()
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +96,16 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     frontend: FrontendSettings
     allow_faults: bool
     exit_with_stdin: bool
+    tiers: Tiers = Tiers()
+    place: Place | None = None
 
 
+MAX_PROCESSES: Final = 64
+WORKER_MODULE: Final = "reference_engine.worker.service"
+_ALONE: Final = ("frontend-0",)
+_PAUSES_S: Final = (0.1, 0.5, 2.0)  # before a worker of our own is given up; a dying one may die
+_PAUSE_S: Final = 0.1  # before each try to connect to another's, which is started again
+_PATIENCE_S: Final = 5.0
 WORKER_DIED: Final = 1
 _LAST_WORD_S: Final = 3.0
 _LAST_READ_S: Final = 1.0
@@ -79,10 +128,12 @@ class Stop:
             self.wished.set()
 
 
-def watch_for_the_end(stop: Stop, *, with_stdin: bool) -> None:
+def watch_for_the_end(stop: Stop, *, with_stdin: bool, is_launched: bool = False) -> None:
+    """An interrupt from a terminal is for the launcher alone, which then tells the others."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.wish, 128 + number)
+        wish = (lambda _: None) if is_launched and number == signal.SIGINT else stop.wish
+        loop.add_signal_handler(number, wish, 128 + number)
     if with_stdin:
 
         def read_to_the_end() -> None:
@@ -125,6 +176,19 @@ async def unless(stopping: asyncio.Event, doing: Coroutine[Any, Any, _Result]) -
     return None
 
 
+async def first_of(*doing: Coroutine[Any, Any, object]) -> None:
+    """Until the first of them ends; then the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in doing]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
     for connection in _connections(server):
         connection.refuse_if_unread(503, SHUTTING_DOWN)
@@ -161,9 +225,10 @@ class Server(uvicorn.Server):
 
 
 def run(settings: ServeSettings) -> int:
-    """Serve until a request to stop; returns the exit status.
+    """Serve until a request to stop; returns the exit status. Without a place, with a worker of
+    its own.
 
-    Raises ListenError, EngineConfigError, and EngineStoppedError if the worker has died.
+    Raises ListenError, EngineConfigError, and EngineStoppedError if that worker has died.
     """
     with (
         reserve_port(settings.host, settings.port, settings.frontend) as listener,
@@ -194,60 +259,145 @@ def _own_core(config: EngineConfig) -> int | None:
 
 async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
     stop = Stop()
-    watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
-    worker = (
-        NoWorker()
-        if settings.config.runner == "none"
-        else WorkerSupervisor(
-            on_report=lambda report: link.take_in(report), on_lost=lambda: link.lost()
+    watch_for_the_end(
+        stop, with_stdin=settings.exit_with_stdin, is_launched=settings.place is not None
+    )
+    own = Child("worker", WORKER_MODULE)
+    workers: list[Worker] = []
+    try:
+        place = settings.place or await unless(stop.wished, _alone(own, settings))
+        if place is not None:
+            link = _link(settings, workers, place)
+            await _serve_until(stop, settings, listener, own, workers, link, place)
+    finally:
+        for worker in workers:
+            worker.close()
+        await own.end()
+    return stop.exit_status
+
+
+async def _alone(own: Child, settings: ServeSettings) -> Place:
+    """Beside a worker of its own, if there is an engine."""
+    place = Place(name="frontend-0", id_prefix="", secret="", addresses=(), frontends=_ALONE)
+    if settings.config.runner == "none":
+        return place
+    secret = secrets.token_hex(32)
+    listening = await own.start(
+        WorkerSettings(
+            config=settings.config,
+            faults=settings.faults,
+            secret=secret,
+            peer_timeout_s=settings.frontend.peer_timeout_s,
         )
     )
+    port = msgspec.json.decode(listening, type=Listening).port
+    at = WorkerAddress(host="127.0.0.1", port=port)
+    return msgspec.structs.replace(place, secret=secret, addresses=(at,))
+
+
+def _link(settings: ServeSettings, workers: list[Worker], place: Place) -> FaultyLink:
+    """A link to the workers at the place's addresses, which it puts into `workers`."""
+    is_launched = settings.place is not None
+    names: dict[str, Worker] = {}
+
+    def up(worker: Worker, ready: Ready) -> None:
+        if names.setdefault(ready.worker, worker) is worker:
+            link.worker_up(ready)
+
     link = FaultyLink(
         time.perf_counter_ns,
-        send=worker.send,
+        send=lambda name, message: names[name].send(message),
         settings=settings.frontend,
         collector=Collector(settings.config),
+        random=Random(settings.config.seed),
+        company=Company(
+            place.id_prefix,
+            patience_s=_PATIENCE_S if is_launched and place.addresses else 0.0,
+            why_none=WORKER_LOST if place.addresses else NO_ENGINE,
+        ),
     )
     link.faults = settings.faults
-    try:
-        ready = await unless(stop.wished, worker.start(settings.config, settings.faults))
-        if ready is not None:
-            core = _own_core(settings.config)
-            if core is not None:
-                os.sched_setaffinity(0, {core})
-            tokenizer = _tokenizer(settings.config, ready.vocab_size)
-            frontend = Frontend(
-                link,
-                settings.config,
-                ready,
-                settings.frontend,
-                tokenizer,
-                allow_faults=settings.allow_faults,
-            )
-            server = Server(_uvicorn_config(frontend, settings.frontend))
-            door, kserve_url = None, None
-            if settings.kserve_port is not None:
-                door = _door(settings, link, tokenizer, server)
-                kserve_url = await door.open(settings.host, settings.kserve_port)
-            ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
-            keeping = asyncio.create_task(worker.keep())
-            keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
-            open_port(listener)
-            _announce(listener, ready, kserve_url)
-            # Collections that walk through long-lived objects would pause the event loop.
-            gc.collect()
-            gc.freeze()
-            await server.serve(sockets=[listener])
-            if door is not None:
-                await door.close(_CLOSING_S)
-            ending.cancel()
-            keeping.cancel()
-            (why,) = await asyncio.gather(keeping, return_exceptions=True)
-            if stop.exit_status == WORKER_DIED and isinstance(why, Exception):
-                raise why
-    finally:
-        await worker.end()
-    return stop.exit_status
+    for name in place.workers:
+        link.collector.began(name)
+    caller = Caller(
+        Hello(peer=place.name, secret=place.secret),
+        Beats(timeout_s=settings.frontend.peer_timeout_s),
+        repeat(_PAUSE_S) if is_launched else _PAUSES_S,
+    )
+    for address in place.addresses:
+        worker = Worker(address, caller, on_up=up, on_report=link.take_in, on_lost=link.worker_lost)
+        workers.append(worker)
+    return link
+
+
+async def _serve_until(
+    stop: Stop,
+    settings: ServeSettings,
+    listener: socket.socket,
+    own: Child,
+    workers: list[Worker],
+    link: FaultyLink,
+    place: Place,
+) -> None:
+    readies = await unless(stop.wished, _connect(workers, is_patient=settings.place is not None))
+    if readies is None:
+        return
+    core = _own_core(settings.config)
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    ready = readies[0] if readies else NO_WORKER_READY
+    tokenizer = _tokenizer(settings.config, ready.vocab_size)
+    frontend = Frontend(
+        link,
+        settings.config,
+        settings.frontend,
+        tokenizer,
+        allow_faults=settings.allow_faults,
+        name=place.name,
+        frontends=place.frontends,
+    )
+    server = Server(_uvicorn_config(frontend, settings.frontend))
+    door, kserve_url = None, None
+    if settings.kserve_port is not None:
+        door = _door(settings, link, tokenizer, server)
+        kserve_url = await door.open(settings.host, settings.kserve_port)
+    ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
+    keeping = asyncio.create_task(_keep(own, workers))
+    keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
+    open_port(listener)
+    _announce(listener, ready, kserve_url)
+    # Collections that walk through long-lived objects would pause the event loop.
+    gc.collect()
+    gc.freeze()
+    await server.serve(sockets=[listener])
+    if door is not None:
+        await door.close(_CLOSING_S)
+    ending.cancel()
+    keeping.cancel()
+    (why,) = await asyncio.gather(keeping, return_exceptions=True)
+    if stop.exit_status == WORKER_DIED and isinstance(why, Exception):
+        raise why
+
+
+async def _connect(workers: list[Worker], *, is_patient: bool) -> list[Ready]:
+    """Raises EngineConfigError if workers share a name."""
+    readies = await asyncio.gather(*(worker.start(is_patient=is_patient) for worker in workers))
+    names = [ready.worker for ready in readies]
+    for name in names:
+        if names.count(name) > 1:
+            raise EngineConfigError(f"{names.count(name)} workers are named {name}: use --name")
+    return readies
+
+
+async def _keep(own: Child, workers: list[Worker]) -> None:
+    """Raises EngineStoppedError if our own worker dies, or cannot be reached any more."""
+
+    async def live() -> None:
+        if not own.is_started:
+            await asyncio.Event().wait()
+        raise await own.died()
+
+    await first_of(live(), *(worker.keep() for worker in workers))
 
 
 def _door(
@@ -300,4 +450,8 @@ def _announce(listener: socket.socket, worker: Ready, kserve_url: str | None) ->
     }
     if kserve_url is not None:
         line["kserve_url"] = kserve_url
+    say_line(line)
+
+
+def say_line(line: Mapping[str, object]) -> None:
     print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201

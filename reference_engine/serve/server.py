@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,10 +31,9 @@ from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.context import CancelReason
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
+from reference_engine.model.runners import VOCAB_SIZE
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
-from reference_engine.protocol import (
-    Ready,
-)
+from reference_engine.protocol import Ready
 from reference_engine.serve.access import KeyCheck
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.faults import FaultyLink
@@ -46,8 +45,9 @@ from reference_engine.serve.generate import (
     usage_of,
 )
 from reference_engine.serve.link import WorkerLink
-from reference_engine.serve.supervisor import EngineStoppedError
+from reference_engine.serve.supervisor import SHUTTING_DOWN, EngineStoppedError
 
+NO_WORKER_READY: Final = Ready(pid=os.getpid(), device="none", vocab_size=VOCAB_SIZE, gpu_name=None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -56,16 +56,18 @@ class Frontend:
         self,
         link: FaultyLink,
         config: EngineConfig,
-        worker: Ready,
         settings: FrontendSettings,
         tokenizer: Tokenizer,
         *,
         allow_faults: bool,
+        name: str = "frontend-0",
+        frontends: Sequence[str] = ("frontend-0",),
     ) -> None:
         self._link = link
         self._settings = settings
         self._config = config
-        self._worker = worker
+        self._name = name
+        self._frontends = frontends
         self._allow_faults = allow_faults
         self._tokenizer = tokenizer
         self._metrics_page = Page(link.collector, config)
@@ -111,7 +113,13 @@ class Frontend:
         return json_response(self._model_card())
 
     async def health(self, request: Request) -> Response:
-        return Response(status_code=503 if self._link.is_draining else 200)
+        link = self._link
+        missing = [name for name in link.workers if name not in link.router.names]
+        if link.is_draining:
+            raise EngineStoppedError(SHUTTING_DOWN)
+        if missing:
+            raise EngineStoppedError(f"not connected: {', '.join(missing)}")
+        return Response()
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics_page.write(), headers={"content-type": CONTENT_TYPE})
@@ -129,11 +137,15 @@ class Frontend:
 
     async def config(self, request: Request) -> Response:
         config = msgspec.to_builtins(self._config)
-        config["device"], config["compile"] = self._worker.device, self._worker.is_compiled
-        config["vocab_size"] = self._worker.vocab_size
-        config["gpu_name"], config["gpu_uuid"] = self._worker.gpu_name, self._worker.gpu_uuid
+        workers = self._link.workers
+        first = next(iter(workers.values()), NO_WORKER_READY)
+        config["device"], config["compile"] = first.device, first.is_compiled
+        config["vocab_size"] = first.vocab_size
+        config["gpu_name"], config["gpu_uuid"] = first.gpu_name, first.gpu_uuid
         config["bytes_are_tokens"] = isinstance(self._tokenizer, WordTokenizer)
-        config["frontend_pid"], config["worker_pid"] = os.getpid(), self._worker.pid
+        config["frontend_pid"], config["worker_pid"] = os.getpid(), first.pid
+        config["name"], config["frontends"] = self._name, list(self._frontends)
+        config["workers"] = {name: ready.pid for name, ready in workers.items()}
         config["faults"] = msgspec.to_builtins(self._link.faults)
         config["frontend"] = self._settings.shown()
         return JSONResponse(config)

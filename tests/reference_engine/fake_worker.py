@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import httpx
@@ -26,10 +27,10 @@ from reference_engine.protocol import (
 )
 from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.generate import GenerationResponse
+from reference_engine.serve.link import Company
 from reference_engine.serve.server import Frontend
-from reference_engine.serve.supervisor import EngineStoppedError
 
-READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None)
+READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None, worker="worker-0")
 EMPTY_REPORT = StepReport(
     step=None,
     outputs=[],
@@ -40,20 +41,23 @@ EMPTY_REPORT = StepReport(
     cached_blocks=0,
     host_blocks=0,
     counters=Counters(),
+    worker="worker-0",
 )
 
 
 class FakeWorker:
     """The other end of the link: collects its messages, and reports what a test gives it.
 
-    Its clock is the event loop's, a nanosecond later with each reading.
+    Its clock is the event loop's, a nanosecond later with each reading. `sent` has the messages of
+    all `workers`, each with its worker's name.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        self.received: list[ToWorker] = []
+    def __init__(
+        self, *, workers: Sequence[str] = ("worker-0",), patience_s: float = 0.0, **settings: Any
+    ) -> None:
+        self.sent: list[tuple[str, ToWorker]] = []
         self.arrived = asyncio.Event()
         self.aborted = asyncio.Event()
-        self.is_dead = False
         self._readings = 0
         limits = FrontendSettings(**settings)
         self.link = FaultyLink(
@@ -61,32 +65,47 @@ class FakeWorker:
             send=self.send,
             settings=limits,
             collector=Collector(EngineConfig()),
+            random=Random(1),
+            company=Company(patience_s=patience_s),
         )
+        for name in workers:
+            self.link.worker_up(ready(name))
 
     def now_ns(self) -> int:
         self._readings += 1
         return int(asyncio.get_running_loop().time() * 1e9) + self._readings
 
-    def die(self) -> None:
-        self.is_dead = True
-        self.link.lost()
+    @property
+    def received(self) -> list[ToWorker]:
+        return [message for _, message in self.sent]
 
-    def send(self, message: ToWorker) -> None:
-        if self.is_dead:
-            raise EngineStoppedError("dead")
-        self.received.append(message)
+    def die(self) -> None:
+        self.link.worker_lost("worker-0")
+
+    def send(self, worker: str, message: ToWorker) -> None:
+        if worker not in self.link.router.names:
+            raise ConnectionResetError("dead")
+        self.sent.append((worker, message))
         (self.aborted if isinstance(message, AbortRequest) else self.arrived).set()
 
     def say(
-        self, *outputs: Output, events: list[Event] | None = None, holds_blocks: bool = False
+        self,
+        *outputs: Output,
+        events: list[Event] | None = None,
+        holds_blocks: bool = False,
+        worker: str = "worker-0",
     ) -> None:
         """A report; an ended request's blocks are freed before its last output, as in a worker."""
         ended = [o.request_id for o in outputs if o.ending is not None and not holds_blocks]
         freed = [self.event("blocks_freed", request_id) for request_id in ended]
         self.link.take_in(
+            worker,
             msgspec.structs.replace(
-                EMPTY_REPORT, outputs=list(outputs), events=(events or []) + freed
-            )
+                EMPTY_REPORT,
+                outputs=list(outputs),
+                events=(events or []) + freed,
+                worker=worker,
+            ),
         )
 
     def event(self, name: str, request_id: str = "req-1") -> Event:
@@ -107,6 +126,10 @@ class FakeWorker:
         """Aborts sent, by how the client's leaving was detected."""
         signals = self.link.collector.signals
         return {str(method): number for (_, method), number in signals.items()}
+
+
+def ready(worker: str, pid: int = 1) -> Ready:
+    return msgspec.structs.replace(READY, worker=worker, pid=pid)
 
 
 class AsgiClient:
@@ -173,8 +196,7 @@ class Served:
         self.frontend = Frontend(
             self.link,
             EngineConfig(),
-            READY,
-            FrontendSettings(**settings),
+            self.link.settings,
             WordTokenizer(READY.vocab_size),
             allow_faults=True,
         )

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reference_engine.runtime.router import Instance, NoInstanceError, Policy, Router
+from reference_engine.config import RouterPolicy
+from reference_engine.runtime.router import Instance, NoInstanceError, Router
 
 
 def router_of(*names: str, seed: int = 0) -> Router[str]:
@@ -15,7 +16,7 @@ def router_of(*names: str, seed: int = 0) -> Router[str]:
     return router
 
 
-def chosen(router: Router[str], policy: Policy, times: int) -> str:
+def chosen(router: Router[str], policy: RouterPolicy, times: int) -> str:
     return "".join(router.choose(policy).name for _ in range(times))
 
 
@@ -72,7 +73,7 @@ class Routing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.router.names)
     @rule(policy=st.sampled_from(["least_loaded", "random", "round_robin"]))
-    def opens(self, policy: Policy) -> None:
+    def opens(self, policy: RouterPolicy) -> None:
         counts = Counter(one.name for one in self.open)
         took = self.router.choose(policy)
         if policy == "least_loaded":

@@ -1,0 +1,149 @@
+"""This frontend's connections to its workers, each made again whenever it is lost."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+import msgspec
+
+from reference_engine.config import EngineConfigError
+from reference_engine.protocol import FromWorker, Ready, StepReport, ToWorker
+from reference_engine.serve.supervisor import EngineStoppedError
+from reference_engine.wire import Beats, Failed, Hello, LearnedBy, PeerConnection, ProtocolError
+
+_PAUSE_S: Final = 0.1
+_ENDED_EARLY: Final = "the worker has ended the connection"
+
+
+class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Caller(NamedTuple):
+    """How this process calls a worker. `pauses`: the seconds before each try to connect again."""
+
+    hello: Hello
+    beats: Beats
+    pauses: Iterable[float]
+
+
+class Worker:
+    """All its state changes on the event loop. `ready` is the last that it said of itself.
+
+    The callbacks come in this order, again and again: `on_up`, `on_report`s, `on_lost`.
+    """
+
+    def __init__(
+        self,
+        address: WorkerAddress,
+        caller: Caller,
+        *,
+        on_up: Callable[["Worker", Ready], object],
+        on_report: Callable[[str, StepReport], object],
+        on_lost: Callable[[str], object],
+    ) -> None:
+        self._address = address
+        self._caller = caller
+        self._on_up = on_up
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._decoder = msgspec.msgpack.Decoder(FromWorker)
+        self._connection: PeerConnection[FromWorker] | None = None
+        self._broken = asyncio.Event()
+        self.ready: Ready | None = None
+
+    def send(self, message: ToWorker) -> None:
+        """Raises ConnectionError if the connection is lost."""
+        if self._connection is None:
+            raise ConnectionResetError(f"the worker at {self._address} is not connected")
+        self._connection.send(message)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def start(self, *, is_patient: bool) -> Ready:
+        """The first connection; with patience, there need not be a worker yet."""
+        while True:
+            try:
+                return await self.connect()
+            except (OSError, EngineStoppedError):
+                if not is_patient:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
+
+    async def connect(self) -> Ready:
+        """Until its model is built. Raises OSError or EngineStoppedError if there is none, and
+        EngineConfigError if it refuses us, or its settings cannot work.
+        """
+        first_word: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+
+        def take_in(message: FromWorker) -> None:
+            match message:
+                case StepReport() if first_word.done():
+                    self._on_report(first_word.result().worker, message)
+                case Ready() if not first_word.done():
+                    self._connection, self.ready = connection, message
+                    first_word.set_result(message)
+                    self._on_up(self, message)
+                case Failed(message=why) if not first_word.done():
+                    first_word.set_exception(EngineConfigError(why))
+                case _:
+                    raise ProtocolError(f"{type(message).__name__} out of turn")
+
+        def lose(_: LearnedBy, error: Exception | None) -> None:
+            if error is not None:
+                print(  # noqa: T201
+                    f"walkaway engine: connection to the worker: {error}", file=sys.stderr
+                )
+            if not first_word.done():
+                first_word.set_exception(EngineStoppedError(_ENDED_EARLY))
+            elif self._connection is connection:
+                self._connection = None
+                self._broken.set()
+                self._on_lost(first_word.result().worker)
+
+        connection = PeerConnection(
+            self._decoder, on_message=take_in, on_lost=lose, beats=self._caller.beats
+        )
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection, self._address.host, self._address.port
+        )
+        try:
+            connection.send(self._caller.hello)
+            return await first_word
+        except BaseException:
+            connection.close()
+            raise
+
+    async def keep(self) -> None:
+        """Connect again after each loss. Raises EngineStoppedError when the pauses are over."""
+        while True:
+            await self._broken.wait()
+            self._broken.clear()
+            await self._connect_again()
+
+    async def _connect_again(self) -> None:
+        reason = ""
+        for pause_s in self._caller.pauses:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.connect()
+            except (OSError, EngineStoppedError, EngineConfigError) as error:
+                reason = str(error) or "it does not answer"
+            else:
+                return
+        raise EngineStoppedError(f"the worker process is alive, but cannot be reached: {reason}")
