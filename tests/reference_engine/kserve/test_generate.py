@@ -205,21 +205,26 @@ class Crowd:
                 group.create_task(one(f"{leave.__name__}-{number}-{index}", stay_s, leave))
         await self._client.close()
 
-    async def _requests(self, name: str) -> AsyncIterator[dict[str, Any]]:
+    async def _requests(self, name: str, gone: asyncio.Event) -> AsyncIterator[dict[str, Any]]:
         yield {"model_name": "generate", "inputs": inputs(), "request_id": name, "parameters": LONG}
-        await asyncio.Event().wait()  # or it would half-close
+        await gone.wait()  # or it would half-close
 
     async def _cancel(self, name: str, stay_s: float) -> None:
-        stream = self._client.stream_infer(self._requests(name))
+        gone = asyncio.Event()
+        stream = self._client.stream_infer(self._requests(name, gone))
         reading = asyncio.create_task(self._read(stream))
         await asyncio.wait([reading], timeout=stay_s)
         self.left[name] = time.perf_counter_ns()
         stream.cancel()
+        gone.set()
         await asyncio.gather(reading, return_exceptions=True)
 
     async def _pass_deadline(self, name: str, stay_s: float) -> None:
-        stream = self._client.stream_infer(self._requests(name), stream_timeout=stay_s + 0.01)
+        gone = asyncio.Event()
+        requests = self._requests(name, gone)
+        stream = self._client.stream_infer(requests, stream_timeout=stay_s + 0.01)
         await asyncio.gather(self._read(stream), return_exceptions=True)
+        gone.set()
 
     async def _close_http(self, name: str, stay_s: float) -> None:
         reader, writer = await asyncio.open_connection(*self._engine.address)
