@@ -28,6 +28,7 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "batch_invariance": "model_speed",
     "swap_or_recompute": "preemption",
     "load_generator": "load_generator",
+    "grpc_tokens": "load_generator",
     "token_stamps": "load_generator",
     "client_times": "load_generator",
     "many_streams": "load_generator",

@@ -5,6 +5,8 @@ it; the others only stamp each token's line. All ask again and again for answers
 client that received less than was sent was saturated: it is marked, bounds nothing, and is left out
 where there are more streams. Ours opens a connection for each request, the others keep theirs.
 
+`grpc_tokens`: ours over gRPC, a response a token, beside ours over HTTP, an event a token.
+
 `token_stamps`: how late a token is stamped, by the server's own log of its sends. In bursts, as the
 requests of one engine step come, the last of B tokens waits until the others have been taken in, so
 B times what a token costs (processor time, measured in the same round) is allowed on top.
@@ -26,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from tests.bench.ratio import Bound, Ratio, UnavailableError, share, within
-from tests.bench.streaming import OURS, Answer, Traffic, Watched, watch
+from tests.bench.streaming import OURS, OURS_OVER_GRPC, Answer, Traffic, Watched, watch
 
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
@@ -84,6 +86,18 @@ def _kept_up(rounds: list[Watched]) -> bool:
 
 def _cpu(rounds: list[Watched]) -> list[float]:
     return [watched.cpu_us_per_token for watched in rounds]
+
+
+def grpc_tokens(*, quick: bool = False) -> Iterable[Ratio]:
+    sizes, rounds, window_s = ((5,), 1, 0.3) if quick else ((50, 100), 3, 2.0)
+    for streams in sizes:
+        traffic = [Traffic(streams=streams)] * rounds
+        watched = _in_turns({"http": OURS, "grpc": OURS_OVER_GRPC}, traffic, window_s / 4, window_s)
+        over_grpc = watched["grpc"]
+        what = f"{streams} streams of 50/s: "
+        what += "gRPC" if _kept_up(over_grpc) else _late("gRPC")
+        line = share(f"{what} against HTTP", "us/token", _cpu(over_grpc), _cpu(watched["http"]))
+        yield replace(line, is_overrun=not _kept_up(over_grpc))
 
 
 def token_stamps(*, quick: bool = False) -> Iterable[Ratio]:

@@ -25,12 +25,12 @@ from typing import IO, Any, Final, NamedTuple
 import psutil
 
 from harness.load.rows import ShardReader
-from harness.records import RequestRow
+from harness.records import Protocol, RequestRow
 from harness.workload.abandon import StayPlan
 from harness.workload.load import AbandonLoad
 from harness.workload.plan import LoadPlan, write_plan
 from harness.workload.target import Target
-from harness.workload.workload import RunSettings
+from harness.workload.workload import RunSettings, load_target
 from tests.bench.ratio import UnavailableError
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -60,6 +60,7 @@ class Answer(NamedTuple):
 
 
 OURS: Final = "ours"
+OURS_OVER_GRPC: Final = "ours over gRPC"
 LOCUST_USER: Final = "FastHttpLines"
 
 
@@ -67,8 +68,9 @@ def _command(client: str, url: str, streams: int, folder: Path) -> list[str]:
     """Our load process as `walkaway run` starts it, Locust's user, or one of clients.py."""
     python, locust = [sys.executable, "-m"], ["locust", "--headless", "--only-summary", "-f"]
     times = str(folder / "times.json")
-    if client == OURS:
-        write_plan(_plan(url, streams, folder), folder / "plan.json")
+    if client in (OURS, OURS_OVER_GRPC):
+        protocol = Protocol.HTTP if client == OURS else Protocol.GRPC
+        write_plan(_plan(url, streams, folder, protocol), folder / "plan.json")
         users = str(_ROOT / "workloads" / "locustfile.py")
         return [*python, *locust, users, "--walkaway-plan", str(folder / "plan.json")]
     if client == LOCUST_USER:
@@ -78,8 +80,9 @@ def _command(client: str, url: str, streams: int, folder: Path) -> list[str]:
     return [*python, "tests.bench.clients", client, url, str(streams), times]
 
 
-def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
+def _plan(url: str, streams: int, folder: Path, protocol: Protocol) -> LoadPlan:
     return LoadPlan(
+        protocol=protocol,
         url=url,
         model="bench",
         target=Target(
@@ -87,6 +90,7 @@ def _plan(url: str, streams: int, folder: Path) -> LoadPlan:
             description="",
             stream_options={"include_usage": True, "continuous_usage_stats": True},
             continuous_usage=True,
+            kserve=load_target("reference").kserve,
             settle_s=0.0,
         ),
         run=RunSettings(users=streams, total_timeout_s=600.0, max_seconds=600.0),
@@ -183,9 +187,11 @@ def watch(client_name: str, traffic: Traffic, *, warm_s: float, window_s: float)
         raise UnavailableError("the server of tokens, and reading a process's clock, need Linux")
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        server = stack.enter_context(_server(traffic, folder))
+        is_grpc = client_name == OURS_OVER_GRPC
+        server = stack.enter_context(_server(traffic, folder, is_grpc=is_grpc))
         assert server.stdout is not None
-        url = f"http://127.0.0.1:{_line(server.stdout)}"
+        scheme = "grpc" if is_grpc else "http"
+        url = f"{scheme}://127.0.0.1:{_line(server.stdout)}"
         command = _command(client_name, url, traffic.streams, folder)
         client = stack.enter_context(_process(command, _core(1)))
         if _line(server.stdout) != "open":
@@ -231,9 +237,12 @@ def _core(number: int) -> set[int]:
     return {cores[number]} if len(cores) > 1 else set(cores)
 
 
-def _server(traffic: Traffic, folder: Path) -> contextlib.AbstractContextManager[Any]:
+def _server(
+    traffic: Traffic, folder: Path, *, is_grpc: bool
+) -> contextlib.AbstractContextManager[Any]:
     options = json.dumps({**asdict(traffic), "log": str(folder / "sent.ndjson")})
-    return _process([sys.executable, "-m", "tests.bench.token_server", options], _core(0))
+    module = "tests.bench.kserve_token_server" if is_grpc else "tests.bench.token_server"
+    return _process([sys.executable, "-m", module, options], _core(0))
 
 
 @contextlib.contextmanager
