@@ -168,3 +168,30 @@ def test_rows_and_figures_tell_the_three_kinds_apart(frontier: Run, arm: str) ->
         "long prompts that were read",
         PAIRS,
     )
+
+
+def test_over_grpc_every_way_to_leave_is_a_cancel_but_a_half_close(tmp_path: Path) -> None:
+    settings = ("load.stop_after_abandons=15", "run.max_seconds=30", "gate.min_abandons=10")
+    run = measure("kserve", tmp_path / "run", *set_flags(*settings))
+    arms = run.summary["arms"]
+    assert {name: arm["metrics"]["ghost_rate"]["mean"] for name, arm in arms.items()} == {
+        **dict.fromkeys(("http", "cancel", "deadline", "channel_closed", "process_killed"), 0),
+        "half_close": 1,
+    }
+    closes = {}
+    for name, part in run.rounds().items():
+        metrics = arms[name.partition("-")[2]]["metrics"]
+        assert metrics["leaked_slots"]["max"] == metrics["leaked_blocks"]["max"] == 0
+        assert metrics["ghost_rate"]["method"] == "exact"
+        rows = [row for row in part.rows("requests") if row["outcome"] == "abandoned"]
+        [closes[rows[0]["way"]]] = {row["wire_close"] for row in rows} - {"unopened"}
+        if name != "1-http":
+            assert {row["token_counting"] for row in rows if row["tokens_read"]} == {"usage"}
+    assert closes == {
+        "fin": "fin",
+        "cancel": "rst_stream",
+        "deadline": "rst_stream",
+        "channel_closed": "fin",
+        "process_killed": "kernel",
+        "half_close": "end_stream",
+    }

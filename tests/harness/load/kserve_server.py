@@ -89,16 +89,19 @@ class TruthServer(GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 
 @contextmanager
-def serving(script: Script, *, threads: int = 16) -> Iterator[tuple[str, TruthServer]]:
+def serving(
+    script: Script, *, threads: int = 16, tls: grpc.ServerCredentials | None = None
+) -> Iterator[tuple[str, TruthServer]]:
     """The server's place, and what it saw."""
     truth = TruthServer(script)
     with ThreadPoolExecutor(max_workers=threads) as pool:
         server = grpc.server(pool)
         add_GRPCInferenceServiceServicer_to_server(truth, server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        place, scheme = "127.0.0.1:0", "grpc" if tls is None else "grpcs"
+        port = server.add_secure_port(place, tls) if tls else server.add_insecure_port(place)
         server.start()
         try:
-            yield f"grpc://127.0.0.1:{port}", truth
+            yield f"{scheme}://127.0.0.1:{port}", truth
         finally:
             server.stop(None).wait(LONG_S)
 

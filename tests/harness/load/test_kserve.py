@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+import trustme
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from harness.load.kserve import KServeClient
@@ -89,6 +90,25 @@ def test_a_call_is_cancelled(way: Way, wire_close: WireClose, planned: int) -> N
     assert 0 < served.ended_ns - row.abandoned_ns < 5_000 * MS
     assert served.is_cancelled
     assert psutil.Process().children() == []
+
+
+def test_every_way_to_leave_over_tls(tmp_path: Path) -> None:
+    authority, ca_file = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(ca_file)
+    own = authority.issue_cert("127.0.0.1")
+    chain = b"".join(part.bytes() for part in own.cert_chain_pems)
+    tls = grpc.ssl_server_credentials([(own.private_key_pem.bytes(), chain)])
+    with serving(until_left, tls=tls) as (url, truth):
+        users = Users(url, ca_file=str(ca_file))
+        rows = [users.ask(after(1), way, request_id=way) for way, _ in LEAVING]
+        assert all(ended(truth, row).is_cancelled for row in rows)
+        users.client.close()
+        strangers = Users(url)
+        refused = strangers.ask()
+        strangers.client.close()
+    assert [row.wire_close for row in rows] == [wire_close for _, wire_close in LEAVING]
+    assert refused.outcome is Outcome.FAILED
+    assert "certificate" in (refused.error or "").lower()
 
 
 def test_a_deadline_passes_at_the_planned_moment() -> None:

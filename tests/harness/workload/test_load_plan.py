@@ -3,6 +3,7 @@
 `test_drawn_plans` holds what each plan of a mix becomes.
 """
 
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,8 @@ import pytest
 
 from harness.commands.finished_run import cancellation_settings
 from harness.errors import ConfigError
-from harness.run.load_plan import load_notes, make_load, read_token_counts
+from harness.records import Protocol
+from harness.run.load_plan import choose_protocol, load_notes, make_load, read_token_counts
 from harness.workload.abandon import TimePlan
 from harness.workload.load import AbandonLoad
 from harness.workload.workload import Workload, load_target, load_workload
@@ -118,3 +120,16 @@ def test_aiperf_flags_are_a_plan_of_leaving() -> None:
         leave = TimePlan(plan="time", seconds=[delay_s or 0.0, delay_s or 0.0])
         assert [plan for plan, _ in found] == [leave, STAY][: 2 if rate < 100 else 1]
         assert found[0][1] == pytest.approx(rate / 100)
+
+
+def test_a_package_that_grpc_needs_and_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tritonclient", None)
+    assert choose_protocol(load_workload("demo"), load_target("reference")) is Protocol.HTTP
+    with pytest.raises(ConfigError) as refused:
+        choose_protocol(load_workload("kserve"), load_target("reference"))
+    assert str(refused.value) == (
+        "workload kserve, over grpc: the package tritonclient is not installed; install it with: "
+        "pip install 'walkaway[grpc]'"
+    )
