@@ -7,6 +7,7 @@ side. The client's half-close ends only the reading of further requests.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableSet
 from contextlib import aclosing
@@ -15,6 +16,7 @@ from importlib.metadata import version
 from typing import Any, Final, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 from tritonclient.grpc import service_pb2
@@ -36,11 +38,13 @@ from reference_engine.kserve.model import (
     InferenceError,
     Model,
     check_request,
+    invalid,
     is_decoupled,
     metadata_of,
     read_parameters,
 )
 
+log: Final = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 OPEN_CALLS: Final = frozenset({"ServerLive", "ServerReady"})  # as /health: they need no key
 _SERVICE: Final = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -136,7 +140,7 @@ class InferenceService:
             )
             methods[method.name] = kind(
                 partial(self._answer, answer, is_open=method.name in OPEN_CALLS),
-                request_deserializer=GetMessageClass(method.input_type).FromString,
+                request_deserializer=partial(_read, GetMessageClass(method.input_type)),
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
         return grpc.method_handlers_generic_handler(_SERVICE.full_name, methods)
@@ -149,9 +153,16 @@ class InferenceService:
             if not is_open and not self._is_allowed(headers.get("authorization")):
                 message = "authorization: a valid API key is needed, as `Bearer KEY`"
                 raise InferenceError(StatusCode.UNAUTHENTICATED, message)
+            if isinstance(request, InferenceError):
+                raise request
             return await answer(request, call)
         except InferenceError as error:
             await self._caller(call, None).abort(error)
+        except grpc.aio.BaseError:
+            raise
+        except Exception:
+            log.exception("a call over gRPC has failed: a bug of this server")
+            raise
         finally:
             self._answering.discard(task)
 
@@ -200,6 +211,8 @@ class InferenceService:
             async with asyncio.TaskGroup() as group:
                 with self._caller(call, None) as caller:
                     async for request in requests:
+                        if isinstance(request, InferenceError):
+                            await caller.abort(request)
                         task = group.create_task(self._stream(request, caller))
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
@@ -301,6 +314,14 @@ def grpc_server(service: InferenceService, settings: FrontendSettings) -> grpc.a
     )
     server.add_generic_rpc_handlers((service.handler(),))
     return server
+
+
+def _read(kind: Any, data: bytes) -> Any:
+    """An InferenceError in the place of a broken message: gRPC would answer UNKNOWN."""
+    try:
+        return kind.FromString(data)
+    except DecodeError:
+        return invalid(f"the message is no {kind.DESCRIPTOR.name}")
 
 
 def _headers_of(call: Call) -> dict[str, str]:

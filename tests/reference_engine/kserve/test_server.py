@@ -290,6 +290,18 @@ async def test_a_message_that_is_too_large_is_refused_by_grpc() -> None:
     assert "larger than max" in message
 
 
+@pytest.mark.parametrize("call", ["ModelInfer", "ModelStreamInfer"])
+async def test_bytes_that_are_no_message_are_refused(call: str) -> None:
+    served = Served()
+    async with served.open(), grpc.aio.insecure_channel(served.url) as channel:
+        kind: Any = channel.stream_stream if "Stream" in call else channel.unary_unary
+        ask = kind(f"/inference.GRPCInferenceService/{call}")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await (ask(iter([b"\xff"])).read() if "Stream" in call else ask(b"\xff"))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "the message is no ModelInferRequest"
+
+
 async def test_with_keys_only_the_servers_health_is_open() -> None:
     served = Served()
     async with served.open(is_allowed=lambda key: key == "Bearer k") as client:
