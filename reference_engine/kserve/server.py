@@ -301,13 +301,15 @@ class _Caller:
 def grpc_server(service: InferenceService, settings: FrontendSettings) -> grpc.aio.Server:
     """It belongs to the running event loop."""
     keepalive_ms = int((settings.heartbeat_s or settings.ack_timeout_s) * 1000)
+    timeout_ms = int(settings.ack_timeout_s * 1000)
     server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 0),  # a second server on this port fails
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", -1),
             ("grpc.keepalive_time_ms", keepalive_ms),
-            ("grpc.keepalive_timeout_ms", int(settings.ack_timeout_s * 1000)),
+            ("grpc.keepalive_timeout_ms", timeout_ms),
+            ("grpc.http2.ping_timeout_ms", timeout_ms),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.max_ping_strikes", 0),  # clients may ping as often as they like
         ]

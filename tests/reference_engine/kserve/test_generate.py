@@ -3,6 +3,7 @@
 import asyncio
 import json
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -24,13 +25,14 @@ pytestmark = pytest.mark.e2e
 
 STEP_MS = 10
 FLAGS = ("--runner", "simulated", "--sim-fixed-ms", str(STEP_MS), "--kserve-port", "0")
+SOON = ("--heartbeat-s", "0.5", "--ack-timeout-s", "2")
 LONG: dict[str, Any] = {"ignore_eos": True}
 FREED = ["disconnected", "abort_sent", "abort_received", "removed", "blocks_freed", "finished"]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RunningEngine]:
-    with running(*FLAGS) as engine:
+    with running(*FLAGS, *SOON) as engine:
         yield engine
 
 
@@ -119,21 +121,25 @@ import sys
 from tests.reference_engine.kserve.test_generate import LONG, Stream
 engine = type("Engine", (), {"kserve_url": sys.argv[1]})
 stream = Stream(engine)
-stream.ask("killed", parameters=LONG)
+stream.ask(sys.argv[2], parameters=LONG)
 stream.texts(2)
 print("reading", flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_killed_client_ends_its_request(engine: RunningEngine) -> None:
-    command = [sys.executable, "-c", CLIENT, engine.kserve_url]
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_client_that_is_killed_or_answers_no_ping_ends_its_request(
+    engine: RunningEngine, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", CLIENT, engine.kserve_url, number.name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"reading\n"
+        client.send_signal(number)
+        assert engine.wait_for("finished", number.name)["reason"] == "abort"
         client.kill()
-    assert engine.wait_for("finished", "killed")["reason"] == "abort"
-    assert engine.order("killed")[3:] == FREED
+    assert engine.order(number.name)[3:] == FREED
 
 
 def test_a_cancel_over_http_reaches_a_grpc_client_as_its_status(engine: RunningEngine) -> None:
