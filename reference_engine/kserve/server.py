@@ -9,8 +9,8 @@ side. The client's half-close ends only the reading of further requests.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableSet
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSet
+from contextlib import aclosing, contextmanager
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
@@ -106,7 +106,7 @@ def _keep(response: ModelInferResponse, wanted: set[str]) -> None:
 
 
 class InferenceService:
-    """`answering` holds the tasks of all running calls; the caller may wait for them.
+    """`answering` holds the tasks that answer a request; the caller may wait for them.
 
     `is_allowed` is asked for the value of a call's `authorization`.
     """
@@ -146,8 +146,6 @@ class InferenceService:
         return grpc.method_handlers_generic_handler(_SERVICE.full_name, methods)
 
     async def _answer(self, answer: Any, request: Any, call: Call, *, is_open: bool) -> Any:
-        task = asyncio.current_task()
-        self._answering.add(task)
         try:
             headers = _headers_of(call)
             if not is_open and not self._is_allowed(headers.get("authorization")):
@@ -163,8 +161,6 @@ class InferenceService:
         except Exception:
             log.exception("a call over gRPC has failed: a bug of this server")
             raise
-        finally:
-            self._answering.discard(task)
 
     async def ServerLive(self, request: Any, call: Call) -> ServerLiveResponse:
         return ServerLiveResponse(live=True)
@@ -198,7 +194,7 @@ class InferenceService:
             )
             raise InferenceError(StatusCode.UNIMPLEMENTED, message)
         responses: asyncio.Queue[ModelInferResponse] = asyncio.Queue()
-        with self._caller(call, request.id) as caller:
+        with self._noted(), self._caller(call, request.id) as caller:
             await infer(self._models, request, caller.context, responses.put)
         if responses.qsize() != 1:
             message = f"model '{model.name}' gave {responses.qsize()} responses instead of one"
@@ -229,7 +225,8 @@ class InferenceService:
         context = Context(request.id or None, stream.metadata)
         stream.link_child(context)
         try:
-            await infer(self._models, request, context, send)
+            with self._noted():
+                await infer(self._models, request, context, send)
         except InferenceError as error:
             if stream.metadata.get(_GRPC_ERRORS) == "true":
                 await caller.abort(error)
@@ -238,6 +235,15 @@ class InferenceService:
             await caller.send(failed)
         finally:
             stream.unlink_child(context)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        self._answering.add(task)
+        try:
+            yield
+        finally:
+            self._answering.discard(task)
 
     def _caller(self, call: Call, name: str | None) -> "_Caller":
         context = Context(name or None, _headers_of(call))

@@ -175,7 +175,7 @@ def _fields_of(
 
 
 class Door:
-    """The gRPC server; `answering` holds the tasks of its calls while they run."""
+    """The gRPC server; `answering` as for InferenceService."""
 
     def __init__(
         self, models: Mapping[str, Model], settings: FrontendSettings, answering: MutableSet[Any]
