@@ -10,6 +10,7 @@ its inbox. Each lifecycle event is stamped when it happens, and goes out in the 
 to the frontend of its request.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
@@ -38,6 +39,10 @@ class Share(NamedTuple):
 
     outputs: list[Output]
     events: list[Event]
+
+
+def _nothing() -> Share:
+    return Share([], [])
 
 
 Report = Callable[[StepReport, Mapping[str, Share]], None]
@@ -77,7 +82,7 @@ class Engine:
         self._tokenizer = runner.tokenizer
         self._io = io
         self._step = 0
-        self._shares: dict[str, Share] = {}
+        self._shares: defaultdict[str, Share] = defaultdict(_nothing)
         self._live: dict[str, Live] = {}
         self._is_stuck = False
 
@@ -172,9 +177,9 @@ class Engine:
         self._note(request, "removed", why)
         self._free(request, why)
         self._note(request, "finished", reason)
-        answer = self._live[request_id].answer
-        self._output(request, answer.flush(), _ending(request, phase, answer.end))
-        del self._live[request_id]
+        live = self._live.pop(request_id)
+        text = "" if live.context.is_killed() else live.answer.flush()
+        self._output(request, text, _ending(request, phase, live.answer.end), None)
 
     def _free(self, request: Request, why: str) -> None:
         num_freed = self._scheduler.free(request)
@@ -201,9 +206,12 @@ class Engine:
 
     def _deliver(self, request: Request, probability: float | None) -> None:
         """The end of a sequence goes before any other end, and an early stop before a length."""
-        answer, token_id, text = self._live[request.request_id].answer, request.token_ids[-1], ""
+        live, token_id, text = self._live[request.request_id], request.token_ids[-1], ""
+        answer = live.answer
         if request.finish_reason is not FinishReason.STOP:
             text = answer.push(token_id, probability)
+        if live.context.is_killed():
+            text = ""  # dropped, and its token is counted all the same
         self._output(request, text, None, token_id)
         if answer.end is None:
             if request.finish_reason is not None:
@@ -215,24 +223,18 @@ class Engine:
             self._finish(request, FinishReason.STOP, "early_stop")
 
     def _output(
-        self, request: Request, text: str, ending: Ending | None, token_id: int | None = None
+        self, request: Request, text: str, ending: Ending | None, token_id: int | None
     ) -> None:
-        """After a kill the text is dropped, and the tokens are still counted."""
-        is_killed = self._live[request.request_id].context.is_killed()
-        output = Output(
-            request_id=request.request_id,
-            text="" if is_killed else text,
-            num_generated=request.num_generated,
-            ending=ending,
-            token_id=token_id,
+        name, num_generated = request.request_id, request.num_generated
+        self._shares[request.frontend].outputs.append(
+            Output(
+                request_id=name,
+                text=text,
+                num_generated=num_generated,
+                ending=ending,
+                token_id=token_id,
+            )
         )
-        self._share_of(request).outputs.append(output)
-
-    def _share_of(self, request: Request) -> Share:
-        share = self._shares.get(request.frontend)
-        if share is None:
-            share = self._shares[request.frontend] = Share([], [])
-        return share
 
     def _log_decisions(self, plan: StepPlan) -> None:
         for event, requests in (
@@ -252,7 +254,7 @@ class Engine:
         t_ns: int | None = None,
         num_blocks: int | None = None,
     ) -> None:
-        self._share_of(request).events.append(
+        self._shares[request.frontend].events.append(
             Event(
                 t_ns=self._io.now_ns() if t_ns is None else t_ns,
                 event=event,
@@ -273,7 +275,7 @@ class Engine:
             worker=self._io.worker,
             **self._gauges(),
         )
-        shares, self._shares = self._shares, {}
+        shares, self._shares = self._shares, defaultdict(_nothing)
         self._io.report(report, shares)
 
     def _gauges(self) -> dict[str, int]:
