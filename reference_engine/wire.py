@@ -64,6 +64,11 @@ class Beats(NamedTuple):
     interval_s: float = 1.0
     timeout_s: float = 5.0
 
+    @classmethod
+    def within(cls, timeout_s: float) -> "Beats":
+        """Several beats fit into the time after which a peer is lost."""
+        return cls(min(cls().interval_s, timeout_s / 4), timeout_s)
+
 
 def check_hello(hello: object, secret: str) -> Hello:
     """Raises ProtocolError, with a sentence that is for the peer, too."""

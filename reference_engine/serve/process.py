@@ -321,7 +321,7 @@ def _link(settings: ServeSettings, workers: list[Worker], place: Place) -> Fault
         link.collector.began(name)
     caller = Caller(
         Hello(peer=place.name, secret=place.secret),
-        Beats(timeout_s=settings.frontend.peer_timeout_s),
+        Beats.within(settings.frontend.peer_timeout_s),
         repeat(_PAUSE_S) if is_launched else _PAUSES_S,
     )
     for address in place.addresses:

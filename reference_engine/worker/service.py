@@ -98,7 +98,7 @@ class Worker:
             secret=settings.secret,
             first_word=self.first_word,
             max_model_len=settings.config.max_model_len,
-            beats=Beats(timeout_s=settings.peer_timeout_s),
+            beats=Beats.within(settings.peer_timeout_s),
         )
         self._report: Report = self.frontends.report
         metrics_port = None

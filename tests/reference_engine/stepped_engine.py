@@ -1,6 +1,6 @@
 """An engine without its process: a made-up model, a counted clock, and steps by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from random import Random
 from typing import Any, NoReturn
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from reference_engine.config import EngineConfig
-from reference_engine.context import CancelReason
+from reference_engine.context import CancelReason, Signal
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
@@ -38,8 +38,10 @@ class MadeUpRunner:
 
     def __init__(self) -> None:
         self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def execute(self, plan: StepPlan) -> Sampled:
+        self.meanwhile()
         return Sampled({one.request_id: next(self._words) for one in plan.sampling}, {})
 
     block_bytes = SimulatedRunner.block_bytes
@@ -56,6 +58,7 @@ class Bench:
         self.hung_up: list[tuple[str, str]] = []
         self.shares: dict[str, Share] = {}
         self.inbox = Inbox(self.now)
+        self.runner = MadeUpRunner()
         self._requests: dict[str, Requests] = {}
         self._now_ns = 0
         config = EngineConfig(
@@ -64,7 +67,7 @@ class Bench:
         self.scheduler = Scheduler(config, MadeUpRunner.tokenizer.eos_token_ids)
         self.engine = FaultyEngine(
             self.scheduler,
-            MadeUpRunner(),
+            self.runner,
             EngineIO(self.now, report=self.take_in, hang_up=lambda *why: self.hung_up.append(why)),
             faults=faults,
             by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
@@ -140,5 +143,6 @@ def add(
     )
 
 
-def abort(request_id: str) -> AbortRequest:
-    return AbortRequest(request_id=request_id, reason=CancelReason.USER_DISCONNECT)
+def abort(request_id: str, signal: Signal = Signal.STOP) -> AbortRequest:
+    reason = CancelReason.USER_DISCONNECT
+    return AbortRequest(request_id=request_id, reason=reason, signal=signal)

@@ -1,7 +1,12 @@
 """The step loop with a made-up model and a counted clock: its log and its timing."""
 
+from collections import Counter
 from itertools import count
+from random import Random
 
+import pytest
+
+from reference_engine.context import CancelReason, Signal
 from reference_engine.core.request import FinishReason, Phase
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
@@ -155,3 +160,60 @@ def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
     inbox = CountingInbox(stuck, add("c"))
     stuck.engine.run(inbox)
     assert inbox.waits == [None, None, None, None], "no block is left: spinning would not help"
+
+
+def test_a_kill_drops_the_text_that_a_stop_still_delivers() -> None:
+    words = WordTokenizer(2048)
+    first, second = words.text_of(FIRST_WORD), words.text_of(FIRST_WORD + 1)
+    for signal, text in ((Signal.STOP, first + second), (Signal.KILL, first)):
+        bench = Bench()
+        bench.step(add("a", stop=(second + "?",)))  # the second word is held back
+        bench.step()
+        report = bench.step(abort("a", signal))
+        outputs = [output for report in bench.reports for output in report.outputs]
+        assert "".join(output.text for output in outputs) == text
+        assert report.outputs[-1].num_generated == 2
+
+
+def test_a_kill_during_a_step_drops_the_text_of_that_step_and_counts_its_token() -> None:
+    bench = Bench()
+    bench.step(add("a"))
+    bench.runner.meanwhile = lambda: bench.hear(abort("a", Signal.KILL))
+    (output,) = bench.step().outputs
+    assert (output.text, output.num_generated, output.ending) == ("", 2, None)
+    assert bench.step().outputs[-1].finish_reason == "abort"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_frontends_that_add_abort_and_vanish_at_random_hear_of_their_own_and_leave_nothing(
+    seed: int,
+) -> None:
+    random, bench = Random(seed), Bench(max_num_seqs=3, preemption=("recompute", "swap")[seed % 2])
+    frontends = [f"frontend-{n}" for n in range(3)]
+    for number in range(400):
+        of, by = random.choice(frontends), random.choice(frontends)
+        request_id, kind = f"{of} req-{number}", random.randrange(8)
+        if kind == 0:
+            bench.requests_of(of).cancel_all(CancelReason.FRONTEND_LOST)
+        elif kind <= 2:
+            signal = random.choice(list(Signal))
+            bench.hear(abort(f"{of} req-{random.randrange(number + 1)}", signal), of=by)
+        elif kind <= 4:
+            size, word = random.randrange(1, 20), random.randrange(300, 320)
+            bench.hear(add(request_id, num_prompt=size, max_tokens=12, word=word), of=of)
+        elif kind == 5:
+            bench.hear(*(add(f"{request_id}-{i}", parent_id=request_id) for i in range(2)), of=of)
+        bench.step()
+        bench.check_integrity()
+        for frontend, (outputs, events) in bench.shares.items():
+            names = {one.request_id for one in outputs} | {one.request_id for one in events}
+            assert all(name.startswith(f"{frontend} ") for name in names)
+    for frontend in frontends:
+        bench.lose(frontend)
+    outputs = [output for report in bench.reports for output in report.outputs]
+    ended = Counter(one.request_id for one in outputs if one.ending is not None)
+    assert set(ended.values()) == {1}
+    assert sum(bench.scheduler.counters.finished.values()) == len(ended)
+    assert bench.scheduler.counters.finished["abort"] > 50
+    assert bench.reports[-1].free_blocks == 8
+    assert not any(name in bench.requests_of(of) for of in frontends for name in ended)

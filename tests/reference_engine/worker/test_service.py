@@ -1,5 +1,6 @@
 """The worker's process: its settings, and its own port."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -15,12 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import Faults
 from reference_engine.protocol import Listening, Ready, StepReport, WorkerSettings
-from reference_engine.wire import Failed
+from reference_engine.wire import Failed, encode_frame
 from reference_engine.worker.frontends import Frontends
 from reference_engine.worker.service import Worker
 from reference_engine.worker.status import Status, StatusServer
 from tests.reference_engine.stepped_engine import Bench, abort, add
-from tests.reference_engine.worker.test_frontends import SECRET, Line, hello
+from tests.reference_engine.worker.test_frontends import SECRET, Line, beating, hello
 
 QUICK = EngineConfig(
     runner="simulated", num_blocks=256, step_cost=StepCost(fixed_s=0.001), max_num_seqs=4
@@ -90,23 +91,36 @@ def running(**settings: object) -> Iterator[RunningWorker]:
         worker.process.stdout.close()
 
 
-def next_token(line: Line) -> None:
-    while not (isinstance(report := line.next(), StepReport) and report.outputs):
+def report_of(line: Line) -> StepReport:
+    report = line.next()
+    assert isinstance(report, StepReport)
+    return report
+
+
+def next_token(line: Line) -> str:
+    while not (outputs := report_of(line).outputs):
         pass
+    return outputs[0].text
 
 
 def end_of(line: Line, request_id: str) -> StepReport:
     while True:
-        report = line.next()
-        assert isinstance(report, StepReport)
+        report = report_of(line)
         if any(one.request_id == request_id and one.ending for one in report.outputs):
             return report
 
 
 @pytest.mark.e2e
 def test_its_own_port_shows_what_becomes_of_a_lost_frontends_requests() -> None:
-    with running(component="decode") as worker, worker.connect("f") as survivor:
-        with worker.connect("g") as lost:
+    with (
+        running(component="decode", peer_timeout_s=1.0) as worker,
+        worker.connect("f") as survivor,
+        beating(survivor),
+    ):
+        with worker.connect("silent") as silent:
+            silent.send(add("forgotten", max_tokens=3000))
+            assert silent.is_ended_by_the_worker()
+        with worker.connect("g") as lost, beating(lost):
             lost.send(add("told", max_tokens=3000), add("lost", max_tokens=3000))
             next_token(lost)
             lost.send(abort("told"))
@@ -115,11 +129,11 @@ def test_its_own_port_shows_what_becomes_of_a_lost_frontends_requests() -> None:
         survivor.send(add("mine", max_tokens=4))
         assert end_of(survivor, "mine").free_blocks == QUICK.num_blocks
         metrics = worker.metrics()
-        assert metrics["dynamo_component_cancellation_total decode dynamo generate"] == 2
+        assert metrics["dynamo_component_cancellation_total decode dynamo generate"] == 3
         assert metrics["walkaway_worker_cancellations_total control_message"] == 1
         assert metrics["walkaway_worker_cancellations_total connection_dropped"] == 1
-        assert metrics["walkaway_worker_cancellations_total heartbeat_timeout"] == 0
-        assert metrics["walkaway_worker_aborted_requests_total"] == 2
+        assert metrics["walkaway_worker_cancellations_total heartbeat_timeout"] == 1
+        assert metrics["walkaway_worker_aborted_requests_total"] == 3
         assert metrics["walkaway_worker_free_blocks"] == QUICK.num_blocks
         entries = worker.lines("/walkaway/lifecycle")
         ends = [(one["event"], one["reason"]) for one in entries if one["request_id"] == "lost"][
@@ -137,6 +151,69 @@ def test_its_own_port_shows_what_becomes_of_a_lost_frontends_requests() -> None:
         assert [(one["step"], one["worker"]) for one in steps] == [
             (number, "decode-3") for number in (1, 2, 3)
         ]
+
+
+# A prompt of 40 tokens takes five steps; two requests together need more blocks than there are.
+TIGHT = EngineConfig(
+    device="cpu",
+    batch_invariant=True,
+    max_num_seqs=2,
+    num_blocks=16,
+    block_size=4,
+    max_model_len=64,
+    max_num_batched_tokens=8,
+)
+MINE = add("mine", num_prompt=4, max_tokens=44, temperature=0.0)
+STATES = {
+    "waiting": [add("holds"), add("waits")],
+    "admitted": [add("x", num_prompt=40)],
+    "first_token": [add("x", num_prompt=20, max_tokens=40)],
+    "preempted": [add("x", num_prompt=20, max_tokens=40)],
+}
+
+
+def text_of(line: Line, request_id: str) -> str:
+    text = ""
+    while True:
+        for output in report_of(line).outputs:
+            assert output.request_id == request_id, "another frontend's"
+            text += output.text
+            if output.ending is not None:
+                assert output.ending.finish_reason == "length"
+                return text
+
+
+def leave(line: Line, way: str) -> None:
+    if way == "half a frame":
+        line.socket.sendall(encode_frame(add("y"))[:-1])
+    if way == "RST":
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    line.socket.close()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("way", ["FIN", "RST", "half a frame"])
+def test_a_frontend_lost_in_any_state_frees_all_and_leaves_the_others_stream_bit_equal(
+    way: str,
+) -> None:
+    pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    with running(config=TIGHT) as worker, worker.connect("f") as survivor, beating(survivor):
+        survivor.send(MINE)
+        alone = text_of(survivor, "mine")
+        for state, requests in STATES.items():
+            with worker.connect("g") as lost:
+                survivor.send(MINE)
+                text = next_token(survivor)
+                lost.send(*requests)
+                while state != "waiting" and state not in [e.event for e in report_of(lost).events]:
+                    pass
+                leave(lost, way)
+            assert text + text_of(survivor, "mine") == alone, state
+            assert httpx.get(f"{worker.url}/walkaway/integrity").text == "ok\n"
+            assert worker.metrics()["walkaway_worker_free_blocks"] == TIGHT.num_blocks, state
+        metrics = worker.metrics()
+        assert metrics["walkaway_worker_cancellations_total connection_dropped"] == 5
+        assert metrics["walkaway_worker_aborted_requests_total"] == 5
 
 
 def test_an_engine_that_finds_itself_wrong_says_so_and_bad_questions_get_an_answer() -> None:
