@@ -1,0 +1,149 @@
+"""One instance of a Python model, seen from the server: its process, and the way to it."""
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from reference_engine.config import EngineConfigError
+from reference_engine.kserve.python_backend.messages import (
+    Cancel,
+    Execute,
+    Executed,
+    Failed,
+    Finalize,
+    FromModel,
+    Initialize,
+    Item,
+    Log,
+    Ready,
+    Response,
+    from_model,
+)
+from reference_engine.wire import FrameReader, ProtocolError, decode_payload, encode_frame
+
+log: Final = logging.getLogger(__name__)
+GRACE_S: Final = 5.0
+
+
+class Instance(asyncio.Protocol):
+    """`on_message` gets responses and the end of each `execute`; `on_lost` the end of the process,
+    once, unless the server ended it. What the model prints goes to standard error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        on_message: Callable[[Response | Executed], object],
+        on_lost: Callable[[str], object],
+    ) -> None:
+        self.name = name
+        self._on_message, self._on_lost = on_message, on_lost
+        self._frames = FrameReader()
+        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[str | None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, file: Path, version: str, config: Mapping[str, Any]) -> None:
+        """Raises EngineConfigError if the model does not import or initialize."""
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        ours, its = socket.socketpair()
+        with its:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "reference_engine.kserve.python_backend", str(its.fileno())),
+                pass_fds=[its.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=2,
+            )
+        await loop.create_unix_connection(lambda: self, sock=ours)
+        arguments = {
+            "model_config": json.dumps(config),
+            "model_instance_kind": "CPU",
+            "model_instance_name": self.name,
+            "model_instance_device_id": "0",
+            "model_repository": str(file.parent.parent),
+            "model_version": version,
+            "model_name": str(config["name"]),
+        }
+        self._send(Initialize(str(file), arguments))
+        if problem := await self._ready:
+            await self.close()
+            raise EngineConfigError(f"{file}: the model does not start: {problem}")
+
+    def execute(self, items: list[Item]) -> None:
+        self._send(Execute(items))
+
+    def cancel(self, key: int) -> None:
+        self._send(Cancel(key))
+
+    async def close(self) -> None:
+        """Finalize the model; kill a process that takes too long."""
+        self._is_closed = True
+        if self._process is None:
+            return
+        self._send(Finalize())
+        try:
+            await asyncio.wait_for(self._process.wait(), GRACE_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is not a subclass
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._frames.feed(data):
+                self._receive(decode_payload(from_model, payload))
+        except ProtocolError as error:
+            log.error("model instance %s: %s", self.name, error)  # noqa: TRY400 it says it all
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        if not self._is_closed:
+            self._reporting = asyncio.ensure_future(self._report_loss())
+
+    async def _report_loss(self) -> None:
+        assert self._process is not None
+        assert self._ready is not None
+        try:
+            status = await asyncio.wait_for(self._process.wait(), GRACE_S)
+        except TimeoutError:
+            self._process.kill()
+            status = await self._process.wait()
+        if not self._ready.done():
+            self._ready.set_result(f"its process ended with status {status}")
+        elif not self._is_closed:
+            self._on_lost(f"the process of model instance {self.name} ended with status {status}")
+
+    def _receive(self, message: FromModel) -> None:
+        assert self._ready is not None
+        match message:
+            case Ready():
+                self._ready.set_result(None)
+            case Failed():
+                self._ready.set_result(message.message)
+            case Log():
+                log.log(message.level, "%s: %s", self.name, message.message)
+            case _:
+                self._on_message(message)
+
+    def _send(self, message: object) -> None:
+        if self._transport is not None:
+            self._transport.write(encode_frame(message))

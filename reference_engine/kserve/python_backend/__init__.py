@@ -1,0 +1,1 @@
+"""The process of one model instance, and the module that Triton's Python models import."""

@@ -1,0 +1,77 @@
+"""What the server and the process of a model instance say to each other, in the wire's frames.
+
+A request is known by `key`, unique in the server. Requests and responses are KServe's own messages,
+as bytes. The process answers Initialize with Ready or Failed, and each Execute with Executed, when
+the model's `execute` has returned; a decoupled model may send further responses after that.
+"""
+
+from typing import Final
+
+import msgspec
+
+
+class Initialize(msgspec.Struct, frozen=True, tag="initialize", array_like=True):
+    """`arguments` are those of the model's `initialize`."""
+
+    file: str
+    arguments: dict[str, str]
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """`key` None: an empty place of the batch, with inputs that look like `request`'s, of zeros."""
+
+    key: int | None
+    request: bytes
+    parameters: dict[str, bool | int | float | str]
+    controls: list[tuple[str, str, int | float | str]]
+    sequence: int | str
+    flags: int
+    timeout_us: int
+    is_cancelled: bool
+
+
+class Execute(msgspec.Struct, frozen=True, tag="execute", array_like=True):
+    items: list[Item]
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
+    key: int
+
+
+class Finalize(msgspec.Struct, frozen=True, tag="finalize", array_like=True):
+    pass
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
+    pass
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
+    message: str
+
+
+class Response(msgspec.Struct, frozen=True, tag="response", array_like=True):
+    """`code` is gRPC's name of the error's status; `body` None: there is no response."""
+
+    key: int
+    body: bytes | None = None
+    code: str | None = None
+    message: str = ""
+    is_final: bool = False
+
+
+class Executed(msgspec.Struct, frozen=True, tag="executed", array_like=True):
+    pass
+
+
+class Log(msgspec.Struct, frozen=True, tag="log", array_like=True):
+    """`level` is one of `logging`."""
+
+    level: int
+    message: str
+
+
+ToModel = Initialize | Execute | Cancel | Finalize
+FromModel = Ready | Failed | Response | Executed | Log
+to_model: Final = msgspec.msgpack.Decoder(ToModel)
+from_model: Final = msgspec.msgpack.Decoder(FromModel)

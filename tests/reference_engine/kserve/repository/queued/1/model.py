@@ -1,0 +1,1 @@
+../../unary/1/model.py
