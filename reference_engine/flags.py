@@ -97,6 +97,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="port for KServe v2 over gRPC; 0: a free one; none: not served",
     )
     group.add_argument(
+        "--model-repository",
+        metavar="DIR",
+        help="serve the Python models and ensembles of this repository in Triton's layout",
+    )
+    group.add_argument(
+        "--triton-faithful",
+        action="store_true",
+        help="cancel their requests as Triton does, with its known gaps",
+    )
+    group.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
     _add_settings(group, FrontendSettings, _SERVER)
@@ -137,6 +147,8 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
     )
     if args.runner == "none" and args.kserve_port is None:
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
+    if args.model_repository is not None and args.kserve_port is None:
+        raise EngineConfigError("--model-repository is served over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
     num_cache_tokens = args.num_blocks * args.block_size
     args.max_model_len = choose_context(args.model, args.max_model_len, num_cache_tokens)
@@ -144,6 +156,8 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         host=args.host,
         port=args.port,
         kserve_port=args.kserve_port,
+        model_repository=args.model_repository,
+        triton_faithful=args.triton_faithful,
         config=EngineConfig(**_flags_of(EngineConfig, args), step_cost=step_cost),
         frontend=FrontendSettings(
             **_flags_of(FrontendSettings, args), api_keys=keys, rate_limits=limits

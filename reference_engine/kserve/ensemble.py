@@ -4,7 +4,7 @@ Each step's context is a child of the request's, so a cancellation reaches the s
 further step starts after it.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
 from grpc import StatusCode
@@ -40,7 +40,7 @@ class Ensemble:
 
     async def infer(
         self, request: ModelInferRequest, context: Context
-    ) -> AsyncIterator[ModelInferResponse]:
+    ) -> AsyncGenerator[ModelInferResponse, None]:
         given = ModelInferResponse()
         for name, array in read_inputs(request).items():
             write_output(given, name, array)

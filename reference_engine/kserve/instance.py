@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ class Instance(asyncio.Protocol):
         self.name = name
         self._on_message, self._on_lost = on_message, on_lost
         self._frames = FrameReader()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[str | None] | None = None
         self._reporting: asyncio.Task[None] | None = None
@@ -61,13 +62,7 @@ class Instance(asyncio.Protocol):
         self._ready = loop.create_future()
         ours, its = socket.socketpair()
         with its:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "reference_engine.kserve.python_backend", str(its.fileno())),
-                pass_fds=[its.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=2,
-            )
+            self._process = _spawn(its.fileno())
         await loop.create_unix_connection(lambda: self, sock=ours)
         arguments = {
             "model_config": json.dumps(config),
@@ -95,11 +90,7 @@ class Instance(asyncio.Protocol):
         if self._process is None:
             return
         self._send(Finalize())
-        try:
-            await asyncio.wait_for(self._process.wait(), GRACE_S)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        await self._wait()
         if self._transport is not None:
             self._transport.abort()
 
@@ -120,25 +111,32 @@ class Instance(asyncio.Protocol):
             self._reporting = asyncio.ensure_future(self._report_loss())
 
     async def _report_loss(self) -> None:
-        assert self._process is not None
-        assert self._ready is not None
-        try:
-            status = await asyncio.wait_for(self._process.wait(), GRACE_S)
-        except TimeoutError:
-            self._process.kill()
-            status = await self._process.wait()
-        if not self._ready.done():
-            self._ready.set_result(f"its process ended with status {status}")
-        elif not self._is_closed:
+        status = await self._wait()
+        is_starting = self._answer_start(f"its process ended with status {status}")
+        if not is_starting and not self._is_closed:
             self._on_lost(f"the process of model instance {self.name} ended with status {status}")
 
+    async def _wait(self) -> int:
+        """The exit status; a process that takes too long is killed."""
+        assert self._process is not None
+        try:
+            return await asyncio.to_thread(self._process.wait, GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return await asyncio.to_thread(self._process.wait)
+
+    def _answer_start(self, problem: str | None) -> bool:
+        is_starting = self._ready is not None and not self._ready.done()
+        if self._ready is not None and is_starting:
+            self._ready.set_result(problem)
+        return is_starting
+
     def _receive(self, message: FromModel) -> None:
-        assert self._ready is not None
         match message:
             case Ready():
-                self._ready.set_result(None)
+                self._answer_start(None)
             case Failed():
-                self._ready.set_result(message.message)
+                self._answer_start(message.message)
             case Log():
                 log.log(message.level, "%s: %s", self.name, message.message)
             case _:
@@ -147,3 +145,13 @@ class Instance(asyncio.Protocol):
     def _send(self, message: object) -> None:
         if self._transport is not None:
             self._transport.write(encode_frame(message))
+
+
+def _spawn(fd: int) -> subprocess.Popen[bytes]:
+    """Not asyncio's way, which may fork: gRPC's threads do not bear a fork."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "reference_engine.kserve.python_backend", str(fd)],
+        pass_fds=[fd],
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+    )

@@ -10,7 +10,7 @@ In the faithful manner the model alone ends a request that runs.
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -107,7 +107,7 @@ class PythonModel:
 
     async def infer(
         self, request: ModelInferRequest, context: Context
-    ) -> AsyncIterator[ModelInferResponse]:
+    ) -> AsyncGenerator[ModelInferResponse, None]:
         if not self.is_ready:
             raise InferenceError(StatusCode.UNAVAILABLE, f"no instance of '{self.name}' runs")
         if context.is_stopped():

@@ -5,6 +5,7 @@ NAME/VERSION/model.py     the highest VERSION is served; an ensemble needs none
 """
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -35,9 +36,15 @@ class Repository:
             model.check_integrity()
 
 
-async def load_repository(folder: Path, *, is_faithful: bool = False) -> Repository:
-    """Returns when every model is ready. Raises EngineConfigError with one sentence."""
+async def load_repository(
+    folder: Path, *, is_faithful: bool = False, taken: Collection[str] = ()
+) -> Repository:
+    """Returns when every model is ready. `taken` are names of the server's own models. Raises
+    EngineConfigError with one sentence.
+    """
     configs = read_configurations(folder)
+    for name in configs.keys() & set(taken):
+        raise EngineConfigError(f"{folder / name}: the engine is the model {name!r}: rename it")
     repository = Repository()
     for name, config in configs.items():
         if config.HasField("ensemble_scheduling"):

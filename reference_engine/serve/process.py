@@ -20,6 +20,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Set
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import repeat
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -43,6 +44,7 @@ from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
     from reference_engine.kserve.model import Model
+    from reference_engine.kserve.repository import Repository
     from reference_engine.serve.kserve import Door
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
@@ -86,11 +88,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`port` 0 takes a free one; a `kserve_port` of None serves no gRPC."""
+    """`port` 0 takes a free one; a `kserve_port` of None serves no gRPC. `triton_faithful`: the
+    repository's models are served with Triton's known gaps.
+    """
 
     host: str
     port: int
     kserve_port: int | None = None
+    model_repository: str | None = None
+    triton_faithful: bool = False
     config: EngineConfig
     faults: Faults
     frontend: FrontendSettings
@@ -340,7 +346,8 @@ async def _serve_until(
     place: Place,
 ) -> None:
     readies = await unless(stop.wished, _connect(workers, is_patient=settings.place is not None))
-    if readies is None:
+    repository = await unless(stop.wished, _load(settings))  # its processes go to any core
+    if readies is None or repository is None:
         return
     core = _own_core(settings.config)
     if core is not None:
@@ -359,7 +366,7 @@ async def _serve_until(
     server = Server(_uvicorn_config(frontend, settings.frontend))
     door, kserve_url = None, None
     if settings.kserve_port is not None:
-        door = _door(settings, link, tokenizer, server)
+        door = _door(settings, repository.models, link, tokenizer, server)
         kserve_url = await door.open(settings.host, settings.kserve_port)
     ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
     keeping = asyncio.create_task(_keep(own, workers))
@@ -372,6 +379,7 @@ async def _serve_until(
     await server.serve(sockets=[listener])
     if door is not None:
         await door.close(_CLOSING_S)
+    await repository.close()
     ending.cancel()
     keeping.cancel()
     (why,) = await asyncio.gather(keeping, return_exceptions=True)
@@ -400,16 +408,45 @@ async def _keep(own: Child, workers: list[Worker]) -> None:
     await first_of(live(), *(worker.keep() for worker in workers))
 
 
-def _door(
-    settings: ServeSettings, link: WorkerLink, tokenizer: Tokenizer, server: uvicorn.Server
-) -> "Door":
+class NoRepository:
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+
+    async def close(self) -> None:
+        pass
+
+
+async def _load(settings: ServeSettings) -> "Repository | NoRepository":
+    if settings.model_repository is None:
+        return NoRepository()
+    with _needs_grpc("--model-repository"):
+        from reference_engine.kserve.repository import load_repository
+    return await load_repository(
+        Path(settings.model_repository),
+        is_faithful=settings.triton_faithful,
+        taken=["generate"] if settings.config.runner != "none" else [],
+    )
+
+
+@contextmanager
+def _needs_grpc(flag: str) -> Iterator[None]:
     try:
-        from reference_engine.serve.kserve import Door, GenerateModel
+        yield
     except ImportError as error:
         raise EngineConfigError(
-            "--kserve-port needs gRPC and Triton's client: pip install 'walkaway[grpc]'"
+            f"{flag} needs gRPC and Triton's client: pip install 'walkaway[grpc]'"
         ) from error
-    models: dict[str, Model] = {}
+
+
+def _door(
+    settings: ServeSettings,
+    models: "dict[str, Model]",
+    link: WorkerLink,
+    tokenizer: Tokenizer,
+    server: uvicorn.Server,
+) -> "Door":
+    with _needs_grpc("--kserve-port"):
+        from reference_engine.serve.kserve import Door, GenerateModel
     if settings.config.runner != "none":
         models[GenerateModel.name] = GenerateModel(link, settings.config, tokenizer)
     return Door(models, settings.frontend, server.server_state.tasks)

@@ -285,7 +285,8 @@ def _import_model(file: Path, version: str) -> Any:
 
 
 def main(fd: int) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server says when to end
+    for wish in (signal.SIGINT, signal.SIGTERM):  # for the whole group: the server says when to end
+        signal.signal(wish, lambda *_: None)
     channel = Channel(socket.socket(fileno=fd))
     pb_utils.Logger.write = staticmethod(lambda level, text: channel.send(Log(level, str(text))))
     message = channel.inbox.get()
