@@ -145,10 +145,12 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         decode_token_s=args.sim_decode_token_ms / 1e3,
         swap_block_s=args.sim_swap_block_ms / 1e3,
     )
-    if args.runner == "none" and args.kserve_port is None:
-        raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     if args.model_repository is not None and args.kserve_port is None:
         raise EngineConfigError("--model-repository is served over gRPC: give --kserve-port")
+    if args.triton_faithful and args.model_repository is None:
+        raise EngineConfigError("--triton-faithful changes how --model-repository is served: give both")
+    if args.runner == "none" and args.kserve_port is None:
+        raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
     num_cache_tokens = args.num_blocks * args.block_size
     args.max_model_len = choose_context(args.model, args.max_model_len, num_cache_tokens)

@@ -143,7 +143,8 @@ class Instance(asyncio.Protocol):
                 self._on_message(message)
 
     def _send(self, message: object) -> None:
-        if self._transport is not None:
+        """Nothing to a process that is gone: its loss is reported."""
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode_frame(message))
 
 

@@ -68,6 +68,7 @@ class Tensor:
     def __init__(self, name: str, numpy_array: npt.NDArray[Any]) -> None:
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
+        numpy_to_triton_type(numpy_array.dtype)
         self._name, self._array = name, np.ascontiguousarray(numpy_array).reshape(numpy_array.shape)
 
     def name(self) -> str:
@@ -278,6 +279,8 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 def numpy_to_triton_type(data_type: Any) -> int:
     name = np_to_triton_dtype(np.dtype(data_type))
+    if name is None:
+        raise TritonModelException(f"Tensors of {data_type} are not supported.")
     return int(DataType.Value("TYPE_" + ("STRING" if name == "BYTES" else name)))
 
 

@@ -1,0 +1,198 @@
+"""The test's model repository, served over gRPC by a thread, and Triton's client for it."""
+
+import asyncio
+import json
+import queue
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
+from tritonclient.utils import InferenceServerException
+
+from reference_engine.config import FrontendSettings
+from reference_engine.kserve.python_model import PythonModel
+from reference_engine.kserve.repository import Repository, load_repository
+from reference_engine.kserve.server import InferenceService, grpc_server
+
+FOLDER = Path(__file__).parent / "repository"
+TIMEOUT_S = 20.0
+STEPS = {"N": 1, "ITL_MS": -1, "CHECK": 1}
+BATCHED = ("batched", "queued", "single", "oldest", "direct")
+
+
+class Served:
+    """`events` holds what the models have said, in order: model, what, request id."""
+
+    def __init__(self, folder: Path, *, is_faithful: bool = False, source: Path = FOLDER) -> None:
+        self.is_faithful = is_faithful
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        self.events: list[tuple[str, str, str]] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(folder / "events"))
+        self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.folder = folder / "repository"
+        shutil.copytree(source, self.folder)
+        for config in self.folder.glob("*/config.pbtxt"):
+            for key, path in (("gates", self.gates), ("events", folder / "events")):
+                value = f'parameters {{ key: "{key}" value {{ string_value: "{path}" }} }}\n'
+                config.write_text(config.read_text() + value)
+        self.repository = Repository()
+        self.url = ""
+        self.loop = asyncio.new_event_loop()
+        self.loop.add_reader(self._socket, lambda: self._said.put(self._socket.recv(4096)))
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def start(self) -> None:
+        self.do(self._start())
+
+    async def _start(self) -> None:
+        self.repository = await load_repository(self.folder, is_faithful=self.is_faithful)
+        service = InferenceService(
+            self.repository.models, set(), stall_timeout_s=TIMEOUT_S, is_allowed=lambda _: True
+        )
+        self._server = grpc_server(service, FrontendSettings())
+        self.url = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    def close(self) -> None:
+        try:
+            if self.url:
+                self.do(self._server.stop(0))
+            self.do(self.repository.close())
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(TIMEOUT_S)
+        self.loop.close()
+        self._socket.close()
+
+    def do(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
+
+    def model(self, name: str) -> PythonModel:
+        model = self.repository.models[name]
+        assert isinstance(model, PythonModel)
+        return model
+
+    def until(self, is_true: Callable[[], bool]) -> None:
+        """Returns when the server's thread sees it."""
+
+        async def look() -> None:
+            async with asyncio.timeout(TIMEOUT_S):
+                while not is_true():  # noqa: ASYNC110 the server has no events for tests
+                    await asyncio.sleep(0.001)
+
+        self.do(look())
+
+    def waiting(self, name: str, number: int) -> None:
+        self.until(lambda: self.model(name)._scheduler.num_waiting == number)
+
+    def idle(self) -> None:
+        """Every request and its place are gone, and the books agree."""
+        models = self.repository.python_models
+        self.until(lambda: not any(m._answers or m._scheduler.num_running for m in models))
+        self.repository.check_integrity()
+
+    def cancelled(self, name: str, request_id: str) -> None:
+        """The server has seen that this request is cancelled, or has ended it."""
+        self.until(
+            lambda: all(
+                answer.queued.is_cancelled
+                for answer in self.model(name)._answers.values()
+                if answer.request.id == request_id
+            )
+        )
+
+    def open(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            (self.gates / request_id).touch()
+
+    def expect(self, model: str, what: str, request_id: str) -> None:
+        """Read the models' events up to this one."""
+        while (model, what, request_id) not in self.events:
+            name, said, about = json.loads(self._said.get(timeout=TIMEOUT_S))
+            self.events.append((name, said, about))
+
+    def said(self, request_id: str) -> list[str]:
+        return [what for _, what, about in self.events if about == request_id]
+
+    @contextmanager
+    def client(self) -> Iterator["Client"]:
+        client = Client(self.url)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def inputs_for(model: str, **values: int) -> list[InferInput]:
+    shape = [1, 1] if model in BATCHED else [1]
+    inputs = []
+    for name, value in {**STEPS, **values}.items():
+        inputs.append(InferInput(name, shape, "INT32"))
+        inputs[-1].set_data_from_numpy(np.full(shape, value, np.int32))
+    return inputs
+
+
+class Pending:
+    """A call: `wait` gives the steps done, or the end's error."""
+
+    def __init__(self) -> None:
+        self._ends: queue.SimpleQueue[tuple[InferResult | None, Any]] = queue.SimpleQueue()
+        self.cancel: Callable[[], object] = lambda: None
+
+    def note(self, result: InferResult | None, error: InferenceServerException | None) -> None:
+        self._ends.put((result, error))
+
+    def next(self) -> int | str:
+        """`STATUS message` for an error, and "final" for an empty final response."""
+        result, error = self._ends.get(timeout=TIMEOUT_S)
+        if error is not None:
+            return f"{(error.status() or '').removeprefix('StatusCode.')} {error.message()}"
+        assert result is not None
+        steps = result.as_numpy("STEPS")
+        return "final" if steps is None else int(steps.item())
+
+    def is_silent(self) -> bool:
+        return self._ends.empty()
+
+
+class Client(InferenceServerClient):  # type: ignore[misc]
+    """On a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
+
+    def ask(self, model: str, request_id: str, values: Any = None, **options: Any) -> Pending:
+        pending = Pending()
+        call = self.async_infer(
+            model,
+            inputs_for(model, **(values or {})),
+            pending.note,
+            request_id=request_id,
+            **options,
+        )
+        pending.cancel = call.cancel
+        return pending
+
+    def stream(self, **options: Any) -> Pending:
+        pending = Pending()
+        self.start_stream(pending.note, **options)
+        pending.cancel = partial(self.stop_stream, cancel_requests=True)
+        return pending
+
+    def send(self, request_id: str, model: str = "stream", **values: int) -> None:
+        self.async_stream_infer(
+            model,
+            inputs_for(model, **values),
+            request_id=request_id,
+            enable_empty_final_response=True,
+        )
