@@ -148,7 +148,9 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
     if args.model_repository is not None and args.kserve_port is None:
         raise EngineConfigError("--model-repository is served over gRPC: give --kserve-port")
     if args.triton_faithful and args.model_repository is None:
-        raise EngineConfigError("--triton-faithful changes how --model-repository is served: give both")
+        raise EngineConfigError(
+            "--triton-faithful changes how --model-repository is served: give both"
+        )
     if args.runner == "none" and args.kserve_port is None:
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
