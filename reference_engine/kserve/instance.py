@@ -149,10 +149,13 @@ class Instance(asyncio.Protocol):
 
 
 def _spawn(fd: int) -> subprocess.Popen[bytes]:
-    """Not asyncio's way, which may fork: gRPC's threads do not bear a fork."""
+    """Not asyncio's way, which may fork: gRPC's threads do not bear a fork. A terminal's interrupt
+    is for the server alone.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", "reference_engine.kserve.python_backend", str(fd)],
         pass_fds=[fd],
         stdin=subprocess.DEVNULL,
         stdout=2,
+        start_new_session=True,
     )

@@ -285,8 +285,7 @@ def _import_model(file: Path, version: str) -> Any:
 
 
 def main(fd: int) -> int:
-    for wish in (signal.SIGINT, signal.SIGTERM):  # for the whole group: the server says when to end
-        signal.signal(wish, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the server says when to end
     channel = Channel(socket.socket(fileno=fd))
     pb_utils.Logger.write = staticmethod(lambda level, text: channel.send(Log(level, str(text))))
     message = channel.inbox.get()
