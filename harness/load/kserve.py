@@ -64,18 +64,19 @@ _PARAMETER_FIELDS: Final[dict[type, str]] = {
 }
 _SOME_TEXT: Final = " "  # the text itself is never looked at
 
-# It takes one connection, opens one to the server, and passes all bytes on, both ways.
+# It says that it is there, takes one connection, and passes all bytes between it and the server,
+# both ways. The module `socket` would double the time of its start.
 _RELAY: Final = """
-import select, socket, sys
-listener = socket.socket(fileno=0)
-ours, theirs = listener.accept()[0], socket.create_connection((sys.argv[1], int(sys.argv[2])))
-theirs.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+import _socket, os, select
+listener, theirs = _socket.socket(fileno=0), _socket.socket(fileno=1)
+os.write(2, b"!")
+ours = _socket.socket(fileno=listener._accept()[0])
+ours.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
 while True:
     for source in select.select([ours, theirs], [], [])[0]:
         data = source.recv(65536)
         if not data:
-            sys.exit()
+            os._exit(0)
         (theirs if source is ours else ours).sendall(data)
 """
 
@@ -100,14 +101,15 @@ class Endpoint:
         self.shared = self._channel(self._place)
 
     def channel_for(
-        self, way: Way | None, stack: ExitStack
+        self, way: Way | None, stack: ExitStack, connect_s: float
     ) -> tuple[grpc.Channel, "_Relay | None"]:
         """The channel for a user that leaves in this way; its own ends with `stack`. Raises OSError
-        if no process can be started."""
+        if no process could get a connection."""
         if way not in (Way.CHANNEL_CLOSED, Way.PROCESS_KILLED):
             return self.shared, None
-        relay = _Relay(self._host, self._port) if way is Way.PROCESS_KILLED else None
-        if relay is not None:
+        relay = None
+        if way is Way.PROCESS_KILLED:
+            relay = _Relay(self._host, self._port, connect_s)
             stack.callback(relay.kill)
         channel = self._channel(self._place if relay is None else relay.place)
         stack.callback(channel.close)
@@ -122,11 +124,26 @@ class Endpoint:
 
 
 class _Relay(MortalProcess):
-    def __init__(self, host: str, port: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+    """It has the connection to the server, and a place for one channel. Raises OSError."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        word, its_word = socket.socketpair()
+        with (
+            word,
+            its_word,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection((host, port), timeout_s) as server,
+            ExitStack() as on_failure,
+        ):
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            program = [sys.executable, "-I", "-S", "-c", _RELAY]
+            super().__init__(program, *(one.fileno() for one in (listener, server, its_word)))
+            on_failure.callback(self.kill)
+            its_word.close()
+            if not word.recv(1):
+                raise OSError("it ended at once")
+            on_failure.pop_all()
             self.place = f"127.0.0.1:{listener.getsockname()[1]}"
-            program = [sys.executable, "-I", "-S", "-c", _RELAY, host, str(port)]
-            super().__init__(program, listener.fileno())
 
 
 class KServeClient(LoadClient):
@@ -183,9 +200,13 @@ class Call:
         self._request = request
         self._spec = spec
         self._leave_rule = leave_rule
-        self._frontend, self._endpoint = client.frontend_of(spec.user)
+        self._frontend, endpoint = client.frontend_of(spec.user)
         self._own = ExitStack()
-        self._relay: _Relay | None = None
+        self._problem: str | None = None
+        try:
+            self._channel, self._relay = endpoint.channel_for(spec.way, self._own, client.connect_s)
+        except OSError as error:
+            self._problem = f"no process got a connection: {error}"
         self._sent_ns = self._heard_ns = time.perf_counter_ns()
         self._counted_by = client.source.tokens_parameter
         self.stream = StreamMachine(
@@ -208,12 +229,10 @@ class Call:
 
     def see_through(self) -> None:
         with self._own:
-            try:
-                self._open()
-            except OSError as error:
-                why = f"no process to be killed could be started: {error}"
-                self.stream.break_off(time.perf_counter_ns(), why)
+            if self._problem is not None:
+                self.stream.break_off(time.perf_counter_ns(), self._problem)
                 return
+            self._open()
             self._own.callback(self._end)
             threading.Thread(target=self._watch, daemon=True).start()
             try:
@@ -224,7 +243,6 @@ class Call:
                 raise
 
     def _open(self) -> None:
-        self._channel, self._relay = self._endpoint.channel_for(self._spec.way, self._own)
         self._think_ns = think_ns = self._leave_rule(0)
         deadline_s = None
         if think_ns is not None and self._spec.counts_from_start:
@@ -272,7 +290,7 @@ class Call:
         return self._spec.way is Way.HALF_CLOSE and self.stream.outcome is Outcome.ABANDONED
 
     def _take(self, response: ModelStreamInferResponse, t_ns: int) -> None:
-        stream, self._heard_ns = self.stream, t_ns
+        stream, self._heard_ns, self._is_out = self.stream, t_ns, True
         if self._spec.way is Way.DEADLINE and self._is_due(t_ns):
             self._leave()
         if stream.outcome is not None and not self._reads_on:

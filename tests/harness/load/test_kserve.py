@@ -264,10 +264,11 @@ def test_a_server_that_is_not_there_and_one_that_does_not_speak() -> None:
     assert row.error == "the request was not taken within 0.1 s"
     assert (left.outcome, left.wire_close) == (Outcome.ABANDONED, WireClose.UNOPENED)
     gone = Users(place)
-    row = gone.ask()
+    rows = [gone.ask(way=way) for way in (None, Way.PROCESS_KILLED)]
     gone.client.close()
-    assert row.outcome is Outcome.FAILED
-    assert (row.error or "").startswith("UNAVAILABLE: ")
+    assert [row.outcome for row in rows] == [Outcome.FAILED, Outcome.FAILED]
+    assert (rows[0].error or "").startswith("UNAVAILABLE: ")
+    assert (rows[1].error or "").startswith("no process got a connection: ")
 
 
 def test_users_share_the_frontends_evenly() -> None:
