@@ -348,6 +348,7 @@ class Call:
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED and self._is_due(t_ns):
             self._leave()
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and stream.state is State.SENT:
+            self._is_out = True
             stream.turn_away(t_ns, f"{code.name}: {why}")
         else:
             stream.break_off(t_ns, f"{code.name}: {why}")
