@@ -34,27 +34,42 @@ _CONTENTS: Final = {
 
 def read_inputs(request: ModelInferRequest) -> dict[str, npt.NDArray[Any]]:
     """The arrays by name; they cannot be written to. Raises InferenceError."""
-    raw = request.raw_input_contents
+    return _read(request.inputs, request.raw_input_contents)
+
+
+def read_outputs(response: ModelInferResponse) -> dict[str, npt.NDArray[Any]]:
+    return _read(response.outputs, response.raw_output_contents)
+
+
+def write_input(request: ModelInferRequest, name: str, array: npt.NDArray[Any]) -> None:
+    _write(request.inputs, request.raw_input_contents, name, array)
+
+
+def write_output(response: ModelInferResponse, name: str, array: npt.NDArray[Any]) -> None:
+    """Add an output with raw contents. An array of objects holds `bytes` or `str`."""
+    _write(response.outputs, response.raw_output_contents, name, array)
+
+
+def _read(tensors: Any, raw: Any) -> dict[str, npt.NDArray[Any]]:
     if not raw:
-        return {tensor.name: _typed(tensor) for tensor in request.inputs}
-    if len(raw) != len(request.inputs):
-        raise invalid(f"{len(raw)} raw contents for {len(request.inputs)} inputs")
+        return {tensor.name: _typed(tensor) for tensor in tensors}
+    if len(raw) != len(tensors):
+        raise invalid(f"{len(raw)} raw contents for {len(tensors)} inputs")
     arrays = {}
-    for tensor, data in zip(request.inputs, raw, strict=True):
+    for tensor, data in zip(tensors, raw, strict=True):
         if tensor.HasField("contents"):
             raise invalid(f"input '{tensor.name}': raw contents and typed contents")
         arrays[tensor.name] = _raw(tensor, data)
     return arrays
 
 
-def write_output(response: ModelInferResponse, name: str, array: npt.NDArray[Any]) -> None:
-    """Add an output with raw contents. An array of objects holds `bytes` or `str`."""
+def _write(tensors: Any, raw: Any, name: str, array: npt.NDArray[Any]) -> None:
     if array.dtype.kind in "OSU":
         datatype, data = "BYTES", _join_bytes(array)
     else:
         datatype, data = np_to_triton_dtype(array.dtype), array.tobytes()
-    response.outputs.add(name=name, datatype=datatype, shape=array.shape)
-    response.raw_output_contents.append(data)
+    tensors.add(name=name, datatype=datatype, shape=array.shape)
+    raw.append(data)
 
 
 def _raw(tensor: Any, data: bytes) -> npt.NDArray[Any]:

@@ -14,11 +14,17 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc.aio
-from tritonclient.grpc.service_pb2 import ModelInferRequest
+from grpc import StatusCode
 
-from reference_engine.kserve.in_process import InferenceRequest
+from reference_engine.kserve.in_process import InferenceRequest, InferenceServer, ResponseIterator
 from reference_engine.kserve.model import InferenceError
-from tests.reference_engine.kserve.served_repository import Client, Pending, Served, inputs_for
+from tests.reference_engine.kserve.served_repository import (
+    STEPS,
+    Client,
+    Pending,
+    Served,
+    inputs_for,
+)
 
 LOCALLY = "CANCELLED Locally cancelled by application!"
 SEQUENCES = ("oldest", "direct")
@@ -366,64 +372,47 @@ async def _one(request_id: str) -> Any:
 class TestInProcess:
     """The table of the in-process API."""
 
-    def request(self, served: Served, model: str, name: str, **values: int) -> InferenceRequest:
-        inputs = inputs_for(model, **values)
-        return InferenceRequest(
-            served.repository.models[model],
-            ModelInferRequest(
-                model_name=model,
-                id=name,
-                inputs=[one._get_tensor() for one in inputs],
-                raw_input_contents=[one._get_content() for one in inputs],
-            ),
-        )
+    def ask(
+        self, served: Served, model: str, name: str, **values: int
+    ) -> tuple[InferenceRequest, ResponseIterator]:
+        inputs = {key: [value] for key, value in {**STEPS, **values}.items()}
+        server = InferenceServer(models=served.repository.models, loop=served.loop)
+        request = InferenceRequest(inputs, request_id=name)
+        return request, server.model(model).infer(request)
 
     def test_a_stream_that_looks(self, served: Served, client: Client) -> None:
-        async def leave() -> int:
-            request = self.request(served, "stream", "in-1", N=3)
-            responses = request.infer()
-            await anext(responses)
-            await anext(responses)
-            responses.cancel()
-            assert request.is_cancelled()
-            with pytest.raises(InferenceError) as ended:
-                await anext(responses)
-            with pytest.raises(StopAsyncIteration):
-                await anext(responses)
-            return int(ended.value.code.value[0])
-
-        assert served.do(leave()) == 1  # CANCELLED
+        request, responses = self.ask(served, "stream", "in-1", N=3)
+        next(responses)
+        next(responses)
+        responses.cancel()
+        assert request.is_cancelled()
+        with pytest.raises(InferenceError) as ended:
+            next(responses)
+        assert ended.value.code is StatusCode.CANCELLED
+        assert list(responses) == []
         served.expect("stream", "cancelled", "in-1")
 
     def test_a_stream_that_does_not_look(self, served: Served, client: Client) -> None:
-        async def leave() -> int:
-            request = self.request(served, "stream", "in-2", N=5, CHECK=0)
-            responses, number = request.infer(), 1
-            await anext(responses)
-            request.cancel()
-            served.open("in-2")
-            try:
-                async for _ in responses:
-                    number += 1
-            except InferenceError:
-                assert number < 5
-            return number
-
-        number = served.do(leave())
+        request, responses = self.ask(served, "stream", "in-2", N=5, CHECK=0)
+        next(responses)
+        request.cancel()
+        served.open("in-2")
+        number = 1
+        try:
+            for _ in responses:
+                number += 1
+        except InferenceError:
+            assert number < 5
         served.expect("stream", "answered", "in-2")
         if served.is_faithful:
             assert number == 5
 
     def test_a_cancel_after_the_end(self, served: Served, client: Client) -> None:
-        async def finish() -> None:
-            request = self.request(served, "unary", "in-3", ITL_MS=0)
-            responses = request.infer()
-            assert len([response async for response in responses]) == 1
-            request.cancel()
-            responses.cancel()
-            assert request.is_cancelled()
-
-        served.do(finish())
+        request, responses = self.ask(served, "unary", "in-3", ITL_MS=0)
+        assert len(list(responses)) == 1
+        request.cancel()
+        responses.cancel()
+        assert request.is_cancelled()
 
 
 class TestEnsemble:
