@@ -26,7 +26,7 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Share
-from reference_engine.worker.frontends import FirstWord, Frontends
+from reference_engine.worker.frontends import MAX_PEERS, FirstWord, Frontends
 from reference_engine.worker.inbox import Added, Cancelled, Command, Inbox
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
@@ -349,3 +349,12 @@ def test_an_abort_reaches_no_request_of_another_frontend(ends: Ends) -> None:
         assert not ends.live["a"].context.is_stopped()
         assert ends.live["b"].context.is_killed()
         assert ends.frontends.cancellations.total() == 1
+
+
+def test_the_peer_after_the_last_place_is_refused(ends: Ends) -> None:
+    with contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(ends.connect(f"f-{n}")) for n in range(MAX_PEERS)]
+        one_more = stack.enter_context(ends.line(hello("one more")))
+        assert one_more.next() == Failed(message=f"{MAX_PEERS} peers are connected already")
+        ends.frontends.report(EMPTY_REPORT, {})
+        assert all(line.next() == EMPTY_REPORT for line in lines)
