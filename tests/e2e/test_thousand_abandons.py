@@ -103,12 +103,12 @@ async def all_clients(address: tuple[str, int], plans: list[Plan]) -> None:
 
     async def take_turn(number: int) -> None:
         async with places:
-            if number < ABANDONS:
+            if number < len(plans):
                 await abandon(plans[number], log, address)
             else:
                 await stay(f"stayed-{number}", address)
 
-    turns = list(range(ABANDONS + SURVIVORS))
+    turns = list(range(len(plans) + SURVIVORS))
     Random(5).shuffle(turns)
     following = asyncio.create_task(log.follow())
     await asyncio.gather(*map(take_turn, turns))

@@ -27,10 +27,10 @@ class RunningEngine:
             env=env,
         )
         assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline())
-        self.url: str = ready["url"]
-        self.kserve_url: str = ready.get("kserve_url", "")
-        self.worker = psutil.Process(ready["worker_pid"])
+        self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
+        self.url: str = self.ready["url"]
+        self.kserve_url: str = self.ready.get("kserve_url", "")
+        self.worker = psutil.Process(self.ready["worker_pid"])
 
     def stop(self) -> int:
         assert self.process.stdin is not None
@@ -56,12 +56,12 @@ class RunningEngine:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    def events(self, after: int = 0) -> list[dict[str, Any]]:
-        """The log, from the entry after this one on."""
+    def events(self, after: int = 0, of: str | None = None) -> list[dict[str, Any]]:
+        """The log, from the entry after this one on; `of` another process at this URL."""
         lines: list[str] = []
         last = after + 1
         while after < last:
-            answer = httpx.get(f"{self.url}/walkaway/lifecycle", params={"after": after})
+            answer = httpx.get(f"{of or self.url}/walkaway/lifecycle", params={"after": after})
             lines += answer.text.splitlines()
             after = int(answer.headers["x-walkaway-next-after"])
             last = int(answer.headers["x-walkaway-last"])
@@ -78,13 +78,13 @@ class RunningEngine:
         mine = [e for e in self.events() if e["client_request_id"] == client_request_id]
         return [entry["event"] for entry in sorted(mine, key=lambda entry: entry["t_ns"])]
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, *, of: str | None = None, **labels: str) -> float:
         """The sum of all series of this name that have these labels, among others."""
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         values = []
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+        for line in httpx.get(f"{of or self.url}/metrics").text.splitlines():
             series, _, value = line.rpartition(" ")
-            if series.startswith(name + "{") and all(label in series for label in wanted):
+            if series.partition("{")[0] == name and all(label in series for label in wanted):
                 values.append(float(value))
         assert values, f"no metric {name} {labels}"
         return sum(values)

@@ -1,0 +1,335 @@
+"""Several frontends and workers as processes: who leaves, who is killed, and what is left of it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from random import Random
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.e2e.test_thousand_abandons import SIMULATED, SIZES, all_clients, make_plan
+from tests.reference_engine.running_engine import RunningEngine, post_raw, read_until
+
+pytestmark = pytest.mark.e2e
+
+TWO_BY_TWO = ("--frontends", "2", "--workers", "2", "--worker-metrics-port", "0")
+STEP_MS = ("--runner", "simulated", "--sim-fixed-ms", "5")
+HEARTBEAT_S = 1.0
+
+
+class Tiers(RunningEngine):
+    @property
+    def urls(self) -> list[str]:
+        return list(self.ready["urls"])
+
+    @property
+    def workers(self) -> list[str]:
+        """Their own pages."""
+        return [url.removesuffix("/metrics") for url in self.ready["worker_metrics_urls"]]
+
+    def total(self, name: str, *, of: list[str], **labels: str) -> float:
+        return sum(self.metric(name, of=url, **labels) for url in of)
+
+    def restarted(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert line["event"] == "restarted"
+        return line
+
+    def are_healthy(self) -> bool:
+        answers = [httpx.get(f"{url}/health") for url in self.urls]
+        return all(answer.status_code == 200 for answer in answers)
+
+    def is_idle(self) -> bool:
+        names = ("num_running", "num_waiting")
+        return not any(self.total(f"walkaway_worker_{n}", of=self.workers) for n in names)
+
+    def check_integrity(self) -> None:
+        for url in self.workers:
+            answer = httpx.get(f"{url}/walkaway/integrity", timeout=30)
+            assert (answer.status_code, answer.text)[0] == 200, answer.text
+
+
+@contextmanager
+def tiers(*flags: str, status: int = 0) -> Iterator[Tiers]:
+    engine = Tiers(*TWO_BY_TWO, *flags)
+    ours = psutil.Process(engine.process.pid)
+    children = ours.children(recursive=True)
+    try:
+        yield engine
+        children += ours.children(recursive=True)
+    finally:
+        assert engine.stop() == status
+        _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+
+
+def test_a_thousand_disconnects_count_once_at_every_tier_that_had_them() -> None:
+    random = Random(11)
+    plans = [make_plan(number, random) for number in range(1000)]
+
+    async def all_at_once(engine: Tiers) -> None:
+        for url, mine in zip(engine.urls, (plans[:500], plans[500:]), strict=True):
+            host, port = url.removeprefix("http://").split(":")
+            await all_clients((host, int(port)), mine)
+
+    with tiers(*SIMULATED, *SIZES) as engine:
+        asyncio.run(all_at_once(engine))
+        while not engine.is_idle():
+            pass
+        left = Counter[str]()
+        for index, url in enumerate(engine.urls):
+            entries = engine.events(of=url)
+            assert {entry["worker"] for entry in entries} == {"worker-0", "worker-1"}
+            assert {entry["request_id"].rpartition("-req-")[0] for entry in entries} == {
+                f"frontend-{index}"
+            }
+            ended = [e for e in entries if (e["event"], e["reason"]) == ("finished", "abort")]
+            left.update(entry["client_request_id"] for entry in ended)
+            assert engine.metric("dynamo_frontend_model_cancellation_total", of=url) == 500
+            aborted = {"finished_reason": "abort"}
+            assert engine.metric("vllm:request_success_total", of=url, **aborted) == 1000
+            assert engine.metric("vllm:kv_cache_usage_perc", of=url) == 0
+        assert left == dict.fromkeys((plan.name for plan in plans), 1)
+        for name, labels in (
+            ("dynamo_component_cancellation_total", {"dynamo_component": "backend"}),
+            ("walkaway_worker_cancellations_total", {"learned_by": "control_message"}),
+            ("walkaway_worker_cancellations_total", {}),
+            ("walkaway_worker_aborted_requests_total", {}),
+        ):
+            assert engine.total(name, of=engine.workers, **labels) == 1000, name
+        assert min(engine.metric(name, of=url) for url in engine.workers) > 300
+        engine.check_integrity()
+
+
+def body_of(answer: str) -> str:
+    return "".join(
+        json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+        for line in answer.split("\n\n")
+        if line.startswith("data: {")
+    )
+
+
+class Users:
+    """They ask one frontend after the other for the same answer; what each got is counted."""
+
+    def __init__(self, urls: list[str], *, num_tokens: int) -> None:
+        self._urls = urls
+        self._ask = {"model": "tiny", "prompt": "hello", "seed": 7, "ignore_eos": True}
+        self._ask |= {"max_tokens": num_tokens, "stream": True}
+        self.outcomes = Counter[str]()
+        self._is_over = False
+
+    async def _one(self, client: httpx.AsyncClient, url: str, expected: str) -> str:
+        try:
+            answer = await client.post(f"{url}/v1/completions", json=self._ask)
+        except httpx.TransportError:
+            return "frontend lost"
+        if answer.status_code == 503 or '"error"' in answer.text:
+            return "worker lost"
+        return "complete" if body_of(answer.text) == expected else f"wrong: {answer.text[-300:]}"
+
+    async def _user(self, client: httpx.AsyncClient, number: int, expected: str) -> None:
+        for turn in count(number):
+            if self._is_over:
+                return
+            url = self._urls[turn % len(self._urls)]
+            outcome = await self._one(client, url, expected)
+            self.outcomes[outcome] += 1
+            if outcome == "frontend lost":
+                await asyncio.sleep(0.02)
+
+    async def during(self, *, num_users: int, doing: Any) -> None:
+        async with httpx.AsyncClient(timeout=30) as client:
+            first = await client.post(f"{self._urls[0]}/v1/completions", json=self._ask)
+            expected = body_of(first.text)
+            users = [asyncio.create_task(self._user(client, i, expected)) for i in range(num_users)]
+            try:
+                await asyncio.to_thread(doing)
+            finally:
+                self._is_over = True
+                await asyncio.gather(*users)
+
+
+def wait_until(condition: Any) -> None:
+    while not condition():
+        time.sleep(0.01)  # noqa: TID251 between two looks; the test's own timeout bounds it
+
+
+KILLS = [pytest.param(4), pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+
+
+@pytest.mark.parametrize("kills", KILLS)
+def test_what_a_killed_frontend_had_is_free_within_a_heartbeat_and_others_go_on(kills: int) -> None:
+    with tiers(*STEP_MS, "--max-num-seqs", "32") as engine:
+        at: list[int] = []
+
+        def kill_again_and_again() -> None:
+            pid = engine.ready["frontend_pids"][0]
+            orphans = []
+            for number in range(kills):
+                ids = [f"orphan-{number}-{i}" for i in range(8)]
+                with closing_all([post_raw(engine, name, stream=True) for name in ids]) as clients:
+                    for client in clients:
+                        read_until(client, b'"text"')
+                    at.append(time.perf_counter_ns())
+                    os.kill(pid, signal.SIGKILL)
+                    restarted = engine.restarted()
+                    assert (restarted["kind"], restarted["index"]) == ("frontend", 0)
+                    pid = restarted["pid"]
+                    time.sleep(max(0, 1 - (time.perf_counter_ns() - at[-1]) / 1e9))  # noqa: TID251
+                orphans += ids
+
+        staying = Users(engine.urls[1:], num_tokens=40)
+        asyncio.run(staying.during(num_users=4, doing=kill_again_and_again))
+        assert set(staying.outcomes) == {"complete"}, staying.outcomes
+        wait_until(engine.is_idle)
+        wait_until(engine.are_healthy)
+        freed = defaultdict[str, list[int]](list)
+        for url in engine.workers:
+            for entry in engine.events(of=url):
+                name, _, _ = entry["request_id"].rpartition("-req-")
+                if entry["event"] == "blocks_freed" and name.startswith("frontend-0"):
+                    assert entry["reason"] == "frontend_lost"
+                    freed[name].append(entry["t_ns"])
+        lives = ["frontend-0", *(f"frontend-0.{life}" for life in range(2, kills + 1))]
+        assert {name: len(times) for name, times in freed.items()} == dict.fromkeys(lives, 8)
+        late = [max(freed[name]) - when for name, when in zip(lives, at, strict=True)]
+        assert max(late) < HEARTBEAT_S * 1e9, late
+        dropped = {"learned_by": "connection_dropped"}
+        signals = "walkaway_worker_cancellations_total"
+        assert engine.total(signals, of=engine.workers, **dropped) == 8 * kills
+        assert (
+            engine.total("walkaway_worker_aborted_requests_total", of=engine.workers) == 8 * kills
+        )
+        engine.check_integrity()
+
+
+@contextmanager
+def closing_all(clients: list[Any]) -> Iterator[list[Any]]:
+    yield clients
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("kills", KILLS)
+@pytest.mark.parametrize("migrates", [True, False], ids=["migrate", "fail"])
+def test_a_killed_worker_takes_only_what_it_had(kills: int, migrates: bool) -> None:
+    flags = ("--migrate", "100") if migrates else ()
+    with tiers(*STEP_MS, "--max-num-seqs", "32", *flags) as engine:
+
+        def kill_again_and_again() -> None:
+            pids = list(engine.ready["worker_pids"])
+            for number in range(kills):
+                os.kill(pids[number % 2], signal.SIGKILL)
+                restarted = engine.restarted()
+                assert (restarted["kind"], restarted["index"]) == ("worker", number % 2)
+                pids[number % 2] = restarted["pid"]
+                wait_until(engine.are_healthy)
+
+        users = Users(engine.urls, num_tokens=40)
+        asyncio.run(users.during(num_users=8, doing=kill_again_and_again))
+        lost = {"worker lost"} if not migrates else set()
+        assert set(users.outcomes) == {"complete"} | lost, users.outcomes
+        assert users.outcomes["worker lost"] <= 8 * kills
+        wait_until(engine.is_idle)
+        for url in engine.urls:
+            entries = engine.events(of=url)
+            ends = Counter(e["request_id"] for e in entries if e["event"] == "finished")
+            assert set(ends.values()) == {1}
+            for name in ("num_requests_running", "kv_cache_usage_perc"):
+                assert engine.metric(f"vllm:{name}", of=url) == 0
+        moved = [e for u in engine.urls for e in engine.events(of=u) if e["event"] == "migrated"]
+        assert bool(moved) is migrates
+        engine.check_integrity()
+
+
+def test_a_killed_launcher_leaves_no_process_behind() -> None:
+    engine = Tiers(*TWO_BY_TWO, *STEP_MS)
+    children = psutil.Process(engine.process.pid).children(recursive=True)
+    assert len(children) == 4
+    with post_raw(engine, "orphan", stream=True) as client:
+        read_until(client, b'"text"')
+        engine.process.kill()
+        _, left = psutil.wait_procs(children, timeout=10)
+        assert not left
+    engine.stop()
+
+
+def test_a_second_signal_ends_the_draining() -> None:
+    engine = Tiers(*TWO_BY_TWO, *STEP_MS, "--shutdown", "drain")
+    children = psutil.Process(engine.process.pid).children(recursive=True)
+    with post_raw(engine, "long", stream=True) as client:
+        read_until(client, b'"text"')
+        engine.process.send_signal(signal.SIGINT)
+        wait_until(lambda: httpx.get(f"{engine.url}/health").status_code == 503)
+        engine.process.send_signal(signal.SIGTERM)
+        assert b"server_shutdown" in read_until(client, b"[DONE]")
+    assert engine.process.wait(20) == 130
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+    engine.stop()
+
+
+def test_a_frontend_elsewhere_calls_workers_by_their_addresses_and_a_secret() -> None:
+    secret = {**os.environ, "SECRET": "sesame"}
+    flags = ("--runner", "simulated", "--sim-fixed-ms", "5", "--exit-with-stdin")
+    command = [sys.executable, "-m", "reference_engine", *flags, "--secret-env", "SECRET"]
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*command, *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=secret
+        )
+
+    lone = [start("--worker-listen", "127.0.0.1:0", "--name", name) for name in ("x", "y")]
+    listening = [json.loads(one.stdout.readline()) for one in lone if one.stdout]
+    assert [line["name"] for line in listening] == ["x", "y"]
+    at = ",".join(line["worker"] for line in listening)
+    frontend = start("--connect", at, "--port", "0", "--name", "far")
+    assert frontend.stdout is not None
+    url = json.loads(frontend.stdout.readline())["url"]
+    ask = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+    ids = [httpx.post(f"{url}/v1/completions", json=ask).json()["id"] for _ in range(2)]
+    assert ids == ["cmpl-far-0-req-1", "cmpl-far-0-req-2"]
+    assert list(httpx.get(f"{url}/walkaway/config").json()["workers"]) == ["x", "y"]
+    for process in (frontend, *lone):
+        with process:
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(20) == 0
+
+
+def test_a_migrated_answer_of_the_model_is_the_unbroken_one() -> None:
+    pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    flags = ("--device", "cpu", "--num-blocks", "256", "--max-model-len", "512")
+    ask = {"prompt": "hello", "max_tokens": 300, "temperature": 0, "stream": True}
+    with tiers(*flags, "--migrate", "1") as engine:
+        texts = []
+        for name in ("unbroken", "migrated"):
+            with post_raw(engine, name, **ask, stream_options={"include_usage": True}) as client:
+                said = read_until(client, b'"text"')
+                if name == "migrated":
+                    [worker] = {
+                        e["worker"] for e in engine.events() if e["client_request_id"] == name
+                    }
+                    os.kill(engine.ready["worker_pids"][int(worker[-1])], signal.SIGKILL)
+                said += read_until(client, b"[DONE]")
+            assert b'"completion_tokens":300' in said
+            pieces = [
+                json.loads(line[6:])["choices"] for line in said.split(b"\n") if b'"text"' in line
+            ]
+            texts.append("".join(choices[0]["text"] for choices in pieces))
+        assert engine.order("migrated").count("migrated") == 1
+        assert engine.restarted()["kind"] == "worker"
+        assert texts[0] == texts[1]
