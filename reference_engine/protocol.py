@@ -4,8 +4,6 @@ Frontend to worker: Hello first, then AddRequest, AbortRequest, SetFaults. Worke
 or Failed once, then one StepReport a step boundary.
 """
 
-from typing import Literal
-
 import msgspec
 
 from reference_engine.config import EngineConfig
@@ -16,23 +14,21 @@ from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
 from reference_engine.wire import Beat, Beats, Failed, Hello
 
-Component = Literal["backend", "prefill", "decode"]
-
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a worker's standard input. Port 0 takes a free one; without a
-    `metrics_port` nothing is served there.
+    `metrics_port` nothing is served there. A prefill worker has a `decode_worker` at this address.
     """
 
     config: EngineConfig
     faults: Faults
     secret: str
     name: str = "worker-0"
-    component: Component = "backend"
     host: str = "127.0.0.1"
     port: int = 0
     metrics_port: int | None = None
     peer_timeout_s: float = Beats().timeout_s
+    decode_worker: tuple[str, int] | None = None
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +41,8 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
     """The n requests for the n answers of one client request share a `parent_id`.
 
-    `answer`: tokens that another worker has generated; this one goes on after them.
+    `answer`: tokens that another worker has generated; this one goes on after them. If that is the
+    prefill worker before it, the keys and values that it hands over follow in KVBlocks.
     """
 
     request_id: str
@@ -54,6 +51,22 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_lik
     priority: int = 0
     parent_id: str | None = None
     answer: list[int] = []
+    handed_over: "HandedOver | None" = None
+
+
+class HandedOver(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Of all tokens but the newest. `probability`: that of the newest, if it was asked for."""
+
+    num_bytes: int
+    num_cached_tokens: int
+    probability: float | None
+
+
+class KVBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="kv", array_like=True):
+    """The next piece of the keys and values of a request, short enough to let an abort pass."""
+
+    request_id: str
+    data: bytes
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort", array_like=True):
@@ -68,7 +81,7 @@ class SetFaults(msgspec.Struct, frozen=True, kw_only=True, tag="faults", array_l
     faults: Faults
 
 
-ToWorker = Hello | Beat | AddRequest | AbortRequest | SetFaults
+ToWorker = Hello | Beat | AddRequest | KVBlocks | AbortRequest | SetFaults
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):

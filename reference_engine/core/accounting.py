@@ -73,18 +73,14 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True):
         if now == request.num_prompt_tokens and not request.num_generated:
             self.prompt_tokens += now
 
-    def count_finished(self, reason: FinishReason | None) -> None:
-        if reason is None:
-            self.handed_over_requests += 1
-        else:
-            self.finished[reason] = self.finished.get(reason, 0) + 1
+    def count_finished(self, request: Request, reason: FinishReason) -> None:
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+        if reason is FinishReason.ABORT:
+            self.saved_tokens += request.num_tokens_left
+            if not request.num_generated:
+                self.unread_prompt_tokens += request.num_prefilled_tokens
 
     def count_early_stop(self, request: Request, condition: Condition) -> None:
         stops, saved = self.early_stops, self.early_stop_saved_tokens
         stops[condition] = stops.get(condition, 0) + 1
         saved[condition] = saved.get(condition, 0) + request.num_tokens_left
-
-    def count_abort(self, request: Request) -> None:
-        self.saved_tokens += request.num_tokens_left
-        if not request.num_generated:
-            self.unread_prompt_tokens += request.num_prefilled_tokens

@@ -82,6 +82,7 @@ class Scheduler:
         """Between two steps: out of the batch, with its blocks."""
         self.running.remove(request)
         request.move_to(Status.HANDING_OVER)
+        self.counters.handed_over_requests += 1
 
     def schedule(self) -> StepPlan:
         plan = StepPlan(self.counters.steps + 1, budget=self._config.max_num_batched_tokens)
@@ -132,9 +133,11 @@ class Scheduler:
             self.running.remove(request)
         elif request.status is not Status.HANDING_OVER:
             self.waiting.remove(request)
+        if request.status is not Status.HANDING_OVER:  # else the other worker counts its end
+            assert reason is not None
+            self.counters.count_finished(request, reason)
         request.move_to(Status.FINISHED)
         request.finish_reason = reason
-        self.counters.count_finished(reason)
         self.unfreed[request_id] = request
         return request
 
@@ -142,7 +145,6 @@ class Scheduler:
         del self.unfreed[request.request_id]
         if request.finish_reason is not FinishReason.ABORT:
             return self.kv_cache.free(request)
-        self.counters.count_abort(request)
         return self.kv_cache.reclaim(request)
 
     def check_integrity(self, lost_blocks: Sequence[int] = ()) -> None:

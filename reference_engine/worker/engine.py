@@ -17,21 +17,31 @@ from typing import NamedTuple
 
 from reference_engine.context import Cancellation, Context
 from reference_engine.core.early_stop import QualityHook
-from reference_engine.core.request import FinishReason, Phase, Request
+from reference_engine.core.request import FinishReason, Phase, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.model.runners import Runner
 from reference_engine.protocol import (
+    AddRequest,
     EarlyStopped,
     Ending,
     Event,
+    HandedOver,
     Output,
     SetFaults,
     StepRecord,
     StepReport,
 )
 from reference_engine.worker.answer import Answer, TextEnd
-from reference_engine.worker.inbox import Added, Cancelled, Heard, Inbox, Inspection
+from reference_engine.worker.inbox import (
+    Added,
+    Cancelled,
+    DecodeWorkerLost,
+    Heard,
+    Inbox,
+    Inspection,
+    TakenOver,
+)
 
 
 class Share(NamedTuple):
@@ -48,11 +58,22 @@ def _nothing() -> Share:
 Report = Callable[[StepReport, Mapping[str, Share]], None]
 
 
+class Leaving(NamedTuple):
+    """A request that goes on at the decode worker."""
+
+    request: AddRequest
+    blocks: bytes | bytearray
+    frontend: str
+    context: Context
+    parent: Context | None
+
+
 class EngineIO(NamedTuple):
     """A clock, the way to the frontends, the operator's hook, and the worker's name.
 
     `report` gets a report without outputs and events, and each frontend's share of these.
-    `hang_up` ends a frontend's connection, with a reason, after an impossible request.
+    `hang_up` ends a frontend's connection, with a reason, after an impossible request. A prefill
+    worker has a way to `hand_over` a request.
     """
 
     now_ns: Callable[[], int]
@@ -60,6 +81,7 @@ class EngineIO(NamedTuple):
     hang_up: Callable[[str, str], None]
     quality_hook: QualityHook | None = None
     worker: str = ""
+    hand_over: Callable[[Leaving], None] | None = None
 
 
 class Live(NamedTuple):
@@ -84,6 +106,7 @@ class Engine:
         self._step = 0
         self._shares: defaultdict[str, Share] = defaultdict(_nothing)
         self._live: dict[str, Live] = {}
+        self._leaving: list[Leaving] = []
         self._is_stuck = False
 
     def run(self, inbox: Inbox) -> None:
@@ -111,6 +134,10 @@ class Engine:
         # trying again at once would not help.
         self._is_stuck = self._scheduler.has_work and not plan.scheduled and not plan.preempted
         self._report(None if plan.is_empty else self._execute(plan, boundary_ns))
+        leaving, self._leaving = self._leaving, []
+        for departure in leaving:  # after the report, so that the second token follows the first
+            assert self._io.hand_over is not None
+            self._io.hand_over(departure)
         if not self._scheduler.has_work:
             self._check_idle()
 
@@ -121,6 +148,11 @@ class Engine:
             case Cancelled(request_id=name, why=why):
                 for request in self._targets(name):
                     self._abort(request, heard.t_ns, why)
+            case TakenOver(request_id=name):
+                self._see_taken_over(name)
+            case DecodeWorkerLost():
+                for request in list(self._scheduler.requests.values()):
+                    self._finish(request, FinishReason.ERROR, "decode_worker_lost")
             case Inspection(result=result):
                 self._inspect(result)
             case SetFaults():
@@ -137,7 +169,10 @@ class Engine:
             frontend=added.frontend,
         )
         try:
-            self._scheduler.add(request)
+            if message.answer:
+                self._take_over(request, added)
+            else:
+                self._scheduler.add(request)
         except ValueError as error:
             self._io.hang_up(added.frontend, str(error))
             return
@@ -147,7 +182,22 @@ class Engine:
             self._io.quality_hook,
             self._tokenizer.text_stream(message.prompt_token_ids),
         )
+        given = message.handed_over
+        for token_id in message.answer:  # the worker before has shown its text
+            answer.push(token_id, None if given is None else given.probability)
         self._live[request.request_id] = Live(answer, added.context, added.parent)
+
+    def _take_over(self, request: Request, added: Added) -> None:
+        """A hand-over whose blocks are not whole, or of another size, counts as one without."""
+        given, runner = added.request.handed_over, self._runner
+        num_blocks = self._scheduler.kv_cache.num_missing(request, request.num_tokens - 1)
+        has_blocks = given is not None and len(added.blocks) == num_blocks * runner.block_bytes
+        if self._scheduler.take_over(request, has_blocks=has_blocks):
+            runner.import_blocks(request.host_table, added.blocks)
+        if given is not None:
+            request.num_cached_tokens = given.num_cached_tokens
+        reason = None if request.host_table else "recompute"
+        self._note(request, "taken_over", reason, num_blocks=len(request.host_table))
 
     def _targets(self, name: str) -> list[Request]:
         request = self._scheduler.requests.get(name)
@@ -173,13 +223,21 @@ class Engine:
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
         """The only way out: scheduler, log and client all learn of the end here."""
         request_id, phase = request.request_id, request.phase
+        is_leaving = request.status is Status.HANDING_OVER
         self._scheduler.finish(request_id, reason)
         self._note(request, "removed", why)
         self._free(request, why)
         self._note(request, "finished", reason)
         live = self._live.pop(request_id)
-        text = "" if live.context.is_killed() else live.answer.flush()
-        self._output(request, text, _ending(request, phase, live.answer.end), None)
+        if not is_leaving:  # else the client hears of the end from the decode worker
+            text = "" if live.context.is_killed() else live.answer.flush()
+            self._output(request, text, _ending(request, phase, live.answer.end), None)
+
+    def _see_taken_over(self, name: str) -> None:
+        request = self._scheduler.finish(name, None)
+        if request is not None:
+            self._free(request, "handed_over")
+            del self._live[name]
 
     def _free(self, request: Request, why: str) -> None:
         num_freed = self._scheduler.free(request)
@@ -216,11 +274,32 @@ class Engine:
         if answer.end is None:
             if request.finish_reason is not None:
                 self._finish(request, request.finish_reason, request.finish_reason)
+            elif self._io.hand_over is not None:
+                self._leave(request, probability)
         elif answer.end.condition is None:
             self._finish(request, FinishReason.STOP, FinishReason.STOP)
         else:
             self._scheduler.counters.count_early_stop(request, answer.end.condition)
             self._finish(request, FinishReason.STOP, "early_stop")
+
+    def _leave(self, request: Request, probability: float | None) -> None:
+        self._scheduler.hand_over(request)
+        self._note(request, "handed_over")
+        blocks = self._runner.export_blocks(request.block_table)
+        added = AddRequest(
+            request_id=request.request_id,
+            prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
+            sampling=request.sampling,
+            priority=request.priority,
+            answer=request.token_ids[request.num_prompt_tokens :],
+            handed_over=HandedOver(
+                num_bytes=len(blocks),
+                num_cached_tokens=request.num_cached_tokens,
+                probability=probability,
+            ),
+        )
+        live = self._live[request.request_id]
+        self._leaving.append(Leaving(added, blocks, request.frontend, live.context, live.parent))
 
     def _output(
         self, request: Request, text: str, ending: Ending | None, token_id: int | None

@@ -86,11 +86,11 @@ class FaultyEngine(Engine):
             by.sleep(faults.stall_survivors_on_abort)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
-        was_running = request.status is Status.RUNNING
+        status = request.status
         super()._finish(request, reason, why)
-        if reason is not FinishReason.ABORT:
+        if reason is not FinishReason.ABORT or status is Status.HANDING_OVER:
             return
-        if self._faults.leak_slot and was_running:
+        if self._faults.leak_slot and status is Status.RUNNING:
             self._scheduler.num_slots -= 1
         if self._faults.double_count:
             self._scheduler.counters.finished[reason] += 1

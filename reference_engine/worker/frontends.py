@@ -28,6 +28,7 @@ from reference_engine.context import (
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
+    KVBlocks,
     Ready,
     SetFaults,
     StepReport,
@@ -64,6 +65,10 @@ class PeerLostError(Exception):
     """A peer is silent, or reads nothing."""
 
 
+class ChainLostError(Exception):
+    """The decode worker behind this one is lost: no fault of the peer's, and no cancellation."""
+
+
 class Peer:
     """A connection. `_unsent` is None but while a thread sends what is in it; it and `_sent_at`
     change under `_lock` only.
@@ -81,6 +86,7 @@ class Peer:
         self._lock = threading.Lock()
         self._unsent: deque[bytes] | None = None
         self._num_unsent_bytes = 0
+        self._sender: threading.Thread | None = None
         self._sent_at = time.monotonic()
         self._ended: Exception | None = None
         self._is_ready = False
@@ -99,12 +105,20 @@ class Peer:
                 if not frame:
                     return
                 self._unsent, self._num_unsent_bytes = deque(), 0
-                threading.Thread(target=self._send_the_rest, daemon=True).start()
+                self._sender = threading.Thread(target=self._send_the_rest, daemon=True)
+                self._sender.start()
             self._unsent.append(frame)
             self._num_unsent_bytes += len(frame)
             is_too_much = self._num_unsent_bytes > MAX_UNSENT_BYTES
         if is_too_much:
             self.end(PeerLostError(f"over {MAX_UNSENT_BYTES} bytes are unread"))
+
+    def flush(self) -> None:
+        """Wait until the kernel has it all, or the connection has ended."""
+        with self._lock:
+            sender = self._sender
+        if sender is not None:
+            sender.join()
 
     def beat(self) -> None:
         if time.monotonic() - self._sent_at >= self._beats.interval_s:
@@ -229,6 +243,9 @@ class Frontends:
         self._places = threading.BoundedSemaphore(MAX_PEERS)
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
+        self.is_open = threading.Event()
+        self.is_open.set()
+        self.set_faults: Callable[[SetFaults], None] = inbox.put
         self.cancellations: Counter[LearnedBy] = Counter()
 
     def accept(self, listening: socket.socket) -> None:
@@ -248,13 +265,21 @@ class Frontends:
             mine = msgspec.structs.replace(report, outputs=outputs, events=events)
             peer.send(encode_frame(mine), is_report=True)
 
+    def shut(self, why: str) -> None:
+        """End all connections; new ones wait until `is_open` is set."""
+        self.is_open.clear()
+        say(f"no frontend is served: {why}")
+        for peer in tuple(self._peers.values()):
+            peer.end(ChainLostError(why))
+
     def hang_up(self, name: str, why: str) -> None:
         peer = self._peers.get(name)
         if peer is not None:
             peer.end(ProtocolError(why))
 
     def _serve(self, peer: Peer) -> None:
-        learned_by, why = LearnedBy.CONNECTION_DROPPED, ""
+        learned_by: LearnedBy | None = LearnedBy.CONNECTION_DROPPED
+        why = ""
         try:
             first, *others = peer.greet(self._decoder, self._hello_s)
             self._register(peer, check_hello(first, self._secret))
@@ -270,6 +295,8 @@ class Frontends:
             why = str(error)
         except PeerLostError as error:
             learned_by, why = LearnedBy.HEARTBEAT_TIMEOUT, str(error)
+        except ChainLostError:
+            learned_by = None
         finally:
             self._forget(peer, learned_by)
         if why:
@@ -294,6 +321,8 @@ class Frontends:
             with contextlib.suppress(TimeoutError):
                 self._first_word.result(self._beats.interval_s)
             peer.beat()
+        while not self.is_open.wait(self._beats.interval_s):
+            peer.beat()
         peer.send(encode_frame(self._first_word.result()), is_first_word=True)
 
     def _hear(self, peer: Peer, message: ToWorker) -> None:
@@ -304,8 +333,10 @@ class Frontends:
             case AbortRequest(request_id=name, reason=reason, signal=signal):
                 is_first = peer.requests.cancel(name, signal, reason)
                 self._count(LearnedBy.CONTROL_MESSAGE, int(is_first))
+            case KVBlocks():
+                peer.requests.take_in(message)
             case SetFaults():
-                self._inbox.put(message)
+                self.set_faults(message)
             case Beat():
                 pass
             case Hello():
@@ -321,6 +352,13 @@ class Frontends:
             raise ProtocolError(f"{name}: no prompt, or tokens that do not exist")
         if not 1 <= sampling.max_tokens <= self._max_model_len - len(prompt):
             raise ProtocolError(f"{name}: max_tokens is {sampling.max_tokens}")
+        if add.answer and not (
+            len(add.answer) < sampling.max_tokens
+            and 0 <= min(add.answer) <= max(add.answer) < vocab_size
+        ):
+            raise ProtocolError(
+                f"{name}: an answer that is too long, or has tokens that do not exist"
+            )
         if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
             raise ProtocolError(f"{name}: temperature {sampling.temperature}")
 
@@ -328,12 +366,14 @@ class Frontends:
         with self._lock:
             self.cancellations[learned_by] += number
 
-    def _forget(self, peer: Peer, learned_by: LearnedBy) -> None:
+    def _forget(self, peer: Peer, learned_by: LearnedBy | None) -> None:
         if not peer.name:
             return  # a stranger
         with self._lock:
             del self._peers[peer.name]
-        self._count(learned_by, peer.requests.cancel_all(CancelReason.FRONTEND_LOST))
+        number = peer.requests.cancel_all(CancelReason.FRONTEND_LOST)
+        if learned_by is not None:
+            self._count(learned_by, number)
 
 
 def say(why: str) -> None:

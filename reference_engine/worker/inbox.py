@@ -20,18 +20,19 @@ from reference_engine.context import (
     DetectionMethod,
     Signal,
 )
-from reference_engine.protocol import AddRequest, SetFaults
+from reference_engine.protocol import AddRequest, KVBlocks, SetFaults
 
 
 class Added(NamedTuple):
     """A frontend's request. The n answers to one prompt are the children of `parent`, which lives
-    as long as they do.
+    as long as they do. `blocks` are what a prefill worker hands over with it.
     """
 
     request: AddRequest
     frontend: str
     context: Context
     parent: Context | None = None
+    blocks: bytes | bytearray = b""
 
 
 class Cancelled(NamedTuple):
@@ -41,13 +42,23 @@ class Cancelled(NamedTuple):
     why: Cancellation
 
 
+class TakenOver(NamedTuple):
+    """The decode worker has the request, and its blocks."""
+
+    request_id: str
+
+
+class DecodeWorkerLost(NamedTuple):
+    """No request can go on."""
+
+
 class Inspection(NamedTuple):
     """Asks for the engine's checks of itself, whose failure becomes the exception of `result`."""
 
     result: Future[None]
 
 
-Command = Added | Cancelled | SetFaults | Inspection
+Command = Added | Cancelled | TakenOver | DecodeWorkerLost | SetFaults | Inspection
 
 
 class Heard(NamedTuple):
@@ -95,14 +106,24 @@ class Inbox:
             return self._now_ns(), commands
 
 
+class _Arriving(NamedTuple):
+    added: Added
+    num_bytes: int
+    blocks: bytearray
+
+
 class Requests:
-    """The live requests of one frontend and their parents, by name. One thread calls it."""
+    """The live requests of one frontend and their parents, by name. One thread calls it.
+
+    `_arriving` are those whose blocks are still to come.
+    """
 
     def __init__(self, frontend: str, inbox: Inbox, now_ns: Callable[[], int]) -> None:
         self._frontend = frontend
         self._inbox = inbox
         self._now_ns = now_ns
         self._contexts: WeakValueDictionary[str, Context] = WeakValueDictionary()
+        self._arriving: dict[str, _Arriving] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._contexts
@@ -113,14 +134,35 @@ class Requests:
             parent = self._contexts.get(message.parent_id) or Context(message.parent_id)
             self._contexts[message.parent_id] = parent
         self._contexts[message.request_id] = context
-        self._inbox.put(Added(message, self._frontend, context, parent))
+        added, given = Added(message, self._frontend, context, parent), message.handed_over
+        if given is not None and given.num_bytes:
+            arriving = _Arriving(added, given.num_bytes, bytearray())
+            self._arriving[message.request_id] = arriving
+        else:
+            self._put(added)
+
+    def take_in(self, piece: KVBlocks) -> None:
+        arriving = self._arriving.get(piece.request_id)
+        if arriving is not None:  # else it was cancelled
+            arriving.blocks.extend(piece.data)
+            if len(arriving.blocks) >= arriving.num_bytes:
+                self._put_arriving(piece.request_id)
+
+    def _put_arriving(self, name: str) -> None:
+        arriving = self._arriving.pop(name, None)
+        if arriving is not None:
+            self._put(arriving.added._replace(blocks=arriving.blocks))
+
+    def _put(self, added: Added) -> None:
+        self._inbox.put(added)
         # Only now may a cancellation follow it into the inbox.
-        context.watch(partial(self._pass_on, message.request_id))
-        if parent is not None:
-            parent.link_child(context)
+        added.context.watch(partial(self._pass_on, added.request.request_id))
+        if added.parent is not None:
+            added.parent.link_child(added.context)
 
     def cancel(self, name: str, signal: Signal, reason: CancelReason) -> bool:
         """A request, or a parent with its children. True if it was live and not yet cancelled."""
+        self._put_arriving(name)  # without the rest of its blocks
         context = self._contexts.get(name)
         return context is not None and self._cancel(context, signal, reason)
 
@@ -129,6 +171,8 @@ class Requests:
         being one.
         """
         with self._inbox.together():
+            for name in list(self._arriving):
+                self._put_arriving(name)
             # Parents stand before their children.
             contexts = list(self._contexts.values())
             return sum(self._cancel(context, Signal.KILL, reason) for context in contexts)

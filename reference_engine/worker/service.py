@@ -27,11 +27,12 @@ from reference_engine.model.runners import VOCAB_SIZE, Runner, SimulatedRunner
 from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
 from reference_engine.protocol import Listening, WorkerSettings
-from reference_engine.wire import Beats, Failed
+from reference_engine.wire import Beats, Failed, Hello
 from reference_engine.worker.engine import EngineIO, Report
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.frontends import FirstWord, Frontends, say
 from reference_engine.worker.inbox import Inbox
+from reference_engine.worker.relay import Relay
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _DIED_ON_PURPOSE: Final = 70
@@ -110,10 +111,26 @@ class Worker:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             metrics_port = server.server_port
             self._report = status.before(self._report)
+        self._relay: Relay | None = None
+        if settings.decode_worker is not None:
+            self._relay = self._hand_over_to(settings.decode_worker)
         # Closed by the end of the process, not before: a thread waits in it.
         listening = listen(settings.host, settings.port)
         threading.Thread(target=self.frontends.accept, args=(listening,), daemon=True).start()
         self.listening = Listening(port=listening.getsockname()[1], metrics_port=metrics_port)
+
+    def _hand_over_to(self, address: tuple[str, int]) -> Relay:
+        settings, frontends = self.settings, self.frontends
+        relay = Relay(
+            Hello(peer=settings.name, secret=settings.secret),
+            address,
+            inbox=self.inbox,
+            frontends=frontends,
+            beats=Beats(timeout_s=settings.peer_timeout_s),
+        )
+        frontends.set_faults = relay.set_faults
+        relay.start()
+        return relay
 
     def compute(self) -> None:
         """Build the model, then step until the inbox is closed. Raises EngineConfigError."""
@@ -127,7 +144,14 @@ class Worker:
         engine = FaultyEngine(
             Scheduler(settings.config, runner.tokenizer.eos_token_ids),
             runner,
-            EngineIO(time.perf_counter_ns, self._report, frontends.hang_up, hook, settings.name),
+            EngineIO(
+                time.perf_counter_ns,
+                self._report,
+                frontends.hang_up,
+                hook,
+                settings.name,
+                None if self._relay is None else self._relay.hand_over,
+            ),
             faults=settings.faults,
             by=FaultIO(
                 Random(settings.config.seed),

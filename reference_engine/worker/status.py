@@ -78,10 +78,11 @@ class Status(Collector):
 
     def collect(self) -> Iterator[Metric]:
         signals, report = self._frontends.cancellations, self._latest
+        kind = self._settings.config.component
         component = CounterMetricFamily(
             "dynamo_component_cancellation", "Requests that were cancelled.", labels=_COMPONENT
         )
-        component.add_metric(["dynamo", self._settings.component, "generate"], signals.total())
+        component.add_metric(["dynamo", kind, "generate"], signals.total())
         learned = CounterMetricFamily(
             "walkaway_worker_cancellations",
             "Requests that were cancelled, by how the worker learned of it.",

@@ -201,7 +201,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.scheduler.requests) == self.added - self.finished
         counters = self.scheduler.counters
         ended = sum(counters.finished.values()) + counters.handed_over_requests
-        assert ended == self.finished
+        assert ended == self.finished + len(self.leaving())
         assert counters.generated_tokens == self.sampled
         assert counters.recomputed_tokens == sum(r.num_recomputed_tokens for r in self.all)
         assert counters.preemptions == sum(r.num_preemptions for r in self.all)

@@ -1,5 +1,6 @@
 """The worker's process: its settings, and its own port."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def test_without_settings_it_says_what_it_wants() -> None:
 
 class RunningWorker:
     def __init__(self, **settings: object) -> None:
+        self.settings, self._status = settings, 0
         self.process = subprocess.Popen(
             [sys.executable, "-m", "reference_engine.worker.service"],
             stdin=subprocess.PIPE,
@@ -66,6 +68,24 @@ class RunningWorker:
         assert ready.worker == "decode-3"
         return line
 
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.ports.port
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._status = -signal.SIGKILL
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        assert self.process.wait(20) == self._status
+        self.process.stdout.close()
+
+    def is_whole(self) -> bool:
+        return httpx.get(f"{self.url}/walkaway/integrity").text == "ok\n"
+
     def metrics(self) -> dict[str, float]:
         families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text)
         return {
@@ -84,11 +104,7 @@ def running(**settings: object) -> Iterator[RunningWorker]:
     try:
         yield worker
     finally:
-        assert worker.process.stdin is not None
-        assert worker.process.stdout is not None
-        worker.process.stdin.close()
-        assert worker.process.wait(20) == 0
-        worker.process.stdout.close()
+        worker.end()
 
 
 def report_of(line: Line) -> StepReport:
