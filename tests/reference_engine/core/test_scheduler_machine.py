@@ -280,7 +280,7 @@ def test_ten_thousand_random_operations() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=250, stateful_step_count=60, deadline=None, derandomize=True
+            max_examples=450, stateful_step_count=60, deadline=None, derandomize=True
         ),
     )
     assert SchedulerMachine.operations >= 10_000

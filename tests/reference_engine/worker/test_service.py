@@ -128,8 +128,9 @@ def end_of(line: Line, request_id: str) -> StepReport:
 
 @pytest.mark.e2e
 def test_its_own_port_shows_what_becomes_of_a_lost_frontends_requests() -> None:
+    decode = msgspec.structs.replace(QUICK, component="decode")
     with (
-        running(component="decode", peer_timeout_s=1.0) as worker,
+        running(config=decode, peer_timeout_s=1.0) as worker,
         worker.connect("f") as survivor,
         beating(survivor),
     ):
