@@ -107,8 +107,8 @@ class GenerateModel:
             raise InferenceError(StatusCode.UNAVAILABLE, str(error)) from error
         finally:
             context.unwatch(left)
-            # The iteration was given up without a word to the context: no one will read the rest.
-            self._link.cancel(submitted, CancelReason.SERVER_SHUTDOWN)
+            if not context.is_stopped():  # the iteration was given up without a word
+                self._link.cancel(submitted, CancelReason.SERVER_SHUTDOWN)
         given = submitted.context.cancellation
         if given is not None and (submitted.is_aborted or not submitted.is_ended):
             code, why = _ABORTED.get(given.reason, _CANCELLED)
