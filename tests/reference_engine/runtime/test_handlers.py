@@ -4,8 +4,7 @@ import asyncio
 import fcntl
 import gc
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,61 +23,14 @@ from reference_engine.runtime import (
 from reference_engine.runtime.calls import WINDOW_BYTES, Call, ToCaller, encode
 from reference_engine.runtime.client import Outgoing
 from reference_engine.runtime.discovery import Instance, find, registered
-from reference_engine.runtime.serving import Handler, Running, Served
+from reference_engine.runtime.serving import Running
 from reference_engine.wire import Beats, Failed, FrameReader, Hello, LearnedBy, encode_frame
-
-PATH = "lab.leaf.generate"
-
-
-class Lab:
-    """A process's worth of runtime for each handler, and one that calls them."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._serving: list[asyncio.Task[None]] = []
-        self.served: list[Served] = []
-        self.runtimes: list[DistributedRuntime] = []
-        self.caller = self._runtime()
-
-    def _runtime(self, **settings: Any) -> DistributedRuntime:
-        return DistributedRuntime(asyncio.get_running_loop(), folder=self._folder, **settings)
-
-    async def client(self, *handlers: Handler, **settings: Any) -> Client:
-        for handler in handlers:
-            runtime, served = self._runtime(**settings), Served(PATH, handler)
-            self.runtimes.append(runtime)
-            self.served.append(served)
-            self._serving.append(asyncio.create_task(runtime.serve(served, graceful=False)))
-        client = await self.caller.endpoint(PATH).client()
-        await client.wait_for_instances()
-        await until(lambda: len(client.instance_ids()) >= len(handlers))
-        return client
-
-    async def end(self) -> None:
-        for runtime in (*self.runtimes, self.caller):
-            runtime.shutdown()
-        await asyncio.gather(*self._serving)
-        await until(lambda: not any(served.calls for served in self.served))
-
-
-@asynccontextmanager
-async def lab(folder: Path) -> AsyncIterator[Lab]:
-    made = Lab(folder)
-    try:
-        async with asyncio.timeout(20):
-            yield made
-    finally:
-        await made.end()
+from tests.reference_engine.runtime.lab import PATH, lab, until
 
 
 async def numbers(request: Any, context: Context) -> AsyncGenerator[Any, None]:
     for number in range(request):
         yield number
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 the other side of a connection sets no event
-        await asyncio.sleep(0.001)
 
 
 def test_a_stop_leaves_what_is_in_the_stream_and_a_parents_kill_drops_it(tmp_path: Path) -> None:
