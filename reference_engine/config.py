@@ -10,7 +10,7 @@ import msgspec
 Device = Literal["auto", "cpu", "cuda"]
 ModelDtype = Literal["float32", "bfloat16"]
 Component = Literal["backend", "prefill", "decode"]
-RunnerName = Literal["torch", "simulated", "none"]
+RunnerName = Literal["torch", "simulated", "handlers", "none"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 VictimPolicy = Literal["policy", "rebuild-cost"]
 ReclaimPolicy = Literal["immediate", "retain"]
@@ -107,6 +107,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.teacher is not None and self.runner != "simulated":
             raise EngineConfigError("teacher needs the simulated runner: --runner simulated")
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether a worker of the engine's own generates."""
+        return self.runner in ("torch", "simulated")
 
     @property
     def watermark_blocks(self) -> int:

@@ -16,6 +16,7 @@ from reference_engine.config import (
 )
 from reference_engine.faults import fault_names, parse_faults
 from reference_engine.model.checkpoint import choose_context
+from reference_engine.runtime.discovery import read_path
 from reference_engine.serve.access import read_api_keys
 from reference_engine.serve.process import MAX_PROCESSES, ServeSettings, Tiers
 from reference_engine.serve.workers import WorkerAddress, is_loopback
@@ -107,6 +108,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="cancel their requests as Triton does, with its known gaps",
     )
     group.add_argument(
+        "--handler-endpoint",
+        type=read_path,
+        metavar="NAMESPACE.COMPONENT.ENDPOINT",
+        help="handlers in Python that answer, in the worker's place (docs/dynamo.md)",
+    )
+    group.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
     _add_settings(group, FrontendSettings, _SERVER)
@@ -114,7 +121,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_settings(parser.add_argument_group("clients"), FrontendSettings, _CLIENTS)
     _add_access(parser.add_argument_group("access"))
     group = parser.add_argument_group("model")
-    _add_settings(group, EngineConfig, {"runner": "none: no engine, only models over gRPC"})
+    _add_settings(
+        group,
+        EngineConfig,
+        {"runner": "none: no engine, only models over gRPC; handlers: --handler-endpoint"},
+    )
     group.add_argument("--model", default=EngineConfig().model, metavar="NAME|DIR", help=_MODELS)
     _add_settings(group, EngineConfig, _MODEL)
     _add_settings(parser.add_argument_group("sizes"), EngineConfig, _SIZES)
@@ -151,6 +162,10 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         raise EngineConfigError(
             "--triton-faithful changes how --model-repository is served: give both"
         )
+    if args.handler_endpoint is not None:
+        args.runner = "handlers"
+    elif args.runner == "handlers":
+        raise EngineConfigError("--runner handlers needs an endpoint: give --handler-endpoint")
     if args.runner == "none" and args.kserve_port is None:
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
@@ -162,6 +177,7 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         kserve_port=args.kserve_port,
         model_repository=args.model_repository,
         triton_faithful=args.triton_faithful,
+        handler_endpoint=args.handler_endpoint,
         config=EngineConfig(**_flags_of(EngineConfig, args), step_cost=step_cost),
         frontend=FrontendSettings(
             **_flags_of(FrontendSettings, args), api_keys=keys, rate_limits=limits

@@ -83,6 +83,9 @@ class DistributedRuntime:
     def endpoint(self, path: str) -> "Endpoint":
         return Endpoint(self, read_path(path))
 
+    def client(self, path: str) -> Client:
+        return Client(path, self.folder, self.links, Random())
+
     def shutdown(self) -> None:
         """New calls are refused; the graceful endpoints' calls go on to their ends."""
         self._is_shut_down.set()
@@ -130,7 +133,7 @@ class Endpoint:
         await self._runtime.serve(served, graceful=graceful_shutdown)
 
     async def client(self) -> Client:
-        return Client(self._path, self._runtime.folder, self._runtime.links, Random())
+        return self._runtime.client(self._path)
 
     def connection_id(self) -> int:
         """This process's id among the instances."""

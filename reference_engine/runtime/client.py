@@ -85,7 +85,11 @@ class Outgoing:
     """
 
     def __init__(
-        self, link: "Link", number: int, given: Context | None, on_end: Callable[[], object]
+        self,
+        link: "Link",
+        number: int,
+        given: Context | None,
+        on_end: Callable[[Exception | None], object],
     ) -> None:
         self._link = link
         self._number = number
@@ -140,7 +144,7 @@ class Outgoing:
         self.context.unwatch(self._signalled)
         if self._given is not None:
             self._given.unlink_child(self.context)
-        self._on_end()
+        self._on_end(failure)
 
     def take(self) -> msgspec.Raw:
         data = self.items.popleft()
@@ -225,7 +229,7 @@ class Link:
         endpoint: str,
         request: msgspec.Raw,
         given: Context | None,
-        on_end: Callable[[], object],
+        on_end: Callable[[Exception | None], object],
     ) -> Outgoing:
         """Raises ConnectionError, TypeError or ValueError, and then does not call `on_end`."""
         if self.is_lost:
@@ -373,12 +377,16 @@ class Client:
                 raise NoInstanceError(f"{self._path}: {error}") from None
             try:
                 link = await self._links.to(self._instances[chosen.name])
-                call = link.call(self._path, data, context, chosen.ended)
+                call = link.call(self._path, data, context, partial(self._ended, chosen))
             except BaseException as error:
-                chosen.ended()
+                self._ended(chosen, error)
                 if not isinstance(error, OSError):
                     raise
-                self._router.down(chosen.name)
-                self._shunned[chosen.name] = asyncio.get_running_loop().time() + _SHUN_S
             else:
                 return ResponseStream(call, annotated=annotated)
+
+    def _ended(self, chosen: Chosen[int], failure: BaseException | None) -> None:
+        chosen.ended()
+        if isinstance(failure, OSError):  # it is lost, or does not answer
+            self._router.down(chosen.name)
+            self._shunned[chosen.name] = asyncio.get_running_loop().time() + _SHUN_S

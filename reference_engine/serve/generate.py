@@ -225,7 +225,7 @@ class GenerationResponse:
                 await client.send(writer.token(index, output))
                 request.choices[index].num_sent = output.num_generated
         except EngineStoppedError as error:
-            await client.send(_event(ApiError(503, str(error)).body), is_last=True)
+            await client.send(_event(ApiError(error.status, str(error)).body), is_last=True)
             return
         finally:
             until_heartbeat.stop()
@@ -248,7 +248,7 @@ class GenerationResponse:
                 index, output = item
                 texts[index] += output.text
         except EngineStoppedError as error:
-            answer = ApiError(503, str(error)).response(request.client_request_id)
+            answer = ApiError(error.status, str(error)).response(request.client_request_id)
         else:
             if not request.is_ended:
                 return  # the client has left

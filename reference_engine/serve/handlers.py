@@ -10,6 +10,7 @@ its slot is free when its handler has ended, however late that is.
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,12 +31,13 @@ from reference_engine.protocol import (
     ToWorker,
 )
 from reference_engine.runtime import (
-    Client,
+    DistributedRuntime,
     HandlerError,
     NoInstanceError,
     ResponseStream,
     WorkerLostError,
 )
+from reference_engine.serve.supervisor import EngineStoppedError, HandlerFailedError
 from reference_engine.worker.answer import Answer
 
 _MAX_TRIES: Final = 3  # of a request whose handlers die before its first token
@@ -124,44 +126,61 @@ class Handled:
 
 
 class HandlerWorker:
-    """Takes a worker's messages. `on_failed` gets a request's name, and why it has no answer."""
+    """What `Worker` is, for an endpoint. `on_failed` gets a request's name, and why it has no
+    answer.
+    """
 
     def __init__(
         self,
-        client: Client,
+        runtime: DistributedRuntime,
+        endpoint: str,
         config: EngineConfig,
         tokenizer: Tokenizer,
         *,
+        on_up: Callable[["HandlerWorker", Ready], object],
         on_report: Callable[[str, StepReport], object],
-        on_failed: Callable[[str, str], object],
-        name: str = "handlers",
+        on_failed: Callable[[str, EngineStoppedError], object],
     ) -> None:
-        self._client = client
+        self._runtime = runtime
+        self._endpoint = endpoint
+        self.client = runtime.client(endpoint)
         self._config = config
         self._tokenizer = tokenizer
+        self._on_up = on_up
         self._on_report = on_report
         self._on_failed = on_failed
         self._counters = Counters()
-        self._running: dict[asyncio.Task[None], Handled] = {}
+        self._running: dict[str, tuple[Handled, asyncio.Task[None]]] = {}
         self.ready = Ready(
             pid=os.getpid(),
             device="none",
             vocab_size=tokenizer.vocab_size,
             gpu_name=None,
-            worker=name,
+            worker="handlers",
         )
 
-    async def start(self) -> Ready:
-        await self._client.wait_for_instances()
+    async def start(self, *, is_patient: bool) -> Ready:
+        """It waits in any case, since others start the handlers, and says so if it is alone."""
+        if not (is_patient or self.client.instance_ids()):
+            why = f"walkaway engine: waiting for a process that serves {self._endpoint}"
+            print(why, file=sys.stderr, flush=True)  # noqa: T201
+        await self.client.wait_for_instances()
+        self._on_up(self, self.ready)
         return self.ready
+
+    async def keep(self) -> None:
+        """For ever: the client finds other handlers."""
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        self._runtime.shutdown()
 
     def send(self, message: ToWorker) -> None:
         match message:
             case AddRequest():
                 handled = Handled(message, self._tokenizer)
                 task = asyncio.get_running_loop().create_task(self._serve(handled))
-                self._running[task] = handled
-                task.add_done_callback(self._running.pop)
+                self._running[message.request_id] = handled, task
             case AbortRequest(request_id=name):
                 now_ns = time.perf_counter_ns()
                 why = Cancellation(message.reason, DetectionMethod.NONE, now_ns)
@@ -173,18 +192,29 @@ class HandlerWorker:
                 pass
 
     def _named(self, name: str) -> list[Handled]:
-        return [h for h in self._running.values() if name in (h.add.request_id, h.add.parent_id)]
+        """A request, or all of a parent's."""
+        running = [handled for handled, _ in self._running.values()]
+        return [one for one in running if name in (one.add.request_id, one.add.parent_id)]
 
     async def _serve(self, handled: Handled) -> None:
         self._report(handled, "admitted")
+        ends: tuple[str, ...] = ()
         try:
-            stream = await self._relay(handled)
-        except (HandlerError, NoInstanceError, WorkerLostError) as error:
-            self._on_failed(handled.add.request_id, str(error))
-            for sibling in self._named(handled.add.parent_id or handled.add.request_id):
-                sibling.context.kill()
-            return
-        if handled.ending is None:  # the handler has ended, or a cancel its stream
+            await self._answer(handled)
+            ends = "removed", "finished", "blocks_freed"
+        except HandlerError as error:
+            self._fail(handled, HandlerFailedError(f"the handler failed: {error}"))
+        except (NoInstanceError, WorkerLostError) as error:
+            self._fail(handled, EngineStoppedError(str(error)))
+        finally:
+            del self._running[handled.add.request_id]
+        reason = None if handled.ending is None else handled.ending.finish_reason
+        self._report(handled, *ends, reason=reason)
+
+    async def _answer(self, handled: Handled) -> None:
+        """Until the handler has ended, which may be after the end of the answer."""
+        stream = await self._relay(handled)
+        if handled.ending is None:  # the handler has ended without one, or was cancelled
             is_cancelled = handled.context.is_stopped()
             ended = handled.end(FinishReason.ABORT if is_cancelled else FinishReason.STOP)
             self._report(handled, outputs=[ended])
@@ -192,13 +222,18 @@ class HandlerWorker:
         assert handled.ending is not None
         reason = handled.ending.finish_reason
         self._counters.finished[reason] = self._counters.finished.get(reason, 0) + 1
-        self._report(handled, "removed", "blocks_freed", "finished", reason=reason)
+
+    def _fail(self, handled: Handled, error: EngineStoppedError) -> None:
+        """The other answers of its client request go with it."""
+        self._on_failed(handled.add.request_id, error)
+        for one in self._named(handled.add.parent_id or handled.add.request_id):
+            one.context.kill()
 
     async def _relay(self, handled: Handled) -> ResponseStream:
         """Another instance gets it if one dies before the first token."""
         request = handled.request(self._config.model, self._tokenizer.eos_token_ids)
         for num_left in reversed(range(_MAX_TRIES)):
-            stream = await self._client.generate(request, annotated=False, context=handled.context)
+            stream = await self.client.generate(request, annotated=False, context=handled.context)
             try:
                 async for item in stream:
                     before, outputs = handled.num_generated, handled.take(item)
@@ -237,7 +272,7 @@ class HandlerWorker:
             step=None,
             outputs=outputs or [],
             events=noted,
-            num_running=len(self._running) - ("finished" in events),
+            num_running=len(self._running),
             num_waiting=0,
             free_blocks=self._config.num_blocks,
             cached_blocks=0,

@@ -119,7 +119,7 @@ class Fleet:
         self._settings = settings
         self._secret = tiers.secret or ("" if _is_shared(settings) else secrets.token_hex(32))
         self._plans = plan_workers(
-            0 if tiers.connect or settings.config.runner == "none" else tiers.workers,
+            0 if tiers.connect or not settings.config.has_worker else tiers.workers,
             disaggregated=tiers.disaggregated,
             name=tiers.name if tiers.worker_listen else None,
         )

@@ -290,6 +290,12 @@ class WorkerLink:
             self._choices.pop(choice.request_id, None)
         self._end(request, now_ns, failure)
 
+    def failed(self, request_id: str, why: EngineStoppedError) -> None:
+        """Its worker is there, but has no answer for it."""
+        request, _ = self._choices.get(request_id, (None, None))
+        if request is not None and not request.is_ended:
+            self._fail(request, why)
+
     def take_in(self, via: str, report: StepReport) -> None:
         """A report that came from the worker `via`, of itself or of the worker behind it."""
         worker = report.worker

@@ -34,7 +34,9 @@ from reference_engine.metrics.collector import Collector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Listening, Ready, WorkerSettings
+from reference_engine.runtime import DistributedRuntime
 from reference_engine.serve.faults import FaultyLink
+from reference_engine.serve.handlers import HandlerWorker
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import Company, WorkerLink
 from reference_engine.serve.server import NO_WORKER_READY, Frontend
@@ -89,7 +91,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`port` 0 takes a free one; a `kserve_port` of None serves no gRPC. `triton_faithful`: the
-    repository's models are served with Triton's known gaps.
+    repository's models are served with Triton's known gaps. `handler_endpoint` goes with the runner
+    `handlers`.
     """
 
     host: str
@@ -97,6 +100,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     kserve_port: int | None = None
     model_repository: str | None = None
     triton_faithful: bool = False
+    handler_endpoint: str | None = None
     config: EngineConfig
     faults: Faults
     frontend: FrontendSettings
@@ -269,7 +273,7 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
         stop, with_stdin=settings.exit_with_stdin, is_launched=settings.place is not None
     )
     own = Child("worker", WORKER_MODULE)
-    workers: list[Worker] = []
+    workers: list[Worker | HandlerWorker] = []
     try:
         place = settings.place or await unless(stop.wished, _alone(own, settings))
         if place is not None:
@@ -285,7 +289,7 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
 async def _alone(own: Child, settings: ServeSettings) -> Place:
     """Beside a worker of its own, if there is an engine."""
     place = Place(name="frontend-0", id_prefix="", secret="", addresses=(), frontends=_ALONE)
-    if settings.config.runner == "none":
+    if not settings.config.has_worker:
         return place
     secret = secrets.token_hex(32)
     listening = await own.start(
@@ -301,12 +305,14 @@ async def _alone(own: Child, settings: ServeSettings) -> Place:
     return msgspec.structs.replace(place, secret=secret, addresses=(at,))
 
 
-def _link(settings: ServeSettings, workers: list[Worker], place: Place) -> FaultyLink:
+def _link(
+    settings: ServeSettings, workers: list[Worker | HandlerWorker], place: Place
+) -> FaultyLink:
     """A link to the workers at the place's addresses, which it puts into `workers`."""
     is_launched = settings.place is not None
-    names: dict[str, Worker] = {}
+    names: dict[str, Worker | HandlerWorker] = {}
 
-    def up(worker: Worker, ready: Ready) -> None:
+    def up(worker: Worker | HandlerWorker, ready: Ready) -> None:
         if names.setdefault(ready.worker, worker) is worker:
             link.worker_up(ready)
 
@@ -333,6 +339,18 @@ def _link(settings: ServeSettings, workers: list[Worker], place: Place) -> Fault
     for address in place.addresses:
         worker = Worker(address, caller, on_up=up, on_report=link.take_in, on_lost=link.worker_lost)
         workers.append(worker)
+    if settings.handler_endpoint is not None:
+        runtime = DistributedRuntime(asyncio.get_running_loop(), beats=caller.beats)
+        handlers = HandlerWorker(
+            runtime,
+            settings.handler_endpoint,
+            settings.config,
+            _tokenizer(settings.config, NO_WORKER_READY.vocab_size),
+            on_up=up,
+            on_report=link.take_in,
+            on_failed=link.failed,
+        )
+        workers.append(handlers)
     return link
 
 
@@ -341,7 +359,7 @@ async def _serve_until(
     settings: ServeSettings,
     listener: socket.socket,
     own: Child,
-    workers: list[Worker],
+    workers: list[Worker | HandlerWorker],
     link: FaultyLink,
     place: Place,
 ) -> None:
@@ -387,7 +405,7 @@ async def _serve_until(
         raise why
 
 
-async def _connect(workers: list[Worker], *, is_patient: bool) -> list[Ready]:
+async def _connect(workers: list[Worker | HandlerWorker], *, is_patient: bool) -> list[Ready]:
     """Raises EngineConfigError if workers share a name."""
     readies = await asyncio.gather(*(worker.start(is_patient=is_patient) for worker in workers))
     names = [ready.worker for ready in readies]
@@ -397,7 +415,7 @@ async def _connect(workers: list[Worker], *, is_patient: bool) -> list[Ready]:
     return readies
 
 
-async def _keep(own: Child, workers: list[Worker]) -> None:
+async def _keep(own: Child, workers: list[Worker | HandlerWorker]) -> None:
     """Raises EngineStoppedError if our own worker dies, or cannot be reached any more."""
 
     async def live() -> None:

@@ -201,7 +201,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
             text = f"{error.detail}: {request.method}; /openapi.json lists the methods"
             answer = ApiError(status, text, headers=error.headers)
         case EngineStoppedError():
-            answer = ApiError(503, str(error))
+            answer = ApiError(error.status, str(error))
         case ClientDisconnect():
             return Response(status_code=499)  # it left while sending its body: this is never read
         case _:

@@ -19,6 +19,14 @@ SHUTTING_DOWN: Final = "the server is shutting down"
 class EngineStoppedError(RuntimeError):
     """Nothing can be generated: the worker is lost, or the server is shutting down."""
 
+    status = 503
+
+
+class HandlerFailedError(EngineStoppedError):
+    """A handler in Python raised: it is this request's end alone."""
+
+    status = 500
+
 
 class Child:
     """Runs a module, one process at a time.

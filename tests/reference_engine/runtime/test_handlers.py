@@ -104,7 +104,7 @@ def test_a_caller_that_does_not_read_holds_back_its_handler_and_no_other(tmp_pat
 
 async def raising(request: Any) -> AsyncGenerator[Any, None]:
     if request == "mistake":
-        raise RuntimeError("a mistake \udcff")
+        raise RuntimeError("a mistake")
     if request == "object":
         yield object()
     if request == "cancelled":
@@ -115,7 +115,7 @@ async def raising(request: Any) -> AsyncGenerator[Any, None]:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ("mistake", r"RuntimeError: a mistake \?"),
+        ("mistake", "RuntimeError: a mistake"),
         ("object", "TypeError: .*object is unsupported"),
         ("cancelled", "CancelledError"),
     ],

@@ -1,22 +1,26 @@
 """Handlers in the worker's place: what they are asked, and what is reported of their answers."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from reference_engine.config import EngineConfig
 from reference_engine.context import CancelReason, Context, Signal
 from reference_engine.core.request import FinishReason, Sampling
 from reference_engine.model.tokenizer import WordTokenizer
-from reference_engine.protocol import AbortRequest, AddRequest, Output, StepReport
-from reference_engine.runtime import Client
+from reference_engine.protocol import AbortRequest, AddRequest, Output, Ready, StepReport
 from reference_engine.runtime.serving import Handler
 from reference_engine.serve.handlers import HandlerWorker
-from tests.reference_engine.runtime.lab import Lab, lab, until
+from reference_engine.serve.supervisor import EngineStoppedError
+from reference_engine.wire import LearnedBy
+from tests.reference_engine.running_engine import RunningEngine
+from tests.reference_engine.runtime.lab import PATH, Lab, lab, until
 
 TOKENIZER = WordTokenizer(300)
 WORDS = [TOKENIZER.text_of(token_id) for token_id in range(260, 270)]
@@ -25,12 +29,14 @@ WORDS = [TOKENIZER.text_of(token_id) for token_id in range(260, 270)]
 class Frontend:
     """What a link hears of the worker."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self) -> None:
         self.outputs: list[Output] = []
         self.events: list[str] = []
-        self.failures: list[tuple[str, str]] = []
+        self.failures: list[tuple[str, int, str]] = []
         self.num_running = 0
+
+    def up(self, worker: HandlerWorker, ready: Ready) -> None:
+        self.ready = ready
 
     def take_in(self, worker: str, report: StepReport) -> None:
         assert worker == report.worker == "handlers"
@@ -38,8 +44,8 @@ class Frontend:
         self.events += [event.event for event in report.events]
         self.num_running = report.num_running
 
-    def fail(self, request_id: str, why: str) -> None:
-        self.failures.append((request_id, why))
+    def fail(self, request_id: str, why: EngineStoppedError) -> None:
+        self.failures.append((request_id, why.status, str(why)))
 
     @property
     def answer(self) -> tuple[str, int, FinishReason | None]:
@@ -53,16 +59,18 @@ async def served(
     folder: Path, *handlers: Handler
 ) -> AsyncIterator[tuple[Lab, HandlerWorker, Frontend]]:
     async with lab(folder) as here:
-        client = await here.client(*handlers)
-        frontend = Frontend(client)
+        await here.client(*handlers)
+        frontend = Frontend()
         worker = HandlerWorker(
-            client,
+            here.caller,
+            PATH,
             EngineConfig(),
             TOKENIZER,
+            on_up=frontend.up,
             on_report=frontend.take_in,
             on_failed=frontend.fail,
         )
-        assert (await worker.start()).vocab_size == 300
+        assert await worker.start(is_patient=False) is frontend.ready
         yield here, worker, frontend
 
 
@@ -115,7 +123,7 @@ def test_an_answer_ends_by_its_handler_or_by_what_was_asked_for(
             await until(lambda: "finished" in frontend.events)
             assert frontend.answer == answer
             first = ["first_token"] if answer[1] else []
-            ends = ["removed", "blocks_freed", "finished"]
+            ends = ["removed", "finished", "blocks_freed"]
             assert frontend.events == ["admitted", *first, *ends]
             assert frontend.num_running == 0
             assert here.served[0].cancellations.total() == is_told
@@ -175,8 +183,12 @@ def test_a_handlers_mistake_is_its_requests_and_a_dead_one_is_replaced_before_th
             await until(lambda: len(frontend.failures) == 1)
             worker.send(add(1))
             await until(lambda: len(frontend.failures) == 2)
-            assert frontend.failures[0] == ("req-1-0", "RuntimeError: a mistake")
-            assert "not a dict with token_ids" in frontend.failures[1][1]
+            assert frontend.failures[0] == (
+                "req-1-0",
+                500,
+                "the handler failed: RuntimeError: a mistake",
+            )
+            assert "not a dict with token_ids" in frontend.failures[1][2]
 
     async def with_two() -> None:
         started = asyncio.Event()
@@ -190,7 +202,7 @@ def test_a_handlers_mistake_is_its_requests_and_a_dead_one_is_replaced_before_th
             worker.send(add())
             await started.wait()
             await here.client(counting)
-            await until(lambda: len(frontend.client.instance_ids()) == 2)
+            await until(lambda: len(worker.client.instance_ids()) == 2)
             here.caller.links.close()
             await until(lambda: "finished" in frontend.events)
             assert frontend.answer == ("".join(WORDS[:5]), 5, FinishReason.LENGTH)
@@ -198,3 +210,41 @@ def test_a_handlers_mistake_is_its_requests_and_a_dead_one_is_replaced_before_th
 
     asyncio.run(main())
     asyncio.run(with_two())
+
+
+@pytest.mark.e2e
+def test_a_client_that_leaves_over_http_reaches_the_handler_and_a_mistake_reaches_its_client(
+    tmp_path: Path,
+) -> None:
+    async def handler(request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        if request["stop_conditions"]["max_tokens"] == 1:
+            raise RuntimeError("a mistake")
+        yield {"token_ids": [260]}
+        await context.killed()
+
+    async def main() -> None:
+        folder = tmp_path / "walkaway"
+        folder.mkdir()
+        async with lab(folder) as here:
+            await here.client(handler)
+            flags = ("--handler-endpoint", PATH)
+            env = {**os.environ, "DYN_FILE_KV": str(tmp_path)}
+            engine = await asyncio.to_thread(RunningEngine, *flags, env=env)
+            body, name = {"model": "tiny", "prompt": "hi"}, {"x-request-id": "mine"}
+            async with httpx.AsyncClient(base_url=engine.url) as http:
+                asked = {**body, "stream": True}
+                async with http.stream("POST", "/v1/completions", json=asked, headers=name) as it:
+                    await anext(it.aiter_lines())
+                await asyncio.to_thread(engine.wait_for, "finished", "mine")
+                assert here.served[0].cancellations == {LearnedBy.CONTROL_MESSAGE: 1}
+                order = await asyncio.to_thread(engine.order, "mine")
+                assert order[3:6] == ["disconnected", "abort_sent", "abort_received"]
+                mistake = await http.post("/v1/completions", json={**body, "max_tokens": 1})
+                assert mistake.status_code == 500
+                assert "RuntimeError: a mistake" in mistake.text
+                metrics = (await http.get("/metrics")).text
+            labels = 'model="tiny",endpoint="completions",request_type="stream"'
+            assert f"dynamo_frontend_model_cancellation_total{{{labels}}} 1" in metrics
+            assert await asyncio.to_thread(engine.stop) == 0
+
+    asyncio.run(main())
