@@ -5,6 +5,7 @@ engine does not implement is accepted only with a value that changes nothing.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
@@ -236,13 +237,13 @@ def echo_of(headers: Headers) -> str | None:
     return request_id if request_id and re.fullmatch(_VISIBLE, request_id) else None
 
 
-def read_page(request: Request) -> tuple[int, int]:
-    limit = _number(request, "limit", default=MAX_PAGE)
-    return _number(request, "after", default=0), min(max(limit, 1), MAX_PAGE)
+def read_page(query: Mapping[str, str]) -> tuple[int, int]:
+    limit = _number(query, "limit", default=MAX_PAGE)
+    return _number(query, "after", default=0), min(max(limit, 1), MAX_PAGE)
 
 
-def _number(request: Request, name: str, *, default: int) -> int:
-    text = request.query_params.get(name, str(default))
+def _number(query: Mapping[str, str], name: str, *, default: int) -> int:
+    text = query.get(name, str(default))
     if not re.fullmatch(rf"[0-9]{{1,{_MAX_DIGITS}}}", text):
         raise ApiError(400, f"{name}: a number of at most {_MAX_DIGITS} digits", param=name)
     return int(text)

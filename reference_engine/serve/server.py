@@ -128,11 +128,11 @@ class Frontend:
         return Response(self._openapi, media_type="application/json")
 
     async def lifecycle(self, request: Request) -> Response:
-        after, limit = read_page(request)
+        after, limit = read_page(request.query_params)
         return ndjson(self._link.lifecycle.after(after, limit))
 
     async def steps(self, request: Request) -> Response:
-        after, limit = read_page(request)
+        after, limit = read_page(request.query_params)
         return ndjson(self._link.steps.after(after, limit))
 
     async def config(self, request: Request) -> Response:

@@ -107,10 +107,11 @@ class Worker:
             from reference_engine.worker.status import Status, StatusServer
 
             status = Status(settings, self.frontends, self.inbox)
-            server = StatusServer(status, (settings.host, settings.metrics_port))
+            listening = listen(settings.host, settings.metrics_port)
+            server = StatusServer(status, listening)
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            metrics_port = server.server_port
-            self._report = status.before(self._report)
+            metrics_port = listening.getsockname()[1]
+            self._report = status.report
         self._relay: Relay | None = None
         if settings.decode_worker is not None:
             self._relay = self._hand_over_to(settings.decode_worker)

@@ -4,15 +4,14 @@ The log has the events of all its requests, so those of a lost frontend can be f
 thread of its own answers each request.
 """
 
-import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from traceback import extract_tb
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import asdict
 from prometheus_client import CollectorRegistry
@@ -20,18 +19,23 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from reference_engine.api.bodies import read_page
 from reference_engine.api.journal import Log, Page
-from reference_engine.api.schemas import LifecycleEntry, StepEntry
+from reference_engine.api.schemas import ApiError, LifecycleEntry, StepEntry
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport, WorkerSettings
 from reference_engine.wire import LearnedBy
-from reference_engine.worker.engine import Report, Share
+from reference_engine.worker.engine import Share
 from reference_engine.worker.frontends import Frontends
 from reference_engine.worker.inbox import Inbox, Inspection
 
-_MAX_PAGE: Final = 10_000
 _INSPECTION_S: Final = 30.0  # for the step in progress
 _COMPONENT: Final = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint")
+_GAUGES: Final = {
+    "num_running": "Batch slots in use.",
+    "num_waiting": "Requests that wait.",
+    "free_blocks": "Blocks that can be given to requests.",
+}
 
 
 class Status(Collector):
@@ -43,27 +47,31 @@ class Status(Collector):
         self._inbox = inbox
         self._lock = threading.Lock()
         self._latest: StepReport | None = None
-        self._lifecycle = Log()
-        self._steps = Log()
+        self._lifecycle, self._steps = Log(), Log()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def before(self, report: Report) -> Report:
-        """A report that is noted here, then passed on."""
-
-        def note(whole: StepReport, shares: Mapping[str, Share]) -> None:
-            self._note(whole, shares)
-            report(whole, shares)
-
-        return note
-
-    def lifecycle(self, after: int, limit: int) -> Page:
+    def report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+        """Note it, then pass it on."""
         with self._lock:
-            return self._lifecycle.after(after, limit)
+            self._latest = report
+            if report.step is not None:
+                self._steps.append(StepEntry(worker=report.worker, **asdict(report.step)))
+            for event in (event for share in shares.values() for event in share.events):
+                entry = LifecycleEntry(
+                    seq=self._lifecycle.next_number,
+                    client_request_id=None,
+                    worker=report.worker,
+                    **asdict(event),
+                )
+                self._lifecycle.append(entry)
+        self._frontends.report(report, shares)
 
-    def steps(self, after: int, limit: int) -> Page:
+    def page(self, path: str, query: Mapping[str, str]) -> Page:
+        """Raises ApiError."""
+        log = self._steps if path.endswith("steps") else self._lifecycle
         with self._lock:
-            return self._steps.after(after, limit)
+            return log.after(*read_page(query))
 
     def metrics(self) -> bytes:
         return generate_latest(self._registry)
@@ -99,35 +107,15 @@ class Status(Collector):
             value = 0 if report is None else getattr(report, name)
             yield GaugeMetricFamily(f"walkaway_worker_{name}", text, value)
 
-    def _note(self, report: StepReport, shares: Mapping[str, Share]) -> None:
-        with self._lock:
-            self._latest = report
-            if report.step is not None:
-                self._steps.append(StepEntry(worker=report.worker, **asdict(report.step)))
-            for _, events in shares.values():
-                for event in events:
-                    entry = LifecycleEntry(
-                        seq=self._lifecycle.next_number,
-                        client_request_id=None,
-                        worker=report.worker,
-                        **asdict(event),
-                    )
-                    self._lifecycle.append(entry)
-
-
-_GAUGES: Final = {
-    "num_running": "Batch slots in use.",
-    "num_waiting": "Requests that wait.",
-    "free_blocks": "Blocks that can be given to requests.",
-}
-
 
 class StatusServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, status: Status, address: tuple[str, int]) -> None:
+    def __init__(self, status: Status, listening: socket.socket) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
         self.status = status
-        super().__init__(address, _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -138,44 +126,27 @@ class _Handler(BaseHTTPRequestHandler):
         url, status = urlsplit(self.path), self.server.status
         match url.path:
             case "/metrics":
-                self._answer(HTTPStatus.OK, status.metrics(), CONTENT_TYPE_LATEST)
+                self._answer(200, status.metrics(), CONTENT_TYPE_LATEST)
             case "/walkaway/lifecycle" | "/walkaway/steps":
-                self._page(url.path.removeprefix("/walkaway/"), url.query)
+                try:
+                    page = status.page(url.path, dict(parse_qsl(url.query)))
+                except ApiError as error:
+                    self._answer(error.status, f"{error}\n")
+                else:
+                    body, kind = b"".join(page.lines), "application/x-ndjson"
+                    self._answer(200, body, kind, page.headers())
             case "/walkaway/integrity":
-                self._integrity()
+                self._answer(*_integrity(status))
             case _:
                 text = "paths: /metrics, /walkaway/lifecycle, /walkaway/steps, /walkaway/integrity"
-                self._answer(HTTPStatus.NOT_FOUND, f"no such path; {text}\n")
+                self._answer(404, f"no such path; {text}\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the base's name
         """Requests are not logged."""
 
-    def _page(self, name: str, query: str) -> None:
-        given = {key: values[-1] for key, values in parse_qs(query).items()}
-        numbers = [given.get("after", "0"), given.get("limit", str(_MAX_PAGE))]
-        if not all(re.fullmatch(r"[0-9]{1,18}", text) for text in numbers):
-            self._answer(HTTPStatus.BAD_REQUEST, "after and limit: numbers of at most 18 digits\n")
-            return
-        after, limit = map(int, numbers)
-        page = getattr(self.server.status, name)(after, min(max(limit, 1), _MAX_PAGE))
-        kind = "application/x-ndjson"
-        self._answer(HTTPStatus.OK, b"".join(page.lines), kind, page.headers())
-
-    def _integrity(self) -> None:
-        try:
-            self.server.status.inspect()
-        except AssertionError as error:
-            line = extract_tb(error.__traceback__)[-1].line
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, f"{error}: {line}\n")
-        except TimeoutError:
-            text = f"no step boundary in {_INSPECTION_S:g} s\n"
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, text)
-        else:
-            self._answer(HTTPStatus.OK, "ok\n")
-
     def _answer(
         self,
-        code: HTTPStatus,
+        code: int,
         body: bytes | str,
         kind: str = "text/plain; charset=utf-8",
         headers: Mapping[str, str] | None = None,
@@ -187,3 +158,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
+
+
+def _integrity(status: Status) -> tuple[int, str]:
+    try:
+        status.inspect()
+    except AssertionError as error:
+        return 500, f"{error}: {extract_tb(error.__traceback__)[-1].line}\n"
+    except TimeoutError:
+        return 503, f"no step boundary in {_INSPECTION_S:g} s\n"
+    return 200, "ok\n"

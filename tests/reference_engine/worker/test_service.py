@@ -239,8 +239,9 @@ def test_an_engine_that_finds_itself_wrong_says_so_and_bad_questions_get_an_answ
     bench.step(abort("gone"), add("stuck"))  # no block is left: the step loop waits for commands
     frontends = Frontends(bench.inbox, bench.now, secret="", first_word=Future(), max_model_len=32)
     settings = WorkerSettings(config=QUICK, faults=Faults(), secret="")
-    server = StatusServer(Status(settings, frontends, bench.inbox), ("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{server.server_port}"
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = StatusServer(Status(settings, frontends, bench.inbox), listening)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     threads = [threading.Thread(target=server.serve_forever)]
     threads.append(threading.Thread(target=bench.engine.run, args=(bench.inbox,)))
     for thread in threads:
@@ -273,9 +274,8 @@ def test_settings_that_cannot_work_are_the_first_word() -> None:
     failed = worker.first_word.result()
     assert isinstance(failed, Failed)
     assert "no CUDA device" in failed.message
-    with pytest.raises(EngineConfigError, match="cannot listen"):
-        Worker(
-            WorkerSettings(
-                config=config, faults=Faults(), secret=SECRET, port=worker.listening.port
-            )
-        )
+    taken = worker.listening.port
+    for ports in ({"port": taken}, {"metrics_port": taken}):
+        settings = msgspec.structs.replace(worker.settings, **ports)
+        with pytest.raises(EngineConfigError, match=f"cannot listen on 127.0.0.1:{taken}"):
+            Worker(settings)
