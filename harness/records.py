@@ -273,8 +273,17 @@ class MetricSample(msgspec.Struct, kw_only=True):
 
 
 def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None:
+    """Of all workers in which requests begin."""
     told: int | None = (config or {}).get("max_num_seqs")
-    return told or found
+    return told * max(1, len((config or {}).get("workers") or ())) if told else found
+
+
+PAGE: Final = "metrics_url"  # the label that names a sample's page, where there are several
+
+
+def page_of(labels: str) -> str:
+    page: str = json.loads(labels).get(PAGE, "")
+    return page
 
 
 def has_labels(labels: str, wanted: Mapping[str, str]) -> bool:

@@ -32,7 +32,12 @@ WAYS: Final = {
     "channel_closed": "closed the channel",
     "process_killed": "was killed with its channel",
 }
-PHASES: Final = {"waiting": "in the queue", "prefill": "in prefill", "decode": "in decode"}
+PHASES: Final = {
+    "waiting": "in the queue",
+    "prefill": "in prefill",
+    "hand_over": "between two workers",
+    "decode": "in decode",
+}
 
 
 @section(

@@ -24,6 +24,17 @@ _ROWS: Final = (
     ("wait_s", "the worker hears of it", "out of the batch", "heard_ns", "removed_ns"),
     ("free_s", "out of the batch", "blocks reclaimed", "removed_ns", "freed_ns"),
 )
+_BY_TIER: Final = (
+    ("hop_s", "a tier hears of it \N{RIGHTWARDS ARROW} the next tier hears of it"),
+    (
+        "cancel_latency_prefill_tier_s",
+        "the user leaves \N{RIGHTWARDS ARROW} the prefill worker holds nothing",
+    ),
+    (
+        "cancel_latency_decode_tier_s",
+        "the user leaves \N{RIGHTWARDS ARROW} the decode worker holds nothing",
+    ),
+)
 
 
 @section(
@@ -81,6 +92,7 @@ def stage_table(metrics: Mapping[str, Metric], in_steps: Mapping[str, Metric]) -
         for name, start, end, _, _ in _ROWS
         if name in metrics
     ]
+    rows += [_row(label, metrics[name], None) for name, label in _BY_TIER if name in metrics]
     if whole := metrics.get(CANCEL_LATENCY):
         rows.append(_row("in all: cancel latency", whole, metrics.get(CANCEL_LATENCY_STEPS)))
     if refill := metrics.get("slot_refill_s"):

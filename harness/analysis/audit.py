@@ -11,6 +11,7 @@ rows give the range in which it must lie:
                       leaves before the first token may be gone before the server has seen the
                       request, and one that races the last token may find it made
     ended             likewise, of all requests that the server took
+    *_cancelled       from the log, else like aborted, but once for all answers to a request
     running           0: nothing is left. Stuck, if it never moved although scrapes fell into
                       answers that had been going on for longer than a page can be old
 
@@ -28,8 +29,17 @@ import pandas as pd
 from harness.analysis.agreement import left_on_the_server
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
-from harness.analysis.open_requests import OpenRequests, let_go_ns, most_open, open_in_run
+from harness.analysis.open_requests import (
+    LEFT,
+    RACE,
+    OpenRequests,
+    is_unopened,
+    let_go_ns,
+    most_open,
+    open_in_run,
+)
 from harness.analysis.scraped import readings_of
+from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import (
     prompt_total,
     read_by,
@@ -41,6 +51,7 @@ from harness.records import Audit, AuditEntry, AuditVerdict, Metric, Outcome
 from harness.store.frames import RunFrames
 
 ROLES: Final = ("generated_tokens", "prompt_tokens", "aborted", "ended", "running")
+CANCELS: Final = ("frontend_cancelled", "worker_cancelled")  # audited where they are shown
 FEWEST_GROSS: Final = 2  # counters
 _MOST_STRETCHED: Final = 2.0  # times the usual reading
 _FEWEST_TELLING: Final = 3  # scrapes
@@ -54,20 +65,25 @@ class Due(NamedTuple):
 
 def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
     held = open_in_run(frames)
+    roles = [*ROLES, *(role for role in CANCELS if role in facts.idle_after)]
     entries = [
-        _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in ROLES
+        _entry(frames, facts, role, _due(frames, facts, role, held, waste)) for role in roles
     ]
+    if frames.manifest.get("kills"):
+        entries = _not_judged(entries, "processes were killed, and count from 0 again")
     foreign = _foreign_traffic(frames, entries)
     if foreign is not None:
-        entries = [
-            one
-            if one.moved is None
-            else msgspec.structs.replace(
-                one, verdict="cannot be judged", note="the server had other users"
-            )
-            for one in entries
-        ]
+        entries = _not_judged(entries, "the server had other users")
     return Audit(client=client_account(frames.requests), counters=entries, foreign_traffic=foreign)
+
+
+def _not_judged(entries: Sequence[AuditEntry], note: str) -> list[AuditEntry]:
+    return [
+        one
+        if one.moved is None
+        else msgspec.structs.replace(one, verdict="cannot be judged", note=note)
+        for one in entries
+    ]
 
 
 def _foreign_traffic(frames: RunFrames, entries: Sequence[AuditEntry]) -> str | None:
@@ -130,8 +146,28 @@ def _due(
             return Due(held.n_left - len(held.uncounted_ns), held.n_left)
         case "ended":
             return Due(taken - len(held.unanswered_ns), taken)
+        case "frontend_cancelled" | "worker_cancelled":
+            return _cancels_due(frames, facts, role)
         case _:
             return Due(0.0, 0.0)
+
+
+def _cancels_due(frames: RunFrames, facts: Facts, role: str) -> Due:
+    """A worker's counter by the log: once for each worker that had the request when its frontend
+    sent the abort, unless that crossed the request's end."""
+    requests, log = without_tokens(frames.requests), log_of(frames)
+    if facts.has_lifecycle and role == "frontend_cancelled":
+        seen = log.loc[log["event"] == "disconnected", "client_request_id"].nunique()
+        return Due(seen, seen)
+    if facts.has_lifecycle:
+        sent = log.loc[log["event"] == "abort_sent", "client_request_id"]
+        heard = log.loc[log["event"] == "abort_received", "client_request_id"]
+        had = log[log["event"].isin(OF_WORKERS)].groupby("client_request_id")["worker"].nunique()
+        return Due(int(had[had.index.isin(heard)].sum()), int(had[had.index.isin(sent)].sum()))
+    is_left = requests["outcome"].isin(LEFT) & ~is_unopened(requests)
+    is_sure = is_left & requests["first_token_ns"].notna() & (requests["plan"] != RACE)
+    most = int(is_left.sum()) if role == "frontend_cancelled" else float("inf")
+    return Due(int(is_sure.sum()), most)
 
 
 def _tokens_due(

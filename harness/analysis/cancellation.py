@@ -32,6 +32,7 @@ from harness.analysis.open_requests import RACE, reset_by_us_ns
 from harness.analysis.stats import NEVER, Floats, Ints
 from harness.analysis.timeline import (
     KILLED,
+    OF_WORKERS,
     StepTimes,
     WorkerSteps,
     computed_tokens,
@@ -69,6 +70,9 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     finished = events[(events["event"] == "finished") & events["reason"].notna()]
     generated = finished.groupby("request_id")["num_generated"].max()
     finished = finished.drop_duplicates("request_id", keep="last").set_index("request_id")
+    last = events[events["event"] == "blocks_freed"].drop_duplicates("request_id", keep="last")
+    is_killed = is_among(pd.Series(ids), last.loc[last["reason"] == KILLED, "request_id"])
+    reason = finished["reason"].reindex(ids).to_numpy()
     return pd.DataFrame(
         {
             "owner": owner,
@@ -76,7 +80,7 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
             "server_request_id": ids,
             "removed_ns": _last_of(events, _OUT).reindex(ids).to_numpy(),
             "freed_ns": _last_of(events, ("blocks_freed",)).reindex(ids).to_numpy(),
-            "finish_reason": finished["reason"].reindex(ids).to_numpy(),
+            "finish_reason": np.where(is_killed, KILLED, reason),
             "num_generated": generated.reindex(ids).to_numpy(),
         }
     ).astype({"removed_ns": "Int64", "freed_ns": "Int64", "num_generated": "Int64"})
@@ -99,8 +103,8 @@ def ends_of(left: pd.DataFrame, branches: pd.DataFrame) -> pd.DataFrame:
 
 def _last_of(events: pd.DataFrame, kinds: Sequence[str]) -> pd.Series:
     """By request: the last such event, if each worker that had the request logged one."""
-    of_workers = events[events["worker"] != ""]
-    had = (of_workers if len(of_workers) else events).groupby("request_id")["worker"].nunique()
+    of_workers = events[events["event"].isin(OF_WORKERS)]
+    had = of_workers.groupby("request_id")["worker"].nunique()
     of_kind = events[events["event"].isin(kinds)]
     by_worker = of_kind.drop_duplicates(["request_id", "worker"], keep="last")
     by_request = by_worker.groupby("request_id")["t_ns"]
@@ -184,7 +188,8 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
         column: ids.map(first.loc[first["event"] == event, "t_ns"].astype("Int64")).astype("Int64")
         for event, column in _STAMPS.items()
     }
-    of_workers = events[events["worker"] != ""].drop_duplicates("client_request_id", keep="last")
+    of_workers = events[events["event"].isin(OF_WORKERS)]
+    of_workers = of_workers.drop_duplicates("client_request_id", keep="last")
     worker = ids.map(of_workers.set_index("client_request_id")["worker"]).astype(object)
     worker = worker.where(worker.notna(), "")
     heard = events[events["event"] == "abort_received"]
@@ -336,7 +341,7 @@ def _by_tier(cancels: pd.DataFrame, log: pd.DataFrame) -> pd.DataFrame:
     tier: t0 until it held nothing; NaN if it held nothing at t0, infinite if it never let go.
     """
     ids = cancels["request_id"]
-    events = log[is_among(log["client_request_id"], ids) & (log["worker"] != "")]
+    events = log[is_among(log["client_request_id"], ids) & log["event"].isin(OF_WORKERS)]
     tier = events["worker"].str.replace(r"-\d+$", "", regex=True)
     heard = events[events["event"] == "abort_received"]
     heard_ns = heard.groupby(["client_request_id", tier])["t_ns"].min().groupby(level=0)

@@ -20,7 +20,9 @@ STEP_TOLERANCE: Final = 0.1  # steps that differ by more are another speed, not 
 MOST_KEYS: Final = 6
 SPEED_OF_MACHINE: Final = frozenset({"cpu", "cores", "gpus"})
 SPEED_OF_ENGINE: Final = ("runner", "step_cost")  # its settings that make its speed
-SAID_OR_MEANINGLESS: Final = frozenset({"model", "max_num_seqs", "frontend_pid", "worker_pid"})
+SAID_OR_MEANINGLESS: Final = frozenset(
+    {"model", "max_num_seqs", "frontend_pid", "worker_pid", "workers"}
+)
 # The demand on the server. Its own settings (`[engine]`) are not part of it: they are judged.
 DEMAND: Final = ("run", "load", "arrivals")
 NO_DEMAND: Final = ("seed", "rounds", "reference_arm")  # keys of [run]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.analysis.stats import Bools
-from harness.records import GAUGES, Trust, num_slots
+from harness.records import GAUGES, Trust
 from harness.store.frames import RunFrames
 
 # A source of figures: a log of the server, its configuration, or a condition of the run.
@@ -26,11 +26,12 @@ class Facts:
     value before the load (0 for a counter that was not there yet) and after the settle time,
     `idle_later` a little later still, each of `idle_loops` (with its time) after one of several
     loops. `missed_to_stay_s` and `missed_to_leave_s` are the waits of requests that an open loop
-    never sent, by whether they would have been read to the end. `trust` maps a role to how far the
-    target's description believes it, `lags` to how old its value can be (steps, seconds), `late` to
-    how many steps old it is on average, by kind of change, where known. Slots and blocks are those
-    of all workers together. `says_known_texts`: the
-    server was started with texts to answer with, those of plan `task`.
+    never sent, by whether they would have been read to the end. `repeated`: roles that
+    each of several pages shows whole. `trust` maps a role to how far the target's description
+    believes it, `lags` to how old its value can be (steps, seconds), `late` to how many steps old
+    it is on average, by kind of change, where known. Slots and blocks are those of all workers
+    together. `says_known_texts`: the server was started with texts to answer with, those of plan
+    `task`.
     """
 
     status: str
@@ -56,6 +57,7 @@ class Facts:
     trust: dict[str, Trust]
     metric_names: dict[str, str]
     metric_labels: dict[str, dict[str, str]]
+    repeated: set[str]
     lags: dict[str, tuple[float, float]]
     late: dict[str, dict[str, float]]
     is_open_loop: bool
@@ -132,7 +134,7 @@ def run_facts(frames: RunFrames) -> Facts:
     )
     before, after = _known(idle.get("before")), _known(idle.get("after"))
     settle_s = manifest.get("settle_s")
-    slots = num_slots(config, target.get("slots_found"))
+    slots = config.get("max_num_seqs") or target.get("slots_found")
     blocks = config.get("num_blocks") or target.get("blocks_found")
     num_workers = max(1, frames.steps["worker"].nunique())
     return Facts(
@@ -159,6 +161,7 @@ def run_facts(frames: RunFrames) -> Facts:
         trust={role: source["trust"] for role, source in sources.items()},
         metric_names={role: source["name"] for role, source in sources.items()},
         metric_labels={role: source.get("labels") or {} for role, source in sources.items()},
+        repeated={role for role, source in sources.items() if source.get("repeated")},
         lags={
             role: (source.get("lag_steps", 0.0), source.get("lag_s", 0.0))
             for role, source in sources.items()

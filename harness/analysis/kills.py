@@ -14,7 +14,7 @@ import pandas as pd
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures, Sample, proportion, sampled
 from harness.analysis.stats import NEVER, Bools
-from harness.analysis.timeline import log_of
+from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome
 from harness.store.frames import RunFrames
@@ -54,7 +54,7 @@ def _kills(frames: RunFrames) -> list[_Kill]:
 def kill_effects(frames: RunFrames, facts: Facts) -> KillEffects:
     kills, requests = _kills(frames), without_tokens(frames.requests)
     log = log_of(frames)
-    of_workers = log[log["worker"] != ""]
+    of_workers = log[log["event"].isin(OF_WORKERS)]
     pairs = of_workers.groupby(["request_id", "worker"]).agg(
         client_request_id=("client_request_id", "last"), since_ns=("t_ns", "min")
     )
@@ -94,7 +94,7 @@ def _went_through(requests: pd.DataFrame, held: pd.DataFrame, kill: _Kill) -> Bo
 
 def _left_by(held: pd.DataFrame, kill: _Kill, facts: Facts) -> pd.DataFrame:
     if kill.kind == "frontend":
-        mine = held[held["request_id"].str.startswith(f"{kill.name}.")]
+        mine = held[held["request_id"].str.startswith((f"{kill.name}-", f"{kill.name}."))]
     else:
         its = held.loc[held["worker"] == kill.name, "request_id"]
         mine = held[is_among(held["request_id"], its) & (held["worker"] != kill.name)]

@@ -34,7 +34,7 @@ from harness.analysis.tokens import (
 )
 from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
-from harness.records import Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
+from harness.records import Audit, Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
 from harness.store.frames import RunFrames
 from harness.workload.tasks import parse_text
 
@@ -87,6 +87,7 @@ def remarks(
             _unwatched_load(frames),
             map(str, manifest.get("warnings") or []),
             [] if audit is None or audit.foreign_traffic is None else [audit.foreign_traffic],
+            [] if audit is None else _about_cancels_counted(audit),
             losses(manifest, facts),
             health_warnings(manifest.get("probing") or {}),
             _about_leftovers(facts, figures),
@@ -288,6 +289,16 @@ def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[st
             "are not in ghost_rate"
         )
     yield f"{number(left)} requests still run after the settle time; {why}"
+
+
+def _about_cancels_counted(audit: Audit) -> Iterator[str]:
+    for one in audit.counters:
+        if one.role.endswith("_cancelled") and one.verdict in ("stuck", "double", "gross", "lower"):
+            low, high = one.due or (None, None)
+            yield (
+                f"{one.name} moved by {one.moved:g}, but the log says {low} to {high}: not every "
+                "cancellation was counted once at every process that had the request"
+            )
 
 
 def _about_scraping(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterator[str]:

@@ -5,7 +5,6 @@ scrape shows had happened before the scrape, and one that it does not show may h
 the rule's lag before it.
 """
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import token_gaps
-from harness.records import has_labels
+from harness.records import has_labels, page_of
 from harness.store.frames import RunFrames
 
 
@@ -38,7 +37,8 @@ class Readings:
 
 
 def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
-    """All scrapes of a role, summed over its series; None if the target never showed it.
+    """All scrapes of a role, summed over its series, or those of one page if each repeats it; None
+    if the target never showed it.
 
     Pages of several URLs that were read in one turn count as one reading, at their mean time. A
     counter's series that is not there yet counts as 0.
@@ -54,6 +54,9 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
     is_role = (samples["name"] == name).to_numpy() & labels.map(matching).to_numpy(dtype=bool)
     if not is_role.any():
         return None
+    if role in facts.repeated:
+        page = labels.map({text: page_of(text) for text in labels.unique()})
+        is_role &= (page == page[is_role].iloc[0]).to_numpy()
     values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
     values = values.reindex(np.unique(turns), fill_value=0.0)
     began_ns = (samples["t_ns"] - samples["duration_ns"] // 2).groupby(turns).min()
@@ -126,6 +129,6 @@ def _met_and_typical(frames: RunFrames) -> tuple[float | None, float | None]:
 def _turns(frames: RunFrames) -> Ints:
     samples = frames.server_metrics
     labels = samples["labels"]
-    url_of = {text: json.loads(text).get("metrics_url", "") for text in labels.unique()}
+    url_of = {text: page_of(text) for text in labels.unique()}
     ranks: pd.Series = samples["t_ns"].groupby(labels.map(url_of)).rank(method="dense")
     return ranks.to_numpy().astype(np.int64)

@@ -23,6 +23,18 @@ from harness.analysis.stats import NEVER, Bools, Ints
 from harness.store.frames import RunFrames
 
 T = TypeVar("T", bound=np.generic)
+# Logged by the worker that has the request. A frontend's events name its first worker.
+OF_WORKERS: Final = (
+    "admitted",
+    "first_token",
+    "preempted",
+    "resumed",
+    "handed_over",
+    "taken_over",
+    "abort_received",
+    "removed",
+    "blocks_freed",
+)
 _ENTERS: Final = ("admitted", "resumed")
 _LEAVES: Final = ("preempted", "handed_over", "removed")
 _FREES: Final = "blocks_freed"
@@ -35,7 +47,8 @@ def log_of(frames: RunFrames) -> pd.DataFrame:
     log = frames.lifecycle
     kills = frames.manifest.get("kills") or []
     for kill in (one for one in kills if one["kind"] == "worker"):
-        its = log[(log["worker"] == kill["name"]) & (log["t_ns"] <= kill["t_ns"])]
+        is_its = (log["worker"] == kill["name"]) & log["event"].isin(OF_WORKERS)
+        its = log[is_its & (log["t_ns"] <= kill["t_ns"])]
         freed = its.loc[its["event"] == "blocks_freed", "request_id"]
         held = its[~its["request_id"].isin(freed)].drop_duplicates("request_id", keep="last")
         ends = [

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.collect.source import SourceError
 from harness.http_client import why_unread
-from harness.records import MetricSample, has_labels
+from harness.records import PAGE, MetricSample, has_labels, page_of
 from harness.workload.target import MetricRole, MetricSource
 
 
@@ -25,7 +25,7 @@ def read_samples(
                 response.text,
                 t_ns=(started_ns + ended_ns) // 2,
                 duration_ns=ended_ns - started_ns,
-                extra_labels={"metrics_url": url} if len(urls) > 1 else {},
+                extra_labels={PAGE: url} if len(urls) > 1 else {},
             )
         except ValueError as error:
             kind = response.headers.get("content-type", "none")
@@ -79,17 +79,23 @@ def _without_buckets(text: str) -> str:
 def read_roles(
     samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
 ) -> dict[str, float]:
-    """Each role's value in one scrape, summed over its series; a missing role has no entry."""
+    """Each role's value in one scrape, summed over its series; a missing role has no entry. If each
+    page repeats it, the first page counts."""
     values: dict[str, float] = {}
+    shown_by: dict[str, str] = {}
     for sample in samples:
         for role, source in metrics.items():
             if sample.name == source.name and has_labels(sample.labels, source.labels):
-                values[role] = values.get(role, 0.0) + sample.value
+                url = page_of(sample.labels) if source.repeated else ""
+                if shown_by.setdefault(role, url) == url:
+                    values[role] = values.get(role, 0.0) + sample.value
     return values
 
 
 def find_unseen(
     names: Collection[str], metrics: Mapping[MetricRole, MetricSource]
 ) -> list[MetricRole]:
-    """Roles whose metric is not among these names, whatever its labels."""
-    return [role for role, source in metrics.items() if source.name not in names]
+    """Roles whose metric is not among these names, whatever its labels, and should be."""
+    return [
+        role for role, source in metrics.items() if source.name not in names and not source.optional
+    ]

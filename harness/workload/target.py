@@ -30,6 +30,8 @@ MetricRole = Literal[
     "recomputed_tokens",
     "ended",
     "decode_calls",
+    "frontend_cancelled",
+    "worker_cancelled",
 ]
 
 
@@ -44,6 +46,9 @@ class LateSteps(Section):
 
 
 class MetricSource(Section):
+    """`repeated`: each frontend's page shows that of the whole server. `optional`: not every server
+    of the kind shows it, or not at all times."""
+
     name: Annotated[str, Field(min_length=1)]
     labels: dict[str, str] = Field(default_factory=dict)
     refresh: str
@@ -51,6 +56,8 @@ class MetricSource(Section):
     lag_s: Seconds = 0.0
     late_steps: LateSteps | None = None
     trust: Trust
+    repeated: bool = False
+    optional: bool = False
 
 
 class LabelSource(Section):

@@ -7,6 +7,7 @@ import pytest
 
 from harness.analysis.audit import foreign_requests
 from harness.records import MetricSample, TokenCounting
+from harness.store.manifest import Kill
 from tests.harness.analysis.scenes import accounts, verdicts
 from tests.harness.told import remarks, warnings
 from tests.made_up.rows import at
@@ -155,3 +156,38 @@ def test_requests_of_other_processes_in_the_log_show_other_users(run: RunBuilder
     run.events("walkaway-bb-0-1", arrived=2)
     assert warnings(run, "the server had other users")
     assert verdicts(run)["generated_tokens"] == "cannot be judged"
+
+
+def two_tiers(run: RunBuilder, *, counted: float) -> None:
+    """Three leave: one between two workers, one at the first only, and one whose abort crosses its
+    end."""
+    for name, workers in (("a", ("prefill-0", "decode-0")), ("b", ("prefill-0",)), ("c", ("x",))):
+        run.worker = workers[0]
+        run.abandon(name, t0=10, tokens=[5])
+        run.events(name, arrived=1, disconnected=11, abort_sent=11)
+        for run.worker in workers:
+            run.events(name, admitted=2, removed=12, blocks_freed=12)
+            if name != "c":
+                run.events(name, abort_received=12)
+    run.metrics(worker_cancelled="exact", frontend_cancelled="exact")
+    run.idle({"running": 0}, {"worker_cancelled": counted, "frontend_cancelled": 3})
+
+
+@pytest.mark.parametrize(
+    ("counted", "verdict"), [(2, "lower"), (3, "exact"), (4, "exact"), (6, "double"), (9, "gross")]
+)
+def test_a_cancellation_counts_once_at_each_worker_that_had_the_request(
+    run: RunBuilder, counted: float, verdict: str
+) -> None:
+    two_tiers(run, counted=counted)
+    found = verdicts(run)
+    assert (found["worker_cancelled"], found["frontend_cancelled"]) == (verdict, "exact")
+    said = [text for text in warnings(run) if text.startswith("its_worker_cancelled moved by")]
+    assert bool(said) == (verdict != "exact")
+
+
+def test_counters_of_killed_processes_are_not_judged(run: RunBuilder) -> None:
+    two_tiers(run, counted=9)
+    kill = Kill(t_ns=at(10), kind="worker", index=0, name="w", pid=9)
+    run.manifest.kills = [kill]
+    assert verdicts(run)["worker_cancelled"] == "cannot be judged"

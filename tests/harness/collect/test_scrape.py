@@ -53,6 +53,19 @@ def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> Non
     assert find_unseen({sample.name for sample in samples}, METRICS) == ["waiting"]
 
 
+def test_a_value_that_every_page_repeats_counts_once() -> None:
+    samples = [
+        one
+        for url in ("http://a", "http://b")
+        for one in parse_page(PAGE, t_ns=1, duration_ns=2, extra_labels={"metrics_url": url})
+    ]
+    of_whole = METRICS["running"].model_copy(update={"repeated": True})
+    absent = METRICS["waiting"].model_copy(update={"optional": True})
+    metrics = METRICS | {"running": of_whole, "waiting": absent}
+    assert read_roles(samples, metrics) == {"running": 5.0, "aborted": 10.0}
+    assert find_unseen({sample.name for sample in samples}, metrics) == []
+
+
 def client(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
     return httpx.Client(transport=httpx.MockTransport(answer))
 
