@@ -130,18 +130,21 @@ class Server:
         self.beats = beats
         self.served: dict[str, Served] = {}
         self.callers: dict[str, Caller] = {}
-        self._listening: asyncio.Server | None = None
+        self._listening: asyncio.Task[asyncio.Server] | None = None
 
     async def listen(self, host: str) -> int:
-        """The port; it stays the same."""
+        """The port, which is the same for all endpoints."""
         if self._listening is None:
             loop = asyncio.get_running_loop()
-            self._listening = await loop.create_server(lambda: Caller(self).connection, host, 0)
-        return int(self._listening.sockets[0].getsockname()[1])
+            opening = loop.create_server(lambda: Caller(self).connection, host, 0)
+            self._listening = loop.create_task(opening)
+        listening = await asyncio.shield(self._listening)
+        return int(listening.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
+        opened = self._listening
+        if opened is not None and opened.done() and opened.exception() is None:
+            opened.result().close()
         for caller in list(self.callers.values()):
             caller.connection.close()
         self.callers.clear()

@@ -333,10 +333,15 @@ def test_a_runtime_that_shuts_down_gracefully_ends_its_calls_and_refuses_others(
 
             runtime = DistributedRuntime(asyncio.get_running_loop(), folder=tmp_path)
             serving = asyncio.create_task(runtime.endpoint(PATH).serve_endpoint(slow))
+            other = asyncio.create_task(runtime.endpoint("lab.leaf.other").serve_endpoint(slow))
             client = await here.client()
+            await until(lambda: find(tmp_path, "lab.leaf.other"))
+            [here_is] = find(tmp_path, PATH).values()
+            assert list(find(tmp_path, "lab.leaf.other").values()) == [here_is]  # one port
             stream = await client.generate(None, annotated=False)
             assert await anext(stream) == "first"
             runtime.shutdown()
+            await other
             with pytest.raises(HandlerError, match="no longer serves"):
                 await anext(await client.generate(None))
             await until(lambda: not client.instance_ids())
