@@ -253,7 +253,7 @@ class Scheduler:
             if num_tokens == 0 or not self._fits(request, prefix, num_kept + num_tokens, plan):
                 return
             self.waiting.remove(request)
-            if request.host_table:
+            if request.host_table and request.status is Status.PREEMPTED:
                 plan.swapped.append(request)
             plan.swap_in += self.kv_cache.admit(request, prefix, num_tokens)
             (plan.admitted if request.status is Status.WAITING else plan.resumed).append(request)

@@ -14,9 +14,9 @@ class StepPlan:
     requests that get fewer than they are owed. `budget`: the tokens left for this step.
 
     Blocks are copied before anything is computed: `swap_out` pairs a block with its copy on the
-    host, `swap_in` a copy with the block that it goes to. `swapped` are their requests, which are
-    among the preempted, the resumed, or, if another worker began them, the admitted. No step copies
-    both ways, since one that preempts admits nothing.
+    host, `swap_in` a copy with the block that it goes to. `swapped` are their requests among the
+    preempted and the resumed; what another worker began is among the admitted. No step copies both
+    ways, since one that preempts admits nothing.
     """
 
     step: int

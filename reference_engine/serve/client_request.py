@@ -82,7 +82,8 @@ class Choice:
     """One answer: a request of the engine. Only `WorkerLink` changes it, except for `num_sent`.
 
     `num_unread`: tokens that a client which has left will never get. All stamps are the worker's,
-    except `last_output_ns`. `seed` and `token_ids` let another worker go on with it.
+    except `last_output_ns`. `holders` are the workers that hold blocks for it: two during a
+    hand-over. `seed` and `token_ids` let another worker go on with it.
     """
 
     def __init__(self, context: Context, index: int, seed: int) -> None:
@@ -97,6 +98,7 @@ class Choice:
         self.num_sent_at_leaving: int | None = None
         self.ending: Ending | None = None
         self.stamps: dict[str, int] = {}
+        self.holders: set[str] = set()
         self.last_output_ns: int | None = None
         self._texts: list[str] = []
 
@@ -117,7 +119,16 @@ class Choice:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def note(self, event: Event) -> None:
+    @property
+    def is_freed(self) -> bool:
+        return "blocks_freed" in self.stamps and not self.holders
+
+    def note(self, event: Event, worker: str) -> None:
+        if event.event in ("admitted", "taken_over"):
+            self.holders.add(worker)
+        if event.event == "blocks_freed":
+            self.holders.discard(worker)
+            self.stamps[event.event] = event.t_ns  # the last one counts
         self.stamps.setdefault(event.event, event.t_ns)
         self.phase = _PHASE_AFTER.get(event.event, self.phase)
 
@@ -259,6 +270,7 @@ class ClientRequest:
         for choice in self.choices:
             if choice.ending is None:
                 choice.phase = Phase.WAITING
+                choice.holders.clear()
                 if not choice.num_generated:
                     choice.stamps.clear()
         within = self.num_migrations <= max_migrations

@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 from msgspec.structs import replace
 
+from reference_engine.config import Component
 from reference_engine.protocol import Listening, Ready, WorkerSettings
 from reference_engine.serve.process import (
     WORKER_MODULE,
@@ -100,14 +101,15 @@ class Member:
 
 class WorkerPlan(NamedTuple):
     name: str
+    component: Component = "backend"
     decode: int | None = None  # the index of the worker that this one hands over to
 
 
 def plan_workers(num: int, *, disaggregated: bool, name: str | None) -> list[WorkerPlan]:
     """Decode workers first; frontends know those that no other worker hands over to."""
     if disaggregated:
-        decode = [WorkerPlan(f"decode-{i}") for i in range(num)]
-        return [*decode, *(WorkerPlan(f"prefill-{i}", i) for i in range(num))]
+        decode = [WorkerPlan(f"decode-{i}", "decode") for i in range(num)]
+        return [*decode, *(WorkerPlan(f"prefill-{i}", "prefill", i) for i in range(num))]
     return [WorkerPlan(name or f"worker-{i}") for i in range(num)]
 
 
@@ -142,8 +144,9 @@ class Fleet:
 
         def settings_of(_: int) -> WorkerSettings:
             before = self._at.get(index)
+            behind = None if plan.decode is None else self._at[plan.decode]
             return WorkerSettings(
-                config=self._settings.config,
+                config=replace(self._settings.config, component=plan.component),
                 faults=self._settings.faults,
                 secret=self._secret,
                 name=plan.name,
@@ -153,6 +156,7 @@ class Fleet:
                 if before is None
                 else before.metrics_port,
                 peer_timeout_s=self._settings.frontend.peer_timeout_s,
+                decode_worker=None if behind is None else (host, behind.port),
             )
 
         def take(line: bytes) -> None:
@@ -199,14 +203,8 @@ class Fleet:
 
     async def start(self) -> dict[str, Any]:
         """The ready line. Raises EngineStoppedError if a process ends meanwhile."""
-        plans, workers = self._plans, self._workers
-        for is_first in (True, False):
-            some = [
-                w
-                for w, plan in zip(workers, plans, strict=True)
-                if (plan.decode is None) is is_first
-            ]
-            await asyncio.gather(*(worker.start() for worker in some))
+        for tier in self._tiers():
+            await asyncio.gather(*(worker.start() for worker in tier))
         if not self._frontends:
             return await self._lone_worker()
         await self._frontends[0].start()  # what is wrong with the settings, it says alone
@@ -268,7 +266,7 @@ class Fleet:
         await first_of(*(member.keep() for member in self.members))
 
     async def end(self, insisted: asyncio.Event) -> None:
-        """Frontends first: while they drain, they need the workers."""
+        """The reverse of the start: while frontends drain, they need the workers."""
 
         async def pass_on() -> None:
             await insisted.wait()
@@ -278,7 +276,15 @@ class Fleet:
         passing = asyncio.create_task(pass_on())
         await asyncio.gather(*(frontend.child.end() for frontend in self._frontends))
         passing.cancel()
-        await asyncio.gather(*(worker.child.end() for worker in self._workers))
+        for tier in reversed(self._tiers()):
+            await asyncio.gather(*(worker.child.end() for worker in tier))
+
+    def _tiers(self) -> list[list[Member]]:
+        """Workers that take requests over come before those that hand them over."""
+        tiers: tuple[list[Member], list[Member]] = [], []
+        for worker, plan in zip(self._workers, self._plans, strict=True):
+            tiers[plan.decode is not None].append(worker)
+        return list(tiers)
 
 
 def _is_shared(settings: ServeSettings) -> bool:

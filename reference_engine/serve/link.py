@@ -264,6 +264,7 @@ class WorkerLink:
         now_ns = self.now_ns()
         for choice in [choice for choice in choices if choice.ending is None]:
             choice.stamps["blocks_freed"] = now_ns
+            choice.holders.clear()
             for event in ("removed", "blocks_freed"):
                 self._note(request, event, now_ns, "worker_lost", choice)
             self._note(request, "finished", now_ns, FinishReason.ABORT, choice)
@@ -306,7 +307,7 @@ class WorkerLink:
             request, choice = self._choices.get(event.request_id, (None, None))
             self._log(event, worker, None if request is None else request.client_request_id)
             if request is not None and choice is not None and request.is_at(via):
-                choice.note(event)
+                choice.note(event, worker)
                 self._let_go(request, choice)
         now_ns = self.now_ns()
         for output in report.outputs:
@@ -337,7 +338,7 @@ class WorkerLink:
 
     def _let_go(self, request: ClientRequest, choice: Choice) -> None:
         """Forget an answer once it has ended and its blocks are free, whichever comes last."""
-        if choice.ending is None or "blocks_freed" not in choice.stamps:
+        if choice.ending is None or not choice.is_freed:
             return
         del self._choices[choice.request_id]
         cancellation = request.context.cancellation
