@@ -303,12 +303,15 @@ class WorkerLink:
         self.collector.reported(report)
         if report.step is not None:
             self.steps.append(StepEntry(worker=worker, **msgspec.structs.asdict(report.step)))
+        touched: dict[str, tuple[ClientRequest, Choice]] = {}
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
             self._log(event, worker, None if request is None else request.client_request_id)
             if request is not None and choice is not None and request.is_at(via):
                 choice.note(event, worker)
-                self._let_go(request, choice)
+                touched[event.request_id] = request, choice
+        for request, choice in touched.values():
+            self._let_go(request, choice)
         now_ns = self.now_ns()
         for output in report.outputs:
             request, choice = self._choices.get(output.request_id, (None, None))

@@ -40,9 +40,9 @@ class Plan(NamedTuple):
     is_reset: bool
 
 
-def make_plan(number: int, random: Random) -> Plan:
+def make_plan(number: int, random: Random, *further: str) -> Plan:
     is_streamed = random.random() < 0.6
-    event = random.choice(["arrived", "arrived", "admitted", "admitted", "first_token"])
+    event = random.choice(["arrived", "arrived", "admitted", "admitted", "first_token", *further])
     tokens = random.randrange(1, 20) if is_streamed and event == "first_token" else 0
     return Plan(f"left-{number}", event, tokens, is_streamed, random.random() < 0.5)
 

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.e2e
 TWO_BY_TWO = ("--frontends", "2", "--workers", "2", "--worker-metrics-port", "0")
 STEP_MS = ("--runner", "simulated", "--sim-fixed-ms", "5")
 HEARTBEAT_S = 1.0
+TIERS = pytest.mark.parametrize("flags", [(), ("--disaggregated",)], ids=["one tier", "two tiers"])
 
 
 class Tiers(RunningEngine):
@@ -37,6 +38,11 @@ class Tiers(RunningEngine):
     def workers(self) -> list[str]:
         """Their own pages."""
         return [url.removesuffix("/metrics") for url in self.ready["worker_metrics_urls"]]
+
+    def tier_of(self, worker_url: str) -> str:
+        page = httpx.get(f"{worker_url}/metrics").text
+        component = page.partition('dynamo_component="')[2].partition('"')[0]
+        return {"backend": "worker"}.get(component, component)
 
     def total(self, name: str, *, of: list[str], **labels: str) -> float:
         return sum(self.metric(name, of=url, **labels) for url in of)
@@ -75,41 +81,60 @@ def tiers(*flags: str, status: int = 0) -> Iterator[Tiers]:
     assert not left
 
 
-def test_a_thousand_disconnects_count_once_at_every_tier_that_had_them() -> None:
-    random = Random(11)
-    plans = [make_plan(number, random) for number in range(1000)]
+@TIERS
+def test_a_thousand_disconnects_count_once_at_every_tier_that_had_them(
+    flags: tuple[str, ...],
+) -> None:
+    random, tier_names = Random(11), ("prefill", "decode") if flags else ("worker",)
+    further = ["handed_over", "handed_over", "taken_over"] if flags else []
+    plans = [make_plan(number, random, *further) for number in range(1000)]
 
     async def all_at_once(engine: Tiers) -> None:
-        for url, mine in zip(engine.urls, (plans[:500], plans[500:]), strict=True):
+        halves = plans[:500], plans[500:]
+        turns = []
+        for url, mine in zip(engine.urls, halves, strict=True):
             host, port = url.removeprefix("http://").split(":")
-            await all_clients((host, int(port)), mine)
+            turns.append(all_clients((host, int(port)), mine))
+        await asyncio.gather(*turns)
 
-    with tiers(*SIMULATED, *SIZES) as engine:
+    with tiers(*SIMULATED, *SIZES, *flags) as engine:
         asyncio.run(all_at_once(engine))
-        while not engine.is_idle():
-            pass
-        left = Counter[str]()
+        wait_until(engine.is_idle)
+        ended, told, in_between = set[str](), Counter[str](), 0
         for index, url in enumerate(engine.urls):
             entries = engine.events(of=url)
-            assert {entry["worker"] for entry in entries} == {"worker-0", "worker-1"}
+            assert {entry["worker"] for entry in entries} == {
+                f"{tier}-{number}" for tier in tier_names for number in (0, 1)
+            }
             assert {entry["request_id"].rpartition("-req-")[0] for entry in entries} == {
                 f"frontend-{index}"
             }
-            ended = [e for e in entries if (e["event"], e["reason"]) == ("finished", "abort")]
-            left.update(entry["client_request_id"] for entry in ended)
+            lines = Counter((e["client_request_id"], e["worker"], e["event"]) for e in entries)
+            assert max(lines.values()) == 1, "no line twice, and a client's name on each"
+            ended |= {e["client_request_id"] for e in entries if e["reason"] == "abort"}
+            for name, worker, event in lines:
+                told[worker[:-2]] += event == "abort_received"
+                in_between += event == "abort_received" and lines[name, worker, "handed_over"]
             assert engine.metric("dynamo_frontend_model_cancellation_total", of=url) == 500
             aborted = {"finished_reason": "abort"}
             assert engine.metric("vllm:request_success_total", of=url, **aborted) == 1000
             assert engine.metric("vllm:kv_cache_usage_perc", of=url) == 0
-        assert left == dict.fromkeys((plan.name for plan in plans), 1)
-        for name, labels in (
-            ("dynamo_component_cancellation_total", {"dynamo_component": "backend"}),
-            ("walkaway_worker_cancellations_total", {"learned_by": "control_message"}),
-            ("walkaway_worker_cancellations_total", {}),
-            ("walkaway_worker_aborted_requests_total", {}),
-        ):
-            assert engine.total(name, of=engine.workers, **labels) == 1000, name
-        assert min(engine.metric(name, of=url) for url in engine.workers) > 300
+        assert ended == {plan.name for plan in plans}
+        first, *behind = tier_names
+        counted = "dynamo_component_cancellation_total"
+        kinds = {"worker": "backend"}
+        heard = {
+            tier: engine.total(counted, of=mine, dynamo_component=kinds.get(tier, tier))
+            for tier in tier_names
+            if (mine := [url for url in engine.workers if engine.tier_of(url) == tier])
+        }
+        assert heard[first] == 1000, "it hears of those that it has handed over, too"
+        assert all(heard[tier] == told[tier] for tier in behind)
+        names = "walkaway_worker_cancellations_total", {"learned_by": "control_message"}
+        assert engine.total(names[0], of=engine.workers, **names[1]) == sum(heard.values())
+        assert engine.total(names[0], of=engine.workers) == sum(heard.values())
+        assert engine.total("walkaway_worker_aborted_requests_total", of=engine.workers) == 1000
+        assert not flags or in_between > 20, "both workers had it"
         engine.check_integrity()
 
 
@@ -170,9 +195,12 @@ def wait_until(condition: Any) -> None:
 KILLS = [pytest.param(4), pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
 
 
+@TIERS
 @pytest.mark.parametrize("kills", KILLS)
-def test_what_a_killed_frontend_had_is_free_within_a_heartbeat_and_others_go_on(kills: int) -> None:
-    with tiers(*STEP_MS, "--max-num-seqs", "32") as engine:
+def test_what_a_killed_frontend_had_is_free_within_a_heartbeat_and_others_go_on(
+    kills: int, flags: tuple[str, ...]
+) -> None:
+    with tiers(*STEP_MS, "--max-num-seqs", "32", *flags) as engine:
         at: list[int] = []
 
         def kill_again_and_again() -> None:
@@ -196,16 +224,19 @@ def test_what_a_killed_frontend_had_is_free_within_a_heartbeat_and_others_go_on(
         assert set(staying.outcomes) == {"complete"}, staying.outcomes
         wait_until(engine.is_idle)
         wait_until(engine.are_healthy)
-        freed = defaultdict[str, list[int]](list)
+        freed = defaultdict[str, dict[str, int]](dict)
         for url in engine.workers:
             for entry in engine.events(of=url):
                 name, _, _ = entry["request_id"].rpartition("-req-")
+                if entry["reason"] == "handed_over":
+                    continue
                 if entry["event"] == "blocks_freed" and name.startswith("frontend-0"):
                     assert entry["reason"] == "frontend_lost"
-                    freed[name].append(entry["t_ns"])
+                    before = freed[name].get(entry["request_id"], 0)
+                    freed[name][entry["request_id"]] = max(before, entry["t_ns"])
         lives = ["frontend-0", *(f"frontend-0.{life}" for life in range(2, kills + 1))]
         assert {name: len(times) for name, times in freed.items()} == dict.fromkeys(lives, 8)
-        late = [max(freed[name]) - when for name, when in zip(lives, at, strict=True)]
+        late = [max(freed[name].values()) - when for name, when in zip(lives, at, strict=True)]
         assert max(late) < HEARTBEAT_S * 1e9, late
         dropped = {"learned_by": "connection_dropped"}
         signals = "walkaway_worker_cancellations_total"
@@ -223,19 +254,23 @@ def closing_all(clients: list[Any]) -> Iterator[list[Any]]:
         client.close()
 
 
+@pytest.mark.parametrize("kind", ["worker", "decode", "prefill"])
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize("migrates", [True, False], ids=["migrate", "fail"])
-def test_a_killed_worker_takes_only_what_it_had(kills: int, migrates: bool) -> None:
-    flags = ("--migrate", "100") if migrates else ()
+def test_a_killed_worker_takes_only_what_it_had(kills: int, migrates: bool, kind: str) -> None:
+    flags = ["--migrate", "100"] if migrates else []
+    flags += ["--disaggregated"] if kind != "worker" else []
+    first = 2 if kind == "prefill" else 0  # its place among the workers
     with tiers(*STEP_MS, "--max-num-seqs", "32", *flags) as engine:
 
         def kill_again_and_again() -> None:
             pids = list(engine.ready["worker_pids"])
             for number in range(kills):
-                os.kill(pids[number % 2], signal.SIGKILL)
+                index = first + number % 2
+                os.kill(pids[index], signal.SIGKILL)
                 restarted = engine.restarted()
-                assert (restarted["kind"], restarted["index"]) == ("worker", number % 2)
-                pids[number % 2] = restarted["pid"]
+                assert (restarted["kind"], restarted["index"]) == ("worker", index)
+                pids[index] = restarted["pid"]
                 wait_until(engine.are_healthy)
 
         users = Users(engine.urls, num_tokens=40)
@@ -310,9 +345,10 @@ def test_a_frontend_elsewhere_calls_workers_by_their_addresses_and_a_secret() ->
             assert process.wait(20) == 0
 
 
-def test_a_migrated_answer_of_the_model_is_the_unbroken_one() -> None:
+@TIERS
+def test_a_migrated_answer_of_the_model_is_the_unbroken_one(flags: tuple[str, ...]) -> None:
     pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
-    flags = ("--device", "cpu", "--num-blocks", "256", "--max-model-len", "512")
+    flags += ("--device", "cpu", "--num-blocks", "256", "--max-model-len", "512")
     ask = {"prompt": "hello", "max_tokens": 300, "temperature": 0, "stream": True}
     with tiers(*flags, "--migrate", "1") as engine:
         texts = []
@@ -320,10 +356,9 @@ def test_a_migrated_answer_of_the_model_is_the_unbroken_one() -> None:
             with post_raw(engine, name, **ask, stream_options={"include_usage": True}) as client:
                 said = read_until(client, b'"text"')
                 if name == "migrated":
-                    [worker] = {
-                        e["worker"] for e in engine.events() if e["client_request_id"] == name
-                    }
-                    os.kill(engine.ready["worker_pids"][int(worker[-1])], signal.SIGKILL)
+                    mine = [e for e in engine.events() if e["client_request_id"] == name]
+                    [number] = {int(entry["worker"][-1]) for entry in mine}
+                    os.kill(engine.ready["worker_pids"][number], signal.SIGKILL)
                 said += read_until(client, b"[DONE]")
             assert b'"completion_tokens":300' in said
             pieces = [
