@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 from harness.http_client import check_ca_file, parse_headers, typed_command
 from harness.workload.form import BY_HAND, FIELDS, OURS, form_settings, without_place
 from harness.workload.plan import LoadPlan, read_plan
-from harness.workload.workload import load_target, load_workload
+from harness.workload.workload import choose_protocol, load_target, load_workload
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _STDIN: Final = 0
@@ -150,6 +150,7 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         target=target,
         run=workload.run,
         load=workload.load,
+        protocol=choose_protocol(workload, target),
         arrivals=workload.arrivals,
         api_key_env=options.walkaway_api_key_env,
         headers=parse_headers(options.walkaway_header, flag=_HEADER),

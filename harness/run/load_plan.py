@@ -4,18 +4,16 @@ refused before anything is sent.
 
 import shutil
 from collections import deque
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from harness.errors import ConfigError
 from harness.formatting import quantity
 from harness.load.connection import CLIENT_PROGRAM
-from harness.records import Delivery, Protocol, Way
+from harness.records import Protocol, Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
-from harness.workload.abandon import FilePlan, StayPlan, TaskPlan
+from harness.workload.abandon import FilePlan, StayPlan
 from harness.workload.arrivals import (
     AnyArrivals,
     ClosedArrivals,
@@ -34,10 +32,9 @@ from harness.workload.plan import LoadPlan
 from harness.workload.schedule import longest_prompt, open_trace, planned_arrivals, tally
 from harness.workload.target import Target
 from harness.workload.values import MOST_TOKENS
-from harness.workload.workload import Workload, rate_problem
+from harness.workload.workload import Workload, choose_protocol, rate_problem
 
 MOST_NUMBERS: Final = 100_000
-_OF_GRPC: Final = ("grpc", "tritonclient")
 
 
 def read_token_counts(path: Path, column: str | None) -> list[int]:
@@ -135,55 +132,6 @@ def _read_counts(plan: FilePlan, path: Path, answer_tokens: int) -> list[int]:
             f"{plan.n * answer_tokens} (`load.answer_tokens`): the answer ends before that"
         )
     return numbers
-
-
-def choose_protocol(workload: Workload, target: Target) -> Protocol:
-    """Raises ConfigError for what the target or the protocol cannot do."""
-    protocol = workload.load.protocol or target.protocol
-    is_spoken = target.http if protocol is Protocol.HTTP else target.kserve is not None
-    why: str | None = None
-    if not is_spoken:
-        why = f"the file of target {target.name} does not say how to speak {protocol} with it"
-    elif protocol is Protocol.GRPC:
-        why = next(_problems_over_grpc(workload), None)
-    why = why or next(_problems_of_ways(workload.load, protocol), None)
-    if why is not None:
-        raise ConfigError(f"workload {workload.name}, over {protocol}: {why}")
-    return protocol
-
-
-def _problems_over_grpc(workload: Workload) -> Iterator[str]:
-    load = workload.load
-    missing = [package for package in _OF_GRPC if find_spec(package) is None]
-    if missing:
-        yield (
-            f"the package {' and '.join(missing)} is not installed; install it with: "
-            "pip install 'walkaway[grpc]'"
-        )
-    if workload.run.keep_alive:
-        yield "`run.keep_alive` has no meaning, since all calls of a process share a channel"
-    if not isinstance(load, AbandonLoad):
-        return
-    if load.canaries:
-        yield "`load.canaries` need the most likely tokens, which no input asks for; take 0"
-    for plan in load.leavers:
-        if plan.delivery is Delivery.UNARY or plan.n > 1 or isinstance(plan, TaskPlan):
-            yield f"plan `{plan.plan}`: each request is one streamed answer, without `task` and `n`"
-
-
-def _problems_of_ways(load: AnyLoad, protocol: Protocol) -> Iterator[str]:
-    leavers = load.leavers if isinstance(load, AbandonLoad) else ()
-    for plan in leavers:
-        if isinstance(plan, StayPlan):
-            continue
-        if plan.way.over(protocol) is None:
-            ways = ", ".join(way for way in Way if way.over(protocol) is way)
-            yield f"no user can leave by `{plan.way}`; there are: {ways}"
-        if plan.way is Way.DEADLINE and not plan.counts_from_sending:
-            yield (
-                f"plan `{plan.plan}`: a deadline is set as the request is sent, so it takes a plan "
-                "whose moment is known then: `time` (since the sending) or `prefill`"
-            )
 
 
 def _check_ways(load: AbandonLoad, target: Target) -> None:

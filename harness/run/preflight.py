@@ -25,7 +25,6 @@ from harness.http_client import http_client, is_here
 from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
 from harness.load.rows import most_at_once
 from harness.records import Delivery, MetricSample
-from harness.run.load_plan import choose_protocol
 from harness.run.run_state import RunState
 from harness.run.server import (
     Server,
@@ -43,7 +42,7 @@ from harness.workload.load import AbandonLoad, AnyLoad, SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
-from harness.workload.workload import as_plain_data
+from harness.workload.workload import as_plain_data, choose_protocol
 
 _NO_TORCH: Final = (
     "torch is not installed: the engine simulates its model (with steps of a fixed length)"

@@ -14,7 +14,6 @@ from harness.records import Protocol
 from harness.run.load_plan import (
     check_files,
     check_trace,
-    choose_protocol,
     fit_to_trace,
     make_load,
 )
@@ -27,6 +26,7 @@ from harness.workload.workload import (
     SHIPPED_WORKLOADS,
     ArmTarget,
     Workload,
+    choose_protocol,
     find_file,
     load_target,
     load_workload,

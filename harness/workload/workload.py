@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -10,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from harness.errors import ConfigError
-from harness.records import ProcessKind
-from harness.workload.abandon import TimePlan
+from harness.records import Delivery, ProcessKind, Protocol, Way
+from harness.workload.abandon import StayPlan, TaskPlan, TimePlan
 from harness.workload.arrivals import (
     AnyArrivals,
     ClosedArrivals,
@@ -53,6 +54,7 @@ _STREAM_COSTS: Final = (
     "each takes a file handle and some 20 KiB of memory in its load process, and 25 bytes for each "
     "token of its answer"
 )
+_OF_GRPC: Final = ("grpc", "tritonclient")
 _RATE_COSTS: Final = "each takes a port of this host, which may be free again only a minute after"
 
 
@@ -286,6 +288,55 @@ def rate_problem(rate: float, most_rate: float) -> str:
         f"`arrivals` bring up to {rate:,.0f} requests a second, more than `run.most_rate`, "
         f"{most_rate:,.0f}; --set run.most_rate={rate:.0f} raises it: {_RATE_COSTS}"
     )
+
+
+def choose_protocol(workload: Workload, target: Target) -> Protocol:
+    """Raises ConfigError for what the target or the protocol cannot do."""
+    protocol = workload.load.protocol or target.protocol
+    is_spoken = target.http if protocol is Protocol.HTTP else target.kserve is not None
+    why: str | None = None
+    if not is_spoken:
+        why = f"the file of target {target.name} does not say how to speak {protocol} with it"
+    elif protocol is Protocol.GRPC:
+        why = next(_problems_over_grpc(workload), None)
+    why = why or next(_problems_of_ways(workload.load, protocol), None)
+    if why is not None:
+        raise ConfigError(f"workload {workload.name}, over {protocol}: {why}")
+    return protocol
+
+
+def _problems_over_grpc(workload: Workload) -> Iterator[str]:
+    load = workload.load
+    missing = [package for package in _OF_GRPC if find_spec(package) is None]
+    if missing:
+        yield (
+            f"the package {' and '.join(missing)} is not installed; install it with: "
+            "pip install 'walkaway[grpc]'"
+        )
+    if workload.run.keep_alive:
+        yield "`run.keep_alive` has no meaning, since all calls of a process share a channel"
+    if not isinstance(load, AbandonLoad):
+        return
+    if load.canaries:
+        yield "`load.canaries` need the most likely tokens, which no input asks for; take 0"
+    for plan in load.leavers:
+        if plan.delivery is Delivery.UNARY or plan.n > 1 or isinstance(plan, TaskPlan):
+            yield f"plan `{plan.plan}`: each request is one streamed answer, without `task` and `n`"
+
+
+def _problems_of_ways(load: AnyLoad, protocol: Protocol) -> Iterator[str]:
+    leavers = load.leavers if isinstance(load, AbandonLoad) else ()
+    for plan in leavers:
+        if isinstance(plan, StayPlan):
+            continue
+        if plan.way.over(protocol) is None:
+            ways = ", ".join(way for way in Way if way.over(protocol) is way)
+            yield f"no user can leave by `{plan.way}`; there are: {ways}"
+        if plan.way is Way.DEADLINE and not plan.counts_from_sending:
+            yield (
+                f"plan `{plan.plan}`: a deadline is set as the request is sent, so it takes a plan "
+                "whose moment is known then: `time` (since the sending) or `prefill`"
+            )
 
 
 def load_workload(name_or_path: str, settings: Sequence[str] = ()) -> Workload:

@@ -12,10 +12,10 @@ import pytest
 from harness.commands.finished_run import cancellation_settings
 from harness.errors import ConfigError
 from harness.records import Protocol
-from harness.run.load_plan import choose_protocol, load_notes, make_load, read_token_counts
+from harness.run.load_plan import load_notes, make_load, read_token_counts
 from harness.workload.abandon import TimePlan
 from harness.workload.load import AbandonLoad
-from harness.workload.workload import Workload, load_target, load_workload
+from harness.workload.workload import Workload, choose_protocol, load_target, load_workload
 from tests.harness.plans import server
 from tests.harness.workload.mixes import STAY
 
