@@ -54,6 +54,7 @@ _OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", -1),
 )
+_DEADLINE_GRAIN_S: Final = 0.001  # of gRPC: so that none passes before its moment
 _FINAL: Final = "triton_final_response"
 _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 _PARAMETER_FIELDS: Final[dict[type, str]] = {
@@ -248,7 +249,8 @@ class Call:
         if think_ns is not None and self._spec.counts_from_start:
             self._leaves_at_ns = self._sent_ns + think_ns
         if self._spec.way is Way.DEADLINE and self._leaves_at_ns is not None:
-            deadline_s = max(0.0, (self._leaves_at_ns - time.perf_counter_ns()) / 1e9)
+            left_s = (self._leaves_at_ns - time.perf_counter_ns()) / 1e9
+            deadline_s = max(0.0, left_s) + _DEADLINE_GRAIN_S
         stub = GRPCInferenceServiceStub(self._channel)
         self._call = stub.ModelStreamInfer(
             self._requests(), timeout=deadline_s, metadata=self._client.metadata
