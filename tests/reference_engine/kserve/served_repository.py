@@ -27,27 +27,59 @@ STEPS = {"N": 1, "ITL_MS": -1, "CHECK": 1}
 BATCHED = ("batched", "queued", "single", "oldest", "direct")
 
 
-class Served:
-    """`events` holds what the models have said, in order: model, what, request id."""
+class Watched:
+    """A copy of a repository, whose models tell what they do, and wait at gates.
 
-    def __init__(self, folder: Path, *, is_faithful: bool = False, source: Path = FOLDER) -> None:
-        self.is_faithful = is_faithful
+    `events` holds what the models have said, in order: model, what, request id.
+    """
+
+    def __init__(self, folder: Path, source: Path = FOLDER) -> None:
         self.gates = folder / "gates"
         self.gates.mkdir()
         self.events: list[tuple[str, str, str]] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(folder / "events"))
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
         self.folder = folder / "repository"
         shutil.copytree(source, self.folder)
         for config in self.folder.glob("*/config.pbtxt"):
             for key, path in (("gates", self.gates), ("events", folder / "events")):
                 value = f'parameters {{ key: "{key}" value {{ string_value: "{path}" }} }}\n'
                 config.write_text(config.read_text() + value)
+
+    def _listen(self) -> None:
+        with self._socket:
+            while said := self._socket.recv(4096):
+                self._said.put(said)
+
+    def stop_listening(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", self._socket.getsockname())
+
+    def open(self, *request_ids: str) -> None:
+        for request_id in request_ids:
+            (self.gates / request_id).touch()
+
+    def expect(self, model: str, what: str, request_id: str) -> None:
+        """Read the models' events up to this one."""
+        while (model, what, request_id) not in self.events:
+            name, said, about = json.loads(self._said.get(timeout=TIMEOUT_S))
+            self.events.append((name, said, about))
+
+    def said(self, request_id: str) -> list[str]:
+        return [what for _, what, about in self.events if about == request_id]
+
+
+class Served(Watched):
+    """`InferenceService` with the repository, on an event loop of its own."""
+
+    def __init__(self, folder: Path, *, is_faithful: bool = False, source: Path = FOLDER) -> None:
+        super().__init__(folder, source)
+        self.is_faithful = is_faithful
         self.repository = Repository()
         self.url = ""
         self.loop = asyncio.new_event_loop()
-        self.loop.add_reader(self._socket, lambda: self._said.put(self._socket.recv(4096)))
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
 
@@ -72,7 +104,7 @@ class Served:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(TIMEOUT_S)
         self.loop.close()
-        self._socket.close()
+        self.stop_listening()
 
     def do(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
@@ -111,19 +143,6 @@ class Served:
             )
         )
 
-    def open(self, *request_ids: str) -> None:
-        for request_id in request_ids:
-            (self.gates / request_id).touch()
-
-    def expect(self, model: str, what: str, request_id: str) -> None:
-        """Read the models' events up to this one."""
-        while (model, what, request_id) not in self.events:
-            name, said, about = json.loads(self._said.get(timeout=TIMEOUT_S))
-            self.events.append((name, said, about))
-
-    def said(self, request_id: str) -> list[str]:
-        return [what for _, what, about in self.events if about == request_id]
-
     @contextmanager
     def client(self) -> Iterator["Client"]:
         client = Client(self.url)
@@ -153,13 +172,15 @@ class Pending:
         self._ends.put((result, error))
 
     def next(self) -> int | str:
-        """`STATUS message` for an error, and "final" for an empty final response."""
+        """`STATUS message` for an error, and "final" for an empty final response. Triton's own
+        package answers with empty tensors: these count as 1.
+        """
         result, error = self._ends.get(timeout=TIMEOUT_S)
         if error is not None:
             return f"{(error.status() or '').removeprefix('StatusCode.')} {error.message()}"
         assert result is not None
-        steps = result.as_numpy("STEPS")
-        return "final" if steps is None else int(steps.item())
+        contents = result.get_response().raw_output_contents
+        return int.from_bytes(contents[0] or b"\1", "little") if contents else "final"
 
     def is_silent(self) -> bool:
         return self._ends.empty()
