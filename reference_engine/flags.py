@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--handler-endpoint",
-        type=read_path,
+        type=_endpoint,
         metavar="NAMESPACE.COMPONENT.ENDPOINT",
         help="handlers in Python that answer, in the worker's place (docs/dynamo.md)",
     )
@@ -163,6 +163,8 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
             "--triton-faithful changes how --model-repository is served: give both"
         )
     if args.handler_endpoint is not None:
+        if args.workers > 1 or args.disaggregated or args.connect or args.worker_listen:
+            raise EngineConfigError("--handler-endpoint takes the workers' place: ask for none")
         args.runner = "handlers"
     elif args.runner == "handlers":
         raise EngineConfigError("--runner handlers needs an endpoint: give --handler-endpoint")
@@ -277,6 +279,13 @@ def _number(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
         raise argparse.ArgumentTypeError(f"a number from 1 to {MAX_PROCESSES}, not {text!r}")
     return int(text)
+
+
+def _endpoint(text: str) -> str:
+    try:
+        return read_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _address(text: str) -> WorkerAddress:

@@ -340,7 +340,10 @@ def _link(
         worker = Worker(address, caller, on_up=up, on_report=link.take_in, on_lost=link.worker_lost)
         workers.append(worker)
     if settings.handler_endpoint is not None:
-        runtime = DistributedRuntime(asyncio.get_running_loop(), beats=caller.beats)
+        try:
+            runtime = DistributedRuntime(asyncio.get_running_loop(), beats=caller.beats)
+        except PermissionError as error:
+            raise EngineConfigError(str(error)) from error
         handlers = HandlerWorker(
             runtime,
             settings.handler_endpoint,

@@ -57,6 +57,8 @@ def test_flags_arrive_where_they_belong() -> None:
         (["--sim-fixed-ms", "inf"], "must be finite"),
         (["--runner", "simulated", "--device", "cuda"], "only the torch runner uses a device"),
         (["--runner", "none"], "give --kserve-port"),
+        (["--runner", "handlers"], "give --handler-endpoint"),
+        (["--handler-endpoint", "a.b.c", "--workers", "2"], "takes the workers' place"),
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["--max-num-batched-tokens", "4"], "would starve"),
         (["--num-blocks", "8"], "must hold one request"),
