@@ -33,10 +33,13 @@ from harness.store.manifest import Manifest
 CONFIG_SHOWN: Final = (
     ("runner", "{} runner"),
     ("device", "on {}"),
+    ("frontends", "{} frontends"),
+    ("workers", "{} workers"),
     ("max_num_seqs", "{:,} slots"),
     ("num_blocks", "{:,} KV blocks"),
     ("block_size", "{:,} tokens a block"),
 )
+_SEVERAL: Final = ("frontends", "workers")  # their names; one is not worth a word
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
@@ -90,7 +93,9 @@ def _common_facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _settings_in_words(config: Mapping[str, Any]) -> list[str]:
-    return [form.format(config[key]) for key, form in CONFIG_SHOWN if config.get(key) is not None]
+    several = {key: len(names) for key in _SEVERAL if len(names := config.get(key) or ()) > 1}
+    shown = {**config, **dict.fromkeys(_SEVERAL), **several}
+    return [form.format(shown[key]) for key, form in CONFIG_SHOWN if shown.get(key) is not None]
 
 
 def _common_config(manifests: Sequence[Manifest]) -> Mapping[str, Any]:

@@ -155,6 +155,7 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         formula="blocks reclaimed - kill, of requests open then",
         rank=58,
         in_brief=True,
+        on_web_tab=True,
         good="flat, within one heartbeat.",
     ),
     "others_failed_rate": _share(
@@ -163,6 +164,7 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         formula="failed or rejected / requests that went through no killed process",
         rank=59,
         in_brief=True,
+        on_web_tab=True,
         good="0 in every run.",
     ),
     "removed_at_first_boundary": _share(

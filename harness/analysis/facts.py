@@ -58,6 +58,7 @@ class Facts:
     metric_names: dict[str, str]
     metric_labels: dict[str, dict[str, str]]
     repeated: set[str]
+    is_disaggregated: bool
     lags: dict[str, tuple[float, float]]
     late: dict[str, dict[str, float]]
     is_open_loop: bool
@@ -133,7 +134,7 @@ def run_facts(frames: RunFrames) -> Facts:
         window.get("load_started_ns"), window.get("load_ended_ns"), frames.requests
     )
     before, after = _known(idle.get("before")), _known(idle.get("after"))
-    settle_s = manifest.get("settle_s")
+    settle_s, workload = manifest.get("settle_s"), manifest.get("workload") or {}
     slots = config.get("max_num_seqs") or target.get("slots_found")
     blocks = config.get("num_blocks") or target.get("blocks_found")
     num_workers = max(1, frames.steps["worker"].nunique())
@@ -161,6 +162,7 @@ def run_facts(frames: RunFrames) -> Facts:
         trust={role: source["trust"] for role, source in sources.items()},
         metric_names={role: source["name"] for role, source in sources.items()},
         metric_labels={role: source.get("labels") or {} for role, source in sources.items()},
+        is_disaggregated=bool((workload.get("engine") or {}).get("disaggregated")),
         repeated={role for role, source in sources.items() if source.get("repeated")},
         lags={
             role: (source.get("lag_steps", 0.0), source.get("lag_s", 0.0))

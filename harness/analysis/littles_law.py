@@ -289,6 +289,8 @@ def _unusable_gauges(
     running: Readings, waiting: Readings | None, held: OpenRequests, facts: Facts
 ) -> str | None:
     inside = running.level[running.t_ns <= facts.load_ended_ns]
+    if facts.is_disaggregated:
+        return "a request between two workers is neither running nor waiting"
     if len(inside) < 2:
         return "fewer than two scrapes fell into the load"
     if not np.ptp(running.level):

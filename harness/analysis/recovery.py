@@ -96,8 +96,11 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
 
 
 def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """A request that is handed over gives its slot back before its blocks, and is not cancelled."""
     steps = StepTimes.of(log)
-    freed = lives[lives["freed_ns"].notna()].sort_values("freed_order")
+    is_handed_over = lives["reason"] == "handed_over"
+    lives = lives.assign(freed_ns=lives["freed_ns"].mask(is_handed_over, lives["out_ns"]))
+    freed = lives[lives["freed_ns"].notna()].sort_values(["freed_ns", "freed_order"])
     given = steps.next_schedule(freed["freed_ns"].to_numpy(dtype=np.int64))
     is_scheduled = given < steps.n  # else no step followed that could take the slot
     freed, given = freed[is_scheduled], given[is_scheduled]
@@ -105,7 +108,7 @@ def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: Facts) -> pd.Data
     refills = pair_refills(schedules, steps.started_ns.tolist(), facts.observed_until_ns)
     freed = freed.iloc[[refill.freed for refill in refills]]
     until_ns = np.array([refill.until_ns for refill in refills], dtype=np.int64)
-    return pd.DataFrame(
+    found = pd.DataFrame(
         {
             "request_id": freed["client_request_id"].to_numpy(),
             "refill_s": (until_ns - freed["freed_ns"].to_numpy(dtype=np.int64)) / 1e9,
@@ -113,6 +116,7 @@ def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: Facts) -> pd.Data
             "next_schedule": [refill.taken_in == refill.freed_before for refill in refills],
         }
     )
+    return found[(freed["reason"] != "handed_over").to_numpy()]
 
 
 def _schedules(

@@ -71,6 +71,17 @@ def test_left_in_decode_after_a_hand_over(run: RunBuilder) -> None:
     assert (row["generated_tokens"], row["wasted_after_close_tokens"]) == (4, 1)
 
 
+def test_a_slot_that_is_handed_over_is_no_cancelled_one(run: RunBuilder) -> None:
+    """The next request takes it at once; its blocks come free only after that."""
+    in_decode(run)
+    for row in run.step_log[:2]:
+        row.num_waiting, row.num_running = 1, 2
+    run.worker = "prefill-0"
+    run.events("w", arrived=2, admitted=20.2)
+    frames = run.frames()
+    assert not slot_refills(frames, run_facts(frames))["request_id"].isin(["a"]).any()
+
+
 def test_left_between_two_workers(run: RunBuilder) -> None:
     """Both hold it: the latency ends when the last has let go."""
     handed_over(run, 20.5, freed=21.2)
