@@ -156,7 +156,7 @@ class Outgoing:
 
 
 class ResponseStream(AsyncIterator[Any]):
-    """The items of a call. Whoever holds it is interested in them."""
+    """The items of a call, which goes on while this object lives."""
 
     def __init__(self, call: Outgoing, *, annotated: bool) -> None:
         self._call = call
@@ -326,7 +326,7 @@ class Client:
         return self._router.names
 
     async def wait_for_instances(self) -> list[int]:
-        while not (found := self.instance_ids()):  # noqa: ASYNC110 a folder tells no one
+        while not (found := self.instance_ids()):  # noqa: ASYNC110 a folder sets no event
             await asyncio.sleep(_LOOK_EVERY_S)
         return found
 

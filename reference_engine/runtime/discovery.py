@@ -1,7 +1,7 @@
 """Which processes serve an endpoint: one file for each, in a folder that all can read.
 
 A process holds a lock on its file while it lives. The kernel lets go of the lock however the
-process ends, so a file without a lock is a dead process's, and whoever meets it removes it.
+process ends, so a file without a lock is a dead process's, and the next reader removes it.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""Who is stopped, killed and told, and when: Dynamo's runtime and ours in the same scenarios.
+"""Signals and ends of handlers, and their times: Dynamo's runtime and ours, in one set of cases.
 
     PYTHON tests/side_by_side/dynamo_scenarios.py run MODULE FILE.json [--quick]
     PYTHON tests/side_by_side/dynamo_scenarios.py cancels MODULE FILE.json [--quick]

@@ -42,13 +42,13 @@ def expected(case: Case) -> dict[str, tuple[str, str | None]]:
 
 
 @pytest.mark.e2e
-def test_everyone_is_told_and_ends_as_the_documents_table_says(capfd: Any) -> None:
+def test_signals_and_ends_are_those_of_the_table_in_the_documents(capfd: Any) -> None:
     found = run("reference_engine.runtime", quick=True)
     seen = {
         case: {
-            who: (told.get("signal", ""), told.get("how"))
-            for who, told in found[case.name].items()
-            if who != "caller" and told
+            process: (told.get("signal", ""), told.get("how"))
+            for process, told in found[case.name].items()
+            if process != "caller" and told
         }
         for case in CASES
     }
