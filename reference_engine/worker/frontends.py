@@ -51,6 +51,7 @@ from reference_engine.worker.engine import Share
 from reference_engine.worker.inbox import Inbox, Requests
 
 MAX_PEERS: Final = 256
+MAX_CONNECTIONS: Final = 2 * MAX_PEERS  # strangers among them; further ones are closed at once
 _HELLO_BYTES: Final = 1024  # the most that is read of an unknown peer
 _HELLO_S: Final = 5.0
 _FAREWELL_S: Final = 0.5
@@ -240,7 +241,7 @@ class Frontends:
         self._beats = beats or Beats()
         self._hello_s = hello_s
         self._decoder = msgspec.msgpack.Decoder(ToWorker)
-        self._places = threading.BoundedSemaphore(MAX_PEERS)
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
         self.is_open = threading.Event()
@@ -254,8 +255,10 @@ class Frontends:
             while True:
                 with contextlib.suppress(ConnectionError):
                     connection, _ = listening.accept()
-                    peer = Peer(connection, self._beats)
-                    threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+                    if self._places.acquire(blocking=False):
+                        threading.Thread(target=self._take, args=(connection,), daemon=True).start()
+                    else:
+                        connection.close()
         finally:
             self._inbox.close()
 
@@ -276,6 +279,11 @@ class Frontends:
         peer = self._peers.get(name)
         if peer is not None:
             peer.end(ProtocolError(why))
+
+    def _take(self, connection: socket.socket) -> None:
+        with connection:
+            self._serve(Peer(connection, self._beats))
+        self._places.release()
 
     def _serve(self, peer: Peer) -> None:
         learned_by: LearnedBy | None = LearnedBy.CONNECTION_DROPPED
@@ -369,9 +377,9 @@ class Frontends:
     def _forget(self, peer: Peer, learned_by: LearnedBy | None) -> None:
         if not peer.name:
             return  # a stranger
+        number = peer.requests.cancel_all(CancelReason.FRONTEND_LOST)
         with self._lock:
             del self._peers[peer.name]
-        number = peer.requests.cancel_all(CancelReason.FRONTEND_LOST)
         if learned_by is not None:
             self._count(learned_by, number)
 

@@ -26,7 +26,7 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Share
-from reference_engine.worker.frontends import MAX_PEERS, FirstWord, Frontends
+from reference_engine.worker.frontends import MAX_CONNECTIONS, MAX_PEERS, FirstWord, Frontends
 from reference_engine.worker.inbox import Added, Cancelled, Command, Inbox
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
@@ -132,7 +132,7 @@ class Ends:
     contexts of requests alive.
     """
 
-    def __init__(self, beats: Beats) -> None:
+    def __init__(self, beats: Beats, hello_s: float = 0.05) -> None:
         self.inbox = Inbox(time.perf_counter_ns)
         self.first_word: Future[FirstWord] = Future()
         self.frontends = Frontends(
@@ -142,10 +142,10 @@ class Ends:
             first_word=self.first_word,
             max_model_len=4096,
             beats=beats,
-            hello_s=0.05,
+            hello_s=hello_s,
         )
         self.live: dict[str, Added] = {}
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=2 * MAX_CONNECTIONS)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -358,3 +358,17 @@ def test_the_peer_after_the_last_place_is_refused(ends: Ends) -> None:
         assert one_more.next() == Failed(message=f"{MAX_PEERS} peers are connected already")
         ends.frontends.report(EMPTY_REPORT, {})
         assert all(line.next() == EMPTY_REPORT for line in lines)
+
+
+def test_a_crowd_of_strangers_keeps_a_frontend_out_only_while_it_stays() -> None:
+    with contextlib.closing(Ends(PATIENT, hello_s=30.0)) as ends, contextlib.ExitStack() as stack:
+        ends.first_word.set_result(READY)
+        strangers = [stack.enter_context(ends.line(b"")) for _ in range(MAX_CONNECTIONS)]
+        with ends.line(hello()) as one_more:
+            assert one_more.is_ended_by_the_worker()
+        for stranger in strangers:
+            stranger.socket.close()
+        is_in = False
+        while not is_in:
+            with ends.line(hello()) as line, contextlib.suppress(AssertionError, ConnectionError):
+                is_in = line.next() == READY
