@@ -102,7 +102,8 @@ class Worker:
                 case Failed(message=why) if not first_word.done():
                     first_word.set_exception(EngineConfigError(why))
                 case _:
-                    raise ProtocolError(f"{type(message).__name__} out of turn")
+                    said = message.message if isinstance(message, Failed) else "out of turn"
+                    raise ProtocolError(f"{type(message).__name__}: {said}")
 
         def lose(_: LearnedBy, error: Exception | None) -> None:
             if error is not None:

@@ -225,4 +225,4 @@ async def test_an_end_before_ready_is_no_loss_but_a_failure_to_connect(
         await ends.connecting
     assert ends.lost.empty()
     assert ends.reports.empty()
-    assert ("StepReport out of turn" in capsys.readouterr().err) == (sent is REPORT)
+    assert ("StepReport: out of turn" in capsys.readouterr().err) == (sent is REPORT)
