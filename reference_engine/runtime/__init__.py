@@ -20,6 +20,7 @@ import asyncio
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
@@ -33,6 +34,7 @@ from reference_engine.runtime.client import (
     WorkerLostError,
 )
 from reference_engine.runtime.discovery import Instance, discovery_folder, read_path, registered
+from reference_engine.runtime.metrics import Counts
 from reference_engine.runtime.router import NoInstanceError
 from reference_engine.runtime.serving import Handler, Served, Server
 from reference_engine.wire import Beats
@@ -79,6 +81,7 @@ class DistributedRuntime:
         self.links = Links(f"{socket.gethostname()}-{os.getpid()}-{self.instance_id:x}", beats)
         self._server = Server(self.instance_id, secrets.token_hex(16), beats)
         self._is_shut_down = asyncio.Event()
+        self._has_counts = False
 
     def endpoint(self, path: str) -> "Endpoint":
         return Endpoint(self, read_path(path))
@@ -96,10 +99,18 @@ class DistributedRuntime:
             self._server.close()
             self.links.close()
 
+    def _serve_counts(self, environment: Mapping[str, str]) -> None:
+        port = environment.get("DYN_SYSTEM_PORT", "-1")
+        if not self._has_counts and port.isdecimal():
+            self._has_counts = True
+            host = environment.get("DYN_SYSTEM_HOST") or "127.0.0.1"
+            Counts(self._server.served).serve(host, int(port))
+
     async def serve(self, served: Served, *, graceful: bool) -> None:
         if served.path in self._server.served:
             raise ValueError(f"{served.path} is being served by this runtime already")
         port = await self._server.listen(self.host)
+        self._serve_counts(os.environ)
         instance = Instance(
             instance_id=self.instance_id,
             host=self.host,

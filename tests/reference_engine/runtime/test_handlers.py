@@ -23,6 +23,7 @@ from reference_engine.runtime import (
 from reference_engine.runtime.calls import WINDOW_BYTES, Call, ToCaller, encode
 from reference_engine.runtime.client import Outgoing
 from reference_engine.runtime.discovery import Instance, find, registered
+from reference_engine.runtime.metrics import Counts
 from reference_engine.runtime.serving import Running
 from reference_engine.wire import Beats, Failed, FrameReader, Hello, LearnedBy, encode_frame
 from tests.reference_engine.runtime.lab import PATH, lab, until
@@ -312,7 +313,11 @@ def test_a_worker_learns_of_a_silent_caller_by_its_heartbeat_and_of_one_that_is_
                 writer.close()
             await until(lambda: not served.calls)
             learned_by = LearnedBy.HEARTBEAT_TIMEOUT if is_silent else LearnedBy.CONNECTION_DROPPED
-            assert served.cancellations == {learned_by: 1}
+            metrics = list(Counts({PATH: served}).collect())
+            samples = [sample for metric in metrics for sample in metric.samples]
+            seen = {s.labels.get("learned_by", s.name): s.value for s in samples if s.value}
+            assert seen == {"dynamo_component_cancellation_total": 1, learned_by: 1}
+            assert samples[0].labels["dynamo_component"] == "leaf"
             writer.close()
 
     asyncio.run(main(is_silent=True))
