@@ -9,7 +9,7 @@ from reference_engine.config import EngineConfigError
 from reference_engine.faults import FaultError
 from reference_engine.flags import read_settings
 from reference_engine.serve.http import ListenError
-from reference_engine.serve.launcher import LAUNCHED, launch
+from reference_engine.serve.launcher import LAUNCHED, launch, serve_worker_alone
 from reference_engine.serve.process import ServeSettings, run
 from reference_engine.serve.supervisor import EngineStoppedError
 
@@ -19,6 +19,8 @@ def main() -> int:
         if sys.argv[1:] == [LAUNCHED]:
             return run(msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeSettings))
         settings = read_settings(sys.argv[1:], os.environ)
+        if settings.tiers.worker_listen is not None:
+            return serve_worker_alone(settings)
         return launch(settings) if settings.tiers.is_launched else run(settings)
     except (EngineConfigError, FaultError) as error:
         print(f"walkaway engine: {error}", file=sys.stderr)  # noqa: T201

@@ -55,8 +55,12 @@ class Histogram:
 
 
 class WorkerNumbers(NamedTuple):
-    """Of a worker's last report; at its start, and while it is lost, all its blocks are free."""
+    """Of a worker's last report; at its start, and while it is lost, all its blocks are free.
 
+    `via`: the worker through which it reports, itself or the one before it.
+    """
+
+    via: str
     free_blocks: int
     num_running: int = 0
     num_waiting: int = 0
@@ -71,12 +75,14 @@ class Collector:
     `workers`: what each worker last reported; `_before`: what their earlier incarnations counted.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, workers: Sequence[str] = ()) -> None:
         lengths = token_bounds(config.max_model_len)
         self._config = config
         self.workers: dict[str, WorkerNumbers] = {}
         self._before = Counters()
         self._total: Counters | None = None
+        for worker in workers:
+            self.began(worker)
         self.first_token_s = Histogram(FIRST_TOKEN_S)
         self.next_token_s = Histogram(NEXT_TOKEN_S)
         self.token_mean_s = Histogram(NEXT_TOKEN_S)
@@ -173,16 +179,19 @@ class Collector:
         """`anew`: another process of this name, which counts from 0."""
         if anew:
             self._before = self._before.plus(self.workers.pop(worker).counters)
-        self.workers.setdefault(worker, WorkerNumbers(self._config.num_blocks))
+        self.workers.setdefault(worker, WorkerNumbers(worker, self._config.num_blocks))
 
     def lost(self, worker: str) -> None:
-        counters = self.workers[worker].counters
-        self.workers[worker] = WorkerNumbers(self._config.num_blocks, counters=counters)
+        for name, (via, *_, counters) in self.workers.items():
+            if via == worker:
+                lost = WorkerNumbers(via, self._config.num_blocks, counters=counters)
+                self.workers[name] = lost
 
-    def reported(self, report: StepReport) -> None:
+    def reported(self, report: StepReport, via: str) -> None:
         # A worker behind another one may be started again unseen.
         self.began(report.worker, anew=report.counters.steps < self.step_of(report.worker))
         self.workers[report.worker] = WorkerNumbers(
+            via,
             report.free_blocks,
             report.num_running,
             report.num_waiting,

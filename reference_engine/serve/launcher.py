@@ -20,41 +20,24 @@ from msgspec.structs import replace
 
 from reference_engine.config import Component
 from reference_engine.protocol import Listening, Ready, WorkerSettings
-from reference_engine.serve.process import (
-    WORKER_MODULE,
-    Place,
-    ServeSettings,
+from reference_engine.serve.process import WORKER_MODULE, Place, ServeSettings
+from reference_engine.serve.supervisor import (
+    Child,
+    EngineStoppedError,
     Stop,
     first_of,
     say_line,
     unless,
     watch_for_the_end,
 )
-from reference_engine.serve.supervisor import Child, EngineStoppedError
-from reference_engine.serve.workers import Caller, Worker, WorkerAddress
-from reference_engine.wire import Beats, Hello
+from reference_engine.serve.workers import WorkerAddress
 
 LAUNCHED: Final = "--launched"  # a frontend then reads its settings from standard input
 _SAID: Final = (1, 2)  # exit statuses of a process that has said why
 _MAX_FAILURES: Final = 5  # starts in a row that come to nothing
 _PAUSE_S: Final = 0.2  # after each of them
 _EXIT_S: Final = 10.0  # beyond the time to drain
-
-
-class FrontendReady(msgspec.Struct):
-    """The line with which a frontend announces itself."""
-
-    url: str
-    device: str
-    kserve_url: str | None = None
-
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    @property
-    def kserve_port(self) -> int | None:
-        return None if self.kserve_url is None else int(self.kserve_url.rpartition(":")[2])
+_HERE: Final = "127.0.0.1"
 
 
 class Member:
@@ -82,85 +65,82 @@ class Member:
 
     async def keep(self) -> None:
         """Raises EngineStoppedError if it cannot be started again."""
-        while True:
-            why = await self.child.died()
-            for num_failures in range(_MAX_FAILURES):
-                print(f"walkaway engine: {self._index}: {why}", file=sys.stderr)  # noqa: T201
-                await asyncio.sleep(_PAUSE_S * num_failures)
-                try:
-                    await self.start()
-                except EngineStoppedError as error:
-                    why = error
-                else:
-                    break
-            else:
-                raise why
+        why, num_failures = await self.child.died(), 0
+        while num_failures < _MAX_FAILURES:
+            print(f"walkaway engine: {why}", file=sys.stderr)  # noqa: T201
+            await asyncio.sleep(_PAUSE_S * num_failures)
+            try:
+                await self.start()
+            except EngineStoppedError as error:
+                why, num_failures = error, num_failures + 1
+                continue
             restarted = {"event": "restarted", "kind": self.child.name, "index": self._index}
             say_line({**restarted, "pid": self.child.pid})
+            why, num_failures = await self.child.died(), 0
+        raise why
 
 
 class WorkerPlan(NamedTuple):
+    """`decode` is the index of the worker that this one hands over to."""
+
     name: str
     component: Component = "backend"
-    decode: int | None = None  # the index of the worker that this one hands over to
+    decode: int | None = None
 
 
-def plan_workers(num: int, *, disaggregated: bool, name: str | None) -> list[WorkerPlan]:
-    """Decode workers first; frontends know those that no other worker hands over to."""
-    if disaggregated:
-        decode = [WorkerPlan(f"decode-{i}", "decode") for i in range(num)]
-        return [*decode, *(WorkerPlan(f"prefill-{i}", "prefill", i) for i in range(num))]
-    return [WorkerPlan(name or f"worker-{i}") for i in range(num)]
+def plan_workers(num: int, *, disaggregated: bool) -> list[WorkerPlan]:
+    """Decode workers first: prefill workers need their addresses."""
+    if not disaggregated:
+        return [WorkerPlan(f"worker-{i}") for i in range(num)]
+    decode = [WorkerPlan(f"decode-{i}", "decode") for i in range(num)]
+    return [*decode, *(WorkerPlan(f"prefill-{i}", "prefill", i) for i in range(num))]
+
+
+class FrontendReady(msgspec.Struct):
+    """The line with which a frontend announces itself."""
+
+    url: str
+    device: str
+    kserve_url: str | None = None
 
 
 class Fleet:
-    """`_at`: where each worker listens; `_fronts`: what each frontend announced."""
+    """`_listening`: where each worker does, once it does; `_announced`: each frontend's line."""
 
     def __init__(self, settings: ServeSettings) -> None:
         tiers = settings.tiers
         self._settings = settings
-        self._secret = tiers.secret or ("" if _is_shared(settings) else secrets.token_hex(32))
-        self._plans = plan_workers(
-            0 if tiers.connect or not settings.config.has_worker else tiers.workers,
-            disaggregated=tiers.disaggregated,
-            name=tiers.name if tiers.worker_listen else None,
-        )
-        self._at: dict[int, Listening] = {}
-        self._fronts: dict[int, FrontendReady] = {}
+        self._secret = tiers.secret if tiers.connect else secrets.token_hex(32)
+        num_workers = 0 if tiers.connect or not settings.config.has_worker else tiers.workers
+        self._plans = plan_workers(num_workers, disaggregated=tiers.disaggregated)
+        self._names = tuple(f"{tiers.name or 'frontend'}-{i}" for i in range(tiers.frontends))
+        self._listening: dict[int, Listening] = {}
+        self._announced: dict[int, FrontendReady] = {}
         self._workers = [self._worker(i) for i in range(len(self._plans))]
-        num_frontends = 0 if tiers.worker_listen else tiers.frontends
-        base = (tiers.name if tiers.connect else None) or "frontend"
-        self._names = tuple(f"{base}-{i}" for i in range(num_frontends))
-        self._frontends = [self._frontend(i) for i in range(num_frontends)]
-
-    @property
-    def members(self) -> list[Member]:
-        return [*self._workers, *self._frontends]
+        self._frontends = [self._frontend(i) for i in range(tiers.frontends)]
 
     def _worker(self, index: int) -> Member:
-        tiers, plan = self._settings.tiers, self._plans[index]
-        asked, metrics = tiers.worker_listen, tiers.worker_metrics_port
-        host, port = ("127.0.0.1", 0) if asked is None else (asked.host, asked.port)
+        settings, plan = self._settings, self._plans[index]
 
         def settings_of(_: int) -> WorkerSettings:
-            before = self._at.get(index)
-            behind = None if plan.decode is None else self._at[plan.decode]
+            ports = self._listening.get(index)
+            if ports is None:
+                metrics_port = _nth(settings.tiers.worker_metrics_port, index)
+                ports = Listening(port=0, metrics_port=metrics_port)
+            decode = None if plan.decode is None else (_HERE, self._listening[plan.decode].port)
             return WorkerSettings(
-                config=replace(self._settings.config, component=plan.component),
-                faults=self._settings.faults,
+                config=replace(settings.config, component=plan.component),
+                faults=settings.faults,
                 secret=self._secret,
                 name=plan.name,
-                host=host,
-                port=port if before is None else before.port,
-                metrics_port=(metrics and metrics + index)
-                if before is None
-                else before.metrics_port,
-                peer_timeout_s=self._settings.frontend.peer_timeout_s,
-                decode_worker=None if behind is None else (host, behind.port),
+                port=ports.port,
+                metrics_port=ports.metrics_port,
+                peer_timeout_s=settings.frontend.peer_timeout_s,
+                decode_worker=decode,
             )
 
         def take(line: bytes) -> None:
-            self._at[index] = msgspec.json.decode(line, type=Listening)
+            self._listening[index] = msgspec.json.decode(line, type=Listening)
 
         return Member(Child("worker", WORKER_MODULE), index, settings_of, take)
 
@@ -169,101 +149,78 @@ class Fleet:
 
         def settings_of(life: int) -> ServeSettings:
             name = self._names[index] + (f".{life}" if life > 1 else "")
-            is_alone = len(self._names) == 1 and life == 1 and not settings.tiers.connect
+            is_only_one = self._names == Place().frontends and life == 1
             place = Place(
                 name=name,
-                id_prefix="" if is_alone else f"{name}-",
-                secret=self._secret,
-                addresses=self._addresses(),
                 frontends=self._names,
+                id_prefix="" if is_only_one else f"{name}-",
+                secret=self._secret,
+                addresses=settings.tiers.connect or self._addresses(),
                 workers=tuple(plan.name for plan in self._plans),
             )
-            before = self._fronts.get(index)
-            kserve = settings.kserve_port
-            if before is None:
-                port, kserve = _nth(settings.port, index), kserve and _nth(kserve, index)
-            else:
-                port, kserve = before.port, before.kserve_port
+            port, kserve_port = _nth(settings.port, index), _nth(settings.kserve_port, index)
+            if index in self._announced:
+                before = self._announced[index]
+                port, kserve_port = _port_of(before.url), _port_of(before.kserve_url)
+            assert port is not None
             return replace(
-                settings, port=port, kserve_port=kserve, exit_with_stdin=True, place=place
+                settings, port=port, kserve_port=kserve_port, exit_with_stdin=True, place=place
             )
 
         def take(line: bytes) -> None:
-            self._fronts[index] = msgspec.json.decode(line, type=FrontendReady)
+            self._announced[index] = msgspec.json.decode(line, type=FrontendReady)
 
         exit_s = settings.frontend.drain_timeout_s + _EXIT_S
         child = Child("frontend", "reference_engine", LAUNCHED, exit_s=exit_s)
         return Member(child, index, settings_of, take)
 
     def _addresses(self) -> tuple[WorkerAddress, ...]:
-        behind = {plan.decode for plan in self._plans}
-        ours = [i for i in range(len(self._plans)) if i not in behind]
-        at = tuple(WorkerAddress(host="127.0.0.1", port=self._at[i].port) for i in ours)
-        return self._settings.tiers.connect or at
+        """Of the workers to which frontends talk."""
+        return tuple(
+            WorkerAddress(host=_HERE, port=self._listening[i].port)
+            for i, plan in enumerate(self._plans)
+            if plan.component != "decode"
+        )
 
     async def start(self) -> dict[str, Any]:
         """The ready line. Raises EngineStoppedError if a process ends meanwhile."""
         for tier in self._tiers():
             await asyncio.gather(*(worker.start() for worker in tier))
-        if not self._frontends:
-            return await self._lone_worker()
         await self._frontends[0].start()  # what is wrong with the settings, it says alone
         await asyncio.gather(*(frontend.start() for frontend in self._frontends[1:]))
-        fronts = [self._fronts[i] for i in range(len(self._frontends))]
+        return self._ready()
+
+    def _ready(self) -> dict[str, Any]:
+        announced = [self._announced[i] for i in range(len(self._frontends))]
+        listening = [self._listening[i] for i in range(len(self._workers))]
         line: dict[str, Any] = {
             "event": "ready",
-            "url": fronts[0].url,
-            "urls": [front.url for front in fronts],
-            "device": fronts[0].device,
+            "url": announced[0].url,
+            "urls": [one.url for one in announced],
+            "pid": os.getpid(),
             "frontend_pids": [frontend.child.pid for frontend in self._frontends],
-            **self._facts_of_workers(),
+            "worker_pids": [worker.child.pid for worker in self._workers],
+            "worker_metrics_urls": [
+                f"http://{_HERE}:{one.metrics_port}/metrics"
+                for one in listening
+                if one.metrics_port
+            ],
+            "device": announced[0].device,
         }
-        if fronts[0].kserve_url is not None:
-            line["kserve_url"] = fronts[0].kserve_url
-            line["kserve_urls"] = [front.kserve_url for front in fronts]
+        if self._workers:
+            line["worker_pid"] = self._workers[0].child.pid
+        if announced[0].kserve_url is not None:
+            line["kserve_url"] = announced[0].kserve_url
+            line["kserve_urls"] = [one.kserve_url for one in announced]
         return line
 
-    async def _lone_worker(self) -> dict[str, Any]:
-        ready = await self._ask(self._at[0])
-        asked = self._settings.tiers.worker_listen
-        assert asked is not None
-        at = WorkerAddress(host=asked.host, port=self._at[0].port)
-        return {
-            "event": "ready",
-            "worker": str(at),
-            "name": ready.worker,
-            "device": ready.device,
-            **self._facts_of_workers(),
-        }
-
-    async def _ask(self, listening: Listening) -> Ready:
-        """A worker's first word, once its model is built."""
-        asked = self._settings.tiers.worker_listen
-        assert asked is not None
-        caller = Caller(Hello(peer="launcher", secret=self._secret), Beats(), ())
-        worker = Worker(
-            WorkerAddress(host=asked.host, port=listening.port),
-            caller,
-            on_up=lambda *_: None,
-            on_report=lambda *_: None,
-            on_lost=lambda _: None,
-        )
-        try:
-            return await worker.connect()
-        finally:
-            worker.close()
-
-    def _facts_of_workers(self) -> dict[str, Any]:
-        pids = [worker.child.pid for worker in self._workers]
-        asked = self._settings.tiers.worker_listen
-        host = "127.0.0.1" if asked is None else asked.host
-        ports = [self._at[i].metrics_port for i in range(len(pids))]
-        urls = [f"http://{host}:{port}/metrics" for port in ports if port is not None]
-        first = {"worker_pid": pids[0]} if pids else {}
-        return {"pid": os.getpid(), "worker_pids": pids, **first, "worker_metrics_urls": urls}
-
     async def keep(self) -> None:
-        await first_of(*(member.keep() for member in self.members))
+        await first_of(*(member.keep() for member in (*self._workers, *self._frontends)))
+
+    @property
+    def said_statuses(self) -> list[int]:
+        statuses = [one.child.status for one in (*self._workers, *self._frontends)]
+        return [status for status in statuses if status in _SAID]
 
     async def end(self, insisted: asyncio.Event) -> None:
         """The reverse of the start: while frontends drain, they need the workers."""
@@ -287,19 +244,18 @@ class Fleet:
         return list(tiers)
 
 
-def _is_shared(settings: ServeSettings) -> bool:
-    """Whether processes that another launcher starts must know the secret."""
-    return bool(settings.tiers.connect) or settings.tiers.worker_listen is not None
+def _nth(port: int | None, index: int) -> int | None:
+    return port + index if port else port
 
 
-def _nth(port: int, index: int) -> int:
-    return port and port + index
+def _port_of(url: str | None) -> int | None:
+    return None if url is None else int(url.rpartition(":")[2])
 
 
 def launch(settings: ServeSettings) -> int:
     """Run until a request to stop; returns the exit status.
 
-    Raises EngineStoppedError if a process cannot be started, and EngineConfigError.
+    Raises EngineStoppedError if a process cannot be started.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_launch(settings))
@@ -314,11 +270,54 @@ async def _launch(settings: ServeSettings) -> int:
             say_line(ready)
             await unless(stop.wished, fleet.keep())
     except EngineStoppedError:
-        statuses = [member.child.status for member in fleet.members]
-        said = [status for status in statuses if status in _SAID]
-        if not said:
+        if not fleet.said_statuses:
             raise
-        return said[0]
+        return fleet.said_statuses[0]
     finally:
         await fleet.end(stop.insisted)
     return stop.exit_status
+
+
+def serve_worker_alone(settings: ServeSettings) -> int:
+    """For frontends elsewhere. Raises EngineConfigError."""
+    from reference_engine.worker.service import Worker, put_readers_first
+
+    at, tiers = settings.tiers.worker_listen, settings.tiers
+    assert at is not None
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    worker = Worker(
+        WorkerSettings(
+            config=settings.config,
+            faults=settings.faults,
+            secret=tiers.secret,
+            name=tiers.name or "worker-0",
+            host=at.host,
+            port=at.port,
+            metrics_port=tiers.worker_metrics_port,
+            peer_timeout_s=settings.frontend.peer_timeout_s,
+        )
+    )
+
+    def announce(_: object) -> None:
+        word, ports = worker.first_word.result(), worker.listening
+        if isinstance(word, Ready):
+            metrics = (
+                f"http://{at.host}:{ports.metrics_port}/metrics" if ports.metrics_port else None
+            )
+            say_line(
+                {
+                    "event": "ready",
+                    "worker": str(replace(at, port=ports.port)),
+                    "name": word.worker,
+                    "worker_pid": word.pid,
+                    "worker_metrics_urls": [metrics] if metrics else [],
+                    "device": word.device,
+                }
+            )
+
+    worker.first_word.add_done_callback(announce)
+    if settings.exit_with_stdin:
+        worker.leave_with_stdin()
+    put_readers_first()
+    worker.compute()
+    return 0

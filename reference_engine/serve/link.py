@@ -300,7 +300,7 @@ class WorkerLink:
     def take_in(self, via: str, report: StepReport) -> None:
         """A report that came from the worker `via`, of itself or of the worker behind it."""
         worker = report.worker
-        self.collector.reported(report)
+        self.collector.reported(report, via)
         if report.step is not None:
             self.steps.append(StepEntry(worker=worker, **msgspec.structs.asdict(report.step)))
         touched: dict[str, tuple[ClientRequest, Choice]] = {}
@@ -315,7 +315,11 @@ class WorkerLink:
         now_ns = self.now_ns()
         for output in report.outputs:
             request, choice = self._choices.get(output.request_id, (None, None))
-            if request is not None and choice is not None and request.is_at(via):
+            if request is None or choice is None or not request.is_at(via):
+                continue  # it is of an earlier connection
+            if output.finish_reason is FinishReason.ERROR:
+                self._move(request)  # the worker behind is lost, and this one's connection soon
+            else:
                 self._take_output(request, choice, output, now_ns)
 
     def _take_output(

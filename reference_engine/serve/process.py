@@ -11,18 +11,15 @@ import contextlib
 import gc
 import os
 import secrets
-import signal
 import socket
-import sys
-import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import repeat
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import uvicorn
@@ -40,7 +37,17 @@ from reference_engine.serve.handlers import HandlerWorker
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import Company, WorkerLink
 from reference_engine.serve.server import NO_WORKER_READY, Frontend
-from reference_engine.serve.supervisor import NO_ENGINE, SHUTTING_DOWN, WORKER_LOST, Child
+from reference_engine.serve.supervisor import (
+    NO_ENGINE,
+    SHUTTING_DOWN,
+    WORKER_LOST,
+    Child,
+    Stop,
+    first_of,
+    say_line,
+    unless,
+    watch_for_the_end,
+)
 from reference_engine.serve.workers import Caller, Worker, WorkerAddress
 from reference_engine.wire import Beats, Hello
 
@@ -54,9 +61,8 @@ _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle c
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Which processes there are. `worker_listen`: a worker alone; `connect`: frontends alone.
-
-    `name`: of a worker alone, or of frontends alone; others on their machines need other names.
+    """Which processes there are. `worker_listen`: a worker alone; `connect`: frontends alone, for
+    such workers. Both can have a `name`, since other machines have workers and frontends, too.
     """
 
     frontends: int = 1
@@ -70,22 +76,21 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_launched(self) -> bool:
-        """False for one frontend with one worker, which need no launcher."""
-        alone = self.worker_listen is not None or self.connect
-        return bool(alone) or self.disaggregated or self.frontends * self.workers > 1
+        """False for one frontend with one worker, and for a worker alone."""
+        return bool(self.connect) or self.disaggregated or self.frontends * self.workers > 1
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A launched frontend among the others: `name` is its own and that of its incarnation.
+    """A frontend among the others: its name, which says its incarnation, and theirs.
 
-    `frontends` and `workers` are the names of all, as far as they are known before they answer.
+    `workers` are the names that are known before the workers at `addresses` answer.
     """
 
-    name: str
-    id_prefix: str
-    secret: str
-    addresses: tuple[WorkerAddress, ...]
-    frontends: tuple[str, ...]
+    name: str = "frontend-0"
+    frontends: tuple[str, ...] = ("frontend-0",)
+    id_prefix: str = ""
+    secret: str = ""
+    addresses: tuple[WorkerAddress, ...] = ()
     workers: tuple[str, ...] = ()
 
 
@@ -110,49 +115,15 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
 
 
+AnyWorker = Worker | HandlerWorker
 MAX_PROCESSES: Final = 64
 WORKER_MODULE: Final = "reference_engine.worker.service"
-_ALONE: Final = ("frontend-0",)
 _PAUSES_S: Final = (0.1, 0.5, 2.0)  # before a worker of our own is given up; a dying one may die
 _PAUSE_S: Final = 0.1  # before each try to connect to another's, which is started again
 _PATIENCE_S: Final = 5.0
 WORKER_DIED: Final = 1
 _LAST_WORD_S: Final = 3.0
 _LAST_READ_S: Final = 1.0
-_Result = TypeVar("_Result")
-
-
-class Stop:
-    """The first wish decides the exit status; a second one insists."""
-
-    def __init__(self) -> None:
-        self.wished = asyncio.Event()
-        self.insisted = asyncio.Event()
-        self.exit_status = 0
-
-    def wish(self, exit_status: int) -> None:
-        if self.wished.is_set():
-            self.insisted.set()
-        else:
-            self.exit_status = exit_status
-            self.wished.set()
-
-
-def watch_for_the_end(stop: Stop, *, with_stdin: bool, is_launched: bool = False) -> None:
-    """An interrupt from a terminal is for the launcher alone, which then tells the others."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        wish = (lambda _: None) if is_launched and number == signal.SIGINT else stop.wish
-        loop.add_signal_handler(number, wish, 128 + number)
-    if with_stdin:
-
-        def read_to_the_end() -> None:
-            # A thread, because stdin may be a file or a device, which no event loop can watch.
-            while sys.stdin is not None and os.read(sys.stdin.fileno(), 4096):
-                pass
-            loop.call_soon_threadsafe(stop.wish, 0)
-
-        threading.Thread(target=read_to_the_end, daemon=True).start()
 
 
 async def end_serving(
@@ -173,30 +144,6 @@ async def end_serving(
     await _answered(server, _LAST_READ_S)
     await _close_all(server, _LAST_READ_S)
     server.should_exit = True
-
-
-async def unless(stopping: asyncio.Event, doing: Coroutine[Any, Any, _Result]) -> _Result | None:
-    """The result of `doing`; None if `stopping` came first."""
-    done, stop = asyncio.create_task(doing), asyncio.create_task(stopping.wait())
-    await asyncio.wait({done, stop}, return_when=asyncio.FIRST_COMPLETED)
-    stop.cancel()
-    if done.done():
-        return done.result()
-    done.cancel()
-    return None
-
-
-async def first_of(*doing: Coroutine[Any, Any, object]) -> None:
-    """Until the first of them ends; then the others are cancelled."""
-    tasks = [asyncio.create_task(one) for one in doing]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _answered(server: uvicorn.Server, timeout_s: float) -> bool:
@@ -268,17 +215,16 @@ def _own_core(config: EngineConfig) -> int | None:
 
 
 async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
-    stop = Stop()
+    stop, own = Stop(), Child("worker", WORKER_MODULE)
+    workers: list[AnyWorker] = []
     watch_for_the_end(
         stop, with_stdin=settings.exit_with_stdin, is_launched=settings.place is not None
     )
-    own = Child("worker", WORKER_MODULE)
-    workers: list[Worker | HandlerWorker] = []
     try:
         place = settings.place or await unless(stop.wished, _alone(own, settings))
         if place is not None:
-            link = _link(settings, workers, place)
-            await _serve_until(stop, settings, listener, own, workers, link, place)
+            link = _link(settings, place, workers)
+            await _serve_until(stop, settings, place, listener, link, own, workers)
     finally:
         for worker in workers:
             worker.close()
@@ -288,9 +234,8 @@ async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
 
 async def _alone(own: Child, settings: ServeSettings) -> Place:
     """Beside a worker of its own, if there is an engine."""
-    place = Place(name="frontend-0", id_prefix="", secret="", addresses=(), frontends=_ALONE)
     if not settings.config.has_worker:
-        return place
+        return Place()
     secret = secrets.token_hex(32)
     listening = await own.start(
         WorkerSettings(
@@ -301,18 +246,15 @@ async def _alone(own: Child, settings: ServeSettings) -> Place:
         )
     )
     port = msgspec.json.decode(listening, type=Listening).port
-    at = WorkerAddress(host="127.0.0.1", port=port)
-    return msgspec.structs.replace(place, secret=secret, addresses=(at,))
+    return Place(secret=secret, addresses=(WorkerAddress(host="127.0.0.1", port=port),))
 
 
-def _link(
-    settings: ServeSettings, workers: list[Worker | HandlerWorker], place: Place
-) -> FaultyLink:
+def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> FaultyLink:
     """A link to the workers at the place's addresses, which it puts into `workers`."""
     is_launched = settings.place is not None
-    names: dict[str, Worker | HandlerWorker] = {}
+    names: dict[str, AnyWorker] = {}
 
-    def up(worker: Worker | HandlerWorker, ready: Ready) -> None:
+    def up(worker: AnyWorker, ready: Ready) -> None:
         if names.setdefault(ready.worker, worker) is worker:
             link.worker_up(ready)
 
@@ -320,7 +262,7 @@ def _link(
         time.perf_counter_ns,
         send=lambda name, message: names[name].send(message),
         settings=settings.frontend,
-        collector=Collector(settings.config),
+        collector=Collector(settings.config, place.workers),
         random=Random(settings.config.seed),
         company=Company(
             place.id_prefix,
@@ -329,8 +271,6 @@ def _link(
         ),
     )
     link.faults = settings.faults
-    for name in place.workers:
-        link.collector.began(name)
     caller = Caller(
         Hello(peer=place.name, secret=place.secret),
         Beats.within(settings.frontend.peer_timeout_s),
@@ -360,11 +300,11 @@ def _link(
 async def _serve_until(
     stop: Stop,
     settings: ServeSettings,
-    listener: socket.socket,
-    own: Child,
-    workers: list[Worker | HandlerWorker],
-    link: FaultyLink,
     place: Place,
+    listener: socket.socket,
+    link: FaultyLink,
+    own: Child,
+    workers: list[AnyWorker],
 ) -> None:
     readies = await unless(stop.wished, _connect(workers, is_patient=settings.place is not None))
     repository = await unless(stop.wished, _load(settings))  # its processes go to any core
@@ -408,7 +348,7 @@ async def _serve_until(
         raise why
 
 
-async def _connect(workers: list[Worker | HandlerWorker], *, is_patient: bool) -> list[Ready]:
+async def _connect(workers: list[AnyWorker], *, is_patient: bool) -> list[Ready]:
     """Raises EngineConfigError if workers share a name."""
     readies = await asyncio.gather(*(worker.start(is_patient=is_patient) for worker in workers))
     names = [ready.worker for ready in readies]
@@ -418,7 +358,7 @@ async def _connect(workers: list[Worker | HandlerWorker], *, is_patient: bool) -
     return readies
 
 
-async def _keep(own: Child, workers: list[Worker | HandlerWorker]) -> None:
+async def _keep(own: Child, workers: list[AnyWorker]) -> None:
     """Raises EngineStoppedError if our own worker dies, or cannot be reached any more."""
 
     async def live() -> None:
@@ -509,7 +449,3 @@ def _announce(listener: socket.socket, worker: Ready, kserve_url: str | None) ->
     if kserve_url is not None:
         line["kserve_url"] = kserve_url
     say_line(line)
-
-
-def say_line(line: Mapping[str, object]) -> None:
-    print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201

@@ -1,13 +1,17 @@
-"""A process that this one starts, with its settings on standard input, and that ends with it."""
+"""Processes that this one starts, and that end with it; and the wish to end them."""
 
 import asyncio
+import os
 import signal
 import sys
+import threading
 from asyncio.subprocess import PIPE, Process
-from typing import Final
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+_Result = TypeVar("_Result")
 # Used also when only the connection has broken: which of the two it was is known later.
 NO_ENGINE: Final = (
     "this server has no engine (--runner none): it serves only a repository, over gRPC"
@@ -90,3 +94,64 @@ class Child:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+class Stop:
+    """The first wish decides the exit status; a second one insists."""
+
+    def __init__(self) -> None:
+        self.wished = asyncio.Event()
+        self.insisted = asyncio.Event()
+        self.exit_status = 0
+
+    def wish(self, exit_status: int) -> None:
+        if self.wished.is_set():
+            self.insisted.set()
+        else:
+            self.exit_status = exit_status
+            self.wished.set()
+
+
+def watch_for_the_end(stop: Stop, *, with_stdin: bool, is_launched: bool = False) -> None:
+    """An interrupt from a terminal is for the launcher alone, which then tells the others."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        wish = (lambda _: None) if is_launched and number == signal.SIGINT else stop.wish
+        loop.add_signal_handler(number, wish, 128 + number)
+    if with_stdin:
+
+        def read_to_the_end() -> None:
+            # A thread, because stdin may be a file or a device, which no event loop can watch.
+            while sys.stdin is not None and os.read(sys.stdin.fileno(), 4096):
+                pass
+            loop.call_soon_threadsafe(stop.wish, 0)
+
+        threading.Thread(target=read_to_the_end, daemon=True).start()
+
+
+async def unless(stopping: asyncio.Event, doing: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """The result of `doing`; None if `stopping` came first."""
+    done, stop = asyncio.create_task(doing), asyncio.create_task(stopping.wait())
+    await asyncio.wait({done, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if done.done():
+        return done.result()
+    done.cancel()
+    return None
+
+
+async def first_of(*doing: Coroutine[Any, Any, object]) -> None:
+    """Until the first of them ends; then the others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in doing]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def say_line(line: Mapping[str, object]) -> None:
+    print(msgspec.json.encode(line).decode(), flush=True)  # noqa: T201
