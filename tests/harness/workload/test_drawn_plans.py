@@ -32,7 +32,7 @@ def plan_as_read(workload: str, arm: str, folder: Path) -> LoadPlan:
         if run.arm == arm:
             resolved = resolved.for_arm(run, out=folder)
             break
-    config = ENGINE | resolved.workload.engine.model_dump(exclude_none=True)
+    config = ENGINE | resolved.workload.engine.model_dump(exclude_none=True, exclude={"workers"})
     write_plan(make_load_plan(resolved, server(config), rows_dir=folder), folder / "plan.json")
     return read_plan(folder / "plan.json")
 
