@@ -5,12 +5,13 @@ thread of its own answers each request.
 """
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from traceback import extract_tb
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import asdict
@@ -117,10 +118,15 @@ class StatusServer(ThreadingHTTPServer):
         self.socket = listening
         self.status = status
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a reader that has gone is no error
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: StatusServer
     protocol_version = "HTTP/1.1"
+    timeout = 75.0  # longer than clients keep an idle connection
 
     def do_GET(self) -> None:
         url, status = urlsplit(self.path), self.server.status
