@@ -66,7 +66,7 @@ def leg(*rooms: str) -> Called:
 
 
 def test_the_table_is_read() -> None:
-    assert len(WAY) == 13
+    assert len(WAY) == 14
     assert {Path(file).parts[0] for file, _ in WAY} == {"harness", "reference_engine", "dashboards"}
 
 
@@ -91,7 +91,7 @@ async def test_the_server_sees_it_and_tells_the_worker() -> None:
         transport.end()
         await worker.aborted.wait()
     await client.finished()
-    assert leg("reference_engine/serve") - called == set()
+    assert leg("reference_engine/serve", "reference_engine/context") - called == set()
 
 
 def test_the_worker_frees_the_request() -> None:

@@ -5,18 +5,21 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from reference_engine.context import Cancellation, CancelReason, DetectionMethod, Signal
+from reference_engine.core.accounting import Counters
 from reference_engine.protocol import AbortRequest, AddRequest, Output
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.link import NO_WORKER
 from reference_engine.serve.supervisor import WORKER_LOST
 from tests.reference_engine.conftest import VirtualTimeLoop
 from tests.reference_engine.fake_worker import (
+    EMPTY_REPORT,
     AsgiClient,
     FakeWorker,
     Served,
@@ -200,17 +203,46 @@ async def test_an_answer_is_a_child_of_its_request_and_can_be_stopped_alone() ->
 
 async def test_counters_are_sums_over_workers_and_what_a_dead_one_counted_stays() -> None:
     served = fleet()
-    collector, link = served.link.collector, served.link
-    assert (collector.total_blocks, collector.free_blocks, collector.batch_slots) == (
-        8192,
-        8192,
-        16,
-    )
-    submit(served)
-    served.link.disconnected(link.live["req-1"], DetectionMethod.CONNECTION)
-    served.link.disconnected(link.live["req-1"], DetectionMethod.PING)
-    assert dict(collector.leavings) == {("tiny", "completions", "stream"): 1}
-    assert (collector.closed_before_stream, collector.closed_while_streaming) == (1, 0)
+    collector = served.link.collector
+
+    def report(worker: str, steps: int, *, via: str | None = None, num_running: int = 0) -> None:
+        counters = Counters(steps=steps, finished={"abort": steps})
+        changes: dict[str, Any] = {"counters": counters, "num_running": num_running}
+        said = msgspec.structs.replace(EMPTY_REPORT, worker=worker, free_blocks=10, **changes)
+        served.link.take_in(via or worker, said)
+
+    assert (collector.total_blocks, collector.batch_slots) == (8192, 16)
+    assert collector.free_blocks == 8192
+    report("a", 5, num_running=2)
+    report("b", 7, num_running=1)
+    report("behind a", 2, via="a", num_running=4)
+    assert (collector.counters.steps, collector.num_running) == (14, 7)
+    assert collector.free_blocks == 30
+    served.link.worker_lost("a")
+    assert (collector.num_running, collector.free_blocks) == (1, 10 + 2 * 4096)
+    served.link.worker_up(ready("a", pid=2))
+    report("a", 6)
+    report("behind a", 1, via="a")
+    assert collector.counters.steps == 5 + 6 + 2 + 1 + 7
+    assert collector.ended_by_reason["abort",] == collector.counters.steps
+
+
+async def test_a_client_that_left_counts_once_and_by_what_it_had_of_a_stream() -> None:
+    served = fleet()
+    link, collector = served.link, served.link.collector
+    plans: list[dict[str, Any]] = [
+        {"stream": True},
+        {"stream": True},
+        {"stream": False, "chat": True},
+    ]
+    requests = [submit(served, **plan) for plan in plans]
+    requests[1].choices[0].num_sent = 3
+    for request in requests:
+        link.disconnected(request, DetectionMethod.CONNECTION)
+        link.disconnected(request, DetectionMethod.PING)
+    chat = "tiny", "chat_completions", "unary"
+    assert dict(collector.leavings) == {("tiny", "completions", "stream"): 2, chat: 1}
+    assert (collector.closed_before_stream, collector.closed_while_streaming) == (2, 1)
 
 
 async def test_health_names_the_workers_that_are_missing() -> None:
