@@ -101,21 +101,22 @@ def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -
 
 
 class FrameReader:
-    """Bytes in, whole payloads out; the caller does the reading."""
+    """Bytes in, whole payloads out; the caller does the reading. `max_bytes`: of a frame."""
 
     def __init__(self) -> None:
+        self.max_bytes = MAX_FRAME_BYTES
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes. Raises ProtocolError for one over MAX_FRAME_BYTES."""
+        """The frames that `data` completes. Raises ProtocolError for one that is too long."""
         payloads = []
         buffer = self._buffer
         buffer += data
         start = 0
         while len(buffer) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(buffer, start)
-            if length > MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
+            if length > self.max_bytes:
+                raise ProtocolError(f"a frame of {length} bytes; at most {self.max_bytes}")
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break
@@ -146,7 +147,7 @@ class PeerConnection(asyncio.Protocol, Generic[_Message]):
         self._on_lost = on_lost
         self._beats = beats or Beats()
         self._loop = asyncio.get_running_loop()
-        self._reader = FrameReader()
+        self.reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._heard_at = self._sent_at = self._looked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -177,7 +178,7 @@ class PeerConnection(asyncio.Protocol, Generic[_Message]):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
         try:
-            for payload in self._reader.feed(data):
+            for payload in self.reader.feed(data):
                 message: Any = decode_payload(self._decoder, payload)
                 if not isinstance(message, Beat) and not self._is_lost:
                     self._on_message(message)

@@ -38,6 +38,7 @@ from reference_engine.runtime.calls import (
     encode,
 )
 from reference_engine.wire import (
+    MAX_FRAME_BYTES,
     Beats,
     Failed,
     Hello,
@@ -49,6 +50,7 @@ from reference_engine.wire import (
 
 Handler = Callable[..., AsyncGenerator[Any, None]]
 _HELLO_S: Final = 5.0
+_HELLO_BYTES: Final = 1024
 _MAX_ERROR: Final = 2000  # characters
 log: Final = logging.getLogger("reference_engine.runtime")
 
@@ -163,6 +165,7 @@ class Caller:
             on_lost=self._lost,
             beats=server.beats,
         )
+        self.connection.reader.max_bytes = _HELLO_BYTES  # of a stranger, no more is kept
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(_HELLO_S, self._refuse, "no Hello")
 
@@ -191,6 +194,7 @@ class Caller:
             self._refuse(str(error))
             return
         self._deadline.cancel()
+        self.connection.reader.max_bytes = MAX_FRAME_BYTES
         self._name = name
         self._server.callers[name] = self
         self._send(Serving(instance_id=self._server.instance_id))

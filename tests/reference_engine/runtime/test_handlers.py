@@ -1,6 +1,7 @@
 """Handlers and their callers in one process, over loopback: what reaches whom, and what stays."""
 
 import asyncio
+import contextlib
 import fcntl
 import gc
 import logging
@@ -289,6 +290,19 @@ def test_a_peer_that_does_not_greet_is_told_why_and_harms_no_other(
             assert [item async for item in stream] == [0, 1]
             for raw in (known, writer):
                 raw.close()
+
+    asyncio.run(main())
+
+
+def test_a_stranger_cannot_fill_the_memory(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with lab(tmp_path) as here:
+            await here.client(numbers)
+            reader, writer, secret = await connect(here.runtimes[0], tmp_path)
+            writer.write(encode_frame(Hello(peer="x" * 2000, secret=secret)))
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
 
     asyncio.run(main())
 
