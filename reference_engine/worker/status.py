@@ -48,6 +48,7 @@ class Status(Collector):
         self._inbox = inbox
         self._lock = threading.Lock()
         self._latest: StepReport | None = None
+        self._num_aborted = 0  # as of that report, whose counters go on
         self._lifecycle, self._steps = Log(), Log()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -56,6 +57,7 @@ class Status(Collector):
         """Note it, then pass it on."""
         with self._lock:
             self._latest = report
+            self._num_aborted = report.counters.finished.get(FinishReason.ABORT, 0)
             if report.step is not None:
                 self._steps.append(StepEntry(worker=report.worker, **asdict(report.step)))
             for event in (event for share in shares.values() for event in share.events):
@@ -101,9 +103,8 @@ class Status(Collector):
             learned.add_metric([one], signals[one])
         yield component
         yield learned
-        aborted = 0 if report is None else report.counters.finished.get(FinishReason.ABORT, 0)
         text = "Requests that the engine aborted; each of n answers is one."
-        yield CounterMetricFamily("walkaway_worker_aborted_requests", text, aborted)
+        yield CounterMetricFamily("walkaway_worker_aborted_requests", text, self._num_aborted)
         for name, text in _GAUGES.items():
             value = 0 if report is None else getattr(report, name)
             yield GaugeMetricFamily(f"walkaway_worker_{name}", text, value)
