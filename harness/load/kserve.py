@@ -16,11 +16,12 @@ tritonclient do. `tokens_read` is what gRPC has handed over by t0: what came and
 hands does not count.
 """
 
+import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -304,8 +305,10 @@ class Call:
             stream.chunk(Chunk(error=response.error_message), t_ns)
         elif answer.outputs:
             self._take_tokens(answer, t_ns)
-        if stream.outcome is None and _FINAL in answer.parameters:
-            self._take_end(is_final=answer.parameters[_FINAL].bool_param)
+        is_final = _FINAL in answer.parameters and answer.parameters[_FINAL].bool_param
+        if is_final and stream.outcome is None and stream.state is not State.FINISHED:
+            stream.finish()
+            self._last_word.set()  # the server ends the stream when it gets no further request
 
     def _take_tokens(self, answer: ModelInferResponse, t_ns: int) -> None:
         stream, usage = self.stream, None
@@ -322,11 +325,6 @@ class Call:
             if think_ns is not None:
                 self._leaves_at_ns = t_ns + think_ns
                 self._has_changed.set()
-
-    def _take_end(self, *, is_final: bool) -> None:
-        if is_final and self.stream.state is not State.FINISHED:
-            self.stream.finish()
-            self._last_word.set()  # the server ends the stream when it gets no further request
 
     def _ended_well(self, t_ns: int) -> None:
         stream = self.stream
@@ -364,31 +362,30 @@ class Call:
         while not self._is_over:
             self._has_changed.clear()
             with self._lock:
-                due_ns, act = min(self._dues(), key=lambda due: due[0])
+                due_ns, late = min(self._dues(), key=lambda due: due[0])
                 left_ns = due_ns - time.perf_counter_ns()
-                if left_ns <= 0 and not self._is_over:
-                    act()
+                is_due = left_ns <= 0 and not self._is_over
+                if is_due and late is None:
+                    self._leave()
+                elif is_due and late is not None:
+                    self._complaint, self._is_over = late.complaint, True
+                    self._call.cancel()
             if left_ns > 0:
                 self._has_changed.wait(left_ns / 1e9)
 
-    def _dues(self) -> Iterator[tuple[int, Callable[[], None]]]:
-        run, way = self._client.plan.run, self._spec.way
+    def _dues(self) -> Iterator[tuple[int, Deadline | None]]:
+        """When the user leaves (None), and when it would have waited too long."""
+        way, silent_s = self._spec.way, self._client.plan.run.timeout_s
         may_leave = self.stream.can_leave and self._killed_ns is None and way is not Way.DEADLINE
         if self._leaves_at_ns is not None and may_leave:
-            yield self._leaves_at_ns, self._leave
+            yield self._leaves_at_ns, None
         if self._limit is not None:
-            yield self._limit.at_ns, lambda: self._give_up(self._limit)
-        if self._is_out:
-            silent_s, what = run.timeout_s, "nothing came for"
-        else:
+            yield self._limit.at_ns, self._limit
+        what = "nothing came for"
+        if not self._is_out:
             silent_s, what = self._client.connect_s, "the request was not taken within"
-        late = Deadline(self._heard_ns + int(silent_s * 1e9), f"{what} {silent_s:g} s")
-        yield late.at_ns, lambda: self._give_up(late)
-
-    def _give_up(self, limit: Deadline | None) -> None:
-        assert limit is not None
-        self._complaint, self._is_over = limit.complaint, True
-        self._call.cancel()
+        silence = Deadline(self._heard_ns + int(silent_s * 1e9), f"{what} {silent_s:g} s")
+        yield silence.at_ns, silence
 
     def _leave(self) -> None:
         if not self.stream.can_leave:
@@ -413,6 +410,7 @@ class Call:
                 self._killed_ns = t0_ns
             case way:
                 raise ValueError(f"there is no way {way} over gRPC")
+        os.sched_yield()  # on a shared core the server should wake up to it first
 
     def _note_leaving(self, t0_ns: int, wire_close: WireClose) -> None:
         self.stream.leave(t0_ns, think_ns=self._think_ns or 0, wire_close=wire_close)
