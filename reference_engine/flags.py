@@ -22,6 +22,7 @@ from reference_engine.serve.process import MAX_PROCESSES, ServeSettings, Tiers
 from reference_engine.serve.workers import WorkerAddress, is_loopback
 
 # Each group's settings, with their help; the flag's name, type and default are the setting's.
+MAX_PORT: Final = 65535
 _SERVER: Final = {
     "shutdown": "at a stop: abort running requests, or let them end",
     "drain_timeout_s": "seconds that running requests may take to end",
@@ -257,7 +258,24 @@ def _read_tiers(args: argparse.Namespace, environment: Mapping[str, str]) -> Tie
         raise EngineConfigError("--worker-listen is one worker without frontends")
     if alone and (args.disaggregated or args.workers > 1):
         raise EngineConfigError("--connect and --worker-listen start no workers beside")
+    _check_ports(args)
     return Tiers(**_flags_of(Tiers, args), secret=secret)
+
+
+def _check_ports(args: argparse.Namespace) -> None:
+    """Each process takes the next port after that of the one before it."""
+    num_workers = args.workers * (2 if args.disaggregated else 1)
+    taken: dict[int, str] = {}
+    for flag, first, number in (
+        ("--port", args.port, args.frontends),
+        ("--kserve-port", args.kserve_port, args.frontends),
+        ("--worker-metrics-port", args.worker_metrics_port, num_workers),
+    ):
+        for port in range(first, first + number) if first else ():
+            if port > MAX_PORT or port in taken:
+                why = f"is one of {taken[port]}'s" if port in taken else "does not exist"
+                raise EngineConfigError(f"{flag} {first}: it takes {number}, and {port} {why}")
+            taken[port] = flag
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -296,6 +314,6 @@ def _address(text: str) -> WorkerAddress:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text!r}")
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to {MAX_PORT}, not {text!r}")
     return int(text)

@@ -14,6 +14,7 @@ thread of the server, so any thread and any other loop may use it.
 """
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -78,56 +79,47 @@ class InferenceResponse(NamedTuple):
 _Item: TypeAlias = ModelInferResponse | InferenceError | None
 
 
-class ResponseIterator(Iterator[InferenceResponse]):
-    """Raises InferenceError where the request has failed; then it is at its end."""
+class _Responses:
+    """They raise InferenceError where the request has failed; then they are at their end."""
 
     def __init__(self, request: InferenceRequest) -> None:
-        self._request = request
-        self.items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.cancel = request.cancel
         self._has_ended = False
 
-    def cancel(self) -> None:
-        self._request.cancel()
-
-    def __next__(self) -> InferenceResponse:
-        if self._has_ended:
-            raise StopIteration
-        item = self.items.get()
+    def _take(self, item: _Item, end: type[Exception]) -> InferenceResponse:
         self._has_ended = not isinstance(item, ModelInferResponse)
         if item is None:
-            raise StopIteration
-        return _response(item)
+            raise end
+        if isinstance(item, InferenceError):
+            raise item
+        return InferenceResponse(item.id, read_outputs(item))
 
 
-class AsyncResponseIterator(AsyncIterator[InferenceResponse]):
+class ResponseIterator(_Responses, Iterator[InferenceResponse]):
+    def __init__(self, request: InferenceRequest) -> None:
+        super().__init__(request)
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self.put = self._items.put
+
+    def __next__(self) -> InferenceResponse:
+        return self._take(None if self._has_ended else self._items.get(), StopIteration)
+
+
+class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
     """The twin for the event loop that makes it."""
 
     def __init__(self, request: InferenceRequest) -> None:
-        self._request = request
+        super().__init__(request)
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[_Item] = asyncio.Queue()
-        self._has_ended = False
 
     def put(self, item: _Item) -> None:
-        self._loop.call_soon_threadsafe(self._items.put_nowait, item)
-
-    def cancel(self) -> None:
-        self._request.cancel()
+        with contextlib.suppress(RuntimeError):  # that loop has ended
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def __anext__(self) -> InferenceResponse:
-        if self._has_ended:
-            raise StopAsyncIteration
-        item = await self._items.get()
-        self._has_ended = not isinstance(item, ModelInferResponse)
-        if item is None:
-            raise StopAsyncIteration
-        return _response(item)
-
-
-def _response(item: ModelInferResponse | InferenceError) -> InferenceResponse:
-    if isinstance(item, InferenceError):
-        raise item
-    return InferenceResponse(item.id, read_outputs(item))
+        item = None if self._has_ended else await self._items.get()
+        return self._take(item, StopAsyncIteration)
 
 
 class ServedModel:
@@ -137,7 +129,7 @@ class ServedModel:
 
     def infer(self, request: InferenceRequest) -> ResponseIterator:
         responses = ResponseIterator(request)
-        self._start(self.model, request, responses.items.put)
+        self._start(self.model, request, responses.put)
         return responses
 
     def async_infer(self, request: InferenceRequest) -> AsyncResponseIterator:
@@ -224,13 +216,10 @@ class InferenceServer:
     async def _run(
         self, message: ModelInferRequest, context: Context, put: Callable[[_Item], object]
     ) -> None:
-        async def send(response: ModelInferResponse) -> None:
-            put(response)
-
-        end: _Item = InferenceError(StatusCode.INTERNAL, f"model '{message.model_name}' has a bug")
+        end: _Item = None
         try:
-            await infer(self._models, message, context, send)
-            end = None
+            async for response in infer(self._models, message, context):
+                put(response)
         except InferenceError as error:
             end = error
         except asyncio.CancelledError:

@@ -140,6 +140,9 @@ def check_request(request: ModelInferRequest, config: ModelConfig) -> None:
     missing = [name for name, tensor in known.items() if name not in given and not tensor.optional]
     if missing:
         raise invalid(f"model '{model}' misses the required input(s) {missing}; got {given}")
+    for tensor in (*request.inputs, *request.outputs):
+        for name in tensor.parameters:  # shared memory, classification
+            raise invalid(f"'{tensor.name}': its parameter '{name}' is not supported here")
     outputs = {tensor.name for tensor in config.output}
     for output in request.outputs:
         if output.name not in outputs:

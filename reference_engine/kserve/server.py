@@ -9,7 +9,7 @@ side. The client's half-close ends only the reading of further requests.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableSet
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableSet
 from contextlib import aclosing, contextmanager
 from functools import partial
 from importlib.metadata import version
@@ -55,13 +55,12 @@ _DEADLINE_SHARE: Final = 0.01
 _DEADLINE_S: Final = 0.005
 
 Call = grpc.aio.ServicerContext[Any, Any]
-Send = Callable[[ModelInferResponse], Awaitable[object]]
 
 
 async def infer(
-    models: Mapping[str, Model], request: ModelInferRequest, context: Context, send: Send
-) -> None:
-    """Send all responses to one request. Raises InferenceError."""
+    models: Mapping[str, Model], request: ModelInferRequest, context: Context
+) -> AsyncGenerator[ModelInferResponse, None]:
+    """All responses to one request. Raises InferenceError, also for a model's bug."""
     model = find_model(models, request.model_name, request.model_version)
     check_request(request, model.config)
     controls, _ = read_parameters(request)
@@ -71,19 +70,25 @@ async def infer(
         model_version=request.model_version or model.versions[-1],
         id=request.id,
     )
-    wants_final = controls.wants_final
-    async with aclosing(model.infer(request, context)) as responses:
-        async for response in responses:
-            response.MergeFrom(head)
-            if wanted:
-                _keep(response, wanted)
-            if wants_final:
-                is_final = not is_decoupled(model.config)
-                response.parameters["triton_final_response"].bool_param = is_final
-            await send(response)
-    if wants_final and is_decoupled(model.config):
+    is_final = not is_decoupled(model.config)
+    try:
+        async with aclosing(model.infer(request, context)) as responses:
+            async for response in responses:
+                response.MergeFrom(head)
+                if wanted:
+                    _keep(response, wanted)
+                if controls.wants_final:
+                    response.parameters["triton_final_response"].bool_param = is_final
+                yield response
+    except InferenceError:
+        raise
+    except Exception as error:
+        log.exception("model %r has a bug", model.name)
+        message = f"model '{model.name}' has a bug: its server's log tells more"
+        raise InferenceError(StatusCode.INTERNAL, message) from error
+    if controls.wants_final and not is_final:
         head.parameters["triton_final_response"].bool_param = True
-        await send(head)
+        yield head
 
 
 def find_model(models: Mapping[str, Model], name: str, version: str) -> Model:
@@ -156,11 +161,6 @@ class InferenceService:
             return await answer(request, call)
         except InferenceError as error:
             await self._caller(call, None).abort(error)
-        except grpc.aio.BaseError:
-            raise
-        except Exception:
-            log.exception("a call over gRPC has failed: a bug of this server")
-            raise
 
     async def ServerLive(self, request: Any, call: Call) -> ServerLiveResponse:
         return ServerLiveResponse(live=True)
@@ -193,13 +193,12 @@ class InferenceService:
                 "use ModelStreamInfer"
             )
             raise InferenceError(StatusCode.UNIMPLEMENTED, message)
-        responses: asyncio.Queue[ModelInferResponse] = asyncio.Queue()
         with self._noted(), self._caller(call, request.id) as caller:
-            await infer(self._models, request, caller.context, responses.put)
-        if responses.qsize() != 1:
-            message = f"model '{model.name}' gave {responses.qsize()} responses instead of one"
+            responses = [one async for one in infer(self._models, request, caller.context)]
+        if len(responses) != 1:
+            message = f"model '{model.name}' gave {len(responses)} responses instead of one"
             raise InferenceError(StatusCode.INTERNAL, message)
-        return responses.get_nowait()
+        return responses[0]
 
     async def ModelStreamInfer(self, requests: Any, call: Call) -> None:
         tasks = set[asyncio.Task[None]]()
@@ -218,15 +217,14 @@ class InferenceService:
             raise errors.exceptions[0] from None
 
     async def _stream(self, request: ModelInferRequest, caller: "_Caller") -> None:
-        async def send(response: ModelInferResponse) -> None:
-            await caller.send(ModelStreamInferResponse(infer_response=response))
-
         stream = caller.context
         context = Context(request.id or None, stream.metadata)
         stream.link_child(context)
         try:
             with self._noted():
-                await infer(self._models, request, context, send)
+                async with aclosing(infer(self._models, request, context)) as responses:
+                    async for response in responses:
+                        await caller.send(ModelStreamInferResponse(infer_response=response))
         except InferenceError as error:
             if stream.metadata.get(_GRPC_ERRORS) == "true":
                 await caller.abort(error)
@@ -283,9 +281,13 @@ class _Caller:
                 stalled.cancel()
 
     async def abort(self, error: InferenceError) -> NoReturn:
+        """End the call, and with it the other requests of a stream."""
         async with self._sending:
             try:
                 await self._call.abort(error.code, error.message)
+            except grpc.aio.AbortError:
+                self._kill(DetectionMethod.NONE, CancelReason.API)
+                raise
             except grpc.aio.InternalError:
                 self._left()
         raise asyncio.CancelledError

@@ -5,6 +5,7 @@ length in four bytes. A BYTES array holds `bytes` objects.
 """
 
 import struct
+from itertools import zip_longest
 from math import prod
 from typing import Any, Final
 
@@ -51,15 +52,18 @@ def write_output(response: ModelInferResponse, name: str, array: npt.NDArray[Any
 
 
 def _read(tensors: Any, raw: Any) -> dict[str, npt.NDArray[Any]]:
-    if not raw:
-        return {tensor.name: _typed(tensor) for tensor in tensors}
-    if len(raw) != len(tensors):
+    if raw and len(raw) != len(tensors):
         raise invalid(f"{len(raw)} raw contents for {len(tensors)} inputs")
     arrays = {}
-    for tensor, data in zip(tensors, raw, strict=True):
-        if tensor.HasField("contents"):
+    for tensor, data in zip_longest(tensors, raw):
+        if raw and tensor.HasField("contents"):
             raise invalid(f"input '{tensor.name}': raw contents and typed contents")
-        arrays[tensor.name] = _raw(tensor, data)
+        try:
+            array = _raw(tensor, data) if raw else _typed(tensor)
+            arrays[tensor.name] = array.reshape(tensor.shape)
+        except (OverflowError, ValueError) as error:  # a number or a size is beyond numpy
+            raise invalid(f"input '{tensor.name}': {error}") from error
+        arrays[tensor.name].flags.writeable = False
     return arrays
 
 
@@ -82,7 +86,7 @@ def _raw(tensor: Any, data: bytes) -> npt.NDArray[Any]:
             f"input '{tensor.name}': {len(data)} bytes, where shape {list(tensor.shape)} of "
             f"{tensor.datatype} takes {size * dtype.itemsize}"
         )
-    return np.frombuffer(data, dtype).reshape(tensor.shape)
+    return np.frombuffer(data, dtype)
 
 
 def _typed(tensor: Any) -> npt.NDArray[Any]:
@@ -96,12 +100,7 @@ def _typed(tensor: Any) -> npt.NDArray[Any]:
     if tensor.datatype == "BYTES":
         return _objects(tensor, list(values))
     _check_count(tensor, len(values))
-    try:
-        array = np.array(values, dtype=_numpy_type(tensor)).reshape(tensor.shape)
-    except OverflowError as error:
-        raise invalid(f"input '{tensor.name}': {error}") from error
-    array.flags.writeable = False
-    return array
+    return np.array(values, dtype=_numpy_type(tensor))
 
 
 def _numpy_type(tensor: Any) -> Any:
@@ -115,8 +114,7 @@ def _objects(tensor: Any, values: list[bytes]) -> npt.NDArray[Any]:
     _check_count(tensor, len(values))
     array = np.empty(len(values), dtype=np.object_)
     array[:] = values
-    array.flags.writeable = False
-    return array.reshape(tensor.shape)
+    return array
 
 
 def _check_count(tensor: Any, count: int) -> None:

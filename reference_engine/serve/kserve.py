@@ -8,8 +8,11 @@ its parameter `completion_tokens` counts them from the beginning.
 import time
 from collections.abc import AsyncGenerator, Mapping, MutableSet
 from functools import partial
+from math import isfinite
+from pathlib import Path
 from typing import Any, Final
 
+import grpc
 import msgspec
 from google.protobuf import text_format
 from grpc import StatusCode
@@ -20,17 +23,17 @@ from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest, Mod
 from reference_engine.api.bodies import read_request_id
 from reference_engine.api.openai import Generation, read_completion
 from reference_engine.api.schemas import ApiError
-from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.config import EngineConfig
 from reference_engine.context import Cancellation, CancelReason, Context, Signal
 from reference_engine.core.request import FinishReason
 from reference_engine.kserve.model import (
     InferenceError,
-    Model,
     Parameter,
     RequestControls,
     invalid,
     read_parameters,
 )
+from reference_engine.kserve.repository import Repository, load_repository
 from reference_engine.kserve.server import InferenceService, grpc_server
 from reference_engine.kserve.tensors import read_inputs, with_length
 from reference_engine.model.tokenizer import Tokenizer
@@ -67,6 +70,7 @@ _ABORTED: Final = {
     CancelReason.SERVER_SHUTDOWN: (StatusCode.UNAVAILABLE, "the server is shutting down"),
 }
 _CANCELLED: Final = (StatusCode.CANCELLED, "it was cancelled")
+_CLOSING_S: Final = 1.0  # for calls in which nothing is being answered
 
 
 class GenerateModel:
@@ -132,7 +136,7 @@ class GenerateModel:
                 created=int(time.time()),  # noqa: TID251 OpenAI's `created` is wall time
             )
         except ApiError as error:
-            message = str(error).removeprefix("request body: ")
+            message = str(error).removeprefix("request body: ").replace("X-Request-Id", "id")
             code = _CODES.get(error.status, StatusCode.INVALID_ARGUMENT)
             raise InferenceError(code, message) from error
         except EngineStoppedError as error:
@@ -168,6 +172,9 @@ def _fields_of(
     if unknown:
         known = ", ".join(sorted(_PARAMETERS))
         raise invalid(f"parameter '{unknown[0][:64]}': model 'generate' knows only {known}")
+    for name, value in parameters.items():
+        if isinstance(value, float) and not isfinite(value):
+            raise invalid(f"parameter '{name}': {value} is no number")
     fields: dict[str, Parameter] = {**parameters, "priority": controls.priority}
     if controls.timeout_us:
         fields["deadline_s"] = controls.timeout_us / 1e6
@@ -175,22 +182,44 @@ def _fields_of(
 
 
 class Door:
-    """The gRPC server; `answering` as for InferenceService."""
+    """The gRPC port and the models behind it, the engine among them if there is one."""
 
-    def __init__(
-        self, models: Mapping[str, Model], settings: FrontendSettings, answering: MutableSet[Any]
-    ) -> None:
-        keys = settings.api_keys
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._server: grpc.aio.Server | None = None
+
+    @classmethod
+    async def load(
+        cls, config: EngineConfig, repository: str | None, *, is_faithful: bool
+    ) -> "Door":
+        """Raises EngineConfigError."""
+        if repository is None:
+            return cls(Repository())
+        taken = [GenerateModel.name] if config.runner != "none" else []
+        return cls(await load_repository(Path(repository), is_faithful=is_faithful, taken=taken))
+
+    async def open(
+        self,
+        at: tuple[str, int],
+        link: WorkerLink,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        answering: MutableSet[Any],
+    ) -> str:
+        """Returns its `host:port`; port 0 takes a free one. `answering`: as for InferenceService.
+        Raises ListenError.
+        """
+        models, keys = self._repository.models, link.settings.api_keys
+        if config.runner != "none":
+            models[GenerateModel.name] = GenerateModel(link, config, tokenizer)
         service = InferenceService(
             models,
             answering,
-            stall_timeout_s=settings.stall_timeout_s,
+            stall_timeout_s=link.settings.stall_timeout_s,
             is_allowed=lambda given: not keys or find_key(given, keys) is not None,
         )
-        self._server = grpc_server(service, settings)
-
-    async def open(self, host: str, port: int) -> str:
-        """Returns its `host:port`; port 0 takes a free one. Raises ListenError."""
+        self._server = grpc_server(service, link.settings)
+        host, port = at
         shown = f"[{host}]" if ":" in host else host
         try:
             bound = self._server.add_insecure_port(f"{shown}:{port}")
@@ -201,5 +230,7 @@ class Door:
         await self._server.start()
         return f"{shown}:{bound}"
 
-    async def close(self, grace_s: float) -> None:
-        await self._server.stop(grace_s)
+    async def aclose(self) -> None:
+        if self._server is not None:
+            await self._server.stop(_CLOSING_S)
+        await self._repository.close()

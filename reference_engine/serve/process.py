@@ -14,10 +14,9 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from datetime import datetime
 from itertools import repeat
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -52,8 +51,6 @@ from reference_engine.serve.workers import Caller, Worker, WorkerAddress
 from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
-    from reference_engine.kserve.model import Model
-    from reference_engine.kserve.repository import Repository
     from reference_engine.serve.kserve import Door
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
@@ -306,10 +303,10 @@ async def _serve_until(
     own: Child,
     workers: list[AnyWorker],
 ) -> None:
-    readies = await unless(stop.wished, _connect(workers, is_patient=settings.place is not None))
-    repository = await unless(stop.wished, _load(settings))  # its processes go to any core
-    if readies is None or repository is None:
+    started = await unless(stop.wished, _start(settings, workers))
+    if started is None:
         return
+    readies, door = started
     core = _own_core(settings.config)
     if core is not None:
         os.sched_setaffinity(0, {core})
@@ -325,22 +322,20 @@ async def _serve_until(
         frontends=place.frontends,
     )
     server = Server(_uvicorn_config(frontend, settings.frontend))
-    door, kserve_url = None, None
-    if settings.kserve_port is not None:
-        door = _door(settings, repository.models, link, tokenizer, server)
-        kserve_url = await door.open(settings.host, settings.kserve_port)
-    ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
-    keeping = asyncio.create_task(_keep(own, workers))
-    keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
-    open_port(listener)
-    _announce(listener, ready, kserve_url)
-    # Collections that walk through long-lived objects would pause the event loop.
-    gc.collect()
-    gc.freeze()
-    await server.serve(sockets=[listener])
-    if door is not None:
-        await door.close(_CLOSING_S)
-    await repository.close()
+    async with aclosing(door) if door is not None else nullcontext():
+        kserve_url = None
+        if door is not None and settings.kserve_port is not None:
+            at, answering = (settings.host, settings.kserve_port), server.server_state.tasks
+            kserve_url = await door.open(at, link, settings.config, tokenizer, answering)
+        open_port(listener)
+        ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
+        keeping = asyncio.create_task(_keep(own, workers))
+        keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
+        _announce(listener, ready, kserve_url)
+        # Collections that walk through long-lived objects would pause the event loop.
+        gc.collect()
+        gc.freeze()
+        await server.serve(sockets=[listener])
     ending.cancel()
     keeping.cancel()
     (why,) = await asyncio.gather(keeping, return_exceptions=True)
@@ -348,14 +343,29 @@ async def _serve_until(
         raise why
 
 
-async def _connect(workers: list[AnyWorker], *, is_patient: bool) -> list[Ready]:
-    """Raises EngineConfigError if workers share a name."""
+async def _start(
+    settings: ServeSettings, workers: list[AnyWorker]
+) -> "tuple[list[Ready], Door | None]":
+    """Raises EngineConfigError if workers share a name, or a repository cannot be served."""
+    is_patient = settings.place is not None
     readies = await asyncio.gather(*(worker.start(is_patient=is_patient) for worker in workers))
     names = [ready.worker for ready in readies]
     for name in names:
         if names.count(name) > 1:
             raise EngineConfigError(f"{names.count(name)} workers are named {name}: use --name")
-    return readies
+    if settings.kserve_port is None:
+        return readies, None
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters to us, gRPC also raises
+    try:
+        from reference_engine.serve.kserve import Door
+    except ImportError as error:
+        raise EngineConfigError(
+            "--kserve-port needs gRPC and Triton's client: pip install 'walkaway[grpc]'"
+        ) from error
+    door = await Door.load(
+        settings.config, settings.model_repository, is_faithful=settings.triton_faithful
+    )
+    return readies, door
 
 
 async def _keep(own: Child, workers: list[AnyWorker]) -> None:
@@ -367,50 +377,6 @@ async def _keep(own: Child, workers: list[AnyWorker]) -> None:
         raise await own.died()
 
     await first_of(live(), *(worker.keep() for worker in workers))
-
-
-class NoRepository:
-    def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-
-    async def close(self) -> None:
-        pass
-
-
-async def _load(settings: ServeSettings) -> "Repository | NoRepository":
-    if settings.model_repository is None:
-        return NoRepository()
-    with _needs_grpc("--model-repository"):
-        from reference_engine.kserve.repository import load_repository
-    return await load_repository(
-        Path(settings.model_repository),
-        is_faithful=settings.triton_faithful,
-        taken=["generate"] if settings.config.runner != "none" else [],
-    )
-
-
-@contextmanager
-def _needs_grpc(flag: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise EngineConfigError(
-            f"{flag} needs gRPC and Triton's client: pip install 'walkaway[grpc]'"
-        ) from error
-
-
-def _door(
-    settings: ServeSettings,
-    models: "dict[str, Model]",
-    link: WorkerLink,
-    tokenizer: Tokenizer,
-    server: uvicorn.Server,
-) -> "Door":
-    with _needs_grpc("--kserve-port"):
-        from reference_engine.serve.kserve import Door, GenerateModel
-    if settings.config.runner != "none":
-        models[GenerateModel.name] = GenerateModel(link, settings.config, tokenizer)
-    return Door(models, settings.frontend, server.server_state.tasks)
 
 
 def _tokenizer(config: EngineConfig, vocab_size: int) -> Tokenizer:

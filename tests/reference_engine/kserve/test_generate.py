@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import queue
 import signal
 import subprocess
@@ -171,7 +172,9 @@ def test_a_cancel_over_http_reaches_a_grpc_client_as_its_status(engine: RunningE
     (inputs()[:1], {}, "misses the required input(s) ['max_tokens']"),
     (inputs(), {"parameters": {"tempo": 1}}, "parameter 'tempo': model 'generate' knows only"),
     (inputs(), {"parameters": {"temperature": 9.0}}, "Expected `float` <= 2.0"),
+    (inputs(), {"parameters": {"temperature": math.nan}}, "'temperature': nan is no number"),
     (inputs(), {"sequence_id": 7}, "has no sequences"),
+    (inputs(), {"request_id": "a b"}, "id: at most 256 visible ASCII characters"),
     (inputs(), {"request_id": "req-7"}, "names requests req- and a number"),
 ])  # fmt: skip
 def test_a_wrong_request_is_refused_and_its_stream_goes_on(

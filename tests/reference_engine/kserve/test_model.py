@@ -47,6 +47,8 @@ def test_a_fitting_request_passes() -> None:
     (lambda r: r.inputs[1].shape.pop(), "expected [-1, -1, 2], got [4, 7]"),
     (lambda r: r.inputs[1].shape.__setitem__(1, -3), "expected [-1, -1, 2], got [4, -3, 2]"),
     (lambda r: r.inputs[0].shape.__setitem__(0, 5), "from 1 to 4, but the shape is [5, 1]"),
+    (lambda r: r.inputs[0].parameters["shared_memory_region"].SetInParent(), "'text': its par"),
+    (lambda r: r.outputs[0].parameters["classification"].SetInParent(), "'out': its parameter 'cl"),
     (lambda r: r.outputs.add(name="z"), "unexpected inference output 'z' for model 'm'"),
 ])  # fmt: skip
 def test_a_request_that_does_not_fit_is_refused(

@@ -47,7 +47,7 @@ USER_LEFT = (CancelReason.USER_DISCONNECT, DetectionMethod.GRPC)
 
 
 class Counting:
-    """Answers with `count` numbers; a negative count is refused, 99 never ends."""
+    """Answers with `count` numbers; -1 is refused, -2 is a bug, 99 never ends."""
 
     is_ready = True
     versions: tuple[str, ...] = ("1",)
@@ -69,8 +69,10 @@ class Counting:
         if "size" in inputs:
             text = b"x" * inputs["size"].item()
         try:
-            if count < 0:
+            if count == -1:
                 raise invalid("count is below 0")
+            if count == -2:
+                raise ZeroDivisionError
             for number in range(count):
                 response = ModelInferResponse()
                 write_output(response, "number", np.array([number], np.int32))
@@ -152,22 +154,29 @@ async def test_a_unary_answer_has_its_id_and_only_the_wanted_outputs() -> None:
     assert result.as_numpy("number") is None
 
 
-async def test_requests_of_one_stream_are_answered_side_by_side_and_an_error_is_of_one() -> None:
+async def test_requests_of_one_stream_are_answered_side_by_side_and_an_error_is_of_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     served = Served()
     async with served.open() as client:
         requests: list[dict[str, Any]] = [
             {"inputs": count(2), "request_id": "a"},
             {"inputs": count(-1), "request_id": "b"},
-            {"inputs": count(1), "request_id": "c"},
+            {"inputs": count(-2), "request_id": "c"},
+            {"inputs": count(1), "request_id": "d"},
         ]
         answers: dict[str, list[Any]] = {}
         async for result, error in client.stream_infer(on_stream(*requests)):
-            name = "b" if error else result.get_response().id
-            answers.setdefault(name, []).append(error or result)
-    assert [answer.as_numpy("number") for answer in answers["a"]] == [0, 1]
-    assert [str(answer) for answer in answers["b"]] == ["count is below 0"]
-    assert len(answers["c"]) == 1
-    assert served.stream.why() == [None, None, None], "the client's half-close cancels nothing"
+            name = str(error) if error else result.get_response().id
+            answers.setdefault(name, []).append(result)
+    assert [answer.as_numpy("number") for answer in answers.pop("a")] == [0, 1]
+    assert len(answers.pop("d")) == 1
+    assert set(answers) == {
+        "count is below 0",
+        "model 'stream' has a bug: its server's log tells more",
+    }
+    assert [record.getMessage() for record in caplog.records] == ["model 'stream' has a bug"]
+    assert served.stream.why() == [None] * 4, "the client's half-close cancels nothing"
 
 
 @pytest.mark.parametrize(("model", "flags"), [("stream", [False, True]), ("unary", [True])])
@@ -195,6 +204,7 @@ async def test_a_client_that_asks_for_grpc_errors_gets_the_status() -> None:
         await served.stream.ended.acquire()
         await served.stream.ended.acquire()
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert served.stream.why() == [(CancelReason.API, DetectionMethod.NONE)] * 2, "nobody has left"
 
 
 async def test_a_cancelled_stream_kills_all_its_requests() -> None:

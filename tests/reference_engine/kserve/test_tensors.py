@@ -73,6 +73,7 @@ both.raw_input_contents.append(b"1234")
     (raw("COMPLEX", [1], b"1234"), "input 'x': there is no data-type 'COMPLEX'"),
     (both, "input 'x': raw contents and typed contents"),
     (typed_request("INT32", [2], int_contents=[1]), "input 'x': 1 elements, where shape [2] has 2"),
+    (typed_request("BYTES", [0, 2**62, 4]), "input 'x': array is too big"),
     (typed_request("INT8", [1], int_contents=[300]), "300 out of bounds for int8"),
     (typed_request("FP16", [1], fp32_contents=[1.0]), "input 'x': FP16 needs raw contents"),
     (typed_request("INT32", [1], fp32_contents=[1.0]), "read from int_contents, not ['fp32_"),
