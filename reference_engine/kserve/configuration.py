@@ -19,6 +19,7 @@ from tritonclient.grpc.model_config_pb2 import (
 )
 
 from reference_engine.config import EngineConfigError
+from reference_engine.kserve.model import invalid
 from reference_engine.kserve.queue import BatchSizes, Queue, QueuePolicy, Scheduler
 from reference_engine.kserve.sequences import Sequences
 
@@ -61,6 +62,13 @@ _SUPPORTED: Final[dict[str, Any]] = {
     "model_transaction_policy": {"decoupled": {}},
 }
 _Control = ModelSequenceBatching.Control
+_ID_TYPES: Final = {  # and where their numbers end
+    DataType.TYPE_UINT64: 2**64,
+    DataType.TYPE_INT64: 2**63,
+    DataType.TYPE_UINT32: 2**32,
+    DataType.TYPE_INT32: 2**31,
+    DataType.TYPE_STRING: None,
+}
 
 
 def read_configuration(file: Path) -> ModelConfig:
@@ -134,7 +142,7 @@ def _batching_problems(config: ModelConfig) -> Iterator[str]:
         if any(not 0 < size <= max(1, config.max_batch_size) for size in sizes):
             yield f"{path}.preferred_batch_size {list(sizes)}: sizes are from 1 to max_batch_size"
     levels, default = dynamic.priority_levels, dynamic.default_priority_level
-    if levels and not 1 <= default <= levels:
+    if (levels or default) and not 1 <= default <= levels:
         yield f"dynamic_batching.default_priority_level is {default}: use 1 to {levels}"
     for level in dynamic.priority_queue_policy:
         if not 1 <= level <= levels:
@@ -151,8 +159,8 @@ def _control_problems(sequence: ModelSequenceBatching) -> Iterator[str]:
             is_id = control.kind == _Control.CONTROL_SEQUENCE_CORRID
             if not is_id and sorted(map(len, given)) != [0, 0, 2]:
                 yield f"control_input {control_input.name!r}: give one pair, false and true"
-            if is_id and not control.data_type:
-                yield f"control_input {control_input.name!r}: data_type is missing"
+            if is_id and control.data_type not in _ID_TYPES:
+                yield f"control_input {control_input.name!r}: data_type must be integer or string"
 
 
 def make_scheduler(config: ModelConfig, *, is_faithful: bool) -> Scheduler:
@@ -205,7 +213,9 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
 def controls_of(
     config: ModelConfig, sequence: int | str, *, starts: bool, ends: bool, is_ready: bool
 ) -> list[tuple[str, str, int | float | str]]:
-    """The control inputs of one request: name, data type, value."""
+    """The control inputs of one request: name, data type, value. Raises InferenceError for an id
+    that does not fit.
+    """
     flags = {
         _Control.CONTROL_SEQUENCE_START: starts,
         _Control.CONTROL_SEQUENCE_END: ends,
@@ -217,6 +227,9 @@ def controls_of(
             if control.kind == _Control.CONTROL_SEQUENCE_CORRID:
                 datatype = DataType.Name(control.data_type).removeprefix("TYPE_")
                 value: int | float | str = sequence
+                end = _ID_TYPES[control.data_type]
+                if end is not None and (isinstance(sequence, str) or sequence >= end):
+                    raise invalid(f"sequence id {sequence!r} is no {datatype}, as the model wants")
             else:
                 datatype, (false, true) = _values(control)
                 value = true if flags[control.kind] else false

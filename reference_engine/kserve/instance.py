@@ -79,7 +79,9 @@ class Instance(asyncio.Protocol):
             raise EngineConfigError(f"{file}: the model does not start: {problem}")
 
     def execute(self, items: list[Item]) -> None:
-        self._send(Execute(items))
+        for item in items:
+            self._send(item)
+        self._send(Execute())
 
     def cancel(self, key: int) -> None:
         self._send(Cancel(key))

@@ -155,6 +155,9 @@ class PythonModel:
         if len(sizes) > 1:
             message = f"input batch sizes of model '{self.name}' differ: {sorted(sizes)}"
             raise InferenceError(StatusCode.INVALID_ARGUMENT, message)
+        controls_of(
+            self.config, controls.sequence_id, starts=False, ends=False, is_ready=True
+        )  # raises before the request is in a queue
         self._scheduler.add(queued, self._now_us())
         answer = _Answer(next(self._keys), request, controls, parameters, queued)
         queued.payload = answer

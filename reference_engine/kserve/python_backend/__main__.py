@@ -44,7 +44,7 @@ from reference_engine.kserve.python_backend.messages import (
     to_model,
 )
 from reference_engine.kserve.tensors import read_inputs, write_output
-from reference_engine.wire import FrameReader, encode_frame
+from reference_engine.wire import FrameReader, ProtocolError, encode_frame
 
 GRACE_S: Final = 5.0
 _STATUS: Final = {
@@ -60,13 +60,17 @@ _STATUS: Final = {
 
 
 class Channel:
-    """The connection to the server. Any thread may send; `contexts` holds the open requests'."""
+    """The connection to the server. Any thread may send; `contexts` holds the open requests'.
+
+    `inbox` has whole batches; the end of all is Finalize.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.RLock()  # a finalizer may send at any time
         self.contexts: dict[int, Context] = {}
-        self.inbox: queue.SimpleQueue[ToModel] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[Initialize | list[Item] | Finalize] = queue.SimpleQueue()
+        self._batch: list[Item] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: object) -> None:
@@ -78,16 +82,12 @@ class Channel:
 
     def _read(self) -> None:
         frames = FrameReader()
-        while data := self._receive():
-            for payload in frames.feed(data):
-                message = to_model.decode(payload)
-                if isinstance(message, Execute):
-                    for item in message.items:
-                        self._open(item)
-                if not isinstance(message, Cancel):
-                    self.inbox.put(message)
-                elif context := self.contexts.get(message.key):
-                    context.kill()
+        try:
+            while data := self._receive():
+                for payload in frames.feed(data):
+                    self._take(to_model.decode(payload))
+        except ProtocolError:  # a request that is too large: the server sees that this ends
+            os._exit(1)
         for context in list(self.contexts.values()):
             context.kill()
         self.inbox.put(Finalize())
@@ -99,6 +99,20 @@ class Channel:
             return self._connection.recv(1 << 20)
         except OSError:
             return b""
+
+    def _take(self, message: ToModel) -> None:
+        match message:
+            case Item():
+                self._open(message)
+                self._batch.append(message)
+            case Execute():
+                self.inbox.put(self._batch)
+                self._batch = []
+            case Cancel():
+                if context := self.contexts.get(message.key):
+                    context.kill()
+            case Initialize() | Finalize():
+                self.inbox.put(message)
 
     def _open(self, item: Item) -> None:
         """Before the main thread sees it: a cancellation may be next."""
@@ -124,8 +138,8 @@ class ModelProcess:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def execute(self, message: Execute) -> None:
-        requests = [self._make_request(item) for item in message.items]
+    def execute(self, items: list[Item]) -> None:
+        requests = [self._make_request(item) for item in items]
         try:
             if self._loop is None:
                 self._answer(requests, self._model.execute(requests))
@@ -297,8 +311,8 @@ def main(fd: int) -> int:
         channel.send(Failed(_sentence(error)))
         return 1
     channel.send(Ready())
-    while isinstance(message := channel.inbox.get(), Execute):
-        process.execute(message)
+    while isinstance(items := channel.inbox.get(), list):
+        process.execute(items)
         channel.send(Executed())
     process.finalize()
     return 0

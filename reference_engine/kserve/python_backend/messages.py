@@ -1,8 +1,9 @@
 """What the server and the process of a model instance say to each other, in the wire's frames.
 
 A request is known by `key`, unique in the server. Requests and responses are KServe's own messages,
-as bytes. The process answers Initialize with Ready or Failed, and each Execute with Executed, when
-the model's `execute` has returned; a decoupled model may send further responses after that.
+as bytes. The process answers Initialize with Ready or Failed. The items of a batch come one by one,
+then Execute; Executed says that the model's `execute` has returned; a decoupled model may send
+further responses after that.
 """
 
 from typing import Final
@@ -17,7 +18,7 @@ class Initialize(msgspec.Struct, frozen=True, tag="initialize", array_like=True)
     arguments: dict[str, str]
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class Item(msgspec.Struct, frozen=True, tag="item", array_like=True, kw_only=True):
     """`key` None: an empty place of the batch, with inputs that look like `request`'s, of zeros."""
 
     key: int | None
@@ -31,7 +32,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Execute(msgspec.Struct, frozen=True, tag="execute", array_like=True):
-    items: list[Item]
+    pass
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
@@ -71,7 +72,7 @@ class Log(msgspec.Struct, frozen=True, tag="log", array_like=True):
     message: str
 
 
-ToModel = Initialize | Execute | Cancel | Finalize
+ToModel = Initialize | Item | Execute | Cancel | Finalize
 FromModel = Ready | Failed | Response | Executed | Log
 to_model: Final = msgspec.msgpack.Decoder(ToModel)
 from_model: Final = msgspec.msgpack.Decoder(FromModel)

@@ -5,11 +5,14 @@ Triton's documents say, and a cancelled request leaves the queue at once.
 """
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -247,6 +250,8 @@ class TestSequences:
             )
         assert self.go_on(client, model, f"{name}-3", sequence_end=True) == 1
         assert flag in str(self.go_on(client, model, f"{name}-4", sequence_end=True))
+        text = {"sequence_id": "seven", "sequence_start": True}
+        assert "is no UINT64" in str(client.ask(model, f"{name}-6", **text).next())
         nothing = client.ask(model, f"{name}-5", {"ITL_MS": 0}).next()
         assert "must specify a non-zero or non-empty correlation ID" in str(nothing)
 
@@ -431,3 +436,52 @@ class TestEnsemble:
         assert client.ask("pipeline", "all", {"N": 3, "ITL_MS": 0}).next() == 3
         served.expect("second", "answered", "all")
         assert served.said("all") == ["started", "answered"] * 2
+
+
+MODELS = ("unary", "single", "batched", "queued", "oldest", "direct", "stream", "pipeline")
+
+
+def ask_at_random(client: Client, number: int, random: Random) -> Pending:
+    """One request of up to four steps, which leaves at once, soon, by its deadline, or never."""
+    model = random.choice(MODELS)
+    values: dict[str, Any] = {"N": random.randint(1, 4), "ITL_MS": random.randint(0, 2)}
+    name, way = f"random-{number}", random.choice(("cancel", "soon", "deadline", "stay"))
+    if model == "stream":
+        pending = client.stream()
+        client.send(name, **values)
+    else:
+        options: dict[str, Any] = {"client_timeout": 0.01} if way == "deadline" else {}
+        if model in SEQUENCES:
+            options |= {"sequence_id": number, "sequence_start": True, "sequence_end": True}
+        pending = client.ask(model, name, values, **options)
+    if way == "soon":
+        later = threading.Timer(random.random() * 0.02, pending.cancel)
+        later.start()
+        later.join()
+    elif way == "cancel" or (model == "stream" and way == "deadline"):
+        pending.cancel()
+    return pending
+
+
+@pytest.mark.parametrize("kills", [(), ("unary", "batched", "oldest", "stream")])
+def test_random_cancels_leave_nothing(
+    served: Served, client: Client, kills: tuple[str, ...]
+) -> None:
+    """Every request ends, and its place is free again, though processes of models die."""
+    random = Random(15)
+    clients, pending = [], []
+    for number in range(1, 401):
+        clients.append(Client(served.url))
+        pending.append(ask_at_random(clients[-1], number, random))
+        if kills and number % 100 == 0:
+            pid = served.model(kills[number // 100 - 1]).pids[0]
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+    for one in pending:
+        one.next()
+    for leaver in clients:
+        leaver.close()
+    served.idle()
+    served.until(lambda: not any(model._restarts for model in served.repository.python_models))
+    for name in ("unary", "batched", "single", "queued"):
+        assert client.ask(name, f"after-{name}", {"ITL_MS": 0}).next() == 1
