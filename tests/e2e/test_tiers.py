@@ -338,6 +338,9 @@ def test_a_frontend_elsewhere_calls_workers_by_their_addresses_and_a_secret() ->
     ids = [httpx.post(f"{url}/v1/completions", json=ask).json()["id"] for _ in range(2)]
     assert ids == ["cmpl-far-0-req-1", "cmpl-far-0-req-2"]
     assert httpx.get(f"{url}/walkaway/config").json()["workers"].keys() == {"x", "y"}
+    stranger = start("--connect", at, "--port", "0", "--secret-env", "PATH")
+    assert stranger.wait(20) == 2, "its secret is wrong"
+    assert stranger.communicate() == ("", None)
     for process in (frontend, *lone):
         with process:
             assert process.stdin is not None

@@ -62,6 +62,12 @@ def test_flags_arrive_where_they_belong() -> None:
         (["--port", "9", "--kserve-port", "9"], "--kserve-port 9: it takes 1, and 9 is one of"),
         (["--port", "8", "--kserve-port", "9", "--frontends", "2"], "9 is one of --port's"),
         (["--port", "65535", "--frontends", "2"], "--port 65535: it takes 2, and 65536 does not"),
+        (["--connect", "10.0.0.1:7000"], "beyond loopback need a secret"),
+        (["--worker-listen", "0.0.0.0:7000"], "beyond loopback need a secret"),
+        (["--connect", "[::1]:7000", "--secret-env", "NOT_SET"], "NOT_SET is not set"),
+        (["--connect", "localhost:7000", "--workers", "2"], "start no workers beside"),
+        (["--worker-listen", "127.0.0.1:0", "--frontends", "2"], "without frontends"),
+        (["--peer-timeout-s", "0"], "peer_timeout_s must be from 0.1"),
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["--max-num-batched-tokens", "4"], "would starve"),
         (["--num-blocks", "8"], "must hold one request"),
@@ -85,6 +91,9 @@ def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message
         (["--api-key", "sk-secret"], "unrecognized arguments: --api-key"),
         (["--runner", "magic"], "invalid choice"),
         (["--port", "99999"], "from 0 to 65535"),
+        (["--workers", "65"], "from 1 to 64"),
+        (["--connect", "here"], "HOST:PORT"),
+        (["--router", "direct"], "invalid choice"),
     ],
 )
 def test_bad_flags_and_values_are_refused(
