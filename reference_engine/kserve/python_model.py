@@ -127,12 +127,14 @@ class PythonModel:
         finally:
             context.unwatch(note)
             self._cancel(answer, Signal.KILL)
+            answer.is_over = True  # further responses are dropped
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError if a request or a sequence is left though nothing goes on."""
+        """Raises RuntimeError if a request is in the queue or in a batch alone, or nowhere."""
         waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
         phases = [answer.queued.phase for answer in self._answers.values()]
-        if waiting != phases.count(Phase.WAITING) or running != phases.count(Phase.RUNNING):
+        # A batch may go on after all of its requests are answered.
+        if waiting != phases.count(Phase.WAITING) or running < phases.count(Phase.RUNNING):
             raise RuntimeError(
                 f"model {self.name}: {waiting} requests wait and {running} run, but its requests "
                 f"are {[phase.value for phase in phases]}"
@@ -165,8 +167,8 @@ class PythonModel:
         return answer
 
     def _shape_of(self, request: ModelInferRequest) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Of the inputs whose size may vary, unless they may differ in a batch."""
-        ragged = {
+        """The shapes that must be equal in a batch."""
+        others = {
             tensor.name
             for tensor in self.config.input
             if tensor.allow_ragged_batch or (-1 not in tensor.dims and not tensor.optional)
@@ -175,7 +177,7 @@ class PythonModel:
         return tuple(
             (tensor.name, tuple(tensor.shape[start:]))
             for tensor in sorted(request.inputs, key=lambda tensor: tensor.name)
-            if tensor.name not in ragged
+            if tensor.name not in others
         )
 
     def _run(self) -> None:

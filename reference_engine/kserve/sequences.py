@@ -199,7 +199,7 @@ class Sequences(Scheduler):
             del self._open[sequence.id]
 
     def _end_sequence(self, sequence: _Sequence, *error: Any) -> None:
-        """What of it waits is cancelled, or ends with `error`: a status and a message."""
+        """Its waiting requests are cancelled, or end with `error`: a status and a message."""
         self._close(sequence)
         while sequence.waiting:
             self._end(sequence.waiting.popleft(), *error)

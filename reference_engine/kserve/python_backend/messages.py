@@ -1,4 +1,4 @@
-"""What the server and the process of a model instance say to each other, in the wire's frames.
+"""Messages between the server and the process of a model instance, in the wire's frames.
 
 A request is known by `key`, unique in the server. Requests and responses are KServe's own messages,
 as bytes. The process answers Initialize with Ready or Failed. The items of a batch come one by one,

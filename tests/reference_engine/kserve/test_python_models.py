@@ -182,6 +182,18 @@ def test_a_stream_that_goes_wrong_ends_with_an_error(
     served.idle()
 
 
+def test_coroutines_run_side_by_side(served: Served) -> None:
+    """The first request waits for the second one."""
+    pending = Pending()
+    with served.client() as client:
+        client.start_stream(pending.note)
+        for do in ("waits", "wakes"):
+            client.async_stream_infer("odd_async", [text("DO", do)])
+        ends = [pending._ends.get(timeout=20) for _ in range(2)]
+    assert sorted(words(result) for result, _ in ends) == [["waits"], ["wakes"]]
+    served.idle()
+
+
 def test_a_cancelled_request_may_still_send(served: Served) -> None:
     """`is_cancelled()` stays True after the final flag."""
     pending = Pending()

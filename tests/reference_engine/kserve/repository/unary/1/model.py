@@ -44,6 +44,9 @@ class Steps:
         self.number, self.itl_ms = self.read("N", 1), self.read("ITL_MS", 0)
         self.looks = self.read("CHECK", 1) == 1
         self.is_cancelled = not self.is_ready  # an empty place of the direct strategy
+        if self.is_ready and self.read("CORRID", 0):
+            assert self.read("CORRID", 0) == request.correlation_id()
+            assert self.read("START", 0) + 2 * self.read("END", 0) == request.flags() & 3
         self.pause_s = max(self.itl_ms, 1) / 1000 if self.is_ready else 0
         model.tell("started" if self.is_ready else "empty", self.id)
 
