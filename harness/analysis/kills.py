@@ -66,7 +66,7 @@ def kill_effects(frames: RunFrames, facts: Facts) -> KillEffects:
     left = []
     for kill in kills:
         held = pairs[(pairs["since_ns"] <= kill.t_ns) & (pairs["freed_ns"] >= kill.t_ns)]
-        through |= _went_through(requests, held, kill)
+        through |= _went_through(requests, held, log, kill)
         left.append(_left_by(held, kill, facts))
     columns = pd.DataFrame({"request_id": [], "freed_s": [], "censored": []})
     is_wrong = requests["outcome"].isin(_WRONG)
@@ -81,13 +81,19 @@ def kill_effects(frames: RunFrames, facts: Facts) -> KillEffects:
     )
 
 
-def _went_through(requests: pd.DataFrame, held: pd.DataFrame, kill: _Kill) -> Bools:
+def _went_through(
+    requests: pd.DataFrame, held: pd.DataFrame, log: pd.DataFrame, kill: _Kill
+) -> Bools:
+    """A worker may die before it logs a request, which its frontend's last event then names."""
     was_open = (requests["sent_ns"] <= kill.back_ns) & (requests["ended_ns"] >= kill.t_ns)
     if kill.kind == "frontend":
         is_its = (requests["frontend"] == kill.number).to_numpy(dtype=bool)
     else:
         its = held.loc[held["worker"] == kill.name, "client_request_id"]
-        is_its = is_among(requests["request_id"], its)
+        last = log[log["t_ns"] <= kill.t_ns].sort_values("t_ns", kind="stable")
+        last = last.drop_duplicates("client_request_id", keep="last")
+        sent = last.loc[last["worker"] == kill.name, "client_request_id"]
+        is_its = is_among(requests["request_id"], its) | is_among(requests["request_id"], sent)
     found: Bools = was_open.to_numpy(dtype=bool) & is_its
     return found
 

@@ -76,13 +76,14 @@ class Run:
         return {path.name: Run(path) for path in self.folder.glob("rounds/*")}
 
     def pids(self) -> set[int]:
-        """Every process that the run told of: the engine's two and the load's."""
+        """Every process that the run told of: the engine's and the load's."""
         pids = {row["pid"] for row in self.rows("client")}
         log = self.folder / "engine.log"
         for line in log.read_text().splitlines() if log.exists() else ():
             if line.startswith("{"):
-                ready = json.loads(line)
-                pids |= {ready["pid"], ready["worker_pid"]}
+                said = json.loads(line)
+                pids |= {said["pid"], *said.get("frontend_pids", ()), *said.get("worker_pids", ())}
+                pids |= {said["worker_pid"]} if "worker_pid" in said else set()
         return pids
 
     def _json(self, name: str) -> dict[str, Any]:

@@ -195,3 +195,35 @@ def test_over_grpc_every_way_to_leave_is_a_cancel_but_a_half_close(tmp_path: Pat
         "process_killed": "kernel",
         "half_close": "end_stream",
     }
+
+
+def test_a_cancel_counts_once_at_every_tier(tmp_path: Path) -> None:
+    settings = ("run.max_seconds=60", "load.stop_after_abandons=80", "settle.seconds=2")
+    run = measure("disaggregated", tmp_path / "run", *set_flags(*settings))
+    metrics = run.metrics
+    assert metrics["ghost_rate"]["mean"] == metrics["others_failed_rate"]["mean"] == 0
+    assert metrics["leaked_slots"]["mean"] == metrics["leaked_blocks"]["mean"] == 0
+    for tier in ("prefill", "decode"):
+        assert metrics[f"cancel_latency_{tier}_tier_s"]["n_censored"] == 0
+    counters = {one["role"]: one for one in run.summary["audit"]["counters"]}
+    assert counters["frontend_cancelled"]["verdict"] == "exact"
+    assert counters["worker_cancelled"]["verdict"] == "exact"
+    workers = {row["worker"] for row in run.rows("steps")}
+    assert workers == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+    assert {row["frontend"] for row in run.rows("requests")} == {0, 1}
+
+
+def test_a_kill_frees_what_it_left_and_fails_nobody_else(tmp_path: Path) -> None:
+    settings = ("run.max_seconds=6", "load.stay_share=0.9")
+    run = measure("worker_lost", tmp_path / "run", *set_flags(*settings))
+    arms = {name: arm["metrics"] for name, arm in run.summary["arms"].items()}
+    left = arms["frontend"]["freed_after_kill_s"]
+    assert left["n_censored"] == 0
+    assert 0 < left["max"] < 5
+    assert run.summary["arms"]["frontend"]["outcomes"]["failed"] > 0
+    for metrics in arms.values():
+        assert metrics["others_failed_rate"]["mean"] == metrics["ghost_rate"]["mean"] == 0
+    for arm in ("frontend", "worker"):
+        manifest = json.loads((run.folder / "rounds" / f"1-{arm}" / "manifest.json").read_text())
+        assert all(kill["back_ns"] > kill["t_ns"] for kill in manifest["kills"])
+        assert len(manifest["kills"]) >= 2

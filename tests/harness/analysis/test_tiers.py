@@ -201,6 +201,8 @@ def test_what_a_killed_worker_had_is_no_ghost(run: RunBuilder) -> None:
     run.worker = "worker-1"
     run.events("a", admitted=2, abort_received=47)
     open_at(run, "f", frontend=0, worker=1)
+    run.events("sent", arrived=49)  # it dies before it logs this one
+    run.request("sent", sent=48, tokens=[], outcome="failed", end=51)
     frames = run.frames()
     row = cancellations(frames).iloc[0]
     assert (row["phase"], row["removed_ns"]) == ("lost", at(50))
