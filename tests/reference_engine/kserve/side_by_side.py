@@ -26,6 +26,10 @@ from tritonclient.grpc import InferenceServerClient
 from tests.reference_engine.kserve.served_repository import Client, Pending, Watched
 
 PAUSE_S = 0.5
+OURS = (
+    f"{sys.executable} -m reference_engine --runner none --port 0 --kserve-port {{port}} "
+    "--model-repository {repository}"
+)
 OF_CLIENT = ("Locally cancelled", "Channel closed", "Deadline Exceeded", "Stream removed")
 Case = Callable[["Side"], str]
 
@@ -290,11 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--triton", metavar="COMMAND", help="with {repository} and {port}")
     given = parser.parse_args().triton
-    ours = (
-        f"{sys.executable} -m reference_engine --runner none --port 0 --kserve-port {{port}} "
-        "--model-repository {repository}"
-    )
-    sides = {"by default": ours, "--triton-faithful": f"{ours} --triton-faithful"}
+    sides = {"by default": OURS, "--triton-faithful": f"{OURS} --triton-faithful"}
     if given:
         sides = {"Triton": given, **sides}
     rows: dict[str, list[str]] = {name: [] for name in CASES}

@@ -152,6 +152,12 @@ def test_an_ensemble_is_refused(tmp_path: Path, old: str, new: str, sentence: st
     assert sentence in said
 
 
+def test_the_engine_keeps_its_name(tmp_path: Path) -> None:
+    write(tmp_path, "generate", PYTHON)
+    with pytest.raises(EngineConfigError, match="the engine is the model 'generate': rename it"):
+        asyncio.run(load_repository(tmp_path, taken=["generate"]))
+
+
 def test_the_highest_version_is_served(tmp_path: Path) -> None:
     write(tmp_path, "m", PYTHON)
     (tmp_path / "m" / "10").mkdir()
