@@ -90,7 +90,8 @@ def use_gevent() -> None:
 
 
 class Endpoint:
-    """A server's place, and the channel that most calls share."""
+    """A server's place, and the channel that most calls share. `is_connected`: a request has gone
+    out on that one."""
 
     def __init__(self, url: str, ca_file: str | None) -> None:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
@@ -101,6 +102,7 @@ class Endpoint:
             ca = None if ca_file is None else Path(ca_file).read_bytes()
             self._credentials = grpc.ssl_channel_credentials(ca)
         self.shared = self._channel(self._place)
+        self.is_connected = False
 
     def channel_for(
         self, way: Way | None, stack: ExitStack, connect_s: float
@@ -202,11 +204,13 @@ class Call:
         self._request = request
         self._spec = spec
         self._leave_rule = leave_rule
-        self._frontend, endpoint = client.frontend_of(spec.user)
+        self._frontend, self._endpoint = client.frontend_of(spec.user)
         self._own = ExitStack()
         self._problem: str | None = None
         try:
-            self._channel, self._relay = endpoint.channel_for(spec.way, self._own, client.connect_s)
+            self._channel, self._relay = self._endpoint.channel_for(
+                spec.way, self._own, client.connect_s
+            )
         except OSError as error:
             self._problem = f"no process got a connection: {error}"
         self._sent_ns = self._heard_ns = time.perf_counter_ns()
@@ -226,7 +230,9 @@ class Call:
 
     def note_wire(self, row: RequestRow) -> None:
         row.frontend = self._frontend
-        if not self._is_out and row.outcome is not Outcome.FAILED:
+        if row.outcome is Outcome.FAILED or self._is_out:
+            return
+        if self._channel is not self._endpoint.shared or not self._endpoint.is_connected:
             row.wire_close = WireClose.UNOPENED
 
     def see_through(self) -> None:
@@ -267,6 +273,7 @@ class Call:
         yield self._request
         with self._lock:  # gRPC asks for another when the first one has gone out
             self._is_out, self._heard_ns = True, time.perf_counter_ns()
+            self._endpoint.is_connected |= self._channel is self._endpoint.shared
             if self._think_ns is not None and self._leaves_at_ns is None:
                 self._leaves_at_ns = self._heard_ns + self._think_ns
         self._has_changed.set()

@@ -296,7 +296,10 @@ def choose_protocol(workload: Workload, target: Target) -> Protocol:
     is_spoken = target.http if protocol is Protocol.HTTP else target.kserve is not None
     why: str | None = None
     if not is_spoken:
-        why = f"the file of target {target.name} does not say how to speak {protocol} with it"
+        why = (
+            f"the file of target {target.name} does not say how to speak {protocol} with it; "
+            "leave out `load.protocol` (also of an arm), or take another --engine"
+        )
     elif protocol is Protocol.GRPC:
         why = next(_problems_over_grpc(workload), None)
     why = why or next(_problems_of_ways(workload.load, protocol), None)

@@ -271,6 +271,18 @@ def test_a_server_that_is_not_there_and_one_that_does_not_speak() -> None:
     assert (rows[1].error or "").startswith("no process got a connection: ")
 
 
+def test_what_may_be_on_its_way_over_an_open_channel_counts_as_sent() -> None:
+    with users_of(whole) as (users, _):
+        users.ask()
+        rows = [
+            users.ask(after(0, think_ns=0), Way.CANCEL, plan="time:x", pause=1, request_id=f"r{i}")
+            for i in range(20)
+        ]
+    assert {(row.outcome, row.wire_close) for row in rows} == {
+        (Outcome.ABANDONED, WireClose.RST_STREAM)
+    }
+
+
 def test_users_share_the_frontends_evenly() -> None:
     with serving(whole) as (url, first), serving(whole) as (other_url, other):
         users = Users(url, urls=[url, other_url])
