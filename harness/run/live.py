@@ -114,7 +114,7 @@ class LiveRun:
                 self._arrived.put(name, event.t_ns)
             elif event.event == "admitted":
                 self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
-            elif event.event == "blocks_freed":
+            elif event.event == "blocks_freed" and event.reason != "handed_over":
                 self._free(event, name)
 
     def take_lag(self, samples: Iterable[ClientSample]) -> None:

@@ -110,13 +110,18 @@ class Measurement(RunState):
         return self._collector.rows()
 
     def gauges(self) -> dict[str, float]:
-        """The last scrape, by role; without scrapes, the queue lengths of the latest step."""
+        """The last scrape, by role; without scrapes, the queue lengths of the latest steps."""
         if self._collector is None:
             return {}
         if scrape := self._collector.latest_scrape:
             return read_roles(scrape, self.target.metrics)
-        steps = self._collector.steps.latest()[-1:]
-        return {"running": steps[0].num_running, "waiting": steps[0].num_waiting} if steps else {}
+        steps = {row.worker: row for row in self._collector.steps.latest()}.values()
+        if not steps:
+            return {}
+        return {
+            "running": sum(row.num_running for row in steps),
+            "waiting": sum(row.num_waiting for row in steps),
+        }
 
     def step_s(self) -> float | None:
         return None if self._collector is None else typical_step_s(self._collector.steps.latest())
