@@ -306,6 +306,8 @@ class WorkerLink:
         touched: dict[str, tuple[ClientRequest, Choice]] = {}
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
+            if request is not None and event.reason == FinishReason.ERROR:
+                continue  # whether that is its end is decided here, with its output
             self._log(event, worker, None if request is None else request.client_request_id)
             if request is not None and choice is not None and request.is_at(via):
                 choice.note(event, worker)

@@ -120,6 +120,19 @@ async def test_with_migration_it_goes_on_after_its_tokens_as_often_as_allowed() 
     assert served.events() == ["arrived", "migrated", "finished"]
 
 
+async def test_what_lost_the_worker_behind_it_goes_on_elsewhere_and_has_one_end() -> None:
+    served = fleet()
+    submit(served)
+    lost = [
+        msgspec.structs.replace(served.event("blocks_freed"), reason="decode_worker_lost"),
+        msgspec.structs.replace(served.event("finished"), reason="error"),
+    ]
+    served.say(output("", 0, "error"), worker="a", events=lost, holds_blocks=True)
+    served.link.worker_lost("a")
+    assert additions(served) == [("a", "req-1", []), ("b", "req-1", [])]
+    assert served.events() == ["arrived", "resubmitted"]
+
+
 async def test_of_several_answers_only_those_that_have_not_ended_go_on() -> None:
     served = fleet(migrate=1)
     request = submit(served, n=2)
