@@ -22,6 +22,7 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "scheduling": "scheduling",
     "cancel_stages": "scheduling",
     "linked_contexts": "linked_contexts",
+    "relayed_abort": "hand_over",
     "model_speed": "model_speed",
     "served_speed": "served_speed",
     "model_speed_gpu": "decode_floor",
