@@ -48,7 +48,7 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Share
-from reference_engine.worker.inbox import Inbox, Requests
+from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, Requests
 
 MAX_PEERS: Final = 256
 MAX_CONNECTIONS: Final = 2 * MAX_PEERS  # strangers among them; further ones are closed at once
@@ -113,6 +113,11 @@ class Peer:
             is_too_much = self._num_unsent_bytes > MAX_UNSENT_BYTES
         if is_too_much:
             self.end(PeerLostError(f"over {MAX_UNSENT_BYTES} bytes are unread"))
+
+    def mute(self) -> None:
+        """Send no more reports."""
+        with self._lock:
+            self._is_ready = False
 
     def flush(self) -> None:
         """Wait until the kernel has it all, or the connection has ended."""
@@ -218,7 +223,8 @@ def _timeval(seconds: float) -> bytes:
 class Frontends:
     """Connected peers by name, and how often each way of learning has ended a request.
 
-    A connection waits for `first_word` after its Hello. `_peers` and `cancellations` change under
+    A connection waits for `first_word` after its Hello, and until `is_open`: a prefill worker waits
+    for its decode worker, whose `refusal` is passed on. `_peers` and `cancellations` change under
     `_lock` only.
     """
 
@@ -246,6 +252,7 @@ class Frontends:
         self._peers: dict[str, Peer] = {}
         self.is_open = threading.Event()
         self.is_open.set()
+        self.refusal: Failed | None = None
         self.set_faults: Callable[[SetFaults], None] = inbox.put
         self.cancellations: Counter[LearnedBy] = Counter()
 
@@ -269,10 +276,15 @@ class Frontends:
             peer.send(encode_frame(mine), is_report=True)
 
     def shut(self, why: str) -> None:
-        """End all connections; new ones wait until `is_open` is set."""
+        """End all requests and connections; new ones wait until `is_open` is set."""
         self.is_open.clear()
         say(f"no frontend is served: {why}")
-        for peer in tuple(self._peers.values()):
+        with self._lock:
+            peers = list(self._peers.values())
+        for peer in peers:
+            peer.mute()  # an end of its requests by error would keep it from asking elsewhere
+        self._inbox.put(DecodeWorkerLost())
+        for peer in peers:
             peer.end(ChainLostError(why))
 
     def hang_up(self, name: str, why: str) -> None:
@@ -329,9 +341,10 @@ class Frontends:
             with contextlib.suppress(TimeoutError):
                 self._first_word.result(self._beats.interval_s)
             peer.beat()
-        while not self.is_open.wait(self._beats.interval_s):
+        first_word = self._first_word.result()
+        while isinstance(first_word, Ready) and not self.is_open.wait(self._beats.interval_s):
             peer.beat()
-        peer.send(encode_frame(self._first_word.result()), is_first_word=True)
+        peer.send(encode_frame(self.refusal or first_word), is_first_word=True)
 
     def _hear(self, peer: Peer, message: ToWorker) -> None:
         match message:

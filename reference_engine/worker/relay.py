@@ -76,6 +76,7 @@ class Relay:
         self._beats = beats
         self._decoder = msgspec.msgpack.Decoder[FromWorker](FromWorker)
         self._peer: Peer | None = None
+        self._was_connected = False
         self._passages: dict[str, _Passage] = {}
         self._to_send: SimpleQueue[tuple[Peer, Leaving]] = SimpleQueue()
 
@@ -135,8 +136,12 @@ class Relay:
             case Ready():
                 self._passages.clear()
                 self._peer = peer
+                self._was_connected, self._frontends.refusal = True, None
                 self._frontends.is_open.set()
             case Failed(message=why):
+                if not self._was_connected:  # its settings cannot work
+                    self._frontends.refusal = message
+                    self._frontends.is_open.set()
                 raise ProtocolError(why)
             case StepReport():
                 shares = self._share_out(message)
@@ -168,7 +173,6 @@ class Relay:
         if self._peer is not None:
             self._peer = None
             self._passages.clear()
-            self._inbox.put(DecodeWorkerLost())
             self._frontends.shut(f"the decode worker is lost: {why}")
 
 

@@ -163,8 +163,8 @@ def test_a_chain_answers_as_one_worker_does(runner: str) -> None:
     alone = {"name": "worker-0", "config": replace(CONFIG, **model)}
     with running(**alone) as undivided, chain(**model) as (prefill, _):
         stops: list[tuple[str, ...]] = [()] * 12
-        for _ in range(2):
-            with Frontend("f", undivided) as whole, Frontend("f", prefill) as divided:
+        for name in ("f", "g"):
+            with Frontend(name, undivided) as whole, Frontend(name, prefill) as divided:
                 for side in (whole, divided):
                     for seed, stop in enumerate(stops):
                         side.send(add(f"r{seed}", seed, max_tokens=1 + seed, stop=stop))
@@ -233,7 +233,7 @@ def test_a_worker_that_is_killed_takes_its_chain_with_it_until_there_is_another(
             killed.kill()
             side.until(lambda: side.is_lost)
         with running(**killed.settings | {"port": killed.address[1]}):
-            with Frontend("f", prefill) as again:
+            with Frontend("g", prefill) as again:
                 again.send(add("r1", 1))
                 again.until_ended(1)
                 again.until_idle()
