@@ -1,4 +1,4 @@
-"""What a hand-over costs a cancellation: it reaches the decode worker through the prefill worker."""
+"""The price of a hand-over: a cancel reaches the decode worker through the prefill worker."""
 
 import time
 from collections.abc import Iterable
