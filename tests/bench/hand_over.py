@@ -18,7 +18,7 @@ def relayed_abort(*, quick: bool = False) -> Iterable[Ratio]:
     with running(*flags, "--disaggregated") as divided, running(*flags) as whole:
         rounds = [
             (abort_ms(divided, f"left-{number}"), abort_ms(whole, f"left-{number}"))
-            for number in range(5 if quick else 300)
+            for number in range(5 if quick else 100)
         ]
     for at, since in enumerate(("a client's close", "the frontend's abort")):
         relayed, direct = [one[at] for one, _ in rounds], [one[at] for _, one in rounds]
