@@ -20,6 +20,7 @@ from tritonclient.grpc.service_pb2 import (
 
 from reference_engine.context import Context
 
+FINAL_PARAMETER: Final = "triton_final_response"  # of a decoupled model's last response
 Parameter = bool | int | float | str
 
 

@@ -29,7 +29,13 @@ from reference_engine.kserve.configuration import (
     make_scheduler,
 )
 from reference_engine.kserve.instance import Instance
-from reference_engine.kserve.model import InferenceError, RequestControls, read_parameters
+from reference_engine.kserve.model import (
+    FINAL_PARAMETER,
+    InferenceError,
+    RequestControls,
+    is_decoupled,
+    read_parameters,
+)
 from reference_engine.kserve.python_backend.messages import Executed, Item, Response
 from reference_engine.kserve.queue import Batch, Phase, QueuedRequest
 from reference_engine.kserve.tensors import read_inputs
@@ -241,7 +247,10 @@ class PythonModel:
             self._run()
         elif answer := self._answers.get(message.key):
             if message.body is not None and not answer.is_over:
-                answer.responses.put_nowait(ModelInferResponse.FromString(message.body))
+                response = ModelInferResponse.FromString(message.body)
+                if message.is_final and is_decoupled(self.config):
+                    response.parameters[FINAL_PARAMETER].bool_param = True
+                answer.responses.put_nowait(response)
             if message.code is not None:
                 answer.end(InferenceError(StatusCode[message.code], message.message))
             if message.is_final:

@@ -35,6 +35,7 @@ from tritonclient.grpc.service_pb2 import (
 from reference_engine.config import FrontendSettings
 from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod
 from reference_engine.kserve.model import (
+    FINAL_PARAMETER,
     InferenceError,
     Model,
     check_request,
@@ -78,7 +79,8 @@ async def infer(
                 if wanted:
                     _keep(response, wanted)
                 if controls.wants_final:
-                    response.parameters["triton_final_response"].bool_param = is_final
+                    is_final = is_final or FINAL_PARAMETER in response.parameters
+                    response.parameters[FINAL_PARAMETER].bool_param = is_final
                 yield response
     except InferenceError:
         raise
@@ -87,7 +89,7 @@ async def infer(
         message = f"model '{model.name}' has a bug: its server's log tells more"
         raise InferenceError(StatusCode.INTERNAL, message) from error
     if controls.wants_final and not is_final:
-        head.parameters["triton_final_response"].bool_param = True
+        head.parameters[FINAL_PARAMETER].bool_param = True
         yield head
 
 

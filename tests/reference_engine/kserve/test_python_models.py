@@ -52,9 +52,11 @@ def stream(served: Served, do: str) -> list[list[str] | str]:
             result, error = pending._ends.get(timeout=20)
             if error is not None:
                 return [*said, error.message()]
-            if result is None or result.as_numpy("SAID") is None:
+            assert result is not None
+            if result.as_numpy("SAID") is not None:
+                said.append(words(result))
+            if result.get_response().parameters["triton_final_response"].bool_param:
                 return said
-            said.append(words(result))
 
 
 def test_a_model_sees_its_configuration_and_the_request(
