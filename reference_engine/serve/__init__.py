@@ -1,1 +1,1 @@
-"""The frontend process: HTTP on one side, the worker on the other."""
+"""The frontend process: HTTP on one side, its workers on the other; and the launcher of several."""
