@@ -1,4 +1,4 @@
-"""What the server can serve, and what it checks of a request before a model sees it.
+"""Models that the server can serve, and the checks of a request before a model sees it.
 
 A model answers a request with an iterator of responses: exactly one, or any number if its
 configuration says that it is decoupled. The server kills the request's context when the client

@@ -9,8 +9,8 @@ side. The client's half-close ends only the reading of further requests.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, MutableSet
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableSet
+from contextlib import aclosing
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
@@ -195,7 +195,8 @@ class InferenceService:
                 "use ModelStreamInfer"
             )
             raise InferenceError(StatusCode.UNIMPLEMENTED, message)
-        with self._noted(), self._caller(call, request.id) as caller:
+        self._note(asyncio.current_task())
+        with self._caller(call, request.id) as caller:
             responses = [one async for one in infer(self._models, request, caller.context)]
         if len(responses) != 1:
             message = f"model '{model.name}' gave {len(responses)} responses instead of one"
@@ -211,6 +212,7 @@ class InferenceService:
                         if isinstance(request, InferenceError):
                             await caller.abort(request)
                         task = group.create_task(self._stream(request, caller))
+                        self._note(task)
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
                     if tasks:
@@ -223,10 +225,9 @@ class InferenceService:
         context = Context(request.id or None, stream.metadata)
         stream.link_child(context)
         try:
-            with self._noted():
-                async with aclosing(infer(self._models, request, context)) as responses:
-                    async for response in responses:
-                        await caller.send(ModelStreamInferResponse(infer_response=response))
+            async with aclosing(infer(self._models, request, context)) as responses:
+                async for response in responses:
+                    await caller.send(ModelStreamInferResponse(infer_response=response))
         except InferenceError as error:
             if stream.metadata.get(_GRPC_ERRORS) == "true":
                 await caller.abort(error)
@@ -236,14 +237,10 @@ class InferenceService:
         finally:
             stream.unlink_child(context)
 
-    @contextmanager
-    def _noted(self) -> Iterator[None]:
-        task = asyncio.current_task()
+    def _note(self, task: "asyncio.Task[Any] | None") -> None:
+        assert task is not None
         self._answering.add(task)
-        try:
-            yield
-        finally:
-            self._answering.discard(task)
+        task.add_done_callback(self._answering.discard)
 
     def _caller(self, call: Call, name: str | None) -> "_Caller":
         context = Context(name or None, _headers_of(call))

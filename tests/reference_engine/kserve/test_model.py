@@ -1,4 +1,4 @@
-"""What is checked of a request before a model sees it."""
+"""A request is checked before a model sees it."""
 
 from collections.abc import Callable
 
