@@ -20,6 +20,7 @@ from tritonclient.grpc.model_config_pb2 import (
 
 from reference_engine.config import EngineConfigError
 from reference_engine.kserve.model import invalid
+from reference_engine.kserve.python_backend.messages import Control
 from reference_engine.kserve.queue import BatchSizes, Queue, QueuePolicy, Scheduler
 from reference_engine.kserve.sequences import Sequences
 
@@ -212,16 +213,14 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
 
 def controls_of(
     config: ModelConfig, sequence: int | str, *, starts: bool, ends: bool, is_ready: bool
-) -> list[tuple[str, str, int | float | str]]:
-    """The control inputs of one request: name, data type, value. Raises InferenceError for an id
-    that does not fit.
-    """
+) -> list[Control]:
+    """The control inputs of one request. Raises InferenceError for an id that does not fit."""
     flags = {
         _Control.CONTROL_SEQUENCE_START: starts,
         _Control.CONTROL_SEQUENCE_END: ends,
         _Control.CONTROL_SEQUENCE_READY: is_ready,
     }
-    controls: list[tuple[str, str, int | float | str]] = []
+    controls: list[Control] = []
     for control_input in config.sequence_batching.control_input:
         for control in control_input.control:
             if control.kind == _Control.CONTROL_SEQUENCE_CORRID:

@@ -10,7 +10,7 @@ In the faithful manner the model alone ends a request that runs.
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from reference_engine.kserve.model import (
     is_decoupled,
     read_parameters,
 )
-from reference_engine.kserve.python_backend.messages import Executed, Item, Response
+from reference_engine.kserve.python_backend.messages import Control, Executed, Item, Response
 from reference_engine.kserve.queue import Batch, Phase, QueuedRequest
 from reference_engine.kserve.tensors import read_inputs
 
@@ -69,19 +69,11 @@ class _Answer:
 
 
 class PythonModel:
-    def __init__(
-        self,
-        config: ModelConfig,
-        file: Path,
-        *,
-        is_faithful: bool,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, file: Path, *, is_faithful: bool) -> None:
         self.name, self.config = config.name, config
         self.versions: tuple[str, ...] = (file.parent.name,)
         self._file, self._is_faithful = file, is_faithful
         self._loop = asyncio.get_running_loop()
-        self._clock = clock or self._loop.time
         self._scheduler = make_scheduler(config, is_faithful=is_faithful)
         self._keys = itertools.count(1)
         self._answers: dict[int, _Answer] = {}
@@ -163,9 +155,7 @@ class PythonModel:
         if len(sizes) > 1:
             message = f"input batch sizes of model '{self.name}' differ: {sorted(sizes)}"
             raise InferenceError(StatusCode.INVALID_ARGUMENT, message)
-        controls_of(
-            self.config, controls.sequence_id, starts=False, ends=False, is_ready=True
-        )  # raises before the request is in a queue
+        self._controls(controls)  # raises before the request is in a queue
         self._scheduler.add(queued, self._now_us())
         answer = _Answer(next(self._keys), request, controls, parameters, queued)
         queued.payload = answer
@@ -216,17 +206,20 @@ class PythonModel:
             key=None if request is None else answer.key,
             request=answer.request.SerializeToString(),
             parameters=answer.parameters if request is not None else {},
-            controls=controls_of(
-                self.config,
-                controls.sequence_id,
-                starts=controls.sequence_start,
-                ends=controls.sequence_end,
-                is_ready=request is not None,
-            ),
+            controls=self._controls(controls, is_ready=request is not None),
             sequence=controls.sequence_id,
             flags=controls.sequence_start + 2 * controls.sequence_end,
             timeout_us=controls.timeout_us,
             is_cancelled=request is not None and request.is_cancelled,
+        )
+
+    def _controls(self, controls: RequestControls, *, is_ready: bool = True) -> list[Control]:
+        return controls_of(
+            self.config,
+            controls.sequence_id,
+            starts=controls.sequence_start,
+            ends=controls.sequence_end,
+            is_ready=is_ready,
         )
 
     def _cancel(self, answer: _Answer, signal: Signal) -> None:
@@ -296,4 +289,4 @@ class PythonModel:
         await instance.start(self._file, self.versions[0], as_dict(self.config))
 
     def _now_us(self) -> int:
-        return int(self._clock() * 1e6)
+        return int(self._loop.time() * 1e6)

@@ -47,16 +47,7 @@ from reference_engine.kserve.tensors import read_inputs, write_output
 from reference_engine.wire import FrameReader, ProtocolError, encode_frame
 
 GRACE_S: Final = 5.0
-_STATUS: Final = {
-    pb_utils.TritonError.UNKNOWN: "UNKNOWN",
-    pb_utils.TritonError.INTERNAL: "INTERNAL",
-    pb_utils.TritonError.NOT_FOUND: "NOT_FOUND",
-    pb_utils.TritonError.INVALID_ARG: "INVALID_ARGUMENT",
-    pb_utils.TritonError.UNAVAILABLE: "UNAVAILABLE",
-    pb_utils.TritonError.UNSUPPORTED: "UNIMPLEMENTED",
-    pb_utils.TritonError.ALREADY_EXISTS: "ALREADY_EXISTS",
-    pb_utils.TritonError.CANCELLED: "CANCELLED",
-}
+_STATUS: Final = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
 
 
 class Channel:
@@ -211,7 +202,8 @@ class ModelProcess:
         is_final = is_final or not self._is_decoupled
         error = None if response is None else response.error()
         if error is not None:
-            self._send_error(key, _STATUS[error.code()], error.message(), is_final=is_final)
+            code = error.code().name
+            self._send_error(key, _STATUS.get(code, code), error.message(), is_final=is_final)
         elif response is None:
             self._channel.send(Response(key, is_final=is_final))
         else:

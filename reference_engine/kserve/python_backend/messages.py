@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+Control = tuple[str, str, int | float | str]  # a control input: name, data type, value
+
 
 class Initialize(msgspec.Struct, frozen=True, tag="initialize", array_like=True):
     """`arguments` are those of the model's `initialize`."""
@@ -24,7 +26,7 @@ class Item(msgspec.Struct, frozen=True, tag="item", array_like=True, kw_only=Tru
     key: int | None
     request: bytes
     parameters: dict[str, bool | int | float | str]
-    controls: list[tuple[str, str, int | float | str]]
+    controls: list[Control]
     sequence: int | str
     flags: int
     timeout_us: int

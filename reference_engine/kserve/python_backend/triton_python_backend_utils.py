@@ -45,14 +45,8 @@ class _ErrorCode(IntEnum):
 
 
 class TritonError:
-    UNKNOWN = _ErrorCode.UNKNOWN
-    INTERNAL = _ErrorCode.INTERNAL
-    NOT_FOUND = _ErrorCode.NOT_FOUND
-    INVALID_ARG = _ErrorCode.INVALID_ARG
-    UNAVAILABLE = _ErrorCode.UNAVAILABLE
-    UNSUPPORTED = _ErrorCode.UNSUPPORTED
-    ALREADY_EXISTS = _ErrorCode.ALREADY_EXISTS
-    CANCELLED = _ErrorCode.CANCELLED
+    UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG = list(_ErrorCode)[:4]
+    UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = list(_ErrorCode)[4:]
 
     def __init__(self, message: str, code: int = _ErrorCode.INTERNAL) -> None:
         self._message, self._code = message, _ErrorCode(code)
@@ -159,9 +153,6 @@ class InferenceResponseSender:
 
     def is_cancelled(self) -> bool:
         return self._context.is_stopped()
-
-    def _is_unfinished(self) -> bool:
-        return not self._is_closed
 
 
 class InferenceRequest:
