@@ -17,6 +17,7 @@ from dashboards.figures.timeline import Marks, Series, column_series, levels_in_
 from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
 from harness.analysis.facts import run_facts
 from harness.analysis.scraped import Readings, readings_of
+from harness.analysis.timeline import level_of_all
 from harness.export.library import Run
 from harness.formatting import bounded, in_all
 from harness.metrics import spoken
@@ -203,8 +204,7 @@ def _preempted_ns(run: Run) -> pd.Series:
 
 
 def _kv_usage(run: Run) -> tuple[Series, str, int | None] | None:
-    config = run.manifest.target.config if run.manifest.target else None
-    total = (config or {}).get("num_blocks")
+    total = run_facts(run.frames).num_blocks
     free = _joined(_stepped(run, "free_blocks"), _scraped(run, "free_blocks"))
     if free is not None and total is not None:
         return min_max(free[0], total - free[1]), "blocks in use", total
@@ -224,7 +224,7 @@ def _stepped(run: Run, column: str) -> Points | None:
     steps = run.frames.steps.sort_values("started_ns")
     if steps.empty:
         return None
-    level = steps[column].to_numpy(dtype=np.float64)
+    level = level_of_all(steps, column).to_numpy(dtype=np.float64)
     x = run.clock.seconds(pd.concat([steps["started_ns"], steps["ended_ns"].tail(1)]))
     return x, np.append(level, level[-1])
 

@@ -167,6 +167,13 @@ class WorkerSteps:
         return answer
 
 
+def level_of_all(steps: pd.DataFrame, column: str) -> pd.Series:
+    """At each step, which must be in order: the sum of the latest value of every worker."""
+    of = {one: steps[column].where(steps["worker"] == one) for one in steps["worker"].unique()}
+    total: pd.Series = pd.DataFrame(of, index=steps.index).ffill().bfill().sum(axis="columns")
+    return total
+
+
 def num_sampled(steps: pd.DataFrame) -> int:
     return int(_flat(steps["sampled_tokens"], np.int64).sum())
 

@@ -17,6 +17,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.scraped import readings_of
+from harness.analysis.timeline import level_of_all
 from harness.analysis.tokens import without_tokens
 from harness.store.frames import RunFrames
 
@@ -73,7 +74,7 @@ def chrome_trace(frames: RunFrames) -> dict[str, Any]:
     if why_unseen is None:
         events += _requests(frames.lifecycle, rows)
     if facts.lacks("steps", "clock") is None:
-        events += _steps(frames.steps)
+        events += _steps(frames.steps, rows)
     else:
         events += _scraped(frames, facts)
     events += _gpus(frames.gpu)
@@ -106,7 +107,7 @@ def _clients(requests: pd.DataFrame, rows: Rows) -> Iterator[Event]:
 
 
 def _requests(lifecycle: pd.DataFrame, rows: Rows) -> Iterator[Event]:
-    log = lifecycle.sort_values("seq")
+    log = lifecycle.sort_values(["t_ns", "seq"], kind="stable")  # each frontend numbers its own
     log = log.assign(name=log["client_request_id"].fillna(log["request_id"]))
     row_of: dict[str, Row] = {}
     for start_ns, end_ns, where, request, name in _stretches(log):
@@ -127,13 +128,20 @@ def _stretches(log: pd.DataFrame) -> Iterator[tuple[int, int, int, str, str]]:
     yield from sorted(zip(begun["t_ns"], until_ns, where, begun["request_id"], names, strict=True))
 
 
-def _steps(steps: pd.DataFrame) -> Iterator[Event]:
-    for one in steps.drop(columns=["request_ids", "sampled_tokens"]).to_dict("records"):
+def _steps(steps: pd.DataFrame, rows: Rows) -> Iterator[Event]:
+    ordered = steps.sort_values("started_ns", kind="stable")
+    levels = {column: level_of_all(ordered, column).to_list() for column in COUNTERS}
+    workers = sorted(steps["worker"].unique())
+    row_of = {worker: (STEPS, STEPS * APART + place) for place, worker in enumerate(workers)}
+    if len(workers) > 1:
+        rows.names |= {row: worker for worker, row in row_of.items()}
+    plain = ordered.drop(columns=["request_ids", "sampled_tokens"]).to_dict("records")
+    for place, one in enumerate(plain):
         start_ns, end_ns = int(one["started_ns"]), int(one["ended_ns"])
         args = {"step": int(one["step"]), "tokens": int(sum(one["scheduled_tokens"]))}
-        yield _slice(f"step {one['step']}", (STEPS, STEPS * APART), start_ns, end_ns, args)
+        yield _slice(f"step {one['step']}", row_of[one["worker"]], start_ns, end_ns, args)
         for column, (name, what) in COUNTERS.items():
-            yield _counter(name, what, start_ns, int(one[column]))
+            yield _counter(name, what, start_ns, int(levels[column][place]))
 
 
 def _scraped(frames: RunFrames, facts: Facts) -> Iterator[Event]:

@@ -7,7 +7,7 @@ from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.recovery import slot_refills
 from harness.analysis.summary import summarise
-from harness.analysis.timeline import timeline
+from harness.analysis.timeline import level_of_all, timeline
 from harness.records import ProcessKind
 from harness.store.manifest import Kill
 from tests.harness.analysis.scenes import only_row
@@ -145,6 +145,13 @@ def test_each_worker_counts_and_refills_in_its_own_steps(run: RunBuilder) -> Non
     facts = run_facts(frames)
     assert (facts.slots, facts.worker_slots) == (4, 2)
     assert slot_refills(frames, facts)["request_id"].to_list() == ["0"]
+
+
+def test_the_level_of_all_workers_is_the_sum_of_their_latest(run: RunBuilder) -> None:
+    for run.worker, start, running in (("a", 0, 2), ("b", 5, 1), ("a", 10, 3), ("b", 15, 0)):
+        run.step(start, start + 4, sampled=(), **{f"r{number}": 1 for number in range(running)})
+    steps = run.frames().steps.sort_values("started_ns")
+    assert level_of_all(steps, "num_running").to_list() == [3, 3, 4, 3]
 
 
 # Planned kills.
