@@ -65,6 +65,16 @@ _COUNTERS: Final = (
         "counters.swapped_in_blocks",
     ),
     (
+        "walkaway_engine_handed_over_requests",
+        "Requests that prefill workers handed over.",
+        "counters.handed_over_requests",
+    ),
+    (
+        "walkaway_engine_taken_over_requests",
+        "Requests that other workers began: handed over, or migrated.",
+        "counters.taken_over_requests",
+    ),
+    (
         "walkaway_engine_saved_tokens",
         "Tokens that aborted requests had left of their max_tokens.",
         "counters.saved_tokens",

@@ -11,8 +11,10 @@ torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torc
 from reference_engine.model.host_cache import HostCache  # noqa: E402
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
 
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+@DEVICES
 def test_blocks_come_back_as_they_went(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
@@ -26,6 +28,22 @@ def test_blocks_come_back_as_they_went(device: str) -> None:
     for layer, old in zip(layers, before, strict=True):
         assert torch.equal(layer[[0, 6, 5, 2]], old[[2, 3, 5, 7]])
         assert torch.equal(layer[[1, 4]], old[[1, 4]]), "the others are as they were"
+
+
+@DEVICES
+def test_what_another_worker_has_computed_comes_in_by_the_host(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    ours, theirs = (
+        [torch.rand(8, 3, device=device).bfloat16() for _ in range(2)] for _ in range(2)
+    )
+    data = HostCache(ours, 0, free=10**9).export_blocks([6, 1, 2])
+    host = HostCache(theirs, 6, free=10**9)
+    assert len(data) == 3 * host.block_bytes
+    host.import_blocks([5, 0, 3], data)
+    host.copy(StepPlan(step=1, swap_in=[(5, 4), (0, 7), (3, 0)]))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(other[[4, 7, 0]], mine[[6, 1, 2]])
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
