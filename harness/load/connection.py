@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import struct
+import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,20 @@ from harness.load.receiver import Take, receiver
 
 CLIENT_PROGRAM: Final = "cat"
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
+# The module `socket` would double the time of its start.
+_RELAY: Final = """
+import _socket, os, select
+listener, theirs = _socket.socket(fileno=0), _socket.socket(fileno=1)
+os.write(2, b"!")
+ours = _socket.socket(fileno=listener._accept()[0])
+ours.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+while True:
+    for source in select.select([ours, theirs], [], [])[0]:
+        data = source.recv(65536)
+        if not data:
+            os._exit(0)
+        (theirs if source is ours else ours).sendall(data)
+"""
 
 
 class Deadline(NamedTuple):
@@ -77,6 +92,30 @@ class ClientProcess(MortalProcess):
             on_failure.callback(self.output.close)
             super().__init__([CLIENT_PROGRAM], sock.fileno(), theirs.fileno())
             on_failure.pop_all()
+
+
+class RelayProcess(MortalProcess):
+    """It has the connection to the server, and a place for one channel of gRPC. It says that it is
+    there, and passes all bytes on, both ways. Raises OSError."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        word, its_word = socket.socketpair()
+        with (
+            word,
+            its_word,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection((host, port), timeout_s) as server,
+            contextlib.ExitStack() as on_failure,
+        ):
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            program = [sys.executable, "-I", "-S", "-c", _RELAY]
+            super().__init__(program, *(one.fileno() for one in (listener, server, its_word)))
+            on_failure.callback(self.kill)
+            its_word.close()
+            if not word.recv(1):
+                raise OSError("it ended at once")
+            on_failure.pop_all()
+            self.place = f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 class Connection(Answer):

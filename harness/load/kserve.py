@@ -17,8 +17,6 @@ hands does not count.
 """
 
 import os
-import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -39,7 +37,7 @@ from tritonclient.grpc.service_pb2 import (
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from harness.load.client import LoadClient, limits
-from harness.load.connection import Deadline, MortalProcess
+from harness.load.connection import Deadline, RelayProcess
 from harness.load.dialect import Choice, Chunk, Usage
 from harness.load.stream import State, StreamMachine
 from harness.records import Outcome, Protocol, RequestRow, Way, WireClose
@@ -66,22 +64,6 @@ _PARAMETER_FIELDS: Final[dict[type, str]] = {
 }
 _SOME_TEXT: Final = " "  # the text itself is never looked at
 
-# It says that it is there, takes one connection, and passes all bytes between it and the server,
-# both ways. The module `socket` would double the time of its start.
-_RELAY: Final = """
-import _socket, os, select
-listener, theirs = _socket.socket(fileno=0), _socket.socket(fileno=1)
-os.write(2, b"!")
-ours = _socket.socket(fileno=listener._accept()[0])
-ours.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-while True:
-    for source in select.select([ours, theirs], [], [])[0]:
-        data = source.recv(65536)
-        if not data:
-            os._exit(0)
-        (theirs if source is ours else ours).sendall(data)
-"""
-
 
 @cache
 def use_gevent() -> None:
@@ -106,14 +88,14 @@ class Endpoint:
 
     def channel_for(
         self, way: Way | None, stack: ExitStack, connect_s: float
-    ) -> tuple[grpc.Channel, "_Relay | None"]:
+    ) -> tuple[grpc.Channel, "RelayProcess | None"]:
         """The channel for a user that leaves in this way; its own ends with `stack`. Raises OSError
         if no process could get a connection."""
         if way not in (Way.CHANNEL_CLOSED, Way.PROCESS_KILLED):
             return self.shared, None
         relay = None
         if way is Way.PROCESS_KILLED:
-            relay = _Relay(self._host, self._port, connect_s)
+            relay = RelayProcess(self._host, self._port, connect_s)
             stack.callback(relay.kill)
         channel = self._channel(self._place if relay is None else relay.place)
         stack.callback(channel.close)
@@ -125,29 +107,6 @@ class Endpoint:
             return grpc.insecure_channel(place, options)
         options.append(("grpc.ssl_target_name_override", self._host))
         return grpc.secure_channel(place, self._credentials, options)
-
-
-class _Relay(MortalProcess):
-    """It has the connection to the server, and a place for one channel. Raises OSError."""
-
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
-        word, its_word = socket.socketpair()
-        with (
-            word,
-            its_word,
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            socket.create_connection((host, port), timeout_s) as server,
-            ExitStack() as on_failure,
-        ):
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            program = [sys.executable, "-I", "-S", "-c", _RELAY]
-            super().__init__(program, *(one.fileno() for one in (listener, server, its_word)))
-            on_failure.callback(self.kill)
-            its_word.close()
-            if not word.recv(1):
-                raise OSError("it ended at once")
-            on_failure.pop_all()
-            self.place = f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 class KServeClient(LoadClient):
