@@ -164,7 +164,7 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
             "--triton-faithful changes how --model-repository is served: give both"
         )
     if args.handler_endpoint is not None:
-        if args.workers > 1 or args.disaggregated or args.connect or args.worker_listen:
+        if args.connect or args.worker_listen:
             raise EngineConfigError("--handler-endpoint takes the workers' place: ask for none")
         args.runner = "handlers"
     elif args.runner == "handlers":
@@ -254,12 +254,29 @@ def _read_tiers(args: argparse.Namespace, environment: Mapping[str, str]) -> Tie
         raise EngineConfigError(
             "--worker-listen and --connect beyond loopback need a secret: --secret-env VAR"
         )
-    if args.worker_listen and (args.connect or args.frontends * args.workers > 1):
+    if args.worker_listen and (args.connect or args.frontends > 1 or args.kserve_port is not None):
         raise EngineConfigError("--worker-listen is one worker without frontends")
-    if alone and (args.disaggregated or args.workers > 1):
-        raise EngineConfigError("--connect and --worker-listen start no workers beside")
+    if args.name is not None and not alone:
+        raise EngineConfigError("--name goes with --worker-listen or --connect")
+    _check_workers(args)
     _check_ports(args)
     return Tiers(**_flags_of(Tiers, args), secret=secret)
+
+
+def _check_workers(args: argparse.Namespace) -> None:
+    """Raises EngineConfigError for flags of workers where there are none, or one alone."""
+    for flag, value, what in (
+        ("--connect", args.connect, "workers elsewhere"),
+        ("--worker-listen", args.worker_listen, "one worker"),
+        ("--handler-endpoint", args.handler_endpoint, "handlers in the workers' place"),
+        ("--runner none", args.runner == "none", "no workers"),
+    ):
+        if not value:
+            continue
+        if args.workers > 1 or args.disaggregated:
+            raise EngineConfigError(f"{flag} has {what}: leave out --workers and --disaggregated")
+        if args.worker_metrics_port is not None and flag != "--worker-listen":
+            raise EngineConfigError(f"{flag} has {what}: leave out --worker-metrics-port")
 
 
 def _check_ports(args: argparse.Namespace) -> None:

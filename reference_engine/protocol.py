@@ -37,6 +37,10 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     metrics_port: int | None = None
 
+    def metrics_urls(self, host: str) -> list[str]:
+        """One or none."""
+        return [f"http://{host}:{self.metrics_port}/metrics"] if self.metrics_port else []
+
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
     """The n requests for the n answers of one client request share a `parent_id`.

@@ -196,9 +196,9 @@ class PeerConnection(asyncio.Protocol, Generic[_Message]):
         if now - self._heard_at > timeout_s:
             self._lose(LearnedBy.HEARTBEAT_TIMEOUT, None)
             return
+        self._timer = self._loop.call_later(interval_s, self._look)
         if now - self._sent_at >= interval_s:
             self.send(Beat())
-        self._timer = self._loop.call_later(interval_s, self._look)
 
     def _lose(self, learned_by: LearnedBy, error: Exception | None) -> None:
         if self._is_lost:

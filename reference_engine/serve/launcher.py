@@ -63,6 +63,10 @@ class Member:
         self._num_lives += 1
         self._take(await self.child.start(self._settings_of(self._num_lives)))
 
+    async def lose(self) -> None:
+        """Waits for its end, and raises EngineStoppedError."""
+        raise await self.child.died()
+
     async def keep(self) -> None:
         """Raises EngineStoppedError if it cannot be started again."""
         why, num_failures = await self.child.died(), 0
@@ -184,10 +188,11 @@ class Fleet:
 
     async def start(self) -> dict[str, Any]:
         """The ready line. Raises EngineStoppedError if a process ends meanwhile."""
-        for tier in self._tiers():
-            await asyncio.gather(*(worker.start() for worker in tier))
-        await self._frontends[0].start()  # what is wrong with the settings, it says alone
-        await asyncio.gather(*(frontend.start() for frontend in self._frontends[1:]))
+        first, *others = self._frontends  # what is wrong with the settings, the first says alone
+        running: list[Member] = []
+        for tier in (*self._tiers(), [first], others):
+            await first_of(_start(tier), *(member.lose() for member in running))
+            running += tier
         return self._ready()
 
     def _ready(self) -> dict[str, Any]:
@@ -200,11 +205,7 @@ class Fleet:
             "pid": os.getpid(),
             "frontend_pids": [frontend.child.pid for frontend in self._frontends],
             "worker_pids": [worker.child.pid for worker in self._workers],
-            "worker_metrics_urls": [
-                f"http://{_HERE}:{one.metrics_port}/metrics"
-                for one in listening
-                if one.metrics_port
-            ],
+            "worker_metrics_urls": [url for one in listening for url in one.metrics_urls(_HERE)],
             "device": announced[0].device,
         }
         if self._workers:
@@ -242,6 +243,10 @@ class Fleet:
         for worker, plan in zip(self._workers, self._plans, strict=True):
             tiers[plan.decode is not None].append(worker)
         return list(tiers)
+
+
+async def _start(members: list[Member]) -> None:
+    await asyncio.gather(*(member.start() for member in members))
 
 
 def _nth(port: int | None, index: int) -> int | None:
@@ -301,16 +306,13 @@ def serve_worker_alone(settings: ServeSettings) -> int:
     def announce(_: object) -> None:
         word, ports = worker.first_word.result(), worker.listening
         if isinstance(word, Ready):
-            metrics = (
-                f"http://{at.host}:{ports.metrics_port}/metrics" if ports.metrics_port else None
-            )
             say_line(
                 {
                     "event": "ready",
                     "worker": str(replace(at, port=ports.port)),
                     "name": word.worker,
                     "worker_pid": word.pid,
-                    "worker_metrics_urls": [metrics] if metrics else [],
+                    "worker_metrics_urls": ports.metrics_urls(at.host),
                     "device": word.device,
                 }
             )

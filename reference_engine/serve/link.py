@@ -319,9 +319,7 @@ class WorkerLink:
             request, choice = self._choices.get(output.request_id, (None, None))
             if request is None or choice is None or not request.is_at(via):
                 continue  # it is of an earlier connection
-            if output.finish_reason is FinishReason.ERROR:
-                self._move(request)  # the worker behind is lost, and this one's connection soon
-            else:
+            if output.finish_reason is not FinishReason.ERROR:  # else `via` is lost in a moment
                 self._take_output(request, choice, output, now_ns)
 
     def _take_output(

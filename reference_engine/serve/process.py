@@ -18,7 +18,7 @@ from contextlib import aclosing, contextmanager, nullcontext
 from datetime import datetime
 from itertools import repeat
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import uvicorn
@@ -89,6 +89,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""
     addresses: tuple[WorkerAddress, ...] = ()
     workers: tuple[str, ...] = ()
+    worker_metrics_urls: list[str] = []
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,16 +235,21 @@ async def _alone(own: Child, settings: ServeSettings) -> Place:
     if not settings.config.has_worker:
         return Place()
     secret = secrets.token_hex(32)
-    listening = await own.start(
+    line = await own.start(
         WorkerSettings(
             config=settings.config,
             faults=settings.faults,
             secret=secret,
+            metrics_port=settings.tiers.worker_metrics_port,
             peer_timeout_s=settings.frontend.peer_timeout_s,
         )
     )
-    port = msgspec.json.decode(listening, type=Listening).port
-    return Place(secret=secret, addresses=(WorkerAddress(host="127.0.0.1", port=port),))
+    listening = msgspec.json.decode(line, type=Listening)
+    return Place(
+        secret=secret,
+        addresses=(WorkerAddress(host="127.0.0.1", port=listening.port),),
+        worker_metrics_urls=listening.metrics_urls("127.0.0.1"),
+    )
 
 
 def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> FaultyLink:
@@ -331,7 +337,7 @@ async def _serve_until(
         ending = asyncio.create_task(end_serving(stop, link, server, settings.frontend))
         keeping = asyncio.create_task(_keep(own, workers))
         keeping.add_done_callback(lambda _: stop.wish(WORKER_DIED))
-        _announce(listener, ready, kserve_url)
+        _announce(listener, ready, place, kserve_url)
         # Collections that walk through long-lived objects would pause the event loop.
         gc.collect()
         gc.freeze()
@@ -403,15 +409,17 @@ def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.C
     )
 
 
-def _announce(listener: socket.socket, worker: Ready, kserve_url: str | None) -> None:
+def _announce(listener: socket.socket, worker: Ready, place: Place, kserve_url: str | None) -> None:
     host, port = listener.getsockname()[:2]
-    line = {
+    line: dict[str, Any] = {
         "event": "ready",
         "url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
         "pid": os.getpid(),
         "worker_pid": worker.pid,
         "device": worker.device,
     }
+    if place.worker_metrics_urls:
+        line["worker_metrics_urls"] = place.worker_metrics_urls
     if kserve_url is not None:
         line["kserve_url"] = kserve_url
     say_line(line)

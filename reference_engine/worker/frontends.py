@@ -71,15 +71,18 @@ class ChainLostError(Exception):
 
 
 class Peer:
-    """A connection. `_unsent` is None but while a thread sends what is in it; it and `_sent_at`
-    change under `_lock` only.
+    """A connection. Its requests have its `key`: `name`, and for a name that was here before also
+    a number, because what is still reported of an earlier connection is not for a later one.
+
+    `_unsent` is None but while a thread sends what is in it; it and `_sent_at` change under `_lock`
+    only.
     """
 
     def __init__(self, connection: socket.socket, beats: Beats) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(beats.interval_s))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(beats.timeout_s))
-        self.name = ""
+        self.name = self.key = ""
         self.requests: Requests
         self._socket = connection
         self._beats = beats
@@ -139,19 +142,19 @@ class Peer:
     def greet(self, decoder: msgspec.msgpack.Decoder[ToWorker], hello_s: float) -> list[ToWorker]:
         """The first messages that it sends. Raises ProtocolError if none comes in time."""
         num_received, ends = 0, time.monotonic() + hello_s
-        while True:
+        while num_received < _HELLO_BYTES:
             self._socket.settimeout(max(0.001, ends - time.monotonic()))
             try:
                 data = self._socket.recv(_HELLO_BYTES - num_received)
             except TimeoutError:
-                data = b""
+                break
             if not data:
-                raise ProtocolError(f"no Hello within {hello_s:g} s and {_HELLO_BYTES} bytes")
+                raise ConnectionResetError("the peer has gone")
             num_received += len(data)
             if payloads := self._reader.feed(data):
-                break
-        self._socket.settimeout(None)
-        return [decode_payload(decoder, payload) for payload in payloads]
+                self._socket.settimeout(None)
+                return [decode_payload(decoder, payload) for payload in payloads]
+        raise ProtocolError(f"no Hello within {hello_s:g} s and {_HELLO_BYTES} bytes")
 
     def receive(self) -> list[bytes] | None:
         """The next payloads; None at the connection's end. Beats are sent meanwhile.
@@ -221,7 +224,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 class Frontends:
-    """Connected peers by name, and how often each way of learning has ended a request.
+    """Connected peers by key, and how often each way of learning has ended a request.
 
     A connection waits for `first_word` after its Hello, and until `is_open`: a prefill worker waits
     for its decode worker, whose `refusal` is passed on. `_peers` and `cancellations` change under
@@ -250,6 +253,7 @@ class Frontends:
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._peers: dict[str, Peer] = {}
+        self._num_connections: Counter[str] = Counter()
         self.is_open = threading.Event()
         self.is_open.set()
         self.refusal: Failed | None = None
@@ -271,7 +275,7 @@ class Frontends:
 
     def report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
         for peer in tuple(self._peers.values()):
-            outputs, events = shares.get(peer.name, _NOTHING)
+            outputs, events = shares.get(peer.key, _NOTHING)
             mine = msgspec.structs.replace(report, outputs=outputs, events=events)
             peer.send(encode_frame(mine), is_report=True)
 
@@ -287,8 +291,8 @@ class Frontends:
         for peer in peers:
             peer.end(ChainLostError(why))
 
-    def hang_up(self, name: str, why: str) -> None:
-        peer = self._peers.get(name)
+    def hang_up(self, key: str, why: str) -> None:
+        peer = self._peers.get(key)
         if peer is not None:
             peer.end(ProtocolError(why))
 
@@ -328,13 +332,16 @@ class Frontends:
         if not hello.peer:
             raise ProtocolError("a Hello without a name")
         with self._lock:
-            if hello.peer in self._peers:
+            if any(hello.peer == one.name for one in self._peers.values()):
                 raise ProtocolError(f"{hello.peer} is connected already")
             if len(self._peers) == MAX_PEERS:
                 raise ProtocolError(f"{MAX_PEERS} peers are connected already")
             peer.name = hello.peer
-            peer.requests = Requests(peer.name, self._inbox, self._now_ns)
-            self._peers[peer.name] = peer
+            self._num_connections[peer.name] += 1
+            number = self._num_connections[peer.name]
+            peer.key = peer.name if number == 1 else f"{peer.name}#{number}"
+            peer.requests = Requests(peer.key, self._inbox, self._now_ns)
+            self._peers[peer.key] = peer
 
     def _send_first_word(self, peer: Peer) -> None:
         while not self._first_word.done():
@@ -392,7 +399,7 @@ class Frontends:
             return  # a stranger
         number = peer.requests.cancel_all(CancelReason.FRONTEND_LOST)
         with self._lock:
-            del self._peers[peer.name]
+            del self._peers[peer.key]
         if learned_by is not None:
             self._count(learned_by, number)
 

@@ -302,6 +302,20 @@ def test_a_killed_launcher_leaves_no_process_behind() -> None:
     engine.stop()
 
 
+def test_a_worker_that_dies_during_the_start_ends_it_with_a_reason() -> None:
+    command = [sys.executable, "-m", "reference_engine", *TWO_BY_TWO, *STEP_MS, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
+        ours = psutil.Process(launcher.pid)
+        wait_until(lambda: len(ours.children()) == 3)  # two workers, and the first frontend
+        children = ours.children()
+        min(children, key=psutil.Process.create_time).kill()
+        said = launcher.communicate(timeout=30)[1].decode()
+    assert launcher.returncode == 1
+    assert "the worker process has ended (killed by SIGKILL)" in said
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+
+
 def test_a_second_signal_ends_the_draining() -> None:
     engine = Tiers(*TWO_BY_TWO, *STEP_MS, "--shutdown", "drain")
     children = psutil.Process(engine.process.pid).children(recursive=True)

@@ -86,10 +86,13 @@ def test_a_client_that_stops_reading_is_there_even_if_the_kernel_ends_it() -> No
 
 def test_when_the_worker_dies_the_frontend_says_so_and_ends() -> None:
     engine = RunningEngine(
-        "--runner", "simulated", "--fault", "die-on-abort", stderr=subprocess.PIPE
+        *("--runner", "simulated", "--fault", "die-on-abort", "--worker-metrics-port", "0"),
+        stderr=subprocess.PIPE,
     )
     stream, whole = post_raw(engine, "stream", stream=True), post_raw(engine, "whole")
     engine.wait_for("first_token", "whole")
+    [page] = engine.ready["worker_metrics_urls"]
+    assert "walkaway_worker_num_running 2.0" in httpx.get(page).text
     post_raw(engine, "leaver").close()
     read_until(stream, b"the engine has lost its worker")
     assert b"503 Service Unavailable" in read_until(whole, b"lost its worker")

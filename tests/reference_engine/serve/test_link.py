@@ -123,13 +123,15 @@ async def test_with_migration_it_goes_on_after_its_tokens_as_often_as_allowed() 
 async def test_what_lost_the_worker_behind_it_goes_on_elsewhere_and_has_one_end() -> None:
     served = fleet()
     submit(served)
+    first = additions(served)
     lost = [
         msgspec.structs.replace(served.event("blocks_freed"), reason="decode_worker_lost"),
         msgspec.structs.replace(served.event("finished"), reason="error"),
     ]
     served.say(output("", 0, "error"), worker="a", events=lost, holds_blocks=True)
+    assert additions(served) == first, "not to the worker that is about to be lost"
     served.link.worker_lost("a")
-    assert additions(served) == [("a", "req-1", []), ("b", "req-1", [])]
+    assert additions(served) == [*first, ("b", "req-1", [])]
     assert served.events() == ["arrived", "resubmitted"]
 
 

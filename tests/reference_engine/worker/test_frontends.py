@@ -339,6 +339,23 @@ def test_each_frontend_gets_its_own_share_and_every_step(ends: Ends) -> None:
         assert other.next() == replace(EMPTY_REPORT, outputs=[output("hello", 1)])
 
 
+def test_a_frontend_that_is_back_gets_nothing_that_an_earlier_connection_asked_for(
+    ends: Ends,
+) -> None:
+    with ends.connect("f", add("a")) as line:
+        ends.take("a")
+        line.socket.sendall(hello())  # which ends the connection
+        assert line.is_ended_by_the_worker()
+    before = ends.live.pop("a").frontend
+    with ends.connect("f", add("a")) as line:
+        ends.take("a")
+        now = ends.live["a"].frontend
+        for frontend in (before, now):
+            ends.frontends.report(EMPTY_REPORT, {frontend: Share([output(frontend, 1)], [])})
+        assert line.next() == EMPTY_REPORT
+        assert line.next() == replace(EMPTY_REPORT, outputs=[output(now, 1)])
+
+
 def test_an_abort_reaches_no_request_of_another_frontend(ends: Ends) -> None:
     with ends.connect("f", add("a")), ends.connect("g") as other:
         ends.take("a")
