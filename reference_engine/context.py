@@ -16,7 +16,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from uuid import uuid4
 
 
@@ -60,6 +60,8 @@ class Signal(IntEnum):
     KILL = 2
 
 
+_KILL: Final = Signal.KILL  # asked for at each token, and slow to look up in the enum
+
 Watcher = Callable[[Signal, Cancellation | None], object]
 
 
@@ -99,7 +101,7 @@ class Context:
         return self._signal is not None
 
     def is_killed(self) -> bool:
-        return self._signal is Signal.KILL
+        return self._signal is _KILL
 
     @property
     def signal(self) -> Signal | None:

@@ -103,7 +103,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
     worker: str = ""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One line of the lifecycle log, without the fields that the frontend adds."""
 
     t_ns: int
@@ -116,7 +116,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One line of the step log.
+    """One line of the step log of a worker.
 
     `num_running`, `num_waiting` and `free_blocks` when it was scheduled; `scheduled` and `sampled`
     map request ids to tokens.
@@ -130,6 +130,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     free_blocks: int
     scheduled: dict[str, int]
     sampled: dict[str, int]
+    worker: str = ""
 
 
 class EarlyStopped(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -154,7 +155,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     early_stop: EarlyStopped | None = None
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """New text for one request, which has an `ending` with its last output.
 
     `num_generated` counts all its tokens so far; `token_id` is the newest, None if there is no new
@@ -172,7 +173,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return None if self.ending is None else self.ending.finish_reason
 
 
-class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report", array_like=True):
+class StepReport(
+    msgspec.Struct, frozen=True, kw_only=True, tag="report", array_like=True, gc=False
+):
     """All changes since the last report. `step` is None when a boundary led to no step.
 
     `cached_blocks` of the `free_blocks` hold a prefix that can be hit; `host_blocks` hold what

@@ -19,6 +19,7 @@ from reference_engine.api.bodies import (
 )
 from reference_engine.faults import Faults
 from reference_engine.metrics.exposition import CONTENT_TYPE
+from reference_engine.protocol import StepRecord
 
 _JSON: Final = "application/json"
 _NDJSON: Final = "application/x-ndjson"
@@ -74,9 +75,7 @@ _OPERATIONS: Final = {
     "GET /walkaway/lifecycle": Operation(
         "Lifecycle events, one a line.", {_NDJSON: schemas.LifecycleEntry}, errors=(400,)
     ),
-    "GET /walkaway/steps": Operation(
-        "Steps, one a line.", {_NDJSON: schemas.StepEntry}, errors=(400,)
-    ),
+    "GET /walkaway/steps": Operation("Steps, one a line.", {_NDJSON: StepRecord}, errors=(400,)),
     "GET /walkaway/config": Operation("The engine's settings.", {_JSON: dict[str, Any]}),
     "GET /walkaway/clock": Operation("The engine's clock.", {_JSON: schemas.ClockAnswer}),
     "GET /walkaway/faults": Operation(

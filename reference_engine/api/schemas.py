@@ -13,7 +13,6 @@ from starlette.responses import Response
 from reference_engine.context import CancelReason, DetectionMethod
 from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase
-from reference_engine.protocol import StepRecord
 
 _KINDS: Final = {401: "authentication_error", 429: "rate_limit_error"}
 
@@ -243,12 +242,6 @@ class LifecycleEntry(Schema):
     num_generated: int
     num_blocks: int
     reason: str | None
-    worker: str
-
-
-class StepEntry(StepRecord, frozen=True, kw_only=True, gc=False):
-    """One step of a worker."""
-
     worker: str
 
 

@@ -8,7 +8,7 @@ from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Request, Status
 
 
-class Counters(msgspec.Struct, kw_only=True, array_like=True):
+class Counters(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """Totals of tokens, blocks and requests; `metrics.exposition` has a sentence for each.
 
     `reclaimed_*`: blocks of cancelled requests that no other shared: blank at once, retained in the

@@ -8,16 +8,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
-from typing import Final, NamedTuple
+from typing import Final
 
 from reference_engine.config import EngineConfig
 from reference_engine.context import Cancellation
 from reference_engine.core.accounting import Counters
 from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason
-from reference_engine.protocol import (
-    StepReport,
-)
+from reference_engine.protocol import StepReport
 
 # vLLM's bounds (vllm/v1/metrics/loggers.py), with some below: simulated steps last milliseconds.
 FIRST_TOKEN_S: Final = (
@@ -54,31 +52,18 @@ class Histogram:
             self.total += value
 
 
-class WorkerNumbers(NamedTuple):
-    """Of a worker's last report; at its start, and while it is lost, all its blocks are free.
-
-    `via`: the worker through which it reports, itself or the one before it.
-    """
-
-    via: str
-    free_blocks: int
-    num_running: int = 0
-    num_waiting: int = 0
-    cached_blocks: int = 0
-    host_blocks: int = 0
-    counters: Counters = Counters()
-
-
 class Collector:
     """Times in seconds. All its state changes on the event loop.
 
-    `workers`: what each worker last reported; `_before`: what their earlier incarnations counted.
+    `workers`: through which worker each one reports, itself or the one before it, and its last
+    report; at its start, and while it is lost, that is one with all blocks free. `_before`: what
+    their earlier incarnations counted.
     """
 
     def __init__(self, config: EngineConfig, workers: Sequence[str] = ()) -> None:
         lengths = token_bounds(config.max_model_len)
         self._config = config
-        self.workers: dict[str, WorkerNumbers] = {}
+        self.workers: dict[str, tuple[str, StepReport]] = {}
         self._before = Counters()
         self._total: Counters | None = None
         for worker in workers:
@@ -110,7 +95,7 @@ class Collector:
     @property
     def counters(self) -> Counters:
         if self._total is None:
-            ours = [numbers.counters for numbers in self.workers.values()]
+            ours = [report.counters for _, report in self.workers.values()]
             self._total = reduce(Counters.plus, ours, self._before)
         return self._total
 
@@ -124,23 +109,23 @@ class Collector:
 
     @property
     def num_running(self) -> int:
-        return sum(worker.num_running for worker in self.workers.values())
+        return sum(report.num_running for _, report in self.workers.values())
 
     @property
     def num_waiting(self) -> int:
-        return sum(worker.num_waiting for worker in self.workers.values())
+        return sum(report.num_waiting for _, report in self.workers.values())
 
     @property
     def free_blocks(self) -> int:
-        return sum(worker.free_blocks for worker in self.workers.values())
+        return sum(report.free_blocks for _, report in self.workers.values())
 
     @property
     def cached_blocks(self) -> int:
-        return sum(worker.cached_blocks for worker in self.workers.values())
+        return sum(report.cached_blocks for _, report in self.workers.values())
 
     @property
     def host_blocks(self) -> int:
-        return sum(worker.host_blocks for worker in self.workers.values())
+        return sum(report.host_blocks for _, report in self.workers.values())
 
     @property
     def kv_usage(self) -> float:
@@ -173,32 +158,41 @@ class Collector:
         }
 
     def step_of(self, worker: str) -> int:
-        return self.workers[worker].counters.steps if worker in self.workers else 0
+        _, latest = self.workers.get(worker, (None, None))
+        return 0 if latest is None else latest.counters.steps
 
     def began(self, worker: str, *, anew: bool = False) -> None:
         """`anew`: another process of this name, which counts from 0."""
         if anew:
-            self._before = self._before.plus(self.workers.pop(worker).counters)
-        self.workers.setdefault(worker, WorkerNumbers(worker, self._config.num_blocks))
+            _, latest = self.workers.pop(worker)
+            self._before = self._before.plus(latest.counters)
+        if worker not in self.workers:
+            self.workers[worker] = worker, self._idle(worker, Counters())
 
     def lost(self, worker: str) -> None:
-        for name, (via, *_, counters) in self.workers.items():
+        for name, (via, report) in self.workers.items():
             if via == worker:
-                lost = WorkerNumbers(via, self._config.num_blocks, counters=counters)
-                self.workers[name] = lost
+                self.workers[name] = via, self._idle(name, report.counters)
+
+    def _idle(self, worker: str, counters: Counters) -> StepReport:
+        return StepReport(
+            step=None,
+            outputs=[],
+            events=[],
+            num_running=0,
+            num_waiting=0,
+            free_blocks=self._config.num_blocks,
+            cached_blocks=0,
+            host_blocks=0,
+            counters=counters,
+            worker=worker,
+        )
 
     def reported(self, report: StepReport, via: str) -> None:
-        # A worker behind another one may be started again unseen.
-        self.began(report.worker, anew=report.counters.steps < self.step_of(report.worker))
-        self.workers[report.worker] = WorkerNumbers(
-            via,
-            report.free_blocks,
-            report.num_running,
-            report.num_waiting,
-            report.cached_blocks,
-            report.host_blocks,
-            report.counters,
-        )
+        _, latest = self.workers.get(report.worker, (None, None))
+        if latest is not None and report.counters.steps < latest.counters.steps:
+            self.began(report.worker, anew=True)  # behind another one, and started again unseen
+        self.workers[report.worker] = via, report
         self._total = None
         if report.step is not None:
             self.step_tokens.observe(sum(report.step.scheduled.values()))

@@ -25,6 +25,7 @@ _PHASE_AFTER: Final = {
     "first_token": Phase.DECODE,
 }
 _PHASES: Final = tuple(Phase)
+_DECODE: Final = Phase.DECODE  # set by each token, and slow to look up in the enum
 
 
 class Outbox:
@@ -135,7 +136,7 @@ class Choice:
     def take(self, output: Output) -> None:
         self._texts.append(output.text)
         if output.num_generated > self.num_generated:
-            self.phase = Phase.DECODE
+            self.phase = _DECODE
         if output.token_id is not None:
             self.token_ids.append(output.token_id)
         self.num_generated, self.ending = output.num_generated, output.ending

@@ -80,11 +80,14 @@ class AnswerWriter:
             schemas.ChatPiece(index=choice.index, delta=delta, logprobs=None, finish_reason=None)
             for choice in self._request.choices
         ]
-        return b"".join(self._event([piece], self._usage_so_far(0)) for piece in pieces)
+        usage = usage_of(self._request, 0) if self._has_usage else UNSET
+        return b"".join(self._event([piece], usage) for piece in pieces)
 
     def token(self, index: int, output: Output) -> bytes:
-        others = sum(c.num_sent for c in self._request.choices if c.index != index)
-        usage = self._usage_so_far(others + output.num_generated)
+        usage: schemas.Usage | UnsetType = UNSET
+        if self._has_usage:
+            others = sum(c.num_sent for c in self._request.choices if c.index != index)
+            usage = usage_of(self._request, others + output.num_generated)
         choice = self._choice(index, output.text, output.ending)
         return self._event([choice], usage, early_stop=choice.early_stop)
 
@@ -108,7 +111,7 @@ class AnswerWriter:
     def _choice(
         self, index: int, text: str, ending: Ending | None, *, is_whole: bool = False
     ) -> Any:
-        end = {"index": index, "logprobs": None, **_end_of(ending)}
+        end = _place_and_end(index, ending)
         if not self._is_chat:
             return schemas.CompletionChoice(text=text, **end)
         if is_whole:
@@ -117,9 +120,6 @@ class AnswerWriter:
         is_only_an_end = ending is not None and not text
         delta = schemas.ChatDelta() if is_only_an_end else schemas.ChatDelta(content=text)
         return schemas.ChatPiece(delta=delta, **end)
-
-    def _usage_so_far(self, num_sent: int) -> schemas.Usage | UnsetType:
-        return usage_of(self._request, num_sent) if self._has_usage else UNSET
 
     def _end(self) -> dict[str, Any]:
         request = self._request
@@ -143,14 +143,16 @@ class AnswerWriter:
         return _event(kind(**self._head, choices=choices, usage=usage, **end))
 
 
-def _end_of(ending: Ending | None) -> dict[str, Any]:
+def _place_and_end(index: int, ending: Ending | None) -> dict[str, Any]:
     if ending is None:
-        return {"finish_reason": None}
+        return {"index": index, "logprobs": None, "finish_reason": None}
     early = ending.early_stop
     stopped: schemas.EarlyStopped | UnsetType = UNSET
     if early is not None:
         stopped = schemas.EarlyStopped(condition=early.condition, tokens_saved=early.tokens_saved)
     return {
+        "index": index,
+        "logprobs": None,
         "finish_reason": ending.finish_reason,
         "stop_reason": ending.stop_reason,
         "early_stop": stopped,

@@ -20,7 +20,7 @@ import msgspec
 
 from reference_engine.api.journal import Log
 from reference_engine.api.openai import Generation
-from reference_engine.api.schemas import LifecycleEntry, StepEntry
+from reference_engine.api.schemas import LifecycleEntry
 from reference_engine.config import FrontendSettings
 from reference_engine.context import Cancellation, CancelReason, DetectionMethod, Signal
 from reference_engine.core.request import FinishReason
@@ -302,7 +302,7 @@ class WorkerLink:
         worker = report.worker
         self.collector.reported(report, via)
         if report.step is not None:
-            self.steps.append(StepEntry(worker=worker, **msgspec.structs.asdict(report.step)))
+            self.steps.append(report.step)
         touched: dict[str, tuple[ClientRequest, Choice]] = {}
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
@@ -317,10 +317,12 @@ class WorkerLink:
         now_ns = self.now_ns()
         for output in report.outputs:
             request, choice = self._choices.get(output.request_id, (None, None))
-            if request is None or choice is None or not request.is_at(via):
+            at = None if request is None else request.worker
+            if request is None or choice is None or at is None or at.name != via:
                 continue  # it is of an earlier connection
-            if output.finish_reason is not FinishReason.ERROR:  # else `via` is lost in a moment
-                self._take_output(request, choice, output, now_ns)
+            if output.ending is not None and output.finish_reason is FinishReason.ERROR:
+                continue  # `via` is lost in a moment
+            self._take_output(request, choice, output, now_ns)
 
     def _take_output(
         self, request: ClientRequest, choice: Choice, output: Output, now_ns: int

@@ -132,12 +132,11 @@ class Engine:
         self._log_decisions(plan)
         # If the requests wait for blocks that never come back, there is no step to run, and
         # trying again at once would not help.
-        self._is_stuck = self._scheduler.has_work and not plan.scheduled and not plan.preempted
+        self._is_stuck = not plan.scheduled and not plan.preempted and self._scheduler.has_work
         self._report(None if plan.is_empty else self._execute(plan, boundary_ns))
-        leaving, self._leaving = self._leaving, []
-        for departure in leaving:  # after the report, so that the second token follows the first
+        while self._leaving:  # after the report, so that the second token follows the first
             assert self._io.hand_over is not None
-            self._io.hand_over(departure)
+            self._io.hand_over(self._leaving.pop(0))
         if not self._scheduler.has_work:
             self._check_idle()
 
@@ -231,7 +230,13 @@ class Engine:
         live = self._live.pop(request_id)
         if not is_leaving:  # else the client hears of the end from the decode worker
             text = "" if live.context.is_killed() else live.answer.flush()
-            self._output(request, text, _ending(request, phase, live.answer.end), None)
+            output = Output(
+                request_id=request_id,
+                text=text,
+                num_generated=request.num_generated,
+                ending=_ending(request, phase, live.answer.end),
+            )
+            self._shares[request.frontend].outputs.append(output)
 
     def _see_taken_over(self, name: str) -> None:
         request = self._scheduler.finish(name, None)
@@ -255,25 +260,29 @@ class Engine:
             free_blocks=scheduler.kv_cache.pool.num_free,
             scheduled={request.request_id: n for request, n in plan.scheduled.items()},
             sampled=dict.fromkeys(sampled.tokens, 1),
+            worker=self._io.worker,
         )
         for request in scheduler.update(plan, sampled.tokens):
-            if request.num_generated == 1:
-                self._note(request, "first_token", t_ns=record.ended_ns)
-            self._deliver(request, sampled.probabilities.get(request.request_id))
+            probability = sampled.probabilities.get(request.request_id)
+            self._deliver(request, probability, record.ended_ns)
         return record
 
-    def _deliver(self, request: Request, probability: float | None) -> None:
+    def _deliver(self, request: Request, probability: float | None, ended_ns: int) -> None:
         """The end of a sequence goes before any other end, and an early stop before a length."""
-        live, token_id, text = self._live[request.request_id], request.token_ids[-1], ""
-        answer = live.answer
-        if request.finish_reason is not FinishReason.STOP:
+        name, num_generated, text = request.request_id, request.num_generated, ""
+        if num_generated == 1:
+            self._note(request, "first_token", t_ns=ended_ns)
+        answer, context, _ = self._live[name]
+        token_id, reason = request.token_ids[-1], request.finish_reason
+        if reason is None or reason is not FinishReason.STOP:  # an enum's member is slow to look up
             text = answer.push(token_id, probability)
-        if live.context.is_killed():
+        if context.is_killed():
             text = ""  # dropped, and its token is counted all the same
-        self._output(request, text, None, token_id)
+        output = Output(request_id=name, text=text, num_generated=num_generated, token_id=token_id)
+        self._shares[request.frontend].outputs.append(output)
         if answer.end is None:
-            if request.finish_reason is not None:
-                self._finish(request, request.finish_reason, request.finish_reason)
+            if reason is not None:
+                self._finish(request, reason, reason)
             elif self._io.hand_over is not None:
                 self._leave(request, probability)
         elif answer.end.condition is None:
@@ -300,20 +309,6 @@ class Engine:
         )
         live = self._live[request.request_id]
         self._leaving.append(Leaving(added, blocks, request.frontend, live.context, live.parent))
-
-    def _output(
-        self, request: Request, text: str, ending: Ending | None, token_id: int | None
-    ) -> None:
-        name, num_generated = request.request_id, request.num_generated
-        self._shares[request.frontend].outputs.append(
-            Output(
-                request_id=name,
-                text=text,
-                num_generated=num_generated,
-                ending=ending,
-                token_id=token_id,
-            )
-        )
 
     def _log_decisions(self, plan: StepPlan) -> None:
         for event, requests in (

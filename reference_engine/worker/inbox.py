@@ -99,7 +99,8 @@ class Inbox:
         Waits for a command, at most `timeout_s` (None: as long as it takes).
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._commands or self._closed, timeout_s)
+            if timeout_s != 0.0:
+                self._changed.wait_for(lambda: self._commands or self._closed, timeout_s)
             if self._closed:
                 return None
             commands, self._commands = self._commands, []

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from reference_engine.api.bodies import read_page
 from reference_engine.api.journal import Log, Page
-from reference_engine.api.schemas import ApiError, LifecycleEntry, StepEntry
+from reference_engine.api.schemas import ApiError, LifecycleEntry
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport, WorkerSettings
 from reference_engine.wire import LearnedBy
@@ -59,7 +59,7 @@ class Status(Collector):
             self._latest = report
             self._num_aborted = report.counters.finished.get(FinishReason.ABORT, 0)
             if report.step is not None:
-                self._steps.append(StepEntry(worker=report.worker, **asdict(report.step)))
+                self._steps.append(report.step)
             for event in (event for share in shares.values() for event in share.events):
                 entry = LifecycleEntry(
                     seq=self._lifecycle.next_number,

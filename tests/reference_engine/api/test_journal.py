@@ -51,10 +51,16 @@ def test_a_page_counts_the_entries_that_are_gone() -> None:
 
 def step_record(num_running: int) -> StepRecord:
     names = [f"req-{number}" for number in range(100_000, 100_000 + num_running)]
-    sizes = {"num_running": num_running, "num_waiting": 0, "free_blocks": 0}
     tokens = dict.fromkeys(names, 1)
     return StepRecord(
-        step=1, started_ns=10**15, ended_ns=10**15, scheduled=tokens, sampled=tokens, **sizes
+        step=1,
+        started_ns=10**15,
+        ended_ns=10**15,
+        num_running=num_running,
+        num_waiting=0,
+        free_blocks=0,
+        scheduled=tokens,
+        sampled=tokens,
     )
 
 

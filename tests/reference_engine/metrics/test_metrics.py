@@ -1,6 +1,7 @@
 """The metrics page: both formats by their strict parsers, and the names that dashboards ask for."""
 
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -46,7 +47,7 @@ def busy_link() -> FaultyLink:
         reclaimed_retained=106,
         finished={"abort": 107, "length": 108},
     )
-    gauges = {"num_running": 3, "num_waiting": 5, "free_blocks": 1024}
+    gauges: dict[str, Any] = {"num_running": 3, "num_waiting": 5, "free_blocks": 1024}
     scheduled = {"req-1": 16, "req-2": 1}
     step = StepRecord(step=10, started_ns=0, ended_ns=1, scheduled=scheduled, sampled={}, **gauges)
     link.take_in(
