@@ -98,8 +98,8 @@ def _foreign_traffic(frames: RunFrames, entries: Sequence[AuditEntry]) -> str | 
     if len(names) < FEWEST_GROSS:
         return None
     return (
-        f"{', '.join(names)} all moved by more than this run's clients caused; the server "
-        f"seems to have had other users; {so}"
+        f"{', '.join(dict.fromkeys(names))} all moved by more than this run's clients caused; the "
+        f"server seems to have had other users; {so}"
     )
 
 
