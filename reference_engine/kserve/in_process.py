@@ -122,6 +122,10 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         return self._take(item, StopAsyncIteration)
 
 
+def _closed() -> InferenceError:
+    return InferenceError(StatusCode.UNAVAILABLE, "the server has been closed")
+
+
 class ServedModel:
     def __init__(self, model: Model, start: Callable[..., object]) -> None:
         self.model = model
@@ -141,8 +145,7 @@ class ServedModel:
 class InferenceServer:
     """Ready when it has been made; `close` ends the models of the repository.
 
-    Raises EngineConfigError for a repository that cannot be served. `models` are served beside it;
-    if they belong to an event loop, `loop` is that one, running in another thread.
+    Raises EngineConfigError for a repository that cannot be served. `models` are served beside it.
     """
 
     def __init__(
@@ -151,24 +154,22 @@ class InferenceServer:
         *,
         is_faithful: bool = False,
         models: Mapping[str, Model] | None = None,
-        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._models = dict(models or {})
         self._repository = Repository()
-        self._loop = loop or asyncio.new_event_loop()
+        self._loop = asyncio.new_event_loop()
         self._running = set[asyncio.Task[None]]()
-        self._thread: threading.Thread | None = None
-        if loop is None:
-            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-            self._thread.start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        if model_repository is None:
+            return
         try:
-            if model_repository is not None:
-                loading = load_repository(Path(model_repository), is_faithful=is_faithful)
-                self._repository = self._do(loading)
-                self._models |= self._repository.models
+            loading = load_repository(Path(model_repository), is_faithful=is_faithful)
+            self._repository = self._do(loading)
         except BaseException:
             self._stop()
             raise
+        self._models |= self._repository.models
 
     def __enter__(self) -> "InferenceServer":
         return self
@@ -177,7 +178,9 @@ class InferenceServer:
         self.close()
 
     def model(self, name: str) -> ServedModel:
-        """Raises InferenceError if there is none."""
+        """Raises InferenceError if there is none, or the server is closed."""
+        if self._loop.is_closed():
+            raise _closed()
         return ServedModel(find_model(self._models, name, ""), self._start)
 
     def close(self) -> None:
@@ -190,10 +193,9 @@ class InferenceServer:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _stop(self) -> None:
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     async def _end(self) -> None:
         for task in self._running:
@@ -223,7 +225,7 @@ class InferenceServer:
         except InferenceError as error:
             end = error
         except asyncio.CancelledError:
-            end = InferenceError(StatusCode.UNAVAILABLE, "the server has been closed")
+            end = _closed()
             raise
         finally:
             put(end)

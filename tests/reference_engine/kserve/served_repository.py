@@ -17,8 +17,8 @@ from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
 from reference_engine.config import FrontendSettings
+from reference_engine.kserve.in_process import InferenceServer
 from reference_engine.kserve.python_model import PythonModel
-from reference_engine.kserve.repository import Repository, load_repository
 from reference_engine.kserve.server import InferenceService, grpc_server
 
 FOLDER = Path(__file__).parent / "repository"
@@ -72,22 +72,19 @@ class Watched:
 
 
 class Served(Watched):
-    """`InferenceService` with the repository, on an event loop of its own."""
+    """`InferenceService` over the repository of a server in process."""
 
     def __init__(self, folder: Path, *, is_faithful: bool = False, source: Path = FOLDER) -> None:
         super().__init__(folder, source)
         self.is_faithful = is_faithful
-        self.repository = Repository()
         self.url = ""
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
 
     def start(self) -> None:
-        self.do(self._start())
+        self.in_process = InferenceServer(self.folder, is_faithful=self.is_faithful)
+        self.repository = self.in_process._repository
+        self.do(self._open())
 
-    async def _start(self) -> None:
-        self.repository = await load_repository(self.folder, is_faithful=self.is_faithful)
+    async def _open(self) -> None:
         service = InferenceService(
             self.repository.models, set(), stall_timeout_s=TIMEOUT_S, is_allowed=lambda _: True
         )
@@ -96,18 +93,13 @@ class Served(Watched):
         await self._server.start()
 
     def close(self) -> None:
-        try:
-            if self.url:
-                self.do(self._server.stop(0))
-            self.do(self.repository.close())
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(TIMEOUT_S)
-        self.loop.close()
+        if self.url:
+            self.do(self._server.stop(0))
+            self.in_process.close()
         self.stop_listening()
 
     def do(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.in_process._loop).result(TIMEOUT_S)
 
     def model(self, name: str) -> PythonModel:
         model = self.repository.models[name]

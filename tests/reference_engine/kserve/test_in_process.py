@@ -87,10 +87,12 @@ def test_a_wrong_request_and_a_closed_server_end_the_iterator(server: InferenceS
     with pytest.raises(InferenceError, match="unexpected inference input 'M'"):
         next(model.infer(InferenceRequest({"N": [1], "M": [2]})))
     endless = model.infer(InferenceRequest({"N": [0]}, parameters={"endless": True}))
+    with pytest.raises(InferenceError, match="unknown model: 'other'"):
+        server.model("other")
     server.close()
     with pytest.raises(InferenceError, match="the server has been closed"):
         next(endless)
-    with pytest.raises(InferenceError, match="unknown model: 'other'"):
-        server.model("other")
+    with pytest.raises(InferenceError, match="the server has been closed"):
+        server.model("counts")
     with pytest.raises(EngineConfigError, match="--model-repository /nowhere"):
         InferenceServer("/nowhere")

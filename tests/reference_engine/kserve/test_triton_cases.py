@@ -19,7 +19,7 @@ import pytest
 import tritonclient.grpc.aio
 from grpc import StatusCode
 
-from reference_engine.kserve.in_process import InferenceRequest, InferenceServer, ResponseIterator
+from reference_engine.kserve.in_process import InferenceRequest, ResponseIterator
 from reference_engine.kserve.model import InferenceError
 from tests.reference_engine.kserve.served_repository import (
     STEPS,
@@ -381,9 +381,8 @@ class TestInProcess:
         self, served: Served, model: str, name: str, **values: int
     ) -> tuple[InferenceRequest, ResponseIterator]:
         inputs = {key: [value] for key, value in {**STEPS, **values}.items()}
-        server = InferenceServer(models=served.repository.models, loop=served.loop)
         request = InferenceRequest(inputs, request_id=name)
-        return request, server.model(model).infer(request)
+        return request, served.in_process.model(model).infer(request)
 
     def test_a_stream_that_looks(self, served: Served, client: Client) -> None:
         request, responses = self.ask(served, "stream", "in-1", N=3)
