@@ -10,7 +10,8 @@ from reference_engine.faults import FaultError
 from reference_engine.flags import read_settings
 from reference_engine.serve.http import ListenError
 from reference_engine.serve.launcher import LAUNCHED, launch, serve_worker_alone
-from reference_engine.serve.process import ServeSettings, run
+from reference_engine.serve.process import run
+from reference_engine.serve.settings import ServeSettings
 from reference_engine.serve.supervisor import EngineStoppedError
 
 

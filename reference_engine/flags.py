@@ -18,11 +18,11 @@ from reference_engine.faults import fault_names, parse_faults
 from reference_engine.model.checkpoint import choose_context
 from reference_engine.runtime.discovery import read_path
 from reference_engine.serve.access import read_api_keys
-from reference_engine.serve.process import MAX_PROCESSES, ServeSettings, Tiers
-from reference_engine.serve.workers import WorkerAddress, is_loopback
+from reference_engine.serve.settings import ServeSettings, Tiers, WorkerAddress, is_loopback
 
 # Each group's settings, with their help; the flag's name, type and default are the setting's.
 MAX_PORT: Final = 65535
+MAX_PROCESSES: Final = 64
 _SERVER: Final = {
     "shutdown": "at a stop: abort running requests, or let them end",
     "drain_timeout_s": "seconds that running requests may take to end",

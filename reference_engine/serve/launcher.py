@@ -20,8 +20,9 @@ from msgspec.structs import replace
 
 from reference_engine.config import Component
 from reference_engine.protocol import Listening, Ready, WorkerSettings
-from reference_engine.serve.process import WORKER_MODULE, Place, ServeSettings
+from reference_engine.serve.settings import Place, ServeSettings, WorkerAddress
 from reference_engine.serve.supervisor import (
+    WORKER_MODULE,
     Child,
     EngineStoppedError,
     Stop,
@@ -30,7 +31,6 @@ from reference_engine.serve.supervisor import (
     unless,
     watch_for_the_end,
 )
-from reference_engine.serve.workers import WorkerAddress
 
 LAUNCHED: Final = "--launched"  # a frontend then reads its settings from standard input
 _SAID: Final = (1, 2)  # exit statuses of a process that has said why

@@ -25,7 +25,6 @@ import uvicorn
 import uvloop
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings
-from reference_engine.faults import Faults
 from reference_engine.metrics.collector import Collector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
@@ -36,10 +35,12 @@ from reference_engine.serve.handlers import HandlerWorker
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import Company, WorkerLink
 from reference_engine.serve.server import NO_WORKER_READY, Frontend
+from reference_engine.serve.settings import Place, ServeSettings, WorkerAddress
 from reference_engine.serve.supervisor import (
     NO_ENGINE,
     SHUTTING_DOWN,
     WORKER_LOST,
+    WORKER_MODULE,
     Child,
     Stop,
     first_of,
@@ -47,7 +48,7 @@ from reference_engine.serve.supervisor import (
     unless,
     watch_for_the_end,
 )
-from reference_engine.serve.workers import Caller, Worker, WorkerAddress
+from reference_engine.serve.workers import Caller, Worker
 from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
@@ -57,65 +58,7 @@ _CLOSING_S: Final = 1  # for connections on which nothing is being answered
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
 
 
-class Tiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Which processes there are. `worker_listen`: a worker alone; `connect`: frontends alone, for
-    such workers. Both can have a `name`, since other machines have workers and frontends, too.
-    """
-
-    frontends: int = 1
-    workers: int = 1
-    disaggregated: bool = False
-    worker_metrics_port: int | None = None
-    worker_listen: WorkerAddress | None = None
-    connect: tuple[WorkerAddress, ...] = ()
-    secret: str = ""
-    name: str | None = None
-
-    @property
-    def is_launched(self) -> bool:
-        """False for one frontend with one worker, and for a worker alone."""
-        return bool(self.connect) or self.disaggregated or self.frontends * self.workers > 1
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A frontend among the others: its name, which says its incarnation, and theirs.
-
-    `workers` are the names that are known before the workers at `addresses` answer.
-    """
-
-    name: str = "frontend-0"
-    frontends: tuple[str, ...] = ("frontend-0",)
-    id_prefix: str = ""
-    secret: str = ""
-    addresses: tuple[WorkerAddress, ...] = ()
-    workers: tuple[str, ...] = ()
-    worker_metrics_urls: list[str] = []
-
-
-class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`port` 0 takes a free one; a `kserve_port` of None serves no gRPC. `triton_faithful`: the
-    repository's models are served with Triton's known gaps. `handler_endpoint` goes with the runner
-    `handlers`.
-    """
-
-    host: str
-    port: int
-    kserve_port: int | None = None
-    model_repository: str | None = None
-    triton_faithful: bool = False
-    handler_endpoint: str | None = None
-    config: EngineConfig
-    faults: Faults
-    frontend: FrontendSettings
-    allow_faults: bool
-    exit_with_stdin: bool
-    tiers: Tiers = Tiers()
-    place: Place | None = None
-
-
 AnyWorker = Worker | HandlerWorker
-MAX_PROCESSES: Final = 64
-WORKER_MODULE: Final = "reference_engine.worker.service"
 _PAUSES_S: Final = (0.1, 0.5, 2.0)  # before a worker of our own is given up; a dying one may die
 _PAUSE_S: Final = 0.1  # before each try to connect to another's, which is started again
 _PATIENCE_S: Final = 5.0

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 _Result = TypeVar("_Result")
+WORKER_MODULE: Final = "reference_engine.worker.service"
 # Used also when only the connection has broken: which of the two it was is known later.
 NO_ENGINE: Final = (
     "this server has no engine (--runner none): it serves only a repository, over gRPC"

@@ -3,33 +3,18 @@
 import asyncio
 import sys
 from collections.abc import Callable, Iterable
-from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 import msgspec
 
 from reference_engine.config import EngineConfigError
 from reference_engine.protocol import FromWorker, Ready, StepReport, ToWorker
+from reference_engine.serve.settings import WorkerAddress
 from reference_engine.serve.supervisor import EngineStoppedError
 from reference_engine.wire import Beats, Failed, Hello, LearnedBy, PeerConnection, ProtocolError
 
 _PAUSE_S: Final = 0.1
 _ENDED_EARLY: Final = "the worker has ended the connection"
-
-
-class WorkerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Caller(NamedTuple):

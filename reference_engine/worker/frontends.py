@@ -79,6 +79,7 @@ class Peer:
     """
 
     def __init__(self, connection: socket.socket, beats: Beats) -> None:
+        connection.settimeout(None)  # Python's would take the place of the two below
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(beats.interval_s))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(beats.timeout_s))

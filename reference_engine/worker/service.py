@@ -127,7 +127,7 @@ class Worker:
             address,
             inbox=self.inbox,
             frontends=frontends,
-            beats=Beats(timeout_s=settings.peer_timeout_s),
+            beats=Beats.within(settings.peer_timeout_s),
         )
         frontends.set_faults = relay.set_faults
         relay.start()

@@ -14,9 +14,9 @@ import pytest
 from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import Faults
 from reference_engine.protocol import FromWorker, Listening, Ready, StepReport, WorkerSettings
-from reference_engine.serve.process import WORKER_MODULE
-from reference_engine.serve.supervisor import Child, EngineStoppedError
-from reference_engine.serve.workers import Caller, Worker, WorkerAddress
+from reference_engine.serve.settings import WorkerAddress
+from reference_engine.serve.supervisor import WORKER_MODULE, Child, EngineStoppedError
+from reference_engine.serve.workers import Caller, Worker
 from reference_engine.wire import MAX_FRAME_BYTES, Beats, Failed, Hello, encode_frame
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame
 from tests.reference_engine.stepped_engine import abort, add

@@ -26,7 +26,14 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Share
-from reference_engine.worker.frontends import MAX_CONNECTIONS, MAX_PEERS, FirstWord, Frontends
+from reference_engine.worker.frontends import (
+    MAX_CONNECTIONS,
+    MAX_PEERS,
+    FirstWord,
+    Frontends,
+    Peer,
+    PeerLostError,
+)
 from reference_engine.worker.inbox import Added, Cancelled, Command, Inbox
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
@@ -286,6 +293,14 @@ def test_a_peer_that_falls_silent_is_lost_and_one_that_beats_is_not(
         assert ends.frontends.cancellations == {LearnedBy.HEARTBEAT_TIMEOUT: 1}
         assert ends.serves(survivor, "mine")
     assert "connection to f ended: silent for 0.5 s" in capsys.readouterr().err
+
+
+def test_a_silent_peer_is_lost_in_its_time_also_by_the_side_that_called() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = Peer(socket.create_connection(silent.getsockname(), timeout=30), QUICK)
+        with pytest.raises(PeerLostError, match="silent for"):
+            peer.receive()
+        peer.close()
 
 
 def test_a_silent_worker_beats_also_while_its_model_is_built(ends: Ends) -> None:
