@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc.service_pb2 import ModelInferRequest
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from reference_engine.config import FrontendSettings
 from reference_engine.kserve.in_process import InferenceServer
@@ -144,13 +145,25 @@ class Served(Watched):
             client.close()
 
 
+def tensor(name: str, array: Any) -> InferInput:
+    given = InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+    given.set_data_from_numpy(array)
+    return given
+
+
+def request_of(*given: InferInput, model: str = "") -> ModelInferRequest:
+    """As the client would send it."""
+    return ModelInferRequest(
+        model_name=model,
+        inputs=[one._get_tensor() for one in given],
+        raw_input_contents=[one._get_content() for one in given],
+    )
+
+
 def inputs_for(model: str, **values: int) -> list[InferInput]:
     shape = [1, 1] if model in BATCHED else [1]
-    inputs = []
-    for name, value in {**STEPS, **values}.items():
-        inputs.append(InferInput(name, shape, "INT32"))
-        inputs[-1].set_data_from_numpy(np.full(shape, value, np.int32))
-    return inputs
+    asked = {**STEPS, **values}
+    return [tensor(name, np.full(shape, value, np.int32)) for name, value in asked.items()]
 
 
 class Pending:

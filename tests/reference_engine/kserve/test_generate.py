@@ -20,6 +20,7 @@ import tritonclient.grpc.aio
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from tests.reference_engine.kserve.served_repository import tensor
 from tests.reference_engine.running_engine import RunningEngine, raw_request, running
 
 pytestmark = pytest.mark.e2e
@@ -38,10 +39,8 @@ def engine() -> Iterator[RunningEngine]:
 
 
 def inputs(text: bytes = b"hello", max_tokens: int = 3000) -> list[InferInput]:
-    made = [InferInput("text_input", [1], "BYTES"), InferInput("max_tokens", [1], "INT32")]
-    made[0].set_data_from_numpy(np.array([text], np.object_))
-    made[1].set_data_from_numpy(np.array([max_tokens], np.int32))
-    return made
+    wanted = tensor("max_tokens", np.array([max_tokens], np.int32))
+    return [tensor("text_input", np.array([text], np.object_)), wanted]
 
 
 class Stream:

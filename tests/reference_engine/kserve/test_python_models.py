@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from tests.reference_engine.kserve.served_repository import Pending, Served
+from tests.reference_engine.kserve.served_repository import Pending, Served, tensor
 
 ODD = Path(__file__).parent / "repository_odd"
 
@@ -26,9 +26,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def text(name: str, *values: str) -> InferInput:
-    given = InferInput(name, [len(values)], "BYTES")
-    given.set_data_from_numpy(np.array([value.encode() for value in values], dtype=np.object_))
-    return given
+    return tensor(name, np.array([value.encode() for value in values], dtype=np.object_))
 
 
 def ask(served: Served, do: str, *more: InferInput, **options: Any) -> Any:
@@ -78,8 +76,7 @@ def test_a_model_sees_its_configuration_and_the_request(
 
 
 def test_a_model_owns_its_inputs_and_gets_only_wanted_outputs_out(served: Served) -> None:
-    more = InferInput("MORE", [2], "FP32")
-    more.set_data_from_numpy(np.array([1.5, -2], np.float32))
+    more = tensor("MORE", np.array([1.5, -2], np.float32))
     result = ask(served, "double", more, outputs=[InferRequestedOutput("TWICE")])
     assert result.as_numpy("TWICE").tolist() == [3, -4]
     assert result.as_numpy("SAID") is None

@@ -20,6 +20,7 @@ from reference_engine.context import CancelReason, Context, DetectionMethod
 from reference_engine.kserve.model import invalid
 from reference_engine.kserve.server import MAX_MESSAGE_BYTES, InferenceService, grpc_server
 from reference_engine.kserve.tensors import read_inputs, write_output
+from tests.reference_engine.kserve.served_repository import request_of, tensor
 
 pytestmark = pytest.mark.anyio
 
@@ -114,19 +115,13 @@ class Served:
         assert not self.answering
 
 
-def count(number: int, *, size: int | None = None) -> list[InferInput]:
-    inputs = [InferInput("count", [1], "INT32")]
-    inputs[0].set_data_from_numpy(np.array([number], np.int32))
-    if size is not None:
-        inputs.append(InferInput("size", [1], "INT32"))
-        inputs[1].set_data_from_numpy(np.array([size], np.int32))
-    return inputs
+def count(number: int, **size: int) -> list[InferInput]:
+    given = {"count": number, **size}
+    return [tensor(name, np.array([value], np.int32)) for name, value in given.items()]
 
 
 def too_large() -> list[InferInput]:
-    given = InferInput("count", [MAX_MESSAGE_BYTES], "UINT8")
-    given.set_data_from_numpy(np.zeros(MAX_MESSAGE_BYTES, np.uint8))
-    return [given]
+    return [tensor("count", np.zeros(MAX_MESSAGE_BYTES, np.uint8))]
 
 
 def on_stream(*requests: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -137,14 +132,6 @@ def on_stream(*requests: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
             yield {"model_name": "stream", **request}
 
     return each()
-
-
-def message(model: str, inputs: list[InferInput]) -> ModelInferRequest:
-    request = ModelInferRequest(model_name=model)
-    for given in inputs:
-        request.inputs.append(given._get_tensor())
-        request.raw_input_contents.append(given._get_content())
-    return request
 
 
 async def test_a_unary_answer_has_its_id_and_only_the_wanted_outputs() -> None:
@@ -189,7 +176,7 @@ async def test_the_final_response_is_marked_where_asked_for(model: str, flags: l
     served = Served()
     async with served.open(), grpc.aio.insecure_channel(served.url) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        request = message(model, count(1))
+        request = request_of(*count(1), model=model)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
         answers = [answer.infer_response async for answer in stub.ModelStreamInfer(iter([request]))]
     assert [one.parameters["triton_final_response"].bool_param for one in answers] == flags
@@ -233,7 +220,7 @@ async def test_a_client_that_reads_nothing_is_dropped() -> None:
     async with served.open(stall_timeout_s=0.1), grpc.aio.insecure_channel(served.url) as channel:
         stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         call = stub.ModelStreamInfer()
-        await call.write(message("stream", count(98, size=1_000_000)))
+        await call.write(request_of(*count(98, size=1_000_000), model="stream"))
         await served.stream.begun.acquire()
         await served.stream.contexts[0].killed()
         call.cancel()

@@ -4,22 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tritonclient.grpc import InferInput, InferResult
+from tritonclient.grpc import InferResult
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
-from tritonclient.utils import np_to_triton_dtype
 
 from reference_engine.kserve.model import InferenceError
 from reference_engine.kserve.tensors import read_inputs, write_output
+from tests.reference_engine.kserve.served_repository import request_of, tensor
 
 DTYPES = ("bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
-
-
-def raw_request(array: Any) -> ModelInferRequest:
-    given = InferInput("x", array.shape, np_to_triton_dtype(array.dtype))
-    given.set_data_from_numpy(array)
-    return ModelInferRequest(
-        inputs=[given._get_tensor()], raw_input_contents=[given._get_content()]
-    )
 
 
 def typed_request(datatype: str, shape: list[int], **contents: Any) -> ModelInferRequest:
@@ -37,7 +29,7 @@ def typed_request(datatype: str, shape: list[int], **contents: Any) -> ModelInfe
     np.empty((2, 0), dtype="f4"),
 ])  # fmt: skip
 def test_what_the_client_sends_is_read_and_comes_back(array: Any) -> None:
-    read = read_inputs(raw_request(array))["x"]
+    read = read_inputs(request_of(tensor("x", array)))["x"]
     assert read.dtype == array.dtype
     np.testing.assert_array_equal(read, array)
     response = ModelInferResponse()
