@@ -11,13 +11,15 @@ The first reason wins: several causes may meet, and only the first is recorded. 
 are those of Dynamo's `Context`.
 """
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class CancelReason(StrEnum):
@@ -170,6 +172,8 @@ class Context:
         return True
 
     def _reached(self, wanted: Signal) -> "asyncio.Future[bool]":
+        import asyncio  # here, so that the worker starts without it
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bool] = loop.create_future()
 

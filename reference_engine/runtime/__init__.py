@@ -34,7 +34,6 @@ from reference_engine.runtime.client import (
     WorkerLostError,
 )
 from reference_engine.runtime.discovery import Instance, discovery_folder, read_path, registered
-from reference_engine.runtime.metrics import Counts
 from reference_engine.runtime.router import NoInstanceError
 from reference_engine.runtime.serving import Handler, Served, Server
 from reference_engine.wire import Beats
@@ -104,6 +103,8 @@ class DistributedRuntime:
         if not self._has_counts and port.isdecimal():
             self._has_counts = True
             host = environment.get("DYN_SYSTEM_HOST") or "127.0.0.1"
+            from reference_engine.runtime.metrics import Counts  # a library that few processes need
+
             Counts(self._server.served).serve(host, int(port))
 
     async def serve(self, served: Served, *, graceful: bool) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from reference_engine.connection import PeerConnection
 from reference_engine.context import (
     Cancellation,
     CancelReason,
@@ -48,7 +49,6 @@ from reference_engine.wire import (
     Failed,
     Hello,
     LearnedBy,
-    PeerConnection,
     ProtocolError,
 )
 

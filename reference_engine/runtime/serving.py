@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from reference_engine.connection import PeerConnection
 from reference_engine.context import (
     Cancellation,
     CancelReason,
@@ -43,7 +44,6 @@ from reference_engine.wire import (
     Failed,
     Hello,
     LearnedBy,
-    PeerConnection,
     ProtocolError,
     check_hello,
 )

@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from reference_engine.config import EngineConfigError
+from reference_engine.connection import PeerConnection
 from reference_engine.protocol import FromWorker, Ready, StepReport, ToWorker
 from reference_engine.serve.settings import WorkerAddress
 from reference_engine.serve.supervisor import EngineStoppedError
-from reference_engine.wire import Beats, Failed, Hello, LearnedBy, PeerConnection, ProtocolError
+from reference_engine.wire import Beats, Failed, Hello, LearnedBy, ProtocolError
 
 _PAUSE_S: Final = 0.1
 _ENDED_EARLY: Final = "the worker has ended the connection"

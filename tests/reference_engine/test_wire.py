@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_engine.connection import PeerConnection
 from reference_engine.context import CancelReason
 from reference_engine.core.request import Sampling
 from reference_engine.protocol import (
@@ -24,7 +25,6 @@ from reference_engine.wire import (
     FrameReader,
     Hello,
     LearnedBy,
-    PeerConnection,
     ProtocolError,
     check_hello,
     encode_frame,
