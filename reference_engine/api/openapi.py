@@ -76,6 +76,11 @@ _OPERATIONS: Final = {
         "Lifecycle events, one a line.", {_NDJSON: schemas.LifecycleEntry}, errors=(400,)
     ),
     "GET /walkaway/steps": Operation("Steps, one a line.", {_NDJSON: StepRecord}, errors=(400,)),
+    "GET /walkaway/integrity": Operation(
+        "Whether the books of the repository's models agree.",
+        {"text/plain; charset=utf-8": None},
+        errors=(500,),
+    ),
     "GET /walkaway/config": Operation("The engine's settings.", {_JSON: dict[str, Any]}),
     "GET /walkaway/clock": Operation("The engine's clock.", {_JSON: schemas.ClockAnswer}),
     "GET /walkaway/faults": Operation(

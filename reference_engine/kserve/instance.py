@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from reference_engine.config import EngineConfigError
 from reference_engine.kserve.python_backend.messages import (
+    MAX_BYTES,
     Cancel,
     Execute,
     Executed,
@@ -28,6 +29,7 @@ from reference_engine.kserve.python_backend.messages import (
 from reference_engine.wire import FrameReader, ProtocolError, decode_payload, encode_frame
 
 log: Final = logging.getLogger(__name__)
+log.setLevel(logging.INFO)  # what models log, as Triton shows it
 GRACE_S: Final = 5.0
 
 
@@ -46,6 +48,7 @@ class Instance(asyncio.Protocol):
         self.name = name
         self._on_message, self._on_lost = on_message, on_lost
         self._frames = FrameReader()
+        self._frames.max_bytes = MAX_BYTES
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[str | None] | None = None

@@ -107,7 +107,7 @@ class PythonModel:
         self, request: ModelInferRequest, context: Context
     ) -> AsyncGenerator[ModelInferResponse, None]:
         if not self.is_ready:
-            raise InferenceError(StatusCode.UNAVAILABLE, f"no instance of '{self.name}' runs")
+            raise self._not_ready()
         if context.is_stopped():
             raise InferenceError(StatusCode.CANCELLED, "the request was cancelled")
         answer = self._accept(request)
@@ -271,12 +271,19 @@ class PythonModel:
                 await self._start(instance)
                 break
             except EngineConfigError as error:
+                if index not in self._broken:
+                    log.error("%s; it is tried every second", error)  # noqa: TRY400 it says it all
                 self._broken.add(index)
-                log.error("%s", error)  # noqa: TRY400 the sentence says it all
+                if not self.is_ready:
+                    for answer in self._answers.values():
+                        answer.end(self._not_ready())
                 await asyncio.sleep(RESTART_PAUSE_S)
         self._broken.discard(index)
         self._scheduler.restore(index)
         self._run()
+
+    def _not_ready(self) -> InferenceError:
+        return InferenceError(StatusCode.UNAVAILABLE, f"no instance of '{self.name}' runs")
 
     def _make_instance(self, index: int) -> Instance:
         return Instance(

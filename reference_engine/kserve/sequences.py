@@ -189,6 +189,8 @@ class Sequences(Scheduler):
 
     def _end_idle(self, now_us: int) -> None:
         for sequence in list(self._open.values()):
+            if sequence.waiting or sequence.running is not None:
+                sequence.last_us = now_us
             if sequence.slot is not None and now_us >= sequence.last_us + self._idle_us:
                 self._close(sequence)
         self._fill_slots()

@@ -115,7 +115,8 @@ def _keep(response: ModelInferResponse, wanted: set[str]) -> None:
 class InferenceService:
     """`answering` holds the tasks that answer a request; the caller may wait for them.
 
-    `is_allowed` is asked for the value of a call's `authorization`.
+    `is_allowed` is asked for the value of a call's `authorization`. `count_left` gets the model of
+    each request whose client has left, whether on a stream, and the number of responses sent.
     """
 
     def __init__(
@@ -125,12 +126,14 @@ class InferenceService:
         *,
         stall_timeout_s: float,
         is_allowed: Callable[[str | None], bool],
+        count_left: Callable[[str, bool, int], object] = lambda *_: None,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._models = models
         self._answering = answering
         self._stall_timeout_s = stall_timeout_s
         self._is_allowed = is_allowed
+        self._count_left = count_left
         self._now_ns = now_ns
 
     def handler(self) -> "grpc.GenericRpcHandler[Any, Any]":
@@ -197,6 +200,7 @@ class InferenceService:
             raise InferenceError(StatusCode.UNIMPLEMENTED, message)
         self._note(asyncio.current_task())
         with self._caller(call, request.id) as caller:
+            caller.context.watch(lambda _, why: self._left(model.name, why))
             responses = [one async for one in infer(self._models, request, caller.context)]
         if len(responses) != 1:
             message = f"model '{model.name}' gave {len(responses)} responses instead of one"
@@ -224,10 +228,13 @@ class InferenceService:
         stream = caller.context
         context = Context(request.id or None, stream.metadata)
         stream.link_child(context)
+        num_sent = 0
+        context.watch(lambda _, why: self._left(request.model_name, why, num_sent, stream=True))
         try:
             async with aclosing(infer(self._models, request, context)) as responses:
                 async for response in responses:
                     await caller.send(ModelStreamInferResponse(infer_response=response))
+                    num_sent += 1
         except InferenceError as error:
             if stream.metadata.get(_GRPC_ERRORS) == "true":
                 await caller.abort(error)
@@ -236,6 +243,12 @@ class InferenceService:
             await caller.send(failed)
         finally:
             stream.unlink_child(context)
+
+    def _left(
+        self, model: str, why: Cancellation | None, num_sent: int = 0, *, stream: bool = False
+    ) -> None:
+        if why is not None and why.method is not DetectionMethod.NONE:
+            self._count_left(model, stream, num_sent)
 
     def _note(self, task: "asyncio.Task[Any] | None") -> None:
         assert task is not None

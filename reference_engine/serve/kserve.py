@@ -5,6 +5,7 @@ and cancellations; a response holds one token, or several for a client that read
 its parameter `completion_tokens` counts them from the beginning.
 """
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, MutableSet
 from functools import partial
@@ -186,6 +187,7 @@ class Door:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
+        self.check_integrity = repository.check_integrity
         self._server: grpc.aio.Server | None = None
 
     @classmethod
@@ -193,6 +195,7 @@ class Door:
         cls, config: EngineConfig, repository: str | None, *, is_faithful: bool
     ) -> "Door":
         """Raises EngineConfigError."""
+        logging.basicConfig(format="%(message)s")  # for what models log below a warning
         if repository is None:
             return cls(Repository())
         taken = [GenerateModel.name] if config.runner != "none" else []
@@ -209,13 +212,19 @@ class Door:
         """Returns its `host:port`; port 0 takes a free one. `answering`: as for InferenceService.
         Raises ListenError.
         """
-        models, keys = self._repository.models, link.settings.api_keys
+        models, keys = dict(self._repository.models), link.settings.api_keys
         if config.runner != "none":
             models[GenerateModel.name] = GenerateModel(link, config, tokenizer)
+
+        def count_left(model: str, stream: bool, num_sent: int) -> None:  # noqa: FBT001
+            if model in self._repository.models:  # the link counts the engine's own
+                link.collector.count_leaving(model, "tensor", stream=stream, num_sent=num_sent)
+
         service = InferenceService(
             models,
             answering,
             stall_timeout_s=link.settings.stall_timeout_s,
+            count_left=count_left,
             is_allowed=lambda given: not keys or find_key(given, keys) is not None,
         )
         self._server = grpc_server(service, link.settings)

@@ -270,6 +270,8 @@ async def _serve_until(
         name=place.name,
         frontends=place.frontends,
     )
+    if door is not None:
+        frontend.check_integrity = door.check_integrity
     server = Server(_uvicorn_config(frontend, settings.frontend))
     async with aclosing(door) if door is not None else nullcontext():
         kserve_url = None

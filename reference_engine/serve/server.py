@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -69,6 +69,7 @@ class Frontend:
         self._name = name
         self._frontends = frontends
         self._allow_faults = allow_faults
+        self.check_integrity: Callable[[], object] = lambda: None
         self._tokenizer = tokenizer
         self._metrics_page = Page(link.collector, config)
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
@@ -93,6 +94,7 @@ class Frontend:
             Route("/openapi.json", self.openapi),
             Route("/walkaway/lifecycle", self.lifecycle),
             Route("/walkaway/steps", self.steps),
+            Route("/walkaway/integrity", self.integrity),
             Route("/walkaway/config", self.config),
             Route("/walkaway/clock", self.clock),
             Route("/walkaway/faults", self.faults, methods=["GET", "PUT"]),
@@ -134,6 +136,13 @@ class Frontend:
     async def steps(self, request: Request) -> Response:
         after, limit = read_page(request.query_params)
         return ndjson(self._link.steps.after(after, limit))
+
+    async def integrity(self, request: Request) -> Response:
+        try:
+            self.check_integrity()
+        except RuntimeError as error:
+            raise ApiError(500, str(error)) from error
+        return PlainTextResponse("ok\n")
 
     async def config(self, request: Request) -> Response:
         config = msgspec.to_builtins(self._config)

@@ -30,6 +30,7 @@ from tritonclient.utils import triton_to_np_dtype
 from reference_engine.context import Context
 from reference_engine.kserve.python_backend import triton_python_backend_utils as pb_utils
 from reference_engine.kserve.python_backend.messages import (
+    MAX_BYTES,
     Cancel,
     Execute,
     Executed,
@@ -44,7 +45,7 @@ from reference_engine.kserve.python_backend.messages import (
     to_model,
 )
 from reference_engine.kserve.tensors import read_inputs, write_output
-from reference_engine.wire import FrameReader, ProtocolError, encode_frame
+from reference_engine.wire import FrameReader, encode_frame
 
 GRACE_S: Final = 5.0
 _STATUS: Final = {"INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED"}
@@ -73,12 +74,10 @@ class Channel:
 
     def _read(self) -> None:
         frames = FrameReader()
-        try:
-            while data := self._receive():
-                for payload in frames.feed(data):
-                    self._take(to_model.decode(payload))
-        except ProtocolError:  # a request that is too large: the server sees that this ends
-            os._exit(1)
+        frames.max_bytes = MAX_BYTES
+        while data := self._receive():
+            for payload in frames.feed(data):
+                self._take(to_model.decode(payload))
         for context in list(self.contexts.values()):
             context.kill()
         self.inbox.put(Finalize())
@@ -229,23 +228,22 @@ class ModelProcess:
         return body
 
     def _answer(self, requests: list[pb_utils.InferenceRequest], responses: Any) -> None:
-        if self._is_decoupled:
-            if responses is not None:
-                raise TypeError("execute of a decoupled model must return None")
+        """None, of all or of one: a sender answers, now or later."""
+        if responses is None:
             return
+        if self._is_decoupled:
+            raise TypeError("execute of a decoupled model must return None")
         if not isinstance(responses, list) or len(responses) != len(requests):
             given = len(responses) if isinstance(responses, list) else type(responses).__name__
             raise ValueError(f"execute returned {given} for {len(requests)} requests, in a list")
         for request, response in zip(requests, responses, strict=True):
-            try:
-                if response is not None:
+            if response is not None:
+                try:
                     request.get_response_sender().send(
                         response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
                     )
-                elif not request.get_response_sender()._num_sent:
-                    raise ValueError("execute returned None for a request without a response")
-            except Exception as error:  # noqa: BLE001 the model's
-                self._fail([request], error)
+                except Exception as error:  # noqa: BLE001 the model's
+                    self._fail([request], error)
 
     def _fail(self, requests: list[pb_utils.InferenceRequest], error: Exception) -> None:
         message = (
@@ -273,16 +271,17 @@ def _sentence(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     line = next((f for f in reversed(frames) if f.filename != __file__), None)
     place = f" ({line.filename}:{line.lineno})" if line and "importlib" not in line.filename else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return " ".join(f"{type(error).__name__}: {error}{place}".split())
 
 
 def _import_model(file: Path, version: str) -> Any:
     sys.modules["triton_python_backend_utils"] = pb_utils
     sys.path += [str(file.parent), str(file.parent.parent), str(Path(__file__).parent)]
-    spec = importlib.util.spec_from_file_location(f"{version}.{file.stem}", file)
+    name = f"{version}.{file.stem}"  # Triton's; what looks for the module by its name finds it
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python file")
-    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     model = module.TritonPythonModel()
     if not callable(getattr(model, "execute", None)):

@@ -74,6 +74,7 @@ class Log(msgspec.Struct, frozen=True, tag="log", array_like=True):
     message: str
 
 
+MAX_BYTES: Final = 2**31  # of a frame: protobuf's messages, the largest part, end there
 ToModel = Initialize | Item | Execute | Cancel | Finalize
 FromModel = Ready | Failed | Response | Executed | Log
 to_model: Final = msgspec.msgpack.Decoder(ToModel)

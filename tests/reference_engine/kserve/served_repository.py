@@ -195,7 +195,8 @@ class Client(InferenceServerClient):  # type: ignore[misc]
     """On a connection of its own."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, channel_args=[("grpc.use_local_subchannel_pool", 1)])
+        alone = ("grpc.use_local_subchannel_pool", 1)
+        super().__init__(url, channel_args=[alone, ("grpc.max_receive_message_length", -1)])
 
     def ask(self, model: str, request_id: str, values: Any = None, **options: Any) -> Pending:
         pending = Pending()

@@ -1,6 +1,8 @@
 """The process of a model: Triton's module for models, and models that go wrong."""
 
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,7 @@ def test_a_model_owns_its_inputs_and_gets_only_wanted_outputs_out(served: Served
     assert result.as_numpy("TWICE").tolist() == [3, -4]
     assert result.as_numpy("SAID") is None
     assert result.get_response().parameters["by"].int64_param == 2
+    assert ask(served, "huge").as_numpy("TWICE").shape == (17 << 20,)  # over a frame of the wire
 
 
 @pytest.mark.parametrize(
@@ -88,8 +91,8 @@ def test_a_model_owns_its_inputs_and_gets_only_wanted_outputs_out(served: Served
     [
         ("raises", "ValueError: no such thing"),
         ("too_few", "execute returned 0 for 1 requests"),
-        ("no_list", "execute returned NoneType for 1 requests"),
-        ("nothing", "execute returned None for a request without a response"),
+        ("no_answer", "the model let go of the request without a final response"),
+        ("nothing", "the model let go of the request without a final response"),
         ("unknown_output", "its configuration has no output 'OTHER'"),
         ("strange_type", "Tensors of datetime64[s] are not supported."),
         ("calls_others", "A model cannot call other models on this server."),
@@ -136,6 +139,39 @@ def test_a_model_that_dies_is_started_again(
     assert [before] != served.model("odd").pids
     assert len([m for m in caplog.messages if "ended with status 7" in m]) == 1
     served.idle()
+
+
+def test_a_model_that_does_not_start_again_refuses_until_it_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What waits is refused, too; the reason is logged once."""
+    served = Served(tmp_path, source=ODD)
+    try:
+        served.start()
+        file = served.folder / "odd" / "1" / "model.py"
+        code = file.read_text()
+        file.write_text("nonsense")
+        [pid] = served.model("odd").pids
+        assert pid is not None
+        with served.client() as client:
+            ends = [Pending(), Pending()]
+            client.async_infer("odd", [text("DO", "hangs")], ends[0].note)
+            served.until(lambda: served.model("odd")._scheduler.num_running == 1)
+            client.async_infer("odd", [text("DO", "tell")], ends[1].note)
+            served.waiting("odd", 1)
+            os.kill(pid, signal.SIGKILL)
+            assert str(ends[0].next()).startswith("INTERNAL")
+            assert ends[1].next() == "UNAVAILABLE no instance of 'odd' runs"
+            assert not client.is_model_ready("odd")
+            served.until(lambda: served.model("odd").pids != [pid])
+            tried = served.model("odd").pids
+            served.until(lambda: served.model("odd").pids not in (tried, [None]))
+            file.write_text(code)
+            served.until(lambda: served.model("odd").is_ready)
+            assert words(ask(served, "tell"))[0] == "odd"
+        assert len([message for message in caplog.messages if "nonsense" in message]) == 1
+    finally:
+        served.close()
 
 
 def test_a_request_that_is_never_answered_ends_at_its_deadline(tmp_path: Path) -> None:

@@ -234,6 +234,15 @@ class TestSequences:
         with pytest.raises(InferenceError, match="must specify the START flag"):
             self.add(sequences, "a1", IDLE_US)
 
+    def test_a_sequence_with_a_request_is_not_idle(self) -> None:
+        sequences = self.sequences(slots=1)
+        self.add(sequences, "a0", starts=True)
+        assert runs(sequences) == [["a0"]]
+        assert runs(sequences, 3 * IDLE_US) == []
+        sequences.finish(0)
+        self.add(sequences, "a1", 4 * IDLE_US - 1)
+        assert runs(sequences, 4 * IDLE_US) == [["a1"]]
+
     def test_a_batch_size_over_one_is_refused(self) -> None:
         with pytest.raises(InferenceError, match="must specify batch-size 1"):
             self.sequences().add(QueuedRequest(size=2, sequence="a", starts=True), 0)

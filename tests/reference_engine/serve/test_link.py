@@ -272,6 +272,18 @@ async def test_health_names_the_workers_that_are_missing() -> None:
     assert (await served.client.get("/health")).status_code == 200
 
 
+async def test_integrity_names_the_first_contradiction() -> None:
+    served = Served()
+    assert (await served.client.get("/walkaway/integrity")).text == "ok\n"
+
+    def contradict() -> None:
+        raise RuntimeError("2 requests wait, but 1 is known")
+
+    served.frontend.check_integrity = contradict
+    answer = await served.client.get("/walkaway/integrity")
+    assert (answer.status_code, "2 requests wait, but" in answer.text) == (500, True)
+
+
 MOST = 4
 
 

@@ -1,8 +1,11 @@
-"""What a request asks for: the method that its input DO names."""
+"""A request's input DO names the method that answers it."""
+
+from __future__ import annotations
 
 import json
 import os
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -17,6 +20,13 @@ def answer(*words):
     return pb_utils.InferenceResponse([pb_utils.Tensor("SAID", said)])
 
 
+@dataclass
+class Said:
+    """The library looks for the module of a class by its name."""
+
+    word: str
+
+
 class TritonPythonModel:
     def initialize(self, args):
         self.args = args
@@ -29,7 +39,7 @@ class TritonPythonModel:
     def tell(self, requests):
         request = requests[0]
         assert request.is_cancelled() is False
-        pb_utils.Logger.log_warn(f"asked by {request.request_id()}")
+        pb_utils.Logger.log_info(f"asked by {request.request_id()}")
         return [
             answer(
                 self.args["model_name"],
@@ -63,8 +73,11 @@ class TritonPythonModel:
     def nothing(self, requests):
         return [None]
 
-    def no_list(self, requests):
+    def no_answer(self, requests):
         return None
+
+    def huge(self, requests):
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("TWICE", np.zeros(17 << 20, "f"))])]
 
     def unknown_output(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OTHER", np.zeros(1))])]
@@ -77,9 +90,10 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=error)]
 
     def by_sender(self, requests):
-        sender = requests[0].get_response_sender()
-        sender.send(answer("sent"), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-        return [None]
+        threading.Thread(target=self.later, args=(requests[0].get_response_sender(),)).start()
+
+    def later(self, sender):
+        sender.send(answer(Said("sent").word), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def both_ways(self, requests):
         requests[0].get_response_sender().send(answer("sent"))
