@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, MutableSet
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NoReturn
@@ -293,15 +293,12 @@ class _Caller:
                 stalled.cancel()
 
     async def abort(self, error: InferenceError) -> NoReturn:
-        """End the call, and with it the other requests of a stream."""
+        """End the call, and with it the other requests of a stream; the first error is sent."""
+        self._kill(DetectionMethod.NONE, CancelReason.API)
         async with self._sending:
-            try:
+            # The client may have left, or another request may have ended the call.
+            with suppress(grpc.aio.InternalError, grpc.aio.UsageError):
                 await self._call.abort(error.code, error.message)
-            except grpc.aio.AbortError:
-                self._kill(DetectionMethod.NONE, CancelReason.API)
-                raise
-            except grpc.aio.InternalError:
-                self._left()
         raise asyncio.CancelledError
 
     def _left(self) -> None:

@@ -94,6 +94,21 @@ def test_one_cancel_ends_both_requests_of_a_stream_with_one_error(engine: Runnin
     assert engine.metric("walkaway_engine_cancellations_total", method="grpc") >= 2
 
 
+def test_an_error_that_ends_its_stream_ends_the_other_requests_as_cancelled(
+    engine: RunningEngine,
+) -> None:
+    stream = Stream(engine, headers={"triton_grpc_error": "true"})
+    stream.ask("beside", parameters=LONG)
+    stream.texts(1)
+    for _ in range(2):
+        stream.ask("wrong", inputs()[:1])
+    while not isinstance(error := stream.answers.get(), InferenceServerException):
+        pass
+    assert error.status() == "StatusCode.INVALID_ARGUMENT"
+    assert engine.wait_for("abort_received", "beside")["reason"] == "api"
+    assert "disconnected" not in engine.order("beside")
+
+
 def test_a_deadline_and_a_closed_channel_end_the_request(engine: RunningEngine) -> None:
     late = Stream(engine, stream_timeout=1.0)
     late.ask("late", parameters=LONG)
