@@ -1,7 +1,7 @@
 """From run folders to one HTML file: read, put into words, draw, write."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,19 +27,19 @@ from harness.export.library import Run, load_run
 from harness.export.tables import client_facts
 from harness.formatting import bounded, quantity
 from harness.metrics import headline_figures, spoken
-from harness.records import ArmsSummary
+from harness.records import ArmsSummary, is_disaggregated
 from harness.store.manifest import Manifest
 
 CONFIG_SHOWN: Final = (
     ("runner", "{} runner"),
     ("device", "on {}"),
-    ("frontends", "{} frontends"),
-    ("workers", "{} workers"),
+    ("frontends", "{}"),
     ("max_num_seqs", "{:,} slots"),
     ("num_blocks", "{:,} KV blocks"),
     ("block_size", "{:,} tokens a block"),
+    ("workers", "on each of {}"),
 )
-_SEVERAL: Final = ("frontends", "workers")  # their names; one is not worth a word
+_PROCESSES: Final = ("frontends", "workers")  # by name, the latter with their pids
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
@@ -93,14 +93,24 @@ def _common_facts(run: Run) -> list[tuple[str, str]]:
 
 
 def _settings_in_words(config: Mapping[str, Any]) -> list[str]:
-    several = {key: len(names) for key in _SEVERAL if len(names := config.get(key) or ()) > 1}
-    shown = {**config, **dict.fromkeys(_SEVERAL), **several}
+    shown = {**config, **{key: _several(key, config.get(key) or ()) for key in _PROCESSES}}
     return [form.format(shown[key]) for key, form in CONFIG_SHOWN if shown.get(key) is not None]
+
+
+def _several(kind: str, names: Collection[str]) -> str | None:
+    """One is not worth a word."""
+    if is_disaggregated(names):
+        return f"{len(names)} prefill and {len(names)} decode workers"
+    return f"{len(names)} {kind}" if len(names) > 1 else None
+
+
+def _without_pids(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**config, **{key: sorted(config.get(key) or ()) for key in _PROCESSES}}
 
 
 def _common_config(manifests: Sequence[Manifest]) -> Mapping[str, Any]:
     targets = [one.target for one in manifests]
-    first, *others = [(target and target.config) or {} for target in targets] or [{}]
+    first, *others = [_without_pids((one and one.config) or {}) for one in targets] or [{}]
     return {
         key: value
         for key, value in first.items()

@@ -6,7 +6,7 @@ may be subtracted from the client's. A missing value is null, never 0 and never 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -273,9 +273,14 @@ class MetricSample(msgspec.Struct, kw_only=True):
 
 
 def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None:
-    """Of all workers in which requests begin."""
+    """The slots of all workers in which requests begin."""
     told: int | None = (config or {}).get("max_num_seqs")
     return told * max(1, len((config or {}).get("workers") or ())) if told else found
+
+
+def is_disaggregated(workers: Iterable[str]) -> bool:
+    """By the names of the frontends' workers: then each has a decode worker after it."""
+    return any(name.startswith("prefill-") for name in workers)
 
 
 PAGE: Final = "metrics_url"  # the label that names a sample's page, where there are several

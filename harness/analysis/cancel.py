@@ -124,7 +124,7 @@ def _figure(
 
 
 def _of_tier(name: str, cancels: pd.DataFrame, facts: Facts) -> Figure:
-    """What a tier never let go of is censored where the cancel latency is."""
+    """A request that a tier never let go of is censored where its cancel latency is."""
     column = _OF_TIERS[name]
     if (why := facts.lacks(*column.needs)) is not None:
         return NotMeasurable(why)

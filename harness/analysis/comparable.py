@@ -21,8 +21,9 @@ MOST_KEYS: Final = 6
 SPEED_OF_MACHINE: Final = frozenset({"cpu", "cores", "gpus"})
 SPEED_OF_ENGINE: Final = ("runner", "step_cost")  # its settings that make its speed
 SAID_OR_MEANINGLESS: Final = frozenset(
-    {"model", "max_num_seqs", "frontend_pid", "worker_pid", "workers"}
+    {"model", "max_num_seqs", "frontend_pid", "worker_pid", "name"}
 )
+_ONLY: Final = {"frontends": "frontend-0", "workers": "worker-0"}
 # The demand on the server. Its own settings (`[engine]`) are not part of it: they are judged.
 DEMAND: Final = ("run", "load", "arrivals")
 NO_DEMAND: Final = ("seed", "rounds", "reference_arm")  # keys of [run]
@@ -178,7 +179,7 @@ def _target_remarks(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iter
     slots = ({"slots": _slots(one)} for one in (first, second))
     if numbers := _changed_in("slots", *slots):
         yield _warning(f"different numbers of batch slots: {numbers}: waiting times depend on them")
-    config = _changed(first.get("config"), second.get("config"), without=SAID_OR_MEANINGLESS)
+    config = _changed(_settings(first), _settings(second), without=SAID_OR_MEANINGLESS)
     if config:
         yield _info(f"the engine is set up differently: {_listed(config)}")
 
@@ -208,6 +209,13 @@ def figure_remarks(
             f"a step takes {quantity(first, 's')} and {quantity(second, 's')}: trust a "
             "difference of times only if it holds both as measured and in steps"
         )
+
+
+def _settings(target: Mapping[str, Any]) -> dict[str, Any]:
+    """Processes without their pids; a run from before there were several names none."""
+    config = target.get("config") or {}
+    named = {kind: sorted(config.get(kind) or [one]) for kind, one in _ONLY.items()}
+    return {**config, **named}
 
 
 def _slots(target: Mapping[str, Any]) -> int | None:

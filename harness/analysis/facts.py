@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.analysis.stats import Bools
-from harness.records import GAUGES, Trust
+from harness.records import GAUGES, Trust, is_disaggregated
 from harness.store.frames import RunFrames
 
 # A source of figures: a log of the server, its configuration, or a condition of the run.
@@ -134,10 +134,12 @@ def run_facts(frames: RunFrames) -> Facts:
         window.get("load_started_ns"), window.get("load_ended_ns"), frames.requests
     )
     before, after = _known(idle.get("before")), _known(idle.get("after"))
-    settle_s, workload = manifest.get("settle_s"), manifest.get("workload") or {}
+    settle_s = manifest.get("settle_s")
     slots = config.get("max_num_seqs") or target.get("slots_found")
     blocks = config.get("num_blocks") or target.get("blocks_found")
-    num_workers = max(1, frames.steps["worker"].nunique())
+    workers = config.get("workers") or ()
+    has_two_tiers = is_disaggregated(workers)
+    num_workers = max(1, len(workers)) * (1 + has_two_tiers)
     return Facts(
         status=manifest.get("status", "complete"),
         engine=target.get("engine") or "the server",
@@ -162,7 +164,7 @@ def run_facts(frames: RunFrames) -> Facts:
         trust={role: source["trust"] for role, source in sources.items()},
         metric_names={role: source["name"] for role, source in sources.items()},
         metric_labels={role: source.get("labels") or {} for role, source in sources.items()},
-        is_disaggregated=bool((workload.get("engine") or {}).get("disaggregated")),
+        is_disaggregated=has_two_tiers,
         repeated={role for role, source in sources.items() if source.get("repeated")},
         lags={
             role: (source.get("lag_steps", 0.0), source.get("lag_s", 0.0))

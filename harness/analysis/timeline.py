@@ -43,7 +43,7 @@ KILLED: Final = "killed"  # the reason for which a killed worker's requests ende
 
 @lru_cache(maxsize=2)
 def log_of(frames: RunFrames) -> pd.DataFrame:
-    """The lifecycle log. What a killed worker had is removed, freed and finished by the kill."""
+    """The lifecycle log, in which a kill removes, frees and finishes all that its worker had."""
     log = frames.lifecycle
     kills = frames.manifest.get("kills") or []
     for kill in (one for one in kills if one["kind"] == "worker"):

@@ -50,12 +50,12 @@ class Server:
 
     @property
     def urls(self) -> list[str]:
-        """Of all its frontends."""
+        """One for each frontend."""
         return list(self.ready.get("urls") or [self.url])
 
     @property
     def kserve_urls(self) -> list[str]:
-        """Of all its frontends. Raises ConfigError if none is known."""
+        """One for each frontend. Raises ConfigError if none is known."""
         if self.url.startswith("grpc"):
             return [self.url]
         one = self.ready.get("kserve_url")
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def worker_urls(self) -> list[str]:
-        """Of its workers' own pages, if it has tiers."""
+        """The workers' own pages, if it has tiers."""
         pages: list[str] = self.ready.get("worker_metrics_urls") or []
         return [page.removesuffix("/metrics") for page in pages]
 
@@ -80,7 +80,7 @@ class Server:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of its processes, by name, where its config or its ready line says so."""
+        """Its processes by name, where its config or its ready line tells them."""
         if frontends := self.ready.get("frontend_pids"):
             kinds = {"frontend": frontends, "worker": self.ready["worker_pids"]}
             return {f"{kind} {i}": pid for kind, of in kinds.items() for i, pid in enumerate(of)}

@@ -160,6 +160,11 @@ def loaded(stay_share: float) -> dict[str, Any]:
             "info",
             "set up differently: faults None / {'x': 1}",
         ),
+        (
+            target(config={"max_num_seqs": 8, "workers": {"prefill-0": 7}}),
+            "info",
+            "set up differently: workers ['worker-0'] / ['prefill-0']",
+        ),
         (target(version="0.2"), "info", "different versions of the server: not known and 0.2"),
         (
             {"hardware": {"cpu": "fast", "cores": 2, "platform": "other"}},

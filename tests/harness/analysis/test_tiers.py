@@ -5,6 +5,7 @@ import pytest
 from harness.analysis.cancel import cancel_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
+from harness.analysis.kills import kill_effects, kill_figures
 from harness.analysis.recovery import slot_refills
 from harness.analysis.summary import summarise
 from harness.analysis.timeline import level_of_all, timeline
@@ -14,6 +15,12 @@ from tests.harness.analysis.scenes import only_row
 from tests.harness.told import metric, ms
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
+
+
+def serving_with(run: RunBuilder, *workers: str) -> None:
+    assert run.manifest.target is not None
+    assert run.manifest.target.config is not None
+    run.manifest.target.config["workers"] = dict.fromkeys(workers, 9)
 
 
 def handed_over(run: RunBuilder, t0: float, *, freed: float = 22) -> None:
@@ -139,12 +146,28 @@ def test_each_worker_counts_and_refills_in_its_own_steps(run: RunBuilder) -> Non
         run.step(4 * length, 5 * length, x=1)
     run.worker = "worker-0"
     run.events("w", arrived=2, admitted=41.5)
+    serving_with(run, "worker-0", "worker-1")
     frames = run.frames()
     cancels = cancellations(frames).set_index("worker")
     assert cancels["cancel_latency_steps"].to_dict() == {"worker-0": 2, "worker-1": 3}
     facts = run_facts(frames)
     assert (facts.slots, facts.worker_slots) == (4, 2)
     assert slot_refills(frames, facts)["request_id"].to_list() == ["0"]
+
+
+def test_slots_are_those_of_all_workers_without_their_steps(run: RunBuilder) -> None:
+    serving_with(run, "prefill-0", "prefill-1")
+    facts = run_facts(run.frames())
+    assert (facts.slots, facts.is_disaggregated) == (8, True)
+
+
+def test_a_workload_of_tiers_says_nothing_of_another_server(run: RunBuilder) -> None:
+    run.another_engine()
+    run.request("b", sent=0, tokens=[9], outcome="completed", end=60)
+    run.manifest.workload |= {"engine": {"workers": 2, "frontends": 2, "disaggregated": True}}
+    facts = run_facts(run.frames())
+    assert (facts.slots, facts.is_disaggregated) == (None, False)
+    assert "others_failed_rate" in kill_figures([kill_effects(run.frames(), facts)])
 
 
 def test_the_level_of_all_workers_is_the_sum_of_their_latest(run: RunBuilder) -> None:
@@ -160,10 +183,10 @@ def test_the_level_of_all_workers_is_the_sum_of_their_latest(run: RunBuilder) ->
 def two_of_each(run: RunBuilder, kind: ProcessKind, *killed: int) -> None:
     engine = {"frontends": 2, "workers": 2}
     run.manifest.workload |= {"engine": engine, "load": {"kill": kind}}
-    for index in killed:
-        name = f"{kind}-{index}"
-        kill = Kill(t_ns=at(50), kind=kind, index=index, name=name, pid=9, back_ns=at(100))
-        run.manifest.kills = [kill]
+    run.manifest.kills = [
+        Kill(t_ns=at(50), kind=kind, index=i, name=f"{kind}-{i}", pid=9, back_ns=at(100))
+        for i in killed
+    ]
 
 
 def open_at(
