@@ -81,11 +81,11 @@ def check_hello(hello: object, secret: str) -> Hello:
     return hello
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def encode_frame(message: object) -> bytes:
-    payload = _encoder.encode(message)
+    payload = _encode(message)
     return _LENGTH.pack(len(payload)) + payload
 
 

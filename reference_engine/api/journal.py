@@ -13,7 +13,8 @@ import msgspec
 
 LOG_BYTES: Final = 256 * 1024 * 1024
 PAGE_BYTES: Final = 1024 * 1024  # more would hold up the event loop, and with it detection
-_PLACE_BYTES: Final = 24  # a line's place in the list, and the allocator's rounding
+# Of a line beside its text: its head, its place in the list, and the allocator's rounding.
+_LINE_BYTES: Final = sys.getsizeof(b"") + 24
 
 
 class Page(NamedTuple):
@@ -56,7 +57,7 @@ class Log:
     def append(self, entry: msgspec.Struct) -> None:
         line = self._encoder.encode(entry) + b"\n"
         self._lines.append(line)
-        self._num_bytes += _memory_of(line)
+        self._num_bytes += len(line) + _LINE_BYTES
         while self._num_bytes > self._capacity_bytes:
             self._drop_oldest()
 
@@ -78,14 +79,10 @@ class Log:
         return Page(lines, first, last, start + len(lines) - 1, start - number - 1)
 
     def _drop_oldest(self) -> None:
-        self._num_bytes -= _memory_of(self._lines[self._num_blank])
+        self._num_bytes -= len(self._lines[self._num_blank]) + _LINE_BYTES
         self._lines[self._num_blank] = b""
         self._num_blank += 1
         if 2 * self._num_blank > len(self._lines):
             del self._lines[: self._num_blank]
             self._num_gone += self._num_blank
             self._num_blank = 0
-
-
-def _memory_of(line: bytes) -> int:
-    return sys.getsizeof(line) + _PLACE_BYTES

@@ -221,7 +221,7 @@ class GenerationResponse:
         try:
             while (item := await self._next(client, until_heartbeat)) is not None:
                 index, output = item
-                if output.finish_reason == FinishReason.ABORT:
+                if output.ending is not None and output.finish_reason == FinishReason.ABORT:
                     aborted.append(item)
                     continue
                 await client.send(writer.token(index, output))

@@ -18,7 +18,7 @@ from contextlib import aclosing, contextmanager, nullcontext
 from datetime import datetime
 from itertools import repeat
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import uvicorn
@@ -29,9 +29,7 @@ from reference_engine.metrics.collector import Collector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Listening, Ready, WorkerSettings
-from reference_engine.runtime import DistributedRuntime
 from reference_engine.serve.faults import FaultyLink
-from reference_engine.serve.handlers import HandlerWorker
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import Company, WorkerLink
 from reference_engine.serve.server import NO_WORKER_READY, Frontend
@@ -52,13 +50,14 @@ from reference_engine.serve.workers import Caller, Worker
 from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
+    from reference_engine.serve.handlers import HandlerWorker
     from reference_engine.serve.kserve import Door
 
 _CLOSING_S: Final = 1  # for connections on which nothing is being answered
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
 
 
-AnyWorker = Worker | HandlerWorker
+AnyWorker: TypeAlias = "Worker | HandlerWorker"
 _PAUSES_S: Final = (0.1, 0.5, 2.0)  # before a worker of our own is given up; a dying one may die
 _PAUSE_S: Final = 0.1  # before each try to connect to another's, which is started again
 _PATIENCE_S: Final = 5.0
@@ -226,6 +225,9 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
         worker = Worker(address, caller, on_up=up, on_report=link.take_in, on_lost=link.worker_lost)
         workers.append(worker)
     if settings.handler_endpoint is not None:
+        from reference_engine.runtime import DistributedRuntime
+        from reference_engine.serve.handlers import HandlerWorker
+
         try:
             runtime = DistributedRuntime(asyncio.get_running_loop(), beats=caller.beats)
         except PermissionError as error:

@@ -54,11 +54,15 @@ class FaultyEngine(Engine):
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
         self._step = self._scheduler.counters.steps + 1
-        due = [request for request, at_ns in self._held_back.items() if at_ns <= boundary_ns]
+        if self._held_back:
+            self._free_what_is_due(boundary_ns)
+        super().step(boundary_ns, heard)
+
+    def _free_what_is_due(self, now_ns: int) -> None:
+        due = [request for request, at_ns in self._held_back.items() if at_ns <= now_ns]
         for request in due:
             del self._held_back[request]
             super()._free(request, "held_back")
-        super().step(boundary_ns, heard)
 
     def _apply(self, heard: Heard) -> None:
         if isinstance(heard.command, SetFaults):
