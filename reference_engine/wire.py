@@ -13,6 +13,7 @@ ends with it. A peer that breaks the protocol loses its own connection, and noth
 
 import secrets
 import struct
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
@@ -21,6 +22,9 @@ import msgspec
 WIRE_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 64 * 1024 * 1024  # a step's report at full load is under 1 MiB
 MAX_UNSENT_BYTES: Final = 4 * MAX_FRAME_BYTES  # to a peer that does not read
+HELLO_BYTES: Final = 1024  # the most that is read of an unknown peer,
+HELLO_S: Final = 5.0  # in this time
+MAX_PEERS: Final = 256
 _LENGTH: Final = struct.Struct("<I")
 _Message = TypeVar("_Message")
 
@@ -67,8 +71,8 @@ class Beats(NamedTuple):
         return cls(min(cls().interval_s, timeout_s / 4), timeout_s)
 
 
-def check_hello(hello: object, secret: str) -> Hello:
-    """Raises ProtocolError, with a sentence that is for the peer, too."""
+def check_hello(hello: object, secret: str, connected: Collection[str]) -> Hello:
+    """Raises ProtocolError, with a sentence that is for the peer, too. `connected`: their names."""
     if not isinstance(hello, Hello):
         raise ProtocolError(f"{type(hello).__name__} before Hello")
     if hello.version != WIRE_VERSION:
@@ -78,6 +82,12 @@ def check_hello(hello: object, secret: str) -> Hello:
         )
     if not secrets.compare_digest(hello.secret.encode(), secret.encode()):
         raise ProtocolError("a Hello with a wrong secret")
+    if not hello.peer:
+        raise ProtocolError("a Hello without a name")
+    if hello.peer in connected:
+        raise ProtocolError(f"{hello.peer} is connected already")
+    if len(connected) >= MAX_PEERS:
+        raise ProtocolError(f"{MAX_PEERS} peers are connected already")
     return hello
 
 

@@ -39,6 +39,8 @@ from reference_engine.runtime.calls import (
     encode,
 )
 from reference_engine.wire import (
+    HELLO_BYTES,
+    HELLO_S,
     MAX_FRAME_BYTES,
     Beats,
     Failed,
@@ -49,8 +51,6 @@ from reference_engine.wire import (
 )
 
 Handler = Callable[..., AsyncGenerator[Any, None]]
-_HELLO_S: Final = 5.0
-_HELLO_BYTES: Final = 1024
 _MAX_ERROR: Final = 2000  # characters
 log: Final = logging.getLogger("reference_engine.runtime")
 
@@ -165,9 +165,9 @@ class Caller:
             on_lost=self._lost,
             beats=server.beats,
         )
-        self.connection.reader.max_bytes = _HELLO_BYTES  # of a stranger, no more is kept
+        self.connection.reader.max_bytes = HELLO_BYTES  # of a stranger, no more is kept
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(_HELLO_S, self._refuse, "no Hello")
+        self._deadline = loop.call_later(HELLO_S, self._refuse, "no Hello")
 
     def _hear(self, message: ToHandlers) -> None:
         if self._name is None:
@@ -187,9 +187,7 @@ class Caller:
 
     def _greet(self, hello: object) -> None:
         try:
-            name = check_hello(hello, self._server.secret).peer
-            if name in self._server.callers:
-                raise ProtocolError(f"{name} is connected already")
+            name = check_hello(hello, self._server.secret, self._server.callers).peer
         except ProtocolError as error:
             self._refuse(str(error))
             return

@@ -14,6 +14,7 @@ import msgspec
 from reference_engine.api.openai import Generation
 from reference_engine.context import Context
 from reference_engine.core.request import FinishReason, Phase
+from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import AddRequest, Ending, Event, Output
 from reference_engine.runtime.router import Instance
 
@@ -282,6 +283,30 @@ class ClientRequest:
         for choice in self.choices:
             choice.num_sent_at_leaving = choice.num_sent
 
+    def count_tokens(self, choice: Choice, collector: Collector, now_ns: int) -> None:
+        """Several tokens that arrive at once count as one interval."""
+        if choice.last_output_ns is None:
+            collector.first_token_s.observe((now_ns - self.arrived_ns) / 1e9)
+        else:
+            collector.next_token_s.observe((now_ns - choice.last_output_ns) / 1e9)
+        choice.last_output_ns = now_ns
+
+    def count_ended(self, choice: Choice, collector: Collector, now_ns: int) -> None:
+        assert choice.ending is not None
+        stamps = choice.stamps
+        end_ns = stamps.get("finished", now_ns)
+        admitted_ns, first_token_ns = stamps.get("admitted"), stamps.get("first_token")
+        collector.ended(
+            finish_reason=choice.ending.finish_reason,
+            prompt_tokens=self.num_prompt_tokens,
+            generated_tokens=choice.num_generated,
+            max_tokens=self.asked.sampling.max_tokens,
+            e2e_s=(end_ns - self.arrived_ns) / 1e9,
+            queue_s=_seconds(self.arrived_ns, admitted_ns),
+            prefill_s=_seconds(admitted_ns, first_token_ns),
+            decode_s=_seconds(first_token_ns, end_ns),
+        )
+
     def set_timer(
         self, name: str, seconds: float | None, callback: Callable[..., object], *args: object
     ) -> None:
@@ -298,6 +323,10 @@ class ClientRequest:
         for timer in self.timers.values():
             timer.cancel()
         self.timers.clear()
+
+
+def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else (end_ns - start_ns) / 1e9
 
 
 class Archive:

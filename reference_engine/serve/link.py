@@ -220,10 +220,10 @@ class WorkerLink:
         for request in list(self.live.values()):
             self.cancel(request, CancelReason.SERVER_SHUTDOWN)
 
-    def lost(self, why: str = WORKER_LOST) -> None:
-        """Fail the live requests: no report will come."""
+    def give_up(self) -> None:
+        """At a shutdown: the live requests' last reports have not come in time."""
         for request in list(self.live.values()):
-            self._fail(request, EngineStoppedError(why))
+            self._fail(request, EngineStoppedError(SHUTTING_DOWN))
         self._choices.clear()
 
     def worker_up(self, ready: Ready) -> None:
@@ -307,7 +307,7 @@ class WorkerLink:
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
             if request is not None and event.reason == FinishReason.ERROR:
-                continue  # whether that is its end is decided here, with its output
+                continue  # whether that is its end is decided here, once `via` is lost
             self._log(event, worker, None if request is None else request.client_request_id)
             if request is not None and choice is not None and request.is_at(via):
                 choice.note(event, worker)
@@ -331,13 +331,13 @@ class WorkerLink:
         choice.take(output)
         request.outbox.put(choice.index, output)
         if num_new:
-            count_tokens(self.collector, request, choice, now_ns)
+            request.count_tokens(choice, self.collector, now_ns)
             if self.limiter.spend(request.owner, num_new, now_ns):
                 for other in list(self.live.values()):
                     if other.owner == request.owner:
                         self.cancel(other, CancelReason.RATE_LIMIT)
         if choice.ending is not None:
-            count_ended(self.collector, request, choice, now_ns)
+            request.count_ended(choice, self.collector, now_ns)
             self._let_go(request, choice)
             if request.is_ended:
                 self._end(request, now_ns)
@@ -394,33 +394,3 @@ class WorkerLink:
             **msgspec.structs.asdict(event),
         )
         self.lifecycle.append(entry)
-
-
-def count_tokens(collector: Collector, request: ClientRequest, choice: Choice, now_ns: int) -> None:
-    """Several tokens that arrive at once count as one interval."""
-    if choice.last_output_ns is None:
-        collector.first_token_s.observe((now_ns - request.arrived_ns) / 1e9)
-    else:
-        collector.next_token_s.observe((now_ns - choice.last_output_ns) / 1e9)
-    choice.last_output_ns = now_ns
-
-
-def count_ended(collector: Collector, request: ClientRequest, choice: Choice, now_ns: int) -> None:
-    assert choice.ending is not None
-    stamps = choice.stamps
-    end_ns = stamps.get("finished", now_ns)
-    admitted_ns, first_token_ns = stamps.get("admitted"), stamps.get("first_token")
-    collector.ended(
-        finish_reason=choice.ending.finish_reason,
-        prompt_tokens=request.num_prompt_tokens,
-        generated_tokens=choice.num_generated,
-        max_tokens=request.asked.sampling.max_tokens,
-        e2e_s=(end_ns - request.arrived_ns) / 1e9,
-        queue_s=_seconds(request.arrived_ns, admitted_ns),
-        prefill_s=_seconds(admitted_ns, first_token_ns),
-        decode_s=_seconds(first_token_ns, end_ns),
-    )
-
-
-def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
-    return None if start_ns is None or end_ns is None else (end_ns - start_ns) / 1e9

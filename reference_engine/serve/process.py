@@ -80,7 +80,7 @@ async def end_serving(
         await unless(stop.insisted, _answered(server, settings.drain_timeout_s))
     link.shut_down()
     if not await _answered(server, _LAST_WORD_S):
-        link.lost(SHUTTING_DOWN)
+        link.give_up()
     await _answered(server, _LAST_READ_S)
     await _close_all(server, _LAST_READ_S)
     server.should_exit = True

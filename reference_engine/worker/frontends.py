@@ -22,9 +22,7 @@ from typing import Final
 
 import msgspec
 
-from reference_engine.context import (
-    CancelReason,
-)
+from reference_engine.context import CancelReason
 from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -35,6 +33,9 @@ from reference_engine.protocol import (
     ToWorker,
 )
 from reference_engine.wire import (
+    HELLO_BYTES,
+    HELLO_S,
+    MAX_PEERS,
     MAX_UNSENT_BYTES,
     Beat,
     Beats,
@@ -50,10 +51,7 @@ from reference_engine.wire import (
 from reference_engine.worker.engine import Share
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, Requests
 
-MAX_PEERS: Final = 256
 MAX_CONNECTIONS: Final = 2 * MAX_PEERS  # strangers among them; further ones are closed at once
-_HELLO_BYTES: Final = 1024  # the most that is read of an unknown peer
-_HELLO_S: Final = 5.0
 _FAREWELL_S: Final = 0.5
 _RECEIVE_BYTES: Final = 256 * 1024
 _BEAT: Final = encode_frame(Beat())
@@ -90,7 +88,6 @@ class Peer:
         self._reader = FrameReader()
         self._lock = threading.Lock()
         self._unsent: deque[bytes] | None = None
-        self._num_unsent_bytes = 0
         self._sender: threading.Thread | None = None
         self._sent_at = time.monotonic()
         self._ended: Exception | None = None
@@ -143,10 +140,10 @@ class Peer:
     def greet(self, decoder: msgspec.msgpack.Decoder[ToWorker], hello_s: float) -> list[ToWorker]:
         """The first messages that it sends. Raises ProtocolError if none comes in time."""
         num_received, ends = 0, time.monotonic() + hello_s
-        while num_received < _HELLO_BYTES:
+        while num_received < HELLO_BYTES:
             self._socket.settimeout(max(0.001, ends - time.monotonic()))
             try:
-                data = self._socket.recv(_HELLO_BYTES - num_received)
+                data = self._socket.recv(HELLO_BYTES - num_received)
             except TimeoutError:
                 break
             if not data:
@@ -155,7 +152,7 @@ class Peer:
             if payloads := self._reader.feed(data):
                 self._socket.settimeout(None)
                 return [decode_payload(decoder, payload) for payload in payloads]
-        raise ProtocolError(f"no Hello within {hello_s:g} s and {_HELLO_BYTES} bytes")
+        raise ProtocolError(f"no Hello within {hello_s:g} s and {HELLO_BYTES} bytes")
 
     def receive(self) -> list[bytes] | None:
         """The next payloads; None at the connection's end. Beats are sent meanwhile.
@@ -241,7 +238,7 @@ class Frontends:
         first_word: Future[FirstWord],
         max_model_len: int,
         beats: Beats | None = None,
-        hello_s: float = _HELLO_S,
+        hello_s: float = HELLO_S,
     ) -> None:
         self._inbox = inbox
         self._now_ns = now_ns
@@ -298,16 +295,18 @@ class Frontends:
             peer.end(ProtocolError(why))
 
     def _take(self, connection: socket.socket) -> None:
-        with connection:
-            self._serve(Peer(connection, self._beats))
-        self._places.release()
+        try:
+            with connection:
+                self._serve(Peer(connection, self._beats))
+        finally:
+            self._places.release()
 
     def _serve(self, peer: Peer) -> None:
         learned_by: LearnedBy | None = LearnedBy.CONNECTION_DROPPED
         why = ""
         try:
             first, *others = peer.greet(self._decoder, self._hello_s)
-            self._register(peer, check_hello(first, self._secret))
+            self._register(peer, first)
             self._send_first_word(peer)
             for message in others:
                 self._hear(peer, message)
@@ -329,15 +328,10 @@ class Frontends:
             peer.refuse(why)
         peer.close()
 
-    def _register(self, peer: Peer, hello: Hello) -> None:
-        if not hello.peer:
-            raise ProtocolError("a Hello without a name")
+    def _register(self, peer: Peer, first: ToWorker) -> None:
         with self._lock:
-            if any(hello.peer == one.name for one in self._peers.values()):
-                raise ProtocolError(f"{hello.peer} is connected already")
-            if len(self._peers) == MAX_PEERS:
-                raise ProtocolError(f"{MAX_PEERS} peers are connected already")
-            peer.name = hello.peer
+            names = {one.name for one in self._peers.values()}
+            peer.name = check_hello(first, self._secret, names).peer
             self._num_connections[peer.name] += 1
             number = self._num_connections[peer.name]
             peer.key = peer.name if number == 1 else f"{peer.name}#{number}"
@@ -361,7 +355,8 @@ class Frontends:
                 peer.requests.add(message)
             case AbortRequest(request_id=name, reason=reason, signal=signal):
                 is_first = peer.requests.cancel(name, signal, reason)
-                self._count(LearnedBy.CONTROL_MESSAGE, int(is_first))
+                with self._lock:
+                    self.cancellations[LearnedBy.CONTROL_MESSAGE] += is_first
             case KVBlocks():
                 peer.requests.take_in(message)
             case SetFaults():
@@ -391,18 +386,14 @@ class Frontends:
         if not (isfinite(sampling.temperature) and sampling.temperature >= 0):
             raise ProtocolError(f"{name}: temperature {sampling.temperature}")
 
-    def _count(self, learned_by: LearnedBy, number: int) -> None:
-        with self._lock:
-            self.cancellations[learned_by] += number
-
     def _forget(self, peer: Peer, learned_by: LearnedBy | None) -> None:
         if not peer.name:
             return  # a stranger
         number = peer.requests.cancel_all(CancelReason.FRONTEND_LOST)
         with self._lock:
             del self._peers[peer.key]
-        if learned_by is not None:
-            self._count(learned_by, number)
+            if learned_by is not None:
+                self.cancellations[learned_by] += number
 
 
 def say(why: str) -> None:

@@ -4,6 +4,7 @@ A worker that a frontend or a launcher starts gets its settings as the first lin
 answers with its ports as the only line of standard output, and leaves when standard input ends.
 """
 
+import contextlib
 import gc
 import importlib
 import os
@@ -206,7 +207,8 @@ def main() -> None:
     except EngineConfigError as error:
         sys.exit(str(error))
     worker.leave_with_stdin()
-    print(msgspec.json.encode(worker.listening).decode(), flush=True)  # noqa: T201
+    with contextlib.suppress(BrokenPipeError):  # then standard input has ended, too
+        os.write(_STDOUT, msgspec.json.encode(worker.listening) + b"\n")
     os.dup2(_STDERR, _STDOUT)  # a library's output is not for the frontend
     put_readers_first()
     try:

@@ -65,8 +65,8 @@ def test_only_a_greeting_of_this_version_with_the_secret_is_accepted(
     hello: object, why: str
 ) -> None:
     with pytest.raises(ProtocolError, match=why):
-        check_hello(hello, "s")
-    assert check_hello(Hello(peer="a", secret="s"), "s").peer == "a"
+        check_hello(hello, "s", [])
+    assert check_hello(Hello(peer="a", secret="s"), "s", ["b"]).peer == "a"
 
 
 class Peer:

@@ -153,7 +153,7 @@ async def test_the_request_has_its_owner_and_the_worker_never_sees_the_key() -> 
     (message,) = served.worker.received
     assert [request.owner for request in served.link.live.values()] == [KEYS[0]]
     assert b"sk-" not in encode_frame(message)
-    served.link.lost()
+    served.link.give_up()
     assert (await posting).status_code == 503
 
 

@@ -17,6 +17,7 @@ from reference_engine.context import CancelReason, Signal
 from reference_engine.protocol import AbortRequest, FromWorker, ToWorker
 from reference_engine.wire import (
     MAX_FRAME_BYTES,
+    MAX_PEERS,
     Beat,
     Beats,
     Failed,
@@ -28,7 +29,6 @@ from reference_engine.wire import (
 from reference_engine.worker.engine import Share
 from reference_engine.worker.frontends import (
     MAX_CONNECTIONS,
-    MAX_PEERS,
     FirstWord,
     Frontends,
     Peer,
