@@ -85,7 +85,7 @@ def check_hello(hello: object, secret: str, connected: Collection[str]) -> Hello
     if not hello.peer:
         raise ProtocolError("a Hello without a name")
     if hello.peer in connected:
-        raise ProtocolError(f"{hello.peer} is connected already")
+        raise ProtocolError(f"{hello.peer} is connected already: another one needs another --name")
     if len(connected) >= MAX_PEERS:
         raise ProtocolError(f"{MAX_PEERS} peers are connected already")
     return hello

@@ -63,12 +63,16 @@ class Worker:
 
     async def start(self, *, is_patient: bool) -> Ready:
         """The first connection; with patience, there need not be a worker yet."""
+        is_said = False
         while True:
             try:
                 return await self.connect()
-            except (OSError, EngineStoppedError):
+            except (OSError, EngineStoppedError) as error:
                 if not is_patient:
                     raise
+                if not is_said:
+                    _say(f"waiting for a worker at {self._address}: {error}")
+                    is_said = True
             await asyncio.sleep(_PAUSE_S)
 
     async def connect(self) -> Ready:
@@ -93,9 +97,7 @@ class Worker:
 
         def lose(_: LearnedBy, error: Exception | None) -> None:
             if error is not None:
-                print(  # noqa: T201
-                    f"walkaway engine: connection to the worker: {error}", file=sys.stderr
-                )
+                _say(f"connection to the worker: {error}")
             if not first_word.done():
                 first_word.set_exception(EngineStoppedError(_ENDED_EARLY))
             elif self._connection is connection:
@@ -134,3 +136,7 @@ class Worker:
             else:
                 return
         raise EngineStoppedError(f"the worker process is alive, but cannot be reached: {reason}")
+
+
+def _say(why: str) -> None:
+    print(f"walkaway engine: {why}", file=sys.stderr, flush=True)  # noqa: T201

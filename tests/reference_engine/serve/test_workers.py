@@ -226,3 +226,17 @@ async def test_an_end_before_ready_is_no_loss_but_a_failure_to_connect(
     assert ends.lost.empty()
     assert ends.reports.empty()
     assert ("StepReport: out of turn" in capsys.readouterr().err) == (sent is REPORT)
+
+
+async def test_a_worker_that_is_not_there_yet_is_waited_for_which_is_said_once(
+    ends: Ends, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ends.to_frontend.close()
+    starting = asyncio.create_task(ends.worker.start(is_patient=True))
+    for _ in range(2):
+        await ends.accept()
+        ends.to_frontend.close()
+    await ends.accept()
+    ends.send(READY)
+    assert await starting == READY
+    assert capsys.readouterr().err.count("waiting for a worker at") == 1
