@@ -224,8 +224,8 @@ class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class LifecycleEvent(msgspec.Struct, kw_only=True):
     """One event in a request's life, by the reference engine: a row of `lifecycle.parquet`.
 
-    `worker`: the name of the worker that had it, "" for an event of a frontend, and where the
-    server names none.
+    `worker`: the name of the worker that had it, for an event of a frontend of the first one; ""
+    where the server names none.
     """
 
     seq: int

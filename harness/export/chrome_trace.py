@@ -17,7 +17,7 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, run_facts
 from harness.analysis.scraped import readings_of
-from harness.analysis.timeline import level_of_all
+from harness.analysis.timeline import level_of_all, log_of
 from harness.analysis.tokens import without_tokens
 from harness.store.frames import RunFrames
 
@@ -31,8 +31,15 @@ PROCESSES: Final = {
 OWNERS: Final = {SLOTS: "slot", QUEUE: "queue"}
 APART: Final = 1_000_000  # Perfetto takes numbers of rows for threads of one machine
 MARKS: Final = {"disconnected": "detect", "removed": "remove", "blocks_freed": "free"}
-ENTERED: Final = {"arrived": QUEUE, "admitted": SLOTS, "preempted": QUEUE, "resumed": SLOTS}
-GONE: Final = ("blocks_freed", "finished")
+ENTERED: Final = {
+    "arrived": QUEUE,
+    "taken_over": QUEUE,
+    "admitted": SLOTS,
+    "preempted": QUEUE,
+    "resumed": SLOTS,
+}
+GONE: Final = ("handed_over", "blocks_freed", "finished")
+STAY: Final = ["request_id", "worker"]  # a request can be at two workers at once
 COUNTERS: Final = {  # Perfetto shows the name and what is counted: "running requests"
     "num_running": ("running", "requests"),
     "num_waiting": ("waiting", "requests"),
@@ -72,7 +79,7 @@ def chrome_trace(frames: RunFrames) -> dict[str, Any]:
     rows = Rows()
     events = [*_clients(frames.requests, rows)]
     if why_unseen is None:
-        events += _requests(frames.lifecycle, rows)
+        events += _requests(log_of(frames), rows)
     if facts.lacks("steps", "clock") is None:
         events += _steps(frames.steps, rows)
     else:
@@ -109,23 +116,25 @@ def _clients(requests: pd.DataFrame, rows: Rows) -> Iterator[Event]:
 def _requests(lifecycle: pd.DataFrame, rows: Rows) -> Iterator[Event]:
     log = lifecycle.sort_values(["t_ns", "seq"], kind="stable")  # each frontend numbers its own
     log = log.assign(name=log["client_request_id"].fillna(log["request_id"]))
-    row_of: dict[str, Row] = {}
-    for start_ns, end_ns, where, request, name in _stretches(log):
-        row_of[request] = rows.take(where, OWNERS[where], start_ns, end_ns)
-        yield _slice(name, row_of[request], start_ns, end_ns)
-    marks = log[log["event"].isin(MARKS) & log["request_id"].isin(row_of)]
-    for one in marks.to_dict("records"):
-        yield _mark(MARKS[one["event"]], row_of[one["request_id"]], int(one["t_ns"]), one["name"])
+    row_of: dict[tuple[str, str], Row] = {}
+    for start_ns, end_ns, where, *stay, name in _stretches(log):
+        row_of[stay[0], stay[1]] = rows.take(where, OWNERS[where], start_ns, end_ns)
+        yield _slice(name, row_of[stay[0], stay[1]], start_ns, end_ns)
+    for one in log[log["event"].isin(MARKS)].to_dict("records"):
+        if (row := row_of.get((one["request_id"], one["worker"]))) is not None:
+            yield _mark(MARKS[one["event"]], row, int(one["t_ns"]), one["name"])
 
 
-def _stretches(log: pd.DataFrame) -> Iterator[tuple[int, int, int, str, str]]:
+def _stretches(log: pd.DataFrame) -> Iterator[tuple[int, int, int, str, str, str]]:
     moves = log[log["event"].isin([*ENTERED, *GONE])]
-    left_ns = moves.groupby("request_id")["t_ns"].shift(-1)
+    left_ns = moves.groupby(STAY)["t_ns"].shift(-1)
+    left_ns = left_ns.fillna(moves.groupby("request_id")["t_ns"].shift(-1))  # its worker was lost
     begun = moves[moves["event"].isin(ENTERED)]
     until_ns = left_ns[begun.index].fillna(log["t_ns"].max()).astype("int64")
     names = begun["name"].mask(left_ns[begun.index].isna(), begun["name"] + ", never freed")
     where = begun["event"].map(ENTERED)
-    yield from sorted(zip(begun["t_ns"], until_ns, where, begun["request_id"], names, strict=True))
+    stays = (begun[key] for key in STAY)
+    yield from sorted(zip(begun["t_ns"], until_ns, where, *stays, names, strict=True))
 
 
 def _steps(steps: pd.DataFrame, rows: Rows) -> Iterator[Event]:

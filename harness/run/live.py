@@ -5,7 +5,7 @@ Memory is bounded: points are thinned out, quantiles are of the latest values, a
 unpaired item is dropped.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
@@ -81,7 +81,8 @@ class LiveRun:
         self._left: Pending[tuple[int, int]] = Pending()
         self._gone: Pending[LifecycleEvent] = Pending()  # freed, but the row is not read yet
         self._arrived: Pending[int] = Pending()
-        self._free_slots: deque[tuple[int, bool]] = deque(maxlen=LAST)  # freed at, by a cancel
+        # By worker: freed at, by a cancel.
+        self._free_slots = defaultdict[str, deque[tuple[int, bool]]](lambda: deque(maxlen=LAST))
         self._latency, self._refill, self._lag = Latest(), Latest(), Latest()
         self._wasted = self._seen = self._held = 0
         self._recent_lag_ns = 0
@@ -110,10 +111,10 @@ class LiveRun:
     def take_events(self, events: Iterable[LifecycleEvent]) -> None:
         for event in events:
             name = event.client_request_id or event.request_id
-            if event.event == "arrived":
+            if event.event in ("arrived", "taken_over"):
                 self._arrived.put(name, event.t_ns)
             elif event.event == "admitted":
-                self._pair(event.t_ns, self._arrived.pop(name, event.t_ns))
+                self._pair(event, self._arrived.pop(name, event.t_ns))
             elif event.event == "blocks_freed" and event.reason != "handed_over":
                 self._free(event, name)
 
@@ -170,7 +171,8 @@ class LiveRun:
         else:
             self._gone.put(name, event)
         if self._arrived.pop(name, None) is None:  # else it was queued and had no slot
-            self._free_slots.append((event.t_ns, event.reason not in _NATURAL))
+            slot = event.t_ns, event.reason not in _NATURAL
+            self._free_slots[event.worker].append(slot)
 
     def _over(self, leave: tuple[int, int], event: LifecycleEvent) -> None:
         abandoned_ns, tokens_read = leave
@@ -184,13 +186,14 @@ class LiveRun:
         self._latency.add(latency_ms)
         self._latencies.add((self._seconds(abandoned_ns), latency_ms))
 
-    def _pair(self, admitted_ns: int, arrived_ns: int) -> None:
-        while self._free_slots:
-            freed_ns, is_cancel = self._free_slots.popleft()
+    def _pair(self, admitted: LifecycleEvent, arrived_ns: int) -> None:
+        slots = self._free_slots[admitted.worker]
+        while slots:
+            freed_ns, is_cancel = slots.popleft()
             if arrived_ns > freed_ns:
                 continue  # the queue was empty when this slot was freed
             if is_cancel:
-                self._refill.add((admitted_ns - freed_ns) / _MS)
+                self._refill.add((admitted.t_ns - freed_ns) / _MS)
             return
 
     def _seconds(self, t_ns: int) -> float:

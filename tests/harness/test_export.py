@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from harness.commands.verbs import app
 from harness.errors import ConfigError
 from harness.export.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
+from harness.store.manifest import Kill
+from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder, save_judged
 
 Event = dict[str, Any]
@@ -98,6 +100,29 @@ def test_rows_are_named_and_no_slices_of_a_row_cross(run: RunBuilder) -> None:
     names = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
     assert names.keys() == {one["tid"] for one in events if one["ph"] in "Xi"}
     assert {"user 0", "user 0 (2)", "user 3", "slot", "queue"} <= {*names.values()}
+
+
+def test_a_request_has_a_slot_at_each_of_its_workers(run: RunBuilder) -> None:
+    """The first gives its blocks back only while the second computes, and the second is killed."""
+    run.abandon("a", t0=100, tokens=[50, 80])
+    run.worker = "prefill-0"
+    run.events("a", arrived=5, admitted=10, handed_over=50, blocks_freed=60)
+    run.worker = "decode-0"
+    run.events("a", taken_over=51, admitted=55)
+    run.steps(1, 12, "a")
+    run.manifest.kills = [Kill(t_ns=at(90), kind="worker", index=0, name="decode-0", pid=9)]
+    events = traced(run)
+    assert slices(events, SLOTS) == [("a", 10, 40, 1), ("a", 55, 35, 1)]
+    assert slices(events, QUEUE) == [("a", 5, 5, 1), ("a", 51, 4, 1)]
+
+
+def test_a_request_that_went_with_its_worker_waits_on_at_another(run: RunBuilder) -> None:
+    run.request("a", sent=0, tokens=[50], outcome="completed", end=60)
+    run.worker = "worker-0"
+    run.events("a", arrived=5)
+    run.worker = "worker-1"
+    run.events("a", admitted=30, removed=60, blocks_freed=60)
+    assert slices(traced(run), QUEUE) == [("a", 5, 25, 1)]
 
 
 def test_of_another_server_there_are_its_scraped_gauges(run: RunBuilder) -> None:

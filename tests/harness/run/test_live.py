@@ -72,6 +72,23 @@ def test_a_slot_is_refilled_by_a_request_that_waited_for_it() -> None:
     assert live.shown()["refill_ms"] == {"n": 1, "p50": 3.0, "p99": 3.0}
 
 
+def test_a_slot_is_refilled_at_its_own_worker() -> None:
+    """What the prefill worker hands over waits at the decode worker, whose slots are other ones."""
+    live = LiveRun(has_log=True, started_ns=0)
+    at_prefill = [
+        event("arrived", "moves", at_ms=1),
+        event("blocks_freed", "a", at_ms=2),
+        event("admitted", "moves", at_ms=3),
+        event("taken_over", "moves", at_ms=4),
+    ]
+    at_decode = [event("blocks_freed", "b", at_ms=5), event("admitted", "moves", at_ms=8)]
+    for one in at_decode:
+        one.worker = "decode-0"
+    idle = event("blocks_freed", "c", at_ms=4)
+    live.take_events([*at_prefill, idle, *at_decode])
+    assert live.shown()["refill_ms"] == {"n": 2, "p50": 3.0, "p99": 3.0}
+
+
 def test_a_server_without_a_log_has_unknown_latency_not_zero() -> None:
     live = LiveRun(has_log=False, started_ns=5 * MS)
     live.take_rows([left("a", at_ms=10, read=3)])
