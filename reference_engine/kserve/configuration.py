@@ -25,42 +25,32 @@ from reference_engine.kserve.queue import BatchSizes, Queue, QueuePolicy, Schedu
 from reference_engine.kserve.sequences import Sequences
 
 DEFAULT_IDLE_US: Final = 1_000_000
-_POLICY: Final[dict[str, Any]] = {
-    "timeout_action": {},
-    "default_timeout_microseconds": {},
-    "allow_timeout_override": {},
-    "max_queue_size": {},
-}
-_BATCHING: Final[dict[str, Any]] = {"preferred_batch_size": {}, "max_queue_delay_microseconds": {}}
-_CONTROL: Final = ("kind", "int32_false_true", "fp32_false_true", "bool_false_true", "data_type")
-_SUPPORTED: Final[dict[str, Any]] = {
-    "name": {},
-    "platform": {},
-    "backend": {},
-    "version_policy": {"latest": {"num_versions": {}}},
-    "max_batch_size": {},
-    "input": {"name": {}, "data_type": {}, "dims": {}, "optional": {}, "allow_ragged_batch": {}},
-    "output": {"name": {}, "data_type": {}, "dims": {}},
-    "dynamic_batching": _BATCHING
-    | {
-        "priority_levels": {},
-        "default_priority_level": {},
-        "default_queue_policy": _POLICY,
-        "priority_queue_policy": _POLICY,
-    },
-    "sequence_batching": {
-        "max_sequence_idle_microseconds": {},
-        "control_input": {"name": {}, "control": {key: {} for key in _CONTROL}},
-        "direct": {},
-        "oldest": _BATCHING | {"max_candidate_sequences": {}},
-    },
-    "ensemble_scheduling": {
-        "step": {"model_name": {}, "model_version": {}, "input_map": {}, "output_map": {}}
-    },
-    "instance_group": {"name": {}, "kind": {}, "count": {}},
-    "default_model_filename": {},
-    "parameters": {"string_value": {}},
-    "model_transaction_policy": {"decoupled": {}},
+_SUPPORTED: Final = {
+    "": "name platform backend version_policy max_batch_size input output dynamic_batching "
+    "sequence_batching ensemble_scheduling instance_group default_model_filename parameters "
+    "model_transaction_policy",
+    "version_policy": "latest",
+    "version_policy.latest": "num_versions",
+    "input": "name data_type dims optional allow_ragged_batch",
+    "output": "name data_type dims",
+    "dynamic_batching": "preferred_batch_size max_queue_delay_microseconds priority_levels "
+    "default_priority_level default_queue_policy priority_queue_policy",
+    **dict.fromkeys(
+        ("dynamic_batching.default_queue_policy", "dynamic_batching.priority_queue_policy"),
+        "timeout_action default_timeout_microseconds allow_timeout_override max_queue_size",
+    ),
+    "sequence_batching": "max_sequence_idle_microseconds control_input direct oldest",
+    "sequence_batching.control_input": "name control",
+    "sequence_batching.control_input.control": "kind int32_false_true fp32_false_true "
+    "bool_false_true data_type",
+    "sequence_batching.direct": "",
+    "sequence_batching.oldest": "preferred_batch_size max_queue_delay_microseconds "
+    "max_candidate_sequences",
+    "ensemble_scheduling": "step",
+    "ensemble_scheduling.step": "model_name model_version input_map output_map",
+    "instance_group": "name kind count",
+    "parameters": "string_value",
+    "model_transaction_policy": "decoupled",
 }
 _Control = ModelSequenceBatching.Control
 _ID_TYPES: Final = {  # and where their numbers end
@@ -88,7 +78,7 @@ def read_configuration(file: Path) -> ModelConfig:
 
 
 def _problems(config: ModelConfig, name: str) -> Iterator[str]:
-    for field in _unsupported(config, _SUPPORTED):
+    for field in _unsupported(config):
         yield f"{field} is not supported here: remove it"
     if config.name != name:
         yield f"name is {config.name!r}, but the folder is {name!r}: make them equal"
@@ -109,17 +99,17 @@ def _problems(config: ModelConfig, name: str) -> Iterator[str]:
     yield from _batching_problems(config)
 
 
-def _unsupported(message: Message, supported: dict[str, Any], path: str = "") -> Iterator[str]:
+def _unsupported(message: Message, path: str = "") -> Iterator[str]:
     for field, value in message.ListFields():
-        here = path + field.name
-        if field.name not in supported:
+        here = f"{path}.{field.name}" if path else field.name
+        if field.name not in _SUPPORTED[path].split():
             yield here
         elif field.message_type is not None:
             is_map = field.message_type.GetOptions().map_entry
             values = (value.values() if is_map else value) if field.is_repeated else [value]
             for one in values:
                 if isinstance(one, Message):
-                    yield from _unsupported(one, supported[field.name], here + ".")
+                    yield from _unsupported(one, here)
 
 
 def _tensor_problems(config: ModelConfig) -> Iterator[str]:
@@ -130,8 +120,8 @@ def _tensor_problems(config: ModelConfig) -> Iterator[str]:
         for tensor in tensors:
             if not tensor.name or names.count(tensor.name) > 1:
                 yield f"{kind}.name {tensor.name!r}: each needs a name of its own"
-            if not tensor.data_type:
-                yield f"{kind} {tensor.name!r}: data_type is missing"
+            if tensor.data_type in (DataType.TYPE_INVALID, DataType.TYPE_BF16):  # numpy has none
+                yield f"{kind} {tensor.name!r}: data_type is missing, or TYPE_BF16"
             if not tensor.dims or any(size < -1 or size == 0 for size in tensor.dims):
                 yield f"{kind} {tensor.name!r}: dims must be sizes over 0, or -1 for any"
 

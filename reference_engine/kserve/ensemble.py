@@ -5,24 +5,19 @@ further step starts after it.
 """
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
+import numpy.typing as npt
 from grpc import StatusCode
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from reference_engine.config import EngineConfigError
 from reference_engine.context import Context
 from reference_engine.kserve.model import InferenceError, Model, check_request, is_decoupled
-from reference_engine.kserve.tensors import read_inputs, write_output
+from reference_engine.kserve.tensors import read_inputs, read_outputs, write_input, write_output
 
-Step = ModelEnsembling.Step
-
-
-class _Tensor(NamedTuple):
-    datatype: str
-    shape: tuple[int, ...]
-    raw: bytes
+_Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class Ensemble:
@@ -41,10 +36,7 @@ class Ensemble:
     async def infer(
         self, request: ModelInferRequest, context: Context
     ) -> AsyncGenerator[ModelInferResponse, None]:
-        given = ModelInferResponse()
-        for name, array in read_inputs(request).items():
-            write_output(given, name, array)
-        tensors = _tensors_of(given)
+        tensors = read_inputs(request)
         for step in self._steps:
             if context.is_stopped():
                 raise InferenceError(StatusCode.CANCELLED, "the request was cancelled")
@@ -63,24 +55,20 @@ class Ensemble:
         yield self._response(request, tensors)
 
     async def _run(
-        self, step: Any, request: ModelInferRequest, tensors: Mapping[str, _Tensor], child: Context
-    ) -> dict[str, _Tensor]:
+        self, step: Any, request: ModelInferRequest, tensors: _Tensors, child: Context
+    ) -> _Tensors:
         model = self._models[step.model_name]
         wanted = ModelInferRequest(model_name=model.name, id=request.id)
         for name, parameter in request.parameters.items():
             wanted.parameters[name].CopyFrom(parameter)
         for name, source in step.input_map.items():
             if source in tensors:
-                tensor = tensors[source]
-                wanted.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-                wanted.raw_input_contents.append(tensor.raw)
+                write_input(wanted, name, tensors[source])
         check_request(wanted, model.config)
         responses = [response async for response in model.infer(wanted, child)]
-        return _tensors_of(responses[0])
+        return read_outputs(responses[0])
 
-    def _response(
-        self, request: ModelInferRequest, tensors: Mapping[str, _Tensor]
-    ) -> ModelInferResponse:
+    def _response(self, request: ModelInferRequest, tensors: _Tensors) -> ModelInferResponse:
         response = ModelInferResponse()
         wanted = {output.name for output in request.outputs}
         for output in self.config.output:
@@ -89,17 +77,8 @@ class Ensemble:
             if output.name not in tensors:
                 message = f"no step of ensemble '{self.name}' gave '{output.name}'"
                 raise InferenceError(StatusCode.INTERNAL, message)
-            tensor = tensors[output.name]
-            response.outputs.add(name=output.name, datatype=tensor.datatype, shape=tensor.shape)
-            response.raw_output_contents.append(tensor.raw)
+            write_output(response, output.name, tensors[output.name])
         return response
-
-
-def _tensors_of(response: ModelInferResponse) -> dict[str, _Tensor]:
-    return {
-        output.name: _Tensor(output.datatype, tuple(output.shape), raw)
-        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
-    }
 
 
 def order_steps(config: ModelConfig, others: Mapping[str, ModelConfig]) -> None:

@@ -16,14 +16,13 @@ from reference_engine.kserve.python_backend.messages import (
     Cancel,
     Execute,
     Executed,
-    Failed,
     Finalize,
     FromModel,
     Initialize,
     Item,
     Log,
-    Ready,
     Response,
+    Started,
     from_model,
 )
 from reference_engine.wire import FrameReader, ProtocolError, decode_payload, encode_frame
@@ -138,10 +137,8 @@ class Instance(asyncio.Protocol):
 
     def _receive(self, message: FromModel) -> None:
         match message:
-            case Ready():
-                self._answer_start(None)
-            case Failed():
-                self._answer_start(message.message)
+            case Started():
+                self._answer_start(message.problem)
             case Log():
                 log.log(message.level, "%s: %s", self.name, message.message)
             case _:

@@ -11,7 +11,7 @@ out requests every half a second.
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -54,6 +54,7 @@ class QueuedRequest:
     arrived_us: int = 0
     deadline_us: int | None = None
     is_cancelled: bool = False
+    is_delayed: bool = False
     phase: Phase = Phase.WAITING
 
     def move(self, phase: Phase) -> None:
@@ -203,16 +204,6 @@ class Scheduler(ABC):
         self._ended.append(Ended(request, InferenceError(code, message)))
 
 
-@dataclass
-class _Level:
-    policy: QueuePolicy
-    waiting: list[QueuedRequest] = field(default_factory=list)
-    delayed: list[QueuedRequest] = field(default_factory=list)
-
-    def all(self) -> list[QueuedRequest]:
-        return self.waiting + self.delayed
-
-
 class Queue(Scheduler):
     """First come, first served in each level of priority; 1 is the most urgent.
 
@@ -234,24 +225,27 @@ class Queue(Scheduler):
         self._sizes, self._default_level = sizes, default_level
         default, own = policy or QueuePolicy(), level_policies or {}
         numbers = range(1, levels + 1) if levels else [0]
-        self._levels = {number: _Level(own.get(number, default)) for number in numbers}
+        self._policies = {number: own.get(number, default) for number in numbers}
+        self._waiting: list[QueuedRequest] = []
         self._keeps_cancelled = is_faithful and not levels and default == QueuePolicy()
         self._look_us: int | None = None
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(level.all()) for level in self._levels.values())
+        return len(self._waiting)
 
     def add(self, request: QueuedRequest, now_us: int) -> None:
-        number = request.priority if request.priority in self._levels else self._default_level
-        level = self._levels[number]
-        if level.policy.largest and len(level.all()) >= level.policy.largest:
+        if request.priority not in self._policies:
+            request.priority = self._default_level
+        policy = self._policies[request.priority]
+        num_equal = sum(other.priority == request.priority for other in self._waiting)
+        if policy.largest and num_equal >= policy.largest:
             raise InferenceError(StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
         request.arrived_us = now_us
-        request.deadline_us = level.policy.deadline_us(request, now_us)
-        if not self.num_waiting:
+        request.deadline_us = policy.deadline_us(request, now_us)
+        if not self._waiting:
             self._look_us = now_us + LOOK_US
-        level.waiting.append(request)
+        self._waiting.append(request)
 
     def cancel(self, request: QueuedRequest) -> None:
         request.is_cancelled = True
@@ -271,27 +265,23 @@ class Queue(Scheduler):
             if not requests:
                 break
             for request in requests:
-                self._remove(request)
+                self._waiting.remove(request)
             batches.append(self._start(Batch(instance, tuple(requests))))
         return batches
 
     def wake_us(self, now_us: int) -> int | None:
-        if not self.num_waiting:
-            return None
         if self._is_faithful and not self._idle:
-            return self._look_us
-        times = [
-            request.deadline_us for level in self._levels.values() for request in level.waiting
-        ]
+            return self._look_us if self._waiting else None
+        times = [request.deadline_us for request in self._waiting]
         if self._idle:
             times.append(self._form(now_us)[1])
         return min((time for time in times if time is not None), default=None)
 
     def _form(self, now_us: int) -> tuple[list[QueuedRequest], int | None]:
-        waiting = [request for _, level in sorted(self._levels.items()) for request in level.all()]
         if self._sizes is None:
-            return waiting[:1], None
-        return form_batch(waiting, self._sizes, now_us)
+            return self._waiting[:1], None
+        order = sorted(self._waiting, key=lambda request: (request.priority, request.is_delayed))
+        return form_batch(order, self._sizes, now_us)
 
     def _look(self, now_us: int) -> None:
         if self._look_us is not None and now_us >= self._look_us:
@@ -299,25 +289,17 @@ class Queue(Scheduler):
             self._drop_timed_out(now_us)
 
     def _drop_timed_out(self, now_us: int) -> None:
-        for level in self._levels.values():
-            for request in list(level.waiting):
-                if request.deadline_us is None or now_us < request.deadline_us:
-                    continue
-                level.waiting.remove(request)
-                if level.policy.delays:
-                    level.delayed.append(request)
-                else:
-                    self._end(request, StatusCode.UNAVAILABLE, "Request timeout expired")
+        for request in list(self._waiting):
+            if request.deadline_us is None or now_us < request.deadline_us:
+                continue
+            self._waiting.remove(request)
+            if self._policies[request.priority].delays:
+                request.is_delayed, request.deadline_us = True, None
+                self._waiting.append(request)
+            else:
+                self._end(request, StatusCode.UNAVAILABLE, "Request timeout expired")
 
     def _drop_cancelled(self) -> None:
-        for level in self._levels.values():
-            for request in level.all():
-                if request.is_cancelled:
-                    self._remove(request)
-                    self._end(request)
-
-    def _remove(self, request: QueuedRequest) -> None:
-        for level in self._levels.values():
-            for requests in (level.waiting, level.delayed):
-                if request in requests:
-                    requests.remove(request)
+        for request in [one for one in self._waiting if one.is_cancelled]:
+            self._waiting.remove(request)
+            self._end(request)

@@ -34,13 +34,12 @@ from reference_engine.kserve.python_backend.messages import (
     Cancel,
     Execute,
     Executed,
-    Failed,
     Finalize,
     Initialize,
     Item,
     Log,
-    Ready,
     Response,
+    Started,
     ToModel,
     to_model,
 )
@@ -299,9 +298,9 @@ def main(fd: int) -> int:
     try:
         process = ModelProcess(channel, message)
     except BaseException as error:  # noqa: BLE001 the model's
-        channel.send(Failed(_sentence(error)))
+        channel.send(Started(_sentence(error)))
         return 1
-    channel.send(Ready())
+    channel.send(Started())
     while isinstance(items := channel.inbox.get(), list):
         process.execute(items)
         channel.send(Executed())

@@ -1,7 +1,7 @@
 """Messages between the server and the process of a model instance, in the wire's frames.
 
 A request is known by `key`, unique in the server. Requests and responses are KServe's own messages,
-as bytes. The process answers Initialize with Ready or Failed. The items of a batch come one by one,
+as bytes. The process answers Initialize with Started. The items of a batch come one by one,
 then Execute; Executed says that the model's `execute` has returned; a decoupled model may send
 further responses after that.
 """
@@ -45,12 +45,10 @@ class Finalize(msgspec.Struct, frozen=True, tag="finalize", array_like=True):
     pass
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready", array_like=True):
-    pass
+class Started(msgspec.Struct, frozen=True, tag="started", array_like=True):
+    """`problem`: why the model did not."""
 
-
-class Failed(msgspec.Struct, frozen=True, tag="failed", array_like=True):
-    message: str
+    problem: str | None = None
 
 
 class Response(msgspec.Struct, frozen=True, tag="response", array_like=True):
@@ -76,6 +74,6 @@ class Log(msgspec.Struct, frozen=True, tag="log", array_like=True):
 
 MAX_BYTES: Final = 2**31  # of a frame: protobuf's messages, the largest part, end there
 ToModel = Initialize | Item | Execute | Cancel | Finalize
-FromModel = Ready | Failed | Response | Executed | Log
+FromModel = Started | Response | Executed | Log
 to_model: Final = msgspec.msgpack.Decoder(ToModel)
 from_model: Final = msgspec.msgpack.Decoder(FromModel)

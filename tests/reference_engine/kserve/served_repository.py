@@ -126,15 +126,19 @@ class Served(Watched):
         self.until(lambda: not any(m._answers or m._scheduler.num_running for m in models))
         self.repository.check_integrity()
 
-    def cancelled(self, name: str, request_id: str) -> None:
+    def answers(self, request_id: str) -> list[Any]:
+        """Open ones, of all models."""
+        models = [model._answers for model in self.repository.python_models]
+        return [
+            a
+            for open_ones in models
+            for a in list(open_ones.values())
+            if a.request.id == request_id
+        ]
+
+    def cancelled(self, request_id: str) -> None:
         """The server has seen that this request is cancelled, or has ended it."""
-        self.until(
-            lambda: all(
-                answer.queued.is_cancelled
-                for answer in self.model(name)._answers.values()
-                if answer.request.id == request_id
-            )
-        )
+        self.until(lambda: all(answer.queued.is_cancelled for answer in self.answers(request_id)))
 
     @contextmanager
     def client(self) -> Iterator["Client"]:

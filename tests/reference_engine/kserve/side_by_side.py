@@ -4,7 +4,8 @@
     python -m tests.reference_engine.kserve.side_by_side --triton 'COMMAND {repository} {port}'
 
 The second adds a column for NVIDIA's server, started by the command. Each server gets a copy of the
-repository, whose models tell what they do. What happens inside a server is waited for by pauses.
+repository, whose models tell what they do. What happens inside a server is waited for by pauses;
+the tests, whose server is at hand, look instead.
 """
 
 import argparse
@@ -49,8 +50,16 @@ class Side:
         finally:
             client.close()
 
-    def pause(self, seconds: float = PAUSE_S) -> None:
-        threading.Event().wait(seconds)
+    def arrived(self, name: str, pending: Pending) -> None:
+        """Returns when the server has the request."""
+        threading.Event().wait(PAUSE_S / 5)
+
+    def seen(self, *names: str) -> None:
+        """Returns when the server has seen that these requests were cancelled."""
+        threading.Event().wait(PAUSE_S)
+
+    def is_over(self, name: str, pending: Pending) -> bool:
+        return not pending.is_silent()
 
     def start(self, client: Client, model: str, **options: Any) -> tuple[str, Pending]:
         """A request that runs, until its gate is opened."""
@@ -63,7 +72,7 @@ class Side:
     ) -> tuple[str, Pending]:
         name = f"{model}-{next(self._numbers)}"
         pending = client.ask(model, name, values, **options)
-        self.pause(0.1)
+        self.arrived(name, pending)
         return name, pending
 
     def end(self, pending: Pending) -> str:
@@ -86,7 +95,7 @@ def running(looks: int) -> Case:
             name, pending = side.start(client, "unary", values={"CHECK": looks})
             pending.cancel()
             after, last = side.ask(client, "unary", {"ITL_MS": 0})
-            side.pause()
+            side.seen(name)
             side.watched.open(name)
             side.end(last)
             side.watched.expect("unary", "answered", after)
@@ -105,7 +114,7 @@ def queued(model: str, *, deadline: bool = False) -> Case:
             if not deadline:
                 second.cancel()
             side.end(second)
-            side.pause()
+            side.seen(gone)
             side.watched.open(name)
             ends = side.end(first), side.end(third)
             side.watched.expect(model, "answered", last)
@@ -131,11 +140,11 @@ def sequence(model: str, cancelled: int) -> Case:
             number = next(side._numbers)
             name, first = side.start(client, model, sequence_id=number, sequence_start=True)
             options = {"sequence_id": number}
-            others = [side.ask(client, model, {"ITL_MS": 0}, **options)[1] for _ in range(3)]
-            pending = [first, *others]
+            others = [side.ask(client, model, {"ITL_MS": 0}, **options) for _ in range(3)]
+            names, pending = zip((name, first), *others, strict=True)
             pending[cancelled - 1].cancel()
-            side.pause()
-            when = "at once" if not pending[3].is_silent() else "at its turn"
+            side.seen(names[cancelled - 1])
+            when = "at once" if side.is_over(names[3], pending[3]) else "at its turn"
             side.watched.open(name)
             ends = [side.end(one) for one in pending]
             _, further = side.ask(client, model, {"ITL_MS": 0}, sequence_id=number)
@@ -164,17 +173,17 @@ def one_of_a_batch(side: Side) -> str:
         for name, _ in batch:
             side.watched.expect("batched", "started", name)
         batch[1][1].cancel()
-        side.pause()
+        side.seen(batch[1][0])
         side.watched.open(*(name for name, _ in batch))
         return ", ".join(side.end(pending) for pending in (first, *(one for _, one in batch)))
 
 
 def after_the_answer(side: Side) -> str:
     with side.client() as client:
-        _, pending = side.ask(client, "unary", {"ITL_MS": 0})
+        name, pending = side.ask(client, "unary", {"ITL_MS": 0})
         ended = side.end(pending)
         pending.cancel()
-        side.pause()
+        side.seen(name)
         return f"{ended}, then {'silent' if pending.is_silent() else side.end(pending)}"
 
 
@@ -183,7 +192,6 @@ def after_a_stream(side: Side) -> str:
         pending = client.stream()
         client.send("complete", N=2, ITL_MS=0)
         ends = [side.end(pending) for _ in range(3)]
-        side.pause()
         pending.cancel()
         return f"{', '.join(ends)}, then {side.end(pending)}"
 
@@ -208,7 +216,6 @@ def two_on_a_stream(side: Side) -> str:
         ended = side.end(pending)
         for name in ("twin-1", "twin-2"):
             side.watched.expect("stream", "cancelled", name)
-        side.pause()
         return f"{ended}, {'once' if pending.is_silent() else 'again'}; both models stop"
 
 
@@ -217,10 +224,10 @@ def ensemble(side: Side) -> str:
         name, pending = side.ask(client, "pipeline", {"CHECK": 0})
         side.watched.expect("unary", "started", name)
         pending.cancel()
-        side.pause()
+        side.seen(name)
         side.watched.open(name)
         side.watched.expect("unary", "answered", name)
-        side.pause()
+        side.seen(name)
         flush, last = side.ask(client, "second", {"ITL_MS": 0})
         side.end(last)
         side.watched.expect("second", "answered", flush)

@@ -79,6 +79,7 @@ def refusal(folder: Path) -> str:
         ),
         ('backend: "python"', "input is missing"),
         (PYTHON.replace("TYPE_INT32", "TYPE_INVALID", 1), "input 'IN': data_type is missing"),
+        (PYTHON.replace("TYPE_INT32", "TYPE_BF16", 1), "input 'IN': data_type is missing, or"),
         (PYTHON.replace("dims: 1", "dims: 0", 1), "input 'IN': dims must be sizes over 0"),
         (PYTHON.replace("OUT", "", 1), "output.name '': each needs a name of its own"),
         (

@@ -28,9 +28,11 @@ from tests.reference_engine.kserve.served_repository import (
     Served,
     inputs_for,
 )
+from tests.reference_engine.kserve.side_by_side import CASES, Side
 
 LOCALLY = "CANCELLED Locally cancelled by application!"
 SEQUENCES = ("oldest", "direct")
+DOCUMENT = Path(__file__).parents[3] / "docs" / "kserve.md"
 LEAVER = """
 import sys
 from tests.reference_engine.kserve.served_repository import Client, inputs_for
@@ -54,6 +56,44 @@ def client(served: Served) -> Iterator[Client]:
         yield client
     served.idle()
     served.events.clear()
+
+
+class Inside(Side):
+    """The server is at hand: no pauses."""
+
+    def __init__(self, served: Served) -> None:
+        super().__init__(served, served.url)
+        self._served = served
+
+    def arrived(self, name: str, pending: Pending) -> None:
+        self._served.until(lambda: not pending.is_silent() or bool(self._served.answers(name)))
+
+    def seen(self, *names: str) -> None:
+        for name in names:
+            self._served.cancelled(name)
+
+    def is_over(self, name: str, pending: Pending) -> bool:
+        return not self._served.answers(name)
+
+
+@pytest.fixture(scope="module")
+def side(served: Served) -> Side:
+    return Inside(served)
+
+
+def table() -> dict[str, list[str]]:
+    """What docs/kserve.md says of each case: Triton and the faithful manner, and the default."""
+    rows = (line.strip("| ").split(" | ") for line in DOCUMENT.read_text().splitlines())
+    return {
+        row[0]: [row[1], row[1] if row[2] == "=" else row[2]] for row in rows if row[0] in CASES
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_document_tells_what_happens(
+    served: Served, client: Client, side: Side, case: str
+) -> None:
+    assert CASES[case](side) == table()[case][0 if served.is_faithful else 1]
 
 
 class TestRunning:
@@ -94,145 +134,21 @@ class TestRunning:
         assert pending.next() == LOCALLY
         served.expect("stream", "cancelled", "stream-leaves")
 
-    def test_a_model_that_does_not_look_keeps_its_slot(
-        self, served: Served, client: Client
-    ) -> None:
-        pending = client.ask("unary", "blind", {"CHECK": 0})
-        served.expect("unary", "started", "blind")
-        pending.cancel()
-        assert pending.next() == LOCALLY
-        after = client.ask("unary", "after", {"ITL_MS": 0})
-        served.waiting("unary", 1)
-        served.open("blind")
-        assert after.next() == 1
-        served.expect("unary", "answered", "after")
-        assert served.said("blind") == ["started", "answered"]
-        order = [(what, about) for _, what, about in served.events]
-        assert order.index(("answered", "blind")) < order.index(("started", "after"))
-
-
-class TestQueued:
-    """2. Without a policy, Triton executes a cancelled request all the same."""
-
-    @pytest.mark.parametrize("model", ["unary", "single", "queued"])
-    @pytest.mark.parametrize("leaving", ["cancel", "deadline"])
-    def test_a_queued_request(
-        self, served: Served, client: Client, model: str, leaving: str
-    ) -> None:
-        name = f"{model}-{leaving}"
-        first = client.ask(model, f"{name}-1")
-        served.expect(model, "started", f"{name}-1")
-        options = {"client_timeout": 0.3} if leaving == "deadline" else {}
-        second = client.ask(model, f"{name}-2", {"CHECK": 0, "ITL_MS": 0}, **options)
-        served.waiting(model, 1)
-        third = client.ask(model, f"{name}-3", {"ITL_MS": 0})
-        served.waiting(model, 2)
-        if leaving == "cancel":
-            second.cancel()
-        assert str(second.next()).split()[0] in ("CANCELLED", "DEADLINE_EXCEEDED")
-        served.cancelled(model, f"{name}-2")
-        served.waiting(model, 2 if served.is_faithful else 1)
-        served.open(f"{name}-1")
-        assert (first.next(), third.next()) == (1, 1)
-        served.expect(model, "answered", f"{name}-3")
-        runs = served.is_faithful and model != "queued"
-        assert served.said(f"{name}-2") == (["started", "answered"] if runs else [])
-
-    def test_a_timeout_of_its_own(self, served: Served, client: Client) -> None:
-        """9. With a policy that allows it."""
-        first = client.ask("queued", "long")
-        served.expect("queued", "started", "long")
-        second = client.ask("queued", "impatient", timeout=10_000)
-        assert second.next() == "UNAVAILABLE Request timeout expired"
-        served.open("long")
-        assert first.next() == 1
-        assert served.said("impatient") == []
-
-    def test_a_full_queue(self, served: Served, client: Client) -> None:
-        first = client.ask("queued", "fills")
-        served.expect("queued", "started", "fills")
-        others = [client.ask("queued", f"fills-{i}", {"ITL_MS": 0}) for i in range(3)]
-        served.waiting("queued", 3)
-        refused = client.ask("queued", "too-many")
-        assert refused.next() == "UNAVAILABLE Exceeds maximum queue size"
-        served.open("fills")
-        assert [pending.next() for pending in (first, *others)] == [1] * 4
-
 
 @pytest.mark.parametrize("model", SEQUENCES)
 class TestSequences:
     """3. Direct and oldest alike."""
 
-    def ask(self, client: Client, served: Served, model: str, name: str) -> list[Pending]:
-        """Four requests of one sequence; the first runs, the others wait."""
-        pending = []
-        for number in range(1, 5):
-            pending.append(
-                client.ask(
-                    model,
-                    f"{name}-{number}",
-                    {"ITL_MS": -1 if number == 1 else 0},
-                    sequence_id=7,
-                    sequence_start=number == 1,
-                )
-            )
-            if number == 1:
-                served.expect(model, "started", f"{name}-1")
-            else:
-                served.waiting(model, number - 1)
-        return pending
-
     def go_on(self, client: Client, model: str, name: str, **flags: bool) -> int | str:
         return client.ask(model, name, {"ITL_MS": 0}, sequence_id=7, **flags).next()
 
-    def check_over(self, client: Client, model: str, name: str) -> None:
-        refusal = self.go_on(client, model, f"{name}-5")
-        assert str(refusal).startswith("INVALID_ARGUMENT")
-        assert "must specify the START flag" in str(refusal)
-        assert self.go_on(client, model, f"{name}-6", sequence_start=True, sequence_end=True) == 1
-
-    def test_the_running_one(self, served: Served, client: Client, model: str) -> None:
-        name = f"{model}-running"
-        pending = self.ask(client, served, model, name)
-        pending[0].cancel()
-        assert pending[0].next() == LOCALLY
-        served.expect(model, "cancelled", f"{name}-1")
-        if served.is_faithful:  # it alone ends, and the sequence goes on
-            assert [one.next() for one in pending[1:]] == [1, 1, 1]
-            assert self.go_on(client, model, f"{name}-5", sequence_end=True) == 1
-        else:
-            ends = [str(one.next()) for one in pending[1:]]
-            assert ends == ["CANCELLED the request was cancelled"] * 3
-            self.check_over(client, model, name)
-
-    @pytest.mark.parametrize("number", [2, 3])
-    def test_a_waiting_one(self, served: Served, client: Client, model: str, number: int) -> None:
-        name = f"{model}-{number}"
-        pending = self.ask(client, served, model, name)
-        pending[number - 1].cancel()
-        assert pending[number - 1].next() == LOCALLY
-        served.cancelled(model, f"{name}-{number}")
-        if served.is_faithful:  # not before its turn
-            served.waiting(model, 3)
-        else:
-            served.waiting(model, 0)
-        served.open(f"{name}-1")
-        ends = [one.next() for one in pending if one is not pending[number - 1]]
-        of_server = "CANCELLED the request was cancelled"
-        alive = number - 1 if served.is_faithful else 1
-        assert ends == [1] * alive + [of_server] * (3 - alive)
-        self.check_over(client, model, name)
-        assert served.said(f"{name}-4") == []
-
     def test_other_sequences_go_on(self, served: Served, client: Client, model: str) -> None:
-        name = f"{model}-other"
-        pending = self.ask(client, served, model, name)
-        pending[2].cancel()
-        served.cancelled(model, f"{name}-3")
-        served.open(f"{name}-1")
-        flags = {"sequence_start": True, "sequence_end": True}
-        assert client.ask(model, f"{name}-x", {"ITL_MS": 0}, sequence_id=8, **flags).next() == 1
-        assert [str(one.next()).split()[0] for one in pending][-1] == "CANCELLED"
+        start, end = {"sequence_start": True}, {"sequence_end": True}
+        cancelled = client.ask(model, f"{model}-1", sequence_id=8, **start, **end)
+        served.expect(model, "started", f"{model}-1")
+        cancelled.cancel()
+        assert self.go_on(client, model, f"{model}-2", **start) == 1
+        assert self.go_on(client, model, f"{model}-3", **end) == 1
 
     def test_ids_that_do_not_fit(self, served: Served, client: Client, model: str) -> None:
         """Never started, ended twice, started twice, none at all."""
@@ -265,75 +181,6 @@ def test_an_empty_place_of_the_direct_strategy(served: Served, client: Client) -
     for sequence_id in (1, 2):
         pending = client.ask("direct", "r", {"ITL_MS": 0}, sequence_id=sequence_id, **end)
         assert pending.next() == 1
-
-
-class TestBatch:
-    """4. One member is cancelled; the others get all of their answer."""
-
-    def test_one_of_a_batch(self, served: Served, client: Client) -> None:
-        first = client.ask("batched", "alone")
-        served.expect("batched", "started", "alone")
-        batch = []
-        for number in range(4):
-            batch.append(client.ask("batched", f"member-{number}"))
-            served.waiting("batched", number + 1)
-        served.open("alone")
-        assert first.next() == 1
-        for number in range(4):
-            served.expect("batched", "started", f"member-{number}")
-        batch[2].cancel()
-        assert batch[2].next() == LOCALLY
-        served.expect("batched", "cancelled", "member-2")
-        assert served.said("member-2") == ["started", "cancelled"]  # it ends with the batch
-        served.open(*(f"member-{number}" for number in range(4)))
-        assert [batch[number].next() for number in (0, 1, 3)] == [1, 1, 1]
-
-
-class TestAfterTheEnd:
-    """5. and 6."""
-
-    def test_a_cancel_after_the_answer_is_silent(self, served: Served, client: Client) -> None:
-        pending = client.ask("unary", "done", {"ITL_MS": 0})
-        assert pending.next() == 1
-        pending.cancel()
-        assert client.ask("unary", "next", {"ITL_MS": 0}).next() == 1
-        assert pending.is_silent()
-
-    def test_a_stream_is_open_after_its_last_response(self, served: Served, client: Client) -> None:
-        pending = client.stream()
-        client.send("complete", N=2, ITL_MS=0)
-        assert [pending.next() for _ in range(3)] == [1, 2, "final"]
-        served.expect("stream", "answered", "complete")
-        pending.cancel()
-        assert pending.next() == LOCALLY
-        assert served.said("complete") == ["started", "answered"]
-
-    @pytest.mark.parametrize("half_close", ["stop_stream", "close"])
-    def test_a_half_close_cancels_nothing(
-        self, served: Served, client: Client, half_close: str
-    ) -> None:
-        name = f"half-{half_close}"
-        with served.client() as other:
-            pending = other.stream()
-            other.send(name, N=3)
-            assert [pending.next(), pending.next()] == [1, 2]
-            served.open(name)
-            getattr(other, half_close)()
-            assert [pending.next(), pending.next()] == [3, "final"]
-        assert pending.is_silent()
-
-
-def test_two_requests_on_one_stream(served: Served, client: Client) -> None:
-    """7. One cancel and one error, which names no request; both stop."""
-    pending = client.stream()
-    for name in ("twin-1", "twin-2"):
-        client.send(name)
-        served.expect("stream", "started", name)
-    pending.cancel()
-    assert pending.next() == LOCALLY
-    for name in ("twin-1", "twin-2"):
-        served.expect("stream", "cancelled", name)
-    assert pending.is_silent()
 
 
 class TestAsyncio:
@@ -419,22 +266,10 @@ class TestInProcess:
         assert request.is_cancelled()
 
 
-class TestEnsemble:
-    def test_no_step_starts_after_a_cancel(self, served: Served, client: Client) -> None:
-        """The running step is cancelled, too."""
-        pending = client.ask("pipeline", "between")
-        served.expect("unary", "started", "between")
-        pending.cancel()
-        assert pending.next() == LOCALLY
-        served.expect("unary", "cancelled", "between")
-        assert client.ask("second", "flush", {"ITL_MS": 0}).next() == 1
-        served.expect("second", "answered", "flush")
-        assert {model for model, _, about in served.events if about == "between"} == {"unary"}
-
-    def test_each_step_feeds_the_next(self, served: Served, client: Client) -> None:
-        assert client.ask("pipeline", "all", {"N": 3, "ITL_MS": 0}).next() == 3
-        served.expect("second", "answered", "all")
-        assert served.said("all") == ["started", "answered"] * 2
+def test_each_step_of_an_ensemble_feeds_the_next(served: Served, client: Client) -> None:
+    assert client.ask("pipeline", "all", {"N": 3, "ITL_MS": 0}).next() == 3
+    served.expect("second", "answered", "all")
+    assert served.said("all") == ["started", "answered"] * 2
 
 
 MODELS = ("unary", "single", "batched", "queued", "oldest", "direct", "stream", "pipeline")
