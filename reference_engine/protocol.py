@@ -59,7 +59,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_lik
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Of all tokens but the newest. `probability`: that of the newest, if it was asked for."""
+    """Its blocks hold all tokens but the newest. `probability`: the newest's, if it was asked for."""
 
     num_bytes: int
     num_cached_tokens: int

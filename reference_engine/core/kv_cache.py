@@ -12,8 +12,8 @@ A preempted request may keep what it has computed in blocks of the host, one for
     swap out: block table ──copy──▶ host table      swap in: cached prefix + copies of the rest
 
 The copies are in the step's plan, and are made before the step computes. So a block may be given to
-another request, or found as a prefix, in the very plan that copies it. What another worker has
-computed is swapped in, too: it was put into the host table beforehand.
+another request, or found as a prefix, in the very plan that copies it. Blocks of another
+worker are swapped in, too: they were put into the host table beforehand.
 """
 
 from reference_engine.config import EngineConfig

@@ -242,7 +242,7 @@ class ClientRequest:
         return self.worker is not None and self.worker.name == worker
 
     def additions(self) -> list[AddRequest]:
-        """What a worker needs to compute the answers that have not ended, or to go on with them."""
+        """They let a worker compute the answers that have not ended, or go on with them."""
         asked = self.asked
         return [
             AddRequest(

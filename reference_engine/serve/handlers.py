@@ -126,7 +126,7 @@ class Handled:
 
 
 class HandlerWorker:
-    """What `Worker` is, for an endpoint. `on_failed` gets a request's name, and why it has no
+    """Stands for `Worker`, with an endpoint. `on_failed` gets a request's name, and why it has no
     answer.
     """
 

@@ -179,7 +179,7 @@ class Fleet:
         return Member(child, index, settings_of, take)
 
     def _addresses(self) -> tuple[WorkerAddress, ...]:
-        """Of the workers to which frontends talk."""
+        """The workers to which frontends talk listen there."""
         return tuple(
             WorkerAddress(host=_HERE, port=self._listening[i].port)
             for i, plan in enumerate(self._plans)

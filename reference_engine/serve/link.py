@@ -143,7 +143,7 @@ class WorkerLink:
                 self._send(worker.name, addition)
 
     def _send(self, worker: str, message: ToWorker) -> None:
-        """What the worker does not get is lost with it, as `worker_lost` hears."""
+        """A message that does not arrive is lost with the worker, as `worker_lost` hears."""
         with contextlib.suppress(ConnectionError):
             self._send_to(worker, message)
 

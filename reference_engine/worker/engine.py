@@ -85,7 +85,7 @@ class EngineIO(NamedTuple):
 
 
 class Live(NamedTuple):
-    """What the engine keeps of a request until its end. Only this keeps the contexts alive."""
+    """Kept of a request until its end. Only this keeps the contexts alive."""
 
     answer: Answer
     context: Context

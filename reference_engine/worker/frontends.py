@@ -191,7 +191,7 @@ class Peer:
         self._socket.close()
 
     def _try(self, frame: bytes) -> bytes:
-        """What the kernel does not take at once."""
+        """Returns the part that the kernel does not take at once."""
         try:
             return frame[self._socket.send(frame, socket.MSG_DONTWAIT) :]
         except BlockingIOError:

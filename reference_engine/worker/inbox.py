@@ -1,6 +1,6 @@
 """From the threads that hear frontends to the step loop: commands, and the contexts of requests.
 
-A frontend's `AddRequest` makes a context. What cancels the context, in whatever thread, puts a
+A frontend's `AddRequest` makes a context. Each cancellation of it, in whatever thread, puts a
 `Cancelled` into the inbox, which the loop finds at its next boundary. The loop keeps contexts alive
 as long as their requests; `Requests` only knows those that are.
 """

@@ -48,7 +48,7 @@ _PAUSE_S: Final = 0.2
 
 
 class _Passage(NamedTuple):
-    """What is kept of a request that is there; its context there is a child of the one here."""
+    """A request that is there; its context there is a child of the one here."""
 
     frontend: str
     context: Context
