@@ -59,7 +59,7 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_lik
 
 
 class HandedOver(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Its blocks hold all tokens but the newest. `probability`: the newest's, if it was asked for."""
+    """The blocks hold all tokens but the newest. `probability`: its own, if it was asked for."""
 
     num_bytes: int
     num_cached_tokens: int

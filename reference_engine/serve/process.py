@@ -46,7 +46,7 @@ from reference_engine.serve.supervisor import (
     unless,
     watch_for_the_end,
 )
-from reference_engine.serve.workers import Caller, Worker
+from reference_engine.serve.workers import Connecting, Worker
 from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
@@ -216,20 +216,22 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
         ),
     )
     link.faults = settings.faults
-    caller = Caller(
+    connecting = Connecting(
         Hello(peer=place.name, secret=place.secret),
         Beats.within(settings.frontend.peer_timeout_s),
         repeat(_PAUSE_S) if is_launched else _PAUSES_S,
     )
     for address in place.addresses:
-        worker = Worker(address, caller, on_up=up, on_report=link.take_in, on_lost=link.worker_lost)
+        worker = Worker(
+            address, connecting, on_up=up, on_report=link.take_in, on_lost=link.worker_lost
+        )
         workers.append(worker)
     if settings.handler_endpoint is not None:
         from reference_engine.runtime import DistributedRuntime
         from reference_engine.serve.handlers import HandlerWorker
 
         try:
-            runtime = DistributedRuntime(asyncio.get_running_loop(), beats=caller.beats)
+            runtime = DistributedRuntime(asyncio.get_running_loop(), beats=connecting.beats)
         except PermissionError as error:
             raise EngineConfigError(str(error)) from error
         handlers = HandlerWorker(

@@ -18,8 +18,8 @@ _PAUSE_S: Final = 0.1
 _ENDED_EARLY: Final = "the worker has ended the connection"
 
 
-class Caller(NamedTuple):
-    """How this process calls a worker. `pauses`: the seconds before each try to connect again."""
+class Connecting(NamedTuple):
+    """Our side of a connection. `pauses`: the seconds before each try to connect again."""
 
     hello: Hello
     beats: Beats
@@ -35,14 +35,14 @@ class Worker:
     def __init__(
         self,
         address: WorkerAddress,
-        caller: Caller,
+        connecting: Connecting,
         *,
         on_up: Callable[["Worker", Ready], object],
         on_report: Callable[[str, StepReport], object],
         on_lost: Callable[[str], object],
     ) -> None:
         self._address = address
-        self._caller = caller
+        self._connecting = connecting
         self._on_up = on_up
         self._on_report = on_report
         self._on_lost = on_lost
@@ -106,13 +106,13 @@ class Worker:
                 self._on_lost(first_word.result().worker)
 
         connection = PeerConnection(
-            self._decoder, on_message=take_in, on_lost=lose, beats=self._caller.beats
+            self._decoder, on_message=take_in, on_lost=lose, beats=self._connecting.beats
         )
         await asyncio.get_running_loop().create_connection(
             lambda: connection, self._address.host, self._address.port
         )
         try:
-            connection.send(self._caller.hello)
+            connection.send(self._connecting.hello)
             return await first_word
         except BaseException:
             connection.close()
@@ -127,7 +127,7 @@ class Worker:
 
     async def _connect_again(self) -> None:
         reason = ""
-        for pause_s in self._caller.pauses:
+        for pause_s in self._connecting.pauses:
             await asyncio.sleep(pause_s)
             try:
                 await self.connect()

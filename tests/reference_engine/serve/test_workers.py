@@ -16,7 +16,7 @@ from reference_engine.faults import Faults
 from reference_engine.protocol import FromWorker, Listening, Ready, StepReport, WorkerSettings
 from reference_engine.serve.settings import WorkerAddress
 from reference_engine.serve.supervisor import WORKER_MODULE, Child, EngineStoppedError
-from reference_engine.serve.workers import Caller, Worker
+from reference_engine.serve.workers import Connecting, Worker
 from reference_engine.wire import MAX_FRAME_BYTES, Beats, Failed, Hello, encode_frame
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame
 from tests.reference_engine.stepped_engine import abort, add
@@ -46,7 +46,7 @@ class Watched:
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.worker = Worker(
             address,
-            Caller(Hello(peer="frontend-0", secret="sesame"), beats or Beats(), [0.05] * tries),
+            Connecting(Hello(peer="frontend-0", secret="sesame"), beats or Beats(), [0.05] * tries),
             on_up=lambda _, ready: self.ups.put_nowait(ready),
             on_report=lambda _, report: self.reports.put_nowait(report),
             on_lost=self.lost.put_nowait,
