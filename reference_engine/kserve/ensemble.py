@@ -14,7 +14,13 @@ from tritonclient.grpc.service_pb2 import ModelInferRequest, ModelInferResponse
 
 from reference_engine.config import EngineConfigError
 from reference_engine.context import Context
-from reference_engine.kserve.model import InferenceError, Model, check_request, is_decoupled
+from reference_engine.kserve.model import (
+    InferenceError,
+    Model,
+    cancelled,
+    check_request,
+    is_decoupled,
+)
 from reference_engine.kserve.tensors import read_inputs, read_outputs, write_input, write_output
 
 _Tensors: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -39,7 +45,7 @@ class Ensemble:
         tensors = read_inputs(request)
         for step in self._steps:
             if context.is_stopped():
-                raise InferenceError(StatusCode.CANCELLED, "the request was cancelled")
+                raise cancelled()
             child = Context()
             context.link_child(child)
             try:

@@ -37,6 +37,10 @@ def invalid(message: str) -> InferenceError:
     return InferenceError(StatusCode.INVALID_ARGUMENT, message)
 
 
+def cancelled() -> InferenceError:
+    return InferenceError(StatusCode.CANCELLED, "the request was cancelled")
+
+
 class Model(Protocol):
     """`versions` in ascending order; `is_ready`: it can answer now."""
 

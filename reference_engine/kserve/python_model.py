@@ -33,6 +33,8 @@ from reference_engine.kserve.model import (
     FINAL_PARAMETER,
     InferenceError,
     RequestControls,
+    cancelled,
+    invalid,
     is_decoupled,
     read_parameters,
 )
@@ -109,7 +111,7 @@ class PythonModel:
         if not self.is_ready:
             raise self._not_ready()
         if context.is_stopped():
-            raise InferenceError(StatusCode.CANCELLED, "the request was cancelled")
+            raise cancelled()
         answer = self._accept(request)
 
         def note(signal: Signal, _: Cancellation | None) -> None:
@@ -135,7 +137,7 @@ class PythonModel:
         if waiting != phases.count(Phase.WAITING) or running < phases.count(Phase.RUNNING):
             raise RuntimeError(
                 f"model {self.name}: {waiting} requests wait and {running} run, but its requests "
-                f"are {[phase.value for phase in phases]}"
+                f"are {[phase.name for phase in phases]}"
             )
 
     def _accept(self, request: ModelInferRequest) -> _Answer:
@@ -153,8 +155,7 @@ class PythonModel:
             ends=controls.sequence_end,
         )
         if len(sizes) > 1:
-            message = f"input batch sizes of model '{self.name}' differ: {sorted(sizes)}"
-            raise InferenceError(StatusCode.INVALID_ARGUMENT, message)
+            raise invalid(f"input batch sizes of model '{self.name}' differ: {sorted(sizes)}")
         self._controls(controls)  # raises before the request is in a queue
         self._scheduler.add(queued, self._now_us())
         answer = _Answer(next(self._keys), request, controls, parameters, queued)
@@ -231,7 +232,7 @@ class PythonModel:
             if answer.instance is not None:
                 self._instances[answer.instance].cancel(answer.key)
         if signal is Signal.KILL and not self._is_faithful:
-            answer.end(InferenceError(StatusCode.CANCELLED, "the request was cancelled"))
+            answer.end(cancelled())
         self._run()
 
     def _receive(self, index: int, message: Response | Executed) -> None:

@@ -12,31 +12,22 @@ out requests every half a second.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from grpc import StatusCode
 
-from reference_engine.kserve.model import InferenceError
+from reference_engine.kserve.model import InferenceError, cancelled
 
 LOOK_US: Final = 500_000
 
 
-class Phase(Enum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    OVER = "over"
+class Phase(IntEnum):
+    WAITING, RUNNING, OVER = range(3)
 
 
 class IllegalTransitionError(RuntimeError):
     pass
-
-
-_LEGAL: Final = {
-    (Phase.WAITING, Phase.RUNNING),
-    (Phase.WAITING, Phase.OVER),
-    (Phase.RUNNING, Phase.OVER),
-}
 
 
 @dataclass(eq=False, slots=True)
@@ -58,8 +49,9 @@ class QueuedRequest:
     phase: Phase = Phase.WAITING
 
     def move(self, phase: Phase) -> None:
-        if (self.phase, phase) not in _LEGAL:
-            raise IllegalTransitionError(f"a request that is {self.phase.value} to {phase.value}")
+        """Forward only."""
+        if phase <= self.phase:
+            raise IllegalTransitionError(f"a request that is {self.phase.name} to {phase.name}")
         self.phase = phase
 
 
@@ -194,14 +186,10 @@ class Scheduler(ABC):
             if request is not None:
                 request.move(Phase.OVER)
 
-    def _end(
-        self,
-        request: QueuedRequest,
-        code: StatusCode = StatusCode.CANCELLED,
-        message: str = "the request was cancelled",
-    ) -> None:
+    def _end(self, request: QueuedRequest, error: InferenceError | None = None) -> None:
+        """Without an error: it was cancelled."""
         request.move(Phase.OVER)
-        self._ended.append(Ended(request, InferenceError(code, message)))
+        self._ended.append(Ended(request, error or cancelled()))
 
 
 class Queue(Scheduler):
@@ -297,7 +285,8 @@ class Queue(Scheduler):
                 request.is_delayed, request.deadline_us = True, None
                 self._waiting.append(request)
             else:
-                self._end(request, StatusCode.UNAVAILABLE, "Request timeout expired")
+                error = InferenceError(StatusCode.UNAVAILABLE, "Request timeout expired")
+                self._end(request, error)
 
     def _drop_cancelled(self) -> None:
         for request in [one for one in self._waiting if one.is_cancelled]:

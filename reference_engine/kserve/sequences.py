@@ -13,11 +13,10 @@ waits is found when its turn comes, and only then are those behind it cancelled,
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from grpc import StatusCode
 
-from reference_engine.kserve.model import invalid
+from reference_engine.kserve.model import InferenceError, invalid
 from reference_engine.kserve.queue import (
     Batch,
     BatchSizes,
@@ -92,7 +91,7 @@ class Sequences(Scheduler):
         for sequence in self._in_slots(instance):
             sequence.running = None
             message = f"the model instance that held sequence {sequence.id} ended"
-            self._end_sequence(sequence, StatusCode.UNAVAILABLE, message)
+            self._end_sequence(sequence, InferenceError(StatusCode.UNAVAILABLE, message))
         self._fill_slots()
 
     def next_batches(self, now_us: int) -> list[Batch]:
@@ -200,11 +199,10 @@ class Sequences(Scheduler):
             sequence.is_open = False
             del self._open[sequence.id]
 
-    def _end_sequence(self, sequence: _Sequence, *error: Any) -> None:
-        """Its waiting requests are cancelled, or end with `error`: a status and a message."""
+    def _end_sequence(self, sequence: _Sequence, error: InferenceError | None = None) -> None:
         self._close(sequence)
         while sequence.waiting:
-            self._end(sequence.waiting.popleft(), *error)
+            self._end(sequence.waiting.popleft(), error)
 
     def _in_slots(self, instance: int) -> list[_Sequence]:
         return [s for (i, _), s in self._slots.items() if s is not None and i == instance]

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partialmethod
 from typing import Any, Final
 
 import numpy as np
@@ -227,21 +228,10 @@ class Logger:
     def log(cls, message: str, level: int = logging.INFO) -> None:
         cls.write(level, message)
 
-    @classmethod
-    def log_info(cls, message: str) -> None:
-        cls.write(cls.INFO, message)
-
-    @classmethod
-    def log_warn(cls, message: str) -> None:
-        cls.write(cls.WARNING, message)
-
-    @classmethod
-    def log_error(cls, message: str) -> None:
-        cls.write(cls.ERROR, message)
-
-    @classmethod
-    def log_verbose(cls, message: str) -> None:
-        cls.write(cls.VERBOSE, message)
+    log_info = partialmethod(log, level=INFO)
+    log_warn = partialmethod(log, level=WARNING)
+    log_error = partialmethod(log, level=ERROR)
+    log_verbose = partialmethod(log, level=VERBOSE)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:

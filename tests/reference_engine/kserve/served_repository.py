@@ -6,8 +6,7 @@ import queue
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,13 +139,8 @@ class Served(Watched):
         """The server has seen that this request is cancelled, or has ended it."""
         self.until(lambda: all(answer.queued.is_cancelled for answer in self.answers(request_id)))
 
-    @contextmanager
-    def client(self) -> Iterator["Client"]:
-        client = Client(self.url)
-        try:
-            yield client
-        finally:
-            client.close()
+    def client(self) -> "Client":
+        return Client(self.url)
 
 
 def tensor(name: str, array: Any) -> InferInput:

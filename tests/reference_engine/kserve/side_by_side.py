@@ -42,13 +42,8 @@ class Side:
         self.watched, self.url = watched, url
         self._numbers = count(1)
 
-    @contextmanager
-    def client(self) -> Iterator[Client]:
-        client = Client(self.url)
-        try:
-            yield client
-        finally:
-            client.close()
+    def client(self) -> "Client":
+        return Client(self.url)
 
     def arrived(self, name: str, pending: Pending) -> None:
         """Returns when the server has the request."""

@@ -129,26 +129,6 @@ class TestQueuePolicy:
             queue.add(QueuedRequest(priority=1), 0)
 
 
-@pytest.mark.parametrize("policy", [None, QueuePolicy(10**9)])
-@pytest.mark.parametrize("is_faithful", [False, True])
-def test_a_cancelled_request_leaves_at_once_or_when_its_turn_comes_or_runs(
-    policy: QueuePolicy | None, is_faithful: bool
-) -> None:
-    queue = Queue(1, BatchSizes(1), policy=policy, is_faithful=is_faithful)
-    _, second, _ = requests(queue, 3)
-    runs(queue)
-    queue.cancel(second)
-    queue.cancel(second)
-    gone = [(1, StatusCode.CANCELLED)]
-    assert ends(queue) == ([] if is_faithful else gone)
-    queue.finish(0)
-    if is_faithful and policy is None:
-        assert (runs(queue), ends(queue)) == ([[1]], [])
-    else:
-        assert runs(queue) == [[2]]
-        assert ends(queue) == (gone if is_faithful else [])
-
-
 class TestInstances:
     def test_a_lost_instance_runs_nothing_until_it_is_back(self) -> None:
         queue = Queue(1)
