@@ -34,7 +34,7 @@ GRACE_S: Final = 5.0
 
 class Instance(asyncio.Protocol):
     """`on_message` gets responses and the end of each `execute`; `on_lost` the end of the process,
-    once, unless the server ended it. What the model prints goes to standard error.
+    once, unless the server ended it. Output of the model goes to standard error.
     """
 
     def __init__(

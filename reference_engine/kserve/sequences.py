@@ -64,10 +64,6 @@ class Sequences(Scheduler):
     def num_waiting(self) -> int:
         return sum(len(sequence.waiting) for sequence in self._all())
 
-    @property
-    def num_sequences(self) -> int:
-        return len(self._all())
-
     def add(self, request: QueuedRequest, now_us: int) -> None:
         self._end_idle(now_us)
         sequence = self._sequence_of(request, now_us)

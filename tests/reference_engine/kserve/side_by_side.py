@@ -4,8 +4,8 @@
     python -m tests.reference_engine.kserve.side_by_side --triton 'COMMAND {repository} {port}'
 
 The second adds a column for NVIDIA's server, started by the command. Each server gets a copy of the
-repository, whose models tell what they do. What happens inside a server is waited for by pauses;
-the tests, whose server is at hand, look instead.
+repository, whose models tell what they do. Pauses give a server time;
+the tests, whose server is at hand, look inside instead.
 """
 
 import argparse

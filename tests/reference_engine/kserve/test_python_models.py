@@ -41,7 +41,7 @@ def words(result: Any) -> list[str]:
 
 
 def stream(served: Served, do: str) -> list[list[str] | str]:
-    """What it said, or the error's text, up to the end."""
+    """Its responses, or the error's text, up to the end."""
     pending, said = Pending(), list[list[str] | str]()
     with served.client() as client:
         client.start_stream(pending.note)
@@ -144,7 +144,7 @@ def test_a_model_that_dies_is_started_again(
 def test_a_model_that_does_not_start_again_refuses_until_it_does(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What waits is refused, too; the reason is logged once."""
+    """Waiting requests are refused, too; the reason is logged once."""
     served = Served(tmp_path, source=ODD)
     try:
         served.start()

@@ -312,7 +312,7 @@ class Life(RuleBasedStateMachine):
                 self.scheduler.finish(batch.instance)
         assert (self.scheduler.num_waiting, self.scheduler.num_running) == (0, 0)
         if isinstance(self.scheduler, Sequences):
-            assert self.scheduler.num_sequences == 0
+            assert not self.scheduler._all()
 
 
 def life_of(make: Any) -> Any:

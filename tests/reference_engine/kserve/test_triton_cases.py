@@ -1,4 +1,4 @@
-"""What Triton does with a cancelled request, case by case, with its own client, in both manners.
+"""Triton's ways with a cancelled request, case by case, with its own client, in both manners.
 
 In the faithful manner the server does what Triton 2.51 was seen to do; by default it does what
 Triton's documents say, and a cancelled request leaves the queue at once.
@@ -82,7 +82,7 @@ def side(served: Served) -> Side:
 
 
 def table() -> dict[str, list[str]]:
-    """What docs/kserve.md says of each case: Triton and the faithful manner, and the default."""
+    """The cells of docs/kserve.md for each case: Triton and the faithful manner, and the default."""
     rows = (line.strip("| ").split(" | ") for line in DOCUMENT.read_text().splitlines())
     return {
         row[0]: [row[1], row[1] if row[2] == "=" else row[2]] for row in rows if row[0] in CASES
