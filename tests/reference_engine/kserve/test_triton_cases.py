@@ -82,7 +82,7 @@ def side(served: Served) -> Side:
 
 
 def table() -> dict[str, list[str]]:
-    """The cells of docs/kserve.md for each case: Triton and the faithful manner, and the default."""
+    """The cells of docs/kserve.md for each case: Triton and the faithful manner; the default."""
     rows = (line.strip("| ").split(" | ") for line in DOCUMENT.read_text().splitlines())
     return {
         row[0]: [row[1], row[1] if row[2] == "=" else row[2]] for row in rows if row[0] in CASES
