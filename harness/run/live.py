@@ -7,6 +7,7 @@ unpaired item is dropped.
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
@@ -109,7 +110,8 @@ class LiveRun:
                 self._held += 1
 
     def take_events(self, events: Iterable[LifecycleEvent]) -> None:
-        for event in events:
+        """Each frontend has a log of its own; they are read one after the other."""
+        for event in sorted(events, key=attrgetter("t_ns")):
             name = event.client_request_id or event.request_id
             if event.event in ("arrived", "taken_over"):
                 self._arrived.put(name, event.t_ns)

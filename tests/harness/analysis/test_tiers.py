@@ -161,6 +161,15 @@ def test_slots_are_those_of_all_workers_without_their_steps(run: RunBuilder) -> 
     assert (facts.slots, facts.is_disaggregated) == (8, True)
 
 
+def test_utilisation_is_of_the_slots_of_all_workers(run: RunBuilder) -> None:
+    """In a second of load two of four slots for half a second, and one of them for as long."""
+    serving_with(run, "worker-0", "worker-1")
+    for run.worker, start, names in (("worker-0", 0, "ab"), ("worker-1", 250, "c")):
+        run.step(start, start + 500, sampled=(), **dict.fromkeys(names, 1))
+    run.request("a", sent=0, tokens=[500], outcome="completed", end=500)
+    assert metric(summarise(run.frames()).metrics["slot_utilisation"]).mean == 0.375
+
+
 def test_a_workload_of_tiers_says_nothing_of_another_server(run: RunBuilder) -> None:
     run.another_engine()
     run.request("b", sent=0, tokens=[9], outcome="completed", end=60)

@@ -85,7 +85,7 @@ def test_a_slot_is_refilled_at_its_own_worker() -> None:
     for one in at_decode:
         one.worker = "decode-0"
     idle = event("blocks_freed", "c", at_ms=4)
-    live.take_events([*at_prefill, idle, *at_decode])
+    live.take_events([*at_decode, *at_prefill, idle])  # the logs of two frontends
     assert live.shown()["refill_ms"] == {"n": 2, "p50": 3.0, "p99": 3.0}
 
 
