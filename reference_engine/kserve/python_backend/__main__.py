@@ -250,12 +250,11 @@ class ModelProcess:
             f"'{self._name}', message: {_sentence(error)}"
         )
         self._channel.send(Log(pb_utils.Logger.ERROR, message))
+        response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
         for request in requests:
-            sender = request.get_response_sender()
-            sender._is_closed = True
-            key = int(request._context.id()) if request._context.id().isdecimal() else None
-            if key in self._channel.contexts:
-                self._send_error(key, "INTERNAL", message, is_final=True)
+            with contextlib.suppress(pb_utils.TritonModelException):  # it has its last response
+                sender = request.get_response_sender()
+                sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _send_error(self, key: int, code: str, message: str, *, is_final: bool) -> None:
         self._channel.send(Response(key, code=code, message=message, is_final=is_final))

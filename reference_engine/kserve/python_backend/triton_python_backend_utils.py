@@ -216,13 +216,9 @@ class InferenceRequest:
     async_exec = exec  # noqa: A003
 
 
-def log_nowhere(level: int, message: str) -> None:
-    """Until the process has a server."""
-
-
 class Logger:
     INFO, WARNING, ERROR, VERBOSE = logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG
-    write: Callable[[int, str], object] = staticmethod(log_nowhere)
+    write: Callable[[int, str], object] = staticmethod(lambda *_: None)  # there is no server yet
 
     @classmethod
     def log(cls, message: str, level: int = logging.INFO) -> None:
