@@ -122,10 +122,11 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
     phase: waiting, prefill, hand_over (between two workers) or decode at t0; "ended" if the server
     had finished it before, "lost" if it went with a worker that was killed; null if not known.
-    worker: the last that had it. told_ns: when that one heard of the abort. Stages and the cancel
-    latency in seconds (NaN where unknown), its steps: those whose end was passed. `ghost`: not
-    aborted, or still held after the settle time (null: not watched long enough to say). `censored`:
-    the cancel latency and its steps are lower limits. By tier: see `_by_tier`. Waste: see `wasted`.
+    worker: the last that had it. told_ns: when the one that removed it heard of the abort. Stages
+    and the cancel latency in seconds (NaN where unknown), its steps: those whose end was passed.
+    `ghost`: not aborted, or still held after the settle time (null: not watched long enough to
+    say). `censored`: the cancel latency and its steps are lower limits. By tier: see `_by_tier`.
+    Waste: see `wasted`.
     """
     facts = run_facts(frames)
     left = _left(frames.requests)
@@ -138,7 +139,7 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     cancels = cancels.assign(**_stages(cancels), **_in_steps(cancels, steps, facts))
     cancels = cancels.join(_by_tier(cancels, log))
     cancels = pd.concat([cancels, wasted(cancels, branches, frames, facts)], axis="columns")
-    return cancels.drop(columns=["final_num_generated", "signalled_ns", "n"])
+    return cancels.drop(columns=["final_num_generated", "signalled_ns", "removed_by", "n"])
 
 
 def was_cancelled(cancels: pd.DataFrame) -> pd.Series:
@@ -180,16 +181,24 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
         for event, column in _STAMPS.items()
     }
     of_workers = events[events["event"].isin(OF_WORKERS)]
-    of_workers = of_workers.drop_duplicates("client_request_id", keep="last")
-    worker = ids.map(of_workers.set_index("client_request_id")["worker"]).astype(object)
-    worker = worker.where(worker.notna(), "")
+    passed_on = (of_workers["event"] == "blocks_freed") & (of_workers["reason"] == "handed_over")
+    worker, removed_by = (_last_worker(ids, one) for one in (of_workers, of_workers[~passed_on]))
     heard = events[events["event"] == "abort_received"]
     told = heard.drop_duplicates(["client_request_id", "worker"])
     told_ns = told.set_index(["client_request_id", "worker"])["t_ns"]
-    at = pd.MultiIndex.from_arrays([ids, worker])
+    at = pd.MultiIndex.from_arrays([ids, removed_by])
     return left.assign(
-        **stamps, worker=worker, told_ns=told_ns.reindex(at).astype("Int64").to_numpy()
+        **stamps,
+        worker=worker,
+        removed_by=removed_by,
+        told_ns=told_ns.reindex(at).astype("Int64").to_numpy(),
     )
+
+
+def _last_worker(ids: pd.Series, events: pd.DataFrame) -> pd.Series:
+    last = events.drop_duplicates("client_request_id", keep="last")
+    worker = ids.map(last.set_index("client_request_id")["worker"]).astype(object)
+    return worker.where(worker.notna(), "")
 
 
 def _phase(
@@ -234,7 +243,7 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: WorkerSteps, facts: Facts
     slowest_s = _seconds(cancels["signalled_ns"], cancels["heard_ns"]).max()
     if slowest_s > 0:
         since = since + is_on_its_way * int(min(slowest_s, facts.settle_s) * 1e9)
-    at_once = ~steps.ask(StepTimes.has_whole_step, cancels["worker"], since, ended)
+    at_once = ~steps.ask(StepTimes.has_whole_step, cancels["removed_by"], since, ended)
     return is_natural & cancels["removed_ns"].notna() & (at_once | (cancels["plan"] == RACE))
 
 
@@ -318,7 +327,7 @@ def _in_steps(
     told_ns = heard["told_ns"].to_numpy(dtype=np.int64)
     still_there = max(facts.observed_until_ns, int(told_ns.max(initial=0)))
     removed_ns = heard["removed_ns"].to_numpy(dtype=np.int64, na_value=still_there)
-    waited = steps.ask(StepTimes.has_whole_step, heard["worker"], told_ns, removed_ns)
+    waited = steps.ask(StepTimes.has_whole_step, heard["removed_by"], told_ns, removed_ns)
     at_once = pd.Series(~waited, index=heard.index, dtype="boolean")
     return {
         CANCEL_LATENCY_STEPS: pd.Series(passed, known.index, dtype=float).reindex(cancels.index),
@@ -353,6 +362,6 @@ def _by_tier(cancels: pd.DataFrame, log: pd.DataFrame) -> pd.DataFrame:
 
 def _boundary_ns(cancels: pd.DataFrame, steps: WorkerSteps) -> pd.Series:
     removed_ns = cancels["removed_ns"].to_numpy(dtype=np.int64, na_value=NEVER)
-    started_ns = steps.ask(StepTimes.boundary_ns, cancels["worker"], removed_ns)
+    started_ns = steps.ask(StepTimes.boundary_ns, cancels["removed_by"], removed_ns)
     boundary_ns = pd.Series(started_ns, index=cancels.index, dtype="Int64")
     return boundary_ns.where(started_ns < removed_ns)

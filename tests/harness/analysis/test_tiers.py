@@ -37,9 +37,9 @@ def handed_over(run: RunBuilder, t0: float, *, freed: float = 22) -> None:
     run.events("a", taken_over=20.6)
 
 
-def in_decode(run: RunBuilder) -> None:
+def in_decode(run: RunBuilder, *, freed: float = 22) -> None:
     """Left at 53, in the step that samples its fourth token."""
-    handed_over(run, 53)
+    handed_over(run, 53, freed=freed)
     run.events("a", admitted=30.1)
     run.lifecycle[-1].num_blocks = 2
     run.steps(3, 5, "a")
@@ -76,6 +76,19 @@ def test_left_in_decode_after_a_hand_over(run: RunBuilder) -> None:
     assert row["block_seconds"] == ms(2 * 7.2)  # two blocks, one of which came with it
     assert row["gpu_seconds"] == ms(7)
     assert (row["generated_tokens"], row["wasted_after_close_tokens"]) == (4, 1)
+
+
+def test_removed_at_one_worker_and_freed_last_at_another(run: RunBuilder) -> None:
+    """The prefill worker notices only at its next boundary that it may give the blocks back."""
+    in_decode(run, freed=64.5)
+    run.lifecycle[4].reason = "handed_over"
+    row = only_row(run)
+    assert (row["worker"], row["told_ns"]) == ("prefill-0", at(55)), "told: the decode worker"
+    assert row["removed_at_first_boundary"]
+    assert row["removal_s"] == ms(0.1), "after the boundary of the worker that removed it"
+    assert row["cancel_latency_s"] == row["prefill_tier_s"] == ms(11.5)
+    assert row["decode_tier_s"] == ms(7.2)
+    assert row["cancel_latency_steps"] == 3, "in steps of the worker that freed it last"
 
 
 def test_a_slot_that_is_handed_over_is_no_cancelled_one(run: RunBuilder) -> None:
