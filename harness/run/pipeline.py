@@ -139,7 +139,7 @@ def execute(
 
 def why_not_saved(number: int, folder: RunFolder) -> str:
     why = (
-        f"the run could not be saved: {os.strerror(number)}; make room. What was written so "
+        f"the run could not be saved: {os.strerror(number)}; make room. All that was written so "
         f"far is in {folder.path}"
     )
     if not any(folder.shards.glob("process-*")):

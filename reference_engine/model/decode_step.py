@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from reference_engine.model.batch import Batch
 from reference_engine.model.llama import Llama
 
-# Of queries [B, heads, head_dim], blocks [blocks, block_size, 2 * kv_heads, head_dim], tables
+# Takes queries [B, heads, head_dim], blocks [blocks, block_size, 2 * kv_heads, head_dim], tables
 # [B, N] and positions [B]: the outputs, in the shape of the queries.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -28,7 +28,7 @@ class Runner(Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """Of a block of the cache, over all layers."""
+        """The size of a block of the cache, over all layers."""
 
     def export_blocks(self, blocks: Sequence[int], /) -> bytes | bytearray:
         """The keys and values in blocks of the cache, for another worker's `import_blocks`."""

@@ -36,8 +36,8 @@ _HEAD: Final = """\
 # GPU figures
 
 Written by `python -m tests.gpu table` from the files beside it, which `make gpu` makes. A dash is
-*not measurable here*; `gpu_interval_s` says how often the GPU gave a new reading. What each figure
-is: docs/methods.md.
+*not measurable here*; `gpu_interval_s` says how often the GPU gave a new reading. docs/methods.md
+says what each figure means.
 """
 
 

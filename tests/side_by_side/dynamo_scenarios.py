@@ -241,7 +241,7 @@ class Caller:
 
 
 async def role(args: argparse.Namespace) -> None:
-    """What one process does; the callers end, the others serve until they are killed."""
+    """One process's part; the callers end, the others serve until they are killed."""
     module, notes = import_module(args.module), Notes(args.file)
     runtime = module.DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
     if args.command == "leaf":
@@ -352,7 +352,7 @@ def table(dynamo: dict[str, Any], ours: dict[str, Any]) -> str:
 
 
 def cell(who: str, told: dict[str, Any]) -> str:
-    """Of the caller: how its stream ended, and its context; of the others: signal, end."""
+    """The caller's stream end and context; each other's signal and end."""
     if not told or (who == "caller" and "ended_ms" not in told):
         return ""
     ended = f" {told['ended_ms']:.0f}" if "ended_ms" in told else ""

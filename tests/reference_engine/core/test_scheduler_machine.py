@@ -85,7 +85,7 @@ class Memory:
             assert known[:last] == request.token_ids[:last], f"{request} reads what is not its own"
 
     def import_from(self, request: Request) -> None:
-        """What another worker has computed of it."""
+        """The tokens that another worker has computed."""
         computed = request.token_ids[: request.num_computed_tokens]
         for at, token in enumerate(computed):
             self.host[request.host_table[at // BLOCK_SIZE]][at % BLOCK_SIZE] = token

@@ -27,7 +27,7 @@ WORDS = [TOKENIZER.text_of(token_id) for token_id in range(260, 270)]
 
 
 class Frontend:
-    """What a link hears of the worker."""
+    """All that a link hears of the worker."""
 
     def __init__(self) -> None:
         self.outputs: list[Output] = []
