@@ -161,7 +161,7 @@ def _requests(one: Round, which: int) -> Columns:
     offsets = np.append(0, np.cumsum(read)).astype(np.int32)
     ended_ns = np.where(one.is_left, one.left_ns, np.where(is_taken, times[:, -1], one.sent_ns))
     way = np.where(one.number // 2 % 2, "fin", "rst")
-    return _as_by_default(n) | {
+    return _as_by_default(RequestRow, n) | {
         "request_id": _client_ids(one.number),
         "arm": ["main"] * n,
         "role": ["user"] * n,
@@ -197,11 +197,11 @@ def _requests(one: Round, which: int) -> Columns:
     }
 
 
-def _as_by_default(n: int) -> Columns:
-    defaults = {field.name: field.default for field in msgspec.structs.fields(RequestRow)}
+def _as_by_default(record: Any, n: int) -> Columns:
+    defaults = {field.name: field.default for field in msgspec.structs.fields(record)}
     columns: Columns = {}
-    for field in schema_of(RequestRow):
-        default = defaults[field.name]
+    for field in schema_of(record):
+        default = defaults.get(field.name, msgspec.NODEFAULT)
         value = None if default is msgspec.NODEFAULT else default
         columns[field.name] = pa.repeat(pa.scalar(value, type=field.type), n)
     return columns
@@ -239,7 +239,7 @@ def _events(one: Round) -> Columns:
     is_reasoned = np.isin(name, ["removed", "blocks_freed", "finished"])
     number = np.concatenate([one.number[of] for _, _, of, _, _ in told])[order]
     counts = [np.broadcast_to(count, len(one.number))[of] for _, _, of, count, _ in told]
-    return {
+    return _as_by_default(LifecycleEvent, len(order)) | {
         "seq": one.number[0] * 10 + np.arange(len(order)),
         "t_ns": t_ns[order],
         "event": name[order],
@@ -270,7 +270,7 @@ def _steps(one: Round, which: int, plan: Plan) -> Columns:
         "scheduled_tokens": scheduled,
         "sampled_tokens": np.ones_like(scheduled),
     }
-    return {
+    return _as_by_default(StepRow, len(n)) | {
         "step": which * ROUND + step,
         "started_ns": one.began_ns + step * STEP_NS + 50 * US,
         "ended_ns": one.began_ns + (step + 1) * STEP_NS,
@@ -302,6 +302,8 @@ def _page(plan: Plan) -> Iterator[MetricSample]:
     t_ns = ORIGIN_NS + np.cumsum(pauses)
     levels = _levels(plan, (t_ns - ORIGIN_NS) // STEP_NS - 1)
     for role, source in roles.items():
+        if role not in levels:  # shown by a worker's own page
+            continue
         labels = msgspec.json.encode(source.labels).decode()
         if role == "ended":  # one series for each reason; the other one is `aborted`
             labels, levels[role] = '{"finished_reason":"length"}', levels[role] - levels["aborted"]
@@ -336,6 +338,7 @@ def _levels(plan: Plan, ended: Ints) -> dict[str, np.ndarray[Any, np.dtype[np.fl
         "prompt_tokens": (all_taken + begun) * PROMPT_TOKENS,
         "preemptions": np.zeros(len(ended)),
         "aborted": all_left - all_ghosts + aborted,
+        "frontend_cancelled": all_left - all_ghosts + aborted,
         "recomputed_tokens": np.zeros(len(ended)),
         "ended": all_taken + over,
     }
