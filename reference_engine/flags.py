@@ -94,30 +94,10 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
     group.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
     group.add_argument(
-        "--kserve-port",
-        type=_port,
-        help="port for KServe v2 over gRPC; 0: a free one; none: not served",
-    )
-    group.add_argument(
-        "--model-repository",
-        metavar="DIR",
-        help="serve the Python models and ensembles of this repository in Triton's layout",
-    )
-    group.add_argument(
-        "--triton-faithful",
-        action="store_true",
-        help="cancel their requests as Triton does, with its known gaps",
-    )
-    group.add_argument(
-        "--handler-endpoint",
-        type=_endpoint,
-        metavar="NAMESPACE.COMPONENT.ENDPOINT",
-        help="handlers in Python that answer, in the worker's place (docs/dynamo.md)",
-    )
-    group.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
     _add_settings(group, FrontendSettings, _SERVER)
+    _add_other_doors(parser.add_argument_group("beside OpenAI's API"))
     _add_tiers(parser.add_argument_group("several frontends and workers"))
     _add_settings(parser.add_argument_group("clients"), FrontendSettings, _CLIENTS)
     _add_access(parser.add_argument_group("access"))
@@ -146,6 +126,30 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--allow-faults", action="store_true", help="faults can be set over HTTP")
     return parser
+
+
+def _add_other_doors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kserve-port",
+        type=_port,
+        help="port for KServe v2 over gRPC; 0: a free one; none: not served",
+    )
+    group.add_argument(
+        "--model-repository",
+        metavar="DIR",
+        help="serve the Python models and ensembles of this repository in Triton's layout",
+    )
+    group.add_argument(
+        "--triton-faithful",
+        action="store_true",
+        help="cancel their requests as Triton does, with its known gaps",
+    )
+    group.add_argument(
+        "--handler-endpoint",
+        type=_endpoint,
+        metavar="NAMESPACE.COMPONENT.ENDPOINT",
+        help="handlers in Python that answer, in the worker's place (docs/dynamo.md)",
+    )
 
 
 def read_settings(arguments: list[str], environment: Mapping[str, str]) -> ServeSettings:

@@ -73,7 +73,7 @@ def test_a_slot_is_refilled_by_a_request_that_waited_for_it() -> None:
 
 
 def test_a_slot_is_refilled_at_its_own_worker() -> None:
-    """What the prefill worker hands over waits at the decode worker, whose slots are other ones."""
+    """A request that is handed over waits at the decode worker, whose slots are other ones."""
     live = LiveRun(has_log=True, started_ns=0)
     at_prefill = [
         event("arrived", "moves", at_ms=1),
