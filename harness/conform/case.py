@@ -1,0 +1,124 @@
+"""A case of the conformance suite: what it demands, and the function that finds out.
+
+A case is declared where it is written, and its declaration is its documentation: the pages in
+docs/conform are made from it. The function gets a bench (a server with its slots, its step and its
+idle first-token time) and returns a finding: `ok`, `late`, `never`, `harm`, or `told` for a case
+that is not judged. It raises `Refused` where the server does not offer what the case is about, and
+`CannotDecideError` where nothing can be said; everything else that it raises is a crash of the
+check, which cannot decide either.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from harness.errors import ConfigError
+from harness.store.conform_result import Failure, Level
+
+if TYPE_CHECKING:
+    from harness.conform.bench import Bench
+
+# What a case may need beside a streaming route. Without it the case is listed as not run, or, if
+# the server is the one to offer it, as not supported.
+Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"]
+
+
+class Finding(NamedTuple):
+    """`failure` None: good, or merely told. `evidence` names its units."""
+
+    failure: Failure | None
+    reason: str
+    evidence: dict[str, float | str | None]
+
+
+class RefusedError(Exception):
+    """The server does not offer this: 404, 405, 400, or no such counter. Never a timeout."""
+
+
+class CannotDecideError(Exception):
+    """Nothing can be said; the message says why."""
+
+
+Check = Callable[["Bench"], Finding]
+
+
+class Case(NamedTuple):
+    """`methods`: the letters of docs/conform.md. `caught`: links to reports that it would have
+    caught. `quick`: it runs under --quick."""
+
+    id: str
+    level: Level
+    requirement: str
+    wire: str
+    passes: str
+    methods: str
+    check: Check
+    needs: frozenset[Need]
+    quick: bool
+    caught: tuple[str, ...]
+    why: str
+    limit_s: float
+
+    @property
+    def group(self) -> str:
+        return self.id.partition("/")[0]
+
+
+CASES: Final[dict[str, Case]] = {}
+LIMIT_S: Final = 60.0  # of a case, beside which it cannot decide
+
+
+def case(  # noqa: PLR0913  a declaration
+    id: str,  # noqa: A002
+    level: Level,
+    requirement: str,
+    *,
+    wire: str,
+    passes: str,
+    methods: str,
+    why: str = "",
+    needs: Iterable[Need] = (),
+    quick: bool = False,
+    caught: Sequence[str] = (),
+    limit_s: float = LIMIT_S,
+) -> Callable[[Check], Check]:
+    def declare(check: Check) -> Check:
+        assert id not in CASES, id
+        CASES[id] = Case(
+            id=id,
+            level=level,
+            requirement=requirement,
+            wire=wire,
+            passes=passes,
+            methods=methods,
+            check=check,
+            needs=frozenset(needs),
+            quick=quick,
+            caught=tuple(caught),
+            why=why,
+            limit_s=limit_s,
+        )
+        return check
+
+    return declare
+
+
+def select(cases: Iterable[Case], wanted: Sequence[str]) -> list[Case]:
+    """The cases with these ids, or in these groups ("queue/"); all, if none is named.
+
+    Raises ConfigError for an unknown id, with the nearest one.
+    """
+    known = list(cases)
+    for word in wanted:
+        if not any(_is_meant(entry, word) for entry in known):
+            names = [entry.id for entry in known] + [f"{entry.group}/" for entry in known]
+            nearest = get_close_matches(word, names, n=1, cutoff=0.3)
+            hint = f"; the nearest is {nearest[0]}" if nearest else ""
+            raise ConfigError(f"there is no case {word!r}{hint} (walkaway conform --list)")
+    return [
+        entry for entry in known if not wanted or any(_is_meant(entry, word) for word in wanted)
+    ]
+
+
+def _is_meant(entry: Case, word: str) -> bool:
+    return word == entry.id or word.rstrip("/") == entry.group

@@ -1,0 +1,136 @@
+"""What a conformance run leaves behind: conform.json, and a wire log for each case.
+
+A verdict is about one case on one server. Its kind says how a failed case failed, and its
+aftermath what the case left behind: a server may pass a case and answer nobody afterwards.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from harness.errors import ConfigError
+
+CONFORM_SCHEMA: Final = 1
+CONFORM_FILE: Final = "conform.json"
+WIRE_FOLDER: Final = "wire"
+
+
+class Level(StrEnum):
+    MUST = "must"
+    SHOULD = "should"  # fails only under --strict
+    INFO = "info"  # told, never judged
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    NOT_SUPPORTED = "not_supported"  # the server refused, or has no such counter; never a timeout
+    CANNOT_DECIDE = "cannot_decide"
+    INFORMATIONAL = "informational"
+
+
+class Failure(StrEnum):
+    LATE = "late"
+    NEVER = "never"
+    HARM = "harm"
+
+
+class Aftermath(StrEnum):
+    CLEAN = "clean"
+    SLOW = "slow"
+    WRONG_TEXT = "wrong text"
+    WEDGED = "wedged"  # no answer to the probe within its time
+    DEAD = "dead"
+
+
+class CaseResult(msgspec.Struct, kw_only=True):
+    """`evidence` maps names to figures with their unit in the name ("median_steps", "held").
+    `expected`: how the verdict stands to the file of expected failures, if there is one."""
+
+    id: str
+    level: Level
+    verdict: Verdict
+    requirement: str
+    reason: str
+    kind: Failure | None = None
+    aftermath: Aftermath | None = None
+    evidence: dict[str, float | str | None] = {}
+    took_s: float = 0.0
+    expected: Literal["listed", "stale"] | None = None
+    repeat: str = ""  # the command that runs this case alone
+    wire_log: str | None = None  # relative to conform.json
+
+
+class ConformTarget(msgspec.Struct, kw_only=True):
+    engine: str
+    url: str
+    model: str
+    version: str | None = None
+    configuration: str = ""  # in words, for a matrix's column
+    metrics_urls: list[str] = []
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    cpu: str
+    cores: int
+    python: str
+
+
+class ConformResult(msgspec.Struct, kw_only=True):
+    """`step_s`, `ttft_s`: of the idle server; null until they are known. `lag_s`: the client's own
+    lateness. `not_run`: ids of cases that need what was not given."""
+
+    schema_version: int = CONFORM_SCHEMA
+    walkaway: str
+    started_at: str
+    command: str
+    seed: int
+    quick: bool = False
+    strict: bool = False
+    machine: Machine
+    target: ConformTarget
+    step_s: float | None = None
+    slots: int | None = None
+    ttft_s: float | None = None
+    lag_s: float | None = None
+    cases: list[CaseResult] = []
+    not_run: list[str] = []
+    notes: list[str] = []
+    exit_code: int = 0
+
+    def write(self, folder: Path) -> None:
+        """The file is replaced at once: a run that is killed leaves the last whole one."""
+        unfinished = folder / f"{CONFORM_FILE}.part"
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        unfinished.replace(folder / CONFORM_FILE)
+
+
+def read_conform(file: Path) -> ConformResult:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ConformResult)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{file} is no result of `walkaway conform`: {error}") from error
+
+
+class WireEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line of wire/<id>.jsonl: what happened on one connection of one try. `t_ns` is on the clock
+    of the rows. `text`: heads and the beginning of what was read, secrets masked."""
+
+    t_ns: int
+    attempt: int
+    stream: str  # the part that it plays: "leaver", "probe", "filler 3"
+    what: Literal["connect", "write", "read", "act", "end", "mark"]
+    bytes: int = 0
+    tokens: int = 0
+    text: str = ""
+    call: str = ""  # act: the system call, such as "close()"
+    unread: int = 0  # act: bytes that had arrived and were not read
+    sent: Literal["", "FIN", "RST", "RST_STREAM", "nothing"] = ""  # act: what went out
+
+
+def wire_log_name(case_id: str) -> str:
+    return f"{WIRE_FOLDER}/{case_id.replace('/', '-')}.jsonl"
