@@ -47,7 +47,8 @@ class Aftermath(StrEnum):
 
 class CaseResult(msgspec.Struct, kw_only=True):
     """`evidence` maps names to figures with their unit in the name ("median_steps", "held").
-    `expected`: how the verdict stands to the file of expected failures, if there is one."""
+    `expected`: how the verdict stands to the file of expected failures, if there is one. `wire`,
+    `passes`, `why`, `caught`: of the case's declaration, so that a page needs no other file."""
 
     id: str
     level: Level
@@ -61,6 +62,10 @@ class CaseResult(msgspec.Struct, kw_only=True):
     expected: Literal["listed", "stale"] | None = None
     repeat: str = ""  # the command that runs this case alone
     wire_log: str | None = None  # relative to conform.json
+    wire: str = ""
+    passes: str = ""
+    why: str = ""
+    caught: tuple[str, ...] = ()
 
 
 class ConformTarget(msgspec.Struct, kw_only=True):
