@@ -9,6 +9,7 @@ import ssl
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -19,6 +20,7 @@ import psutil
 
 from harness.errors import ConfigError
 
+LOAD_THIS_HOST: Final = "--yes-load-this-host"
 MOST_BYTES: Final = 1 << 25  # of one answer, headers and all
 _TOO_LARGE: Final = f"the answer has more than {MOST_BYTES >> 20} MiB"
 _PACKED: Final = "the answer is compressed, which the request did not allow"
@@ -208,6 +210,23 @@ def check_target_url(
     if parts.query or parts.fragment:
         raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def check_host(url: str, *, is_allowed: bool) -> None:
+    """Raises ConfigError for a host with an address that is not loopback, unless the user allowed
+    it by the flag. A name without an address passes: the connection then says that."""
+    host, port = split_place(url)
+    try:
+        places = socket.getaddrinfo(host, port)
+    except (OSError, UnicodeError):
+        return
+    elsewhere = [str(place[4][0]) for place in places if not ip_address(place[4][0]).is_loopback]
+    if elsewhere and not is_allowed:
+        named = host if elsewhere[0] == host else f"{host} ({elsewhere[0]})"
+        raise ConfigError(
+            f"{url}: {named} is not loopback: a load can disturb other users of that server; add "
+            f"{LOAD_THIS_HOST} if it is yours to load"
+        )
 
 
 def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:

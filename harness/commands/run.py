@@ -46,6 +46,10 @@ CaFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Trust only the CAs in this PEM file for https."),
 ]
+YesLoadThisHost = Annotated[
+    bool,
+    typer.Option("--yes-load-this-host", help="Allow a target that is not on loopback."),
+]
 
 # The load.
 Processes = Annotated[
@@ -130,6 +134,7 @@ def run(  # noqa: PLR0913  one argument a flag
     api_key_env: ApiKeyEnv = None,
     header: Header = None,
     ca_file: CaFile = None,
+    yes_load_this_host: YesLoadThisHost = False,
     processes: Processes = None,
     request_cancellation_rate: CancellationRate = None,
     request_cancellation_delay: CancellationDelay = None,
@@ -169,6 +174,7 @@ def run(  # noqa: PLR0913  one argument a flag
         api_key_env=api_key_env,
         headers=parse_headers(header or []),
         ca_file=check_ca_file(ca_file),
+        loads_any_host=yes_load_this_host,
         out=out,
         has_scraping=not no_scrape,
         command=typed_command(header or []),

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Final
 
 from harness.errors import ConfigError
-from harness.http_client import check_ca_file, check_metrics_url, check_target_url, request_headers
+from harness.http_client import (
+    check_ca_file,
+    check_host,
+    check_metrics_url,
+    check_target_url,
+    request_headers,
+)
 from harness.records import Protocol
 from harness.run.load_plan import (
     check_files,
@@ -51,7 +57,7 @@ class RunConfig:
     """One `walkaway run`, as typed.
 
     Without `target_url` the run starts a server: an arm's own `target_command`, which must serve
-    within `ready_s` seconds, else the bundled engine.
+    within `ready_s` seconds, else the bundled engine. `loads_any_host`: loopback or not.
     """
 
     workload: str
@@ -65,6 +71,7 @@ class RunConfig:
     api_key_env: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     ca_file: str | None = None
+    loads_any_host: bool = False
     out: Path | None = None
     has_scraping: bool = True
     has_probe_phase: bool = False
@@ -158,7 +165,7 @@ def _resolve(
         config=config,
         workload=workload,
         target=target,
-        url=None if config.target_url is None else _check_url(config.target_url, target),
+        url=None if config.target_url is None else _check_url(config, config.target_url, target),
         metrics_urls=[check_metrics_url(url) for url in config.metrics_urls],
         headers=request_headers(config.headers, config.api_key_env),
         folder=folder,
@@ -166,8 +173,11 @@ def _resolve(
     )
 
 
-def _check_url(url: str, target: Target) -> str:
-    return check_target_url(url, schemes=("http", "https") if target.http else ("grpc", "grpcs"))
+def _check_url(config: RunConfig, url: str, target: Target) -> str:
+    schemes = ("http", "https") if target.http else ("grpc", "grpcs")
+    url = check_target_url(url, schemes=schemes)
+    check_host(url, is_allowed=config.loads_any_host)
+    return url
 
 
 def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from harness.errors import ConfigError, TargetError, WalkawayError
-from harness.http_client import check_target_url
+from harness.http_client import LOAD_THIS_HOST, check_target_url
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
@@ -165,7 +165,8 @@ def command_of(config: RunConfig, *, seed: int) -> str:
     }
     typed = [text for flag, values in flags.items() for value in values for text in (flag, value)]
     scraping = [] if config.has_scraping else ["--no-scrape"]
-    return shlex.join(["walkaway", "run", config.workload, *scraping, *typed])
+    allowed = [LOAD_THIS_HOST] if config.loads_any_host else []
+    return shlex.join(["walkaway", "run", config.workload, *scraping, *allowed, *typed])
 
 
 def until_stopped(plan: LoadPlan, *, left: int, elapsed_s: float) -> list[str]:

@@ -21,6 +21,7 @@ from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.http_client import (
     check_ca_file,
+    check_host,
     check_metrics_url,
     check_target_url,
     http_client,
@@ -220,6 +221,20 @@ def test_more_than_a_hundred_requests_run_at_once(serve_pages: ServePages) -> No
     ):
         answers = list(threads.map(client.get, [url] * 120))
     assert {one.text for one in answers} == {str(number) for number in range(120)}
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.8.9.1", "localhost", "[::1]", "nowhere.invalid"]
+)
+def test_loopback_may_be_loaded_and_a_name_without_an_address_passes(host: str) -> None:
+    check_host(f"http://{host}:8000", is_allowed=False)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "[2001:db8::1]", "0.0.0.0", "10.0.0.1"])
+def test_another_host_is_loaded_only_by_a_flag(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not loopback.*--yes-load-this-host"):
+        check_host(f"https://{host}/llm", is_allowed=False)
+    check_host(f"https://{host}/llm", is_allowed=True)
 
 
 def test_an_address_of_this_machine_is_told_from_another() -> None:
