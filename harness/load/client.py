@@ -54,6 +54,13 @@ class Conversation(Protocol):
     def note_wire(self, row: RequestRow) -> None:
         """Add what only the wire knows."""
 
+    def leave_at_once(self, way: Way | None) -> None:
+        """The user leaves now; `way` instead of the planned one. Called from another greenlet."""
+
+    @property
+    def waits_for_interrupt(self) -> bool:
+        """`leave_at_once` takes effect only when GaveUpError is raised in the waiting greenlet."""
+
 
 class LoadClient(ABC):
     """`open_streams`: the requests now in flight."""
@@ -78,7 +85,9 @@ class LoadClient(ABC):
         keep: Callable[[RequestRow], None],
     ) -> RequestRow:
         """Send one request and see it through. `keep` gets its row, even if this call is killed."""
-        exchange = self.begin(spec, prompt, leave_rule)
+        return self.see_through(self.begin(spec, prompt, leave_rule), keep)
+
+    def see_through(self, exchange: Conversation, keep: Callable[[RequestRow], None]) -> RequestRow:
         stream = exchange.stream
         self.open_streams += 1
         try:
@@ -306,6 +315,7 @@ class Exchange:
         request.limit, self._later_limit = limits(client.plan.run, spec.delivery, sent_ns)
         self._think_ns: int | None = None
         self._has_tokens = False
+        self._leaves_at_once = self._is_leaving = False
 
     def see_through(self) -> None:
         try:
@@ -322,9 +332,25 @@ class Exchange:
         row.frontend = self.frontend.number
         if not self._request.is_opened and row.outcome is not Outcome.FAILED:
             row.wire_close = WireClose.UNOPENED
+        if row.outcome is Outcome.ABANDONED:
+            row.way = self._way.value
+
+    def leave_at_once(self, way: Way | None) -> None:
+        if way in (Way.KILLED, Way.STOP_READING) and way is not self._spec.way:
+            raise ValueError(f"{way} needs a connection made for it: name the way in the request")
+        if self._is_leaving or self.stream.outcome is not None:
+            return
+        self._way = way or self._way
+        self._leaves_at_once, self._think_ns = True, 0
+        self._request.leaves_at_ns = time.perf_counter_ns()
+
+    @property
+    def waits_for_interrupt(self) -> bool:
+        return self._leaves_at_once and not self._is_leaving and self.stream.can_leave
 
     def _converse(self) -> None:
-        self._think_ns = think_ns = self._leave_rule(0)
+        think_ns = 0 if self._leaves_at_once else self._leave_rule(0)
+        self._think_ns = think_ns
         if think_ns is not None and self._spec.counts_from_start:
             self._request.leaves_at_ns = self._sent_ns + think_ns
         else:
@@ -352,14 +378,17 @@ class Exchange:
         while stream.outcome is None:
             if self._think_ns is not None and stream.can_leave and not connection.is_complete:
                 self._think_and_leave(connection, self._think_ns)
-            elif not connection.receive_each(take):
-                self._reader.end()
+                continue
+            with suppress(GaveUpError):  # `leave_at_once`
+                if not connection.receive_each(take):
+                    self._reader.end()
 
     def _take(self, connection: Connection, chunk: bytes, t_ns: int) -> bool:
         """Read; return whether reading simply goes on, as after most tokens."""
         stream = self.stream
         self._reader.read(chunk, t_ns)
-        self._think_ns = self._leave_rule(stream.tokens_read)
+        think_ns = self._leave_rule(stream.tokens_read)
+        self._think_ns = 0 if self._leaves_at_once else think_ns
         if stream.tokens_read and not self._has_tokens:
             self._has_tokens = True
             if connection.limit is not None:
@@ -368,9 +397,11 @@ class Exchange:
         return self._think_ns is None and stream.outcome is None
 
     def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
-        stream = self.stream
+        stream, self._is_leaving = self.stream, True
         if connection.has_head:  # else patience has ended already
-            leaves_at_ns = connection.leaves_at_ns or time.perf_counter_ns() + think_ns
+            leaves_at_ns = time.perf_counter_ns() + think_ns
+            if connection.leaves_at_ns is not None and not self._leaves_at_once:
+                leaves_at_ns = connection.leaves_at_ns
             self._read_until(connection, leaves_at_ns)
             if connection.is_complete or not stream.can_leave:
                 return  # the answer ended while the user was thinking

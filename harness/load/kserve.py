@@ -189,10 +189,25 @@ class Call:
 
     def note_wire(self, row: RequestRow) -> None:
         row.frontend = self._frontend
+        row.way = "" if self._spec.way is None else self._spec.way.value
         if row.outcome is Outcome.FAILED or self._is_out:
             return
         if self._channel is not self._endpoint.shared or not self._endpoint.is_connected:
             row.wire_close = WireClose.UNOPENED
+
+    waits_for_interrupt = False  # the watch leaves
+
+    def leave_at_once(self, way: Way | None) -> None:
+        planned = self._spec.way
+        way = (way or planned or Way.FIN).over(Protocol.GRPC)
+        if way is None or (way not in (Way.CANCEL, Way.HALF_CLOSE) and way is not planned):
+            raise ValueError("this way to leave needs a call made for it: name it in the request")
+        with self._lock:
+            if self._is_over or not self.stream.can_leave:
+                return
+            self._spec = replace(self._spec, way=way)
+            self._think_ns, self._leaves_at_ns = 0, time.perf_counter_ns()
+        self._has_changed.set()
 
     def see_through(self) -> None:
         with self._own:

@@ -46,16 +46,16 @@ class LoadSession:
         self._give_up = give_up
         self._stop_after = plan.stop_after_abandons
         self.abandons = 0
-        self._sent = 0
+        self.sent = 0
         # Not from the seed: to a server that outlives this run the ids must be new.
         self._tag = secrets.token_hex(4)
 
     def issue(self, spec: RequestSpec, *, intended_start_ns: int | None = None) -> RequestSpec:
-        self._sent += 1
+        self.sent += 1
         now_ns = time.perf_counter_ns()
         return replace(
             spec,
-            request_id=f"walkaway-{self._tag}-{spec.user}-{self._sent}",
+            request_id=f"walkaway-{self._tag}-{spec.user}-{self.sent}",
             arm=spec.arm or self.plan.arm,
             intended_start_ns=now_ns if intended_start_ns is None else intended_start_ns,
         )

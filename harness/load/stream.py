@@ -170,6 +170,18 @@ class StreamMachine:
         return self.outcome is None and Signal.LEAVE in TRANSITIONS[self.state]
 
     @property
+    def first_token_ns(self) -> int | None:
+        return self._token_times_ns[0] if self._token_times_ns else None
+
+    @property
+    def last_token_ns(self) -> int | None:
+        return self._token_times_ns[-1] if self._token_times_ns else None
+
+    @property
+    def abandoned_ns(self) -> int | None:
+        return self._ended_ns if self.outcome is Outcome.ABANDONED else None
+
+    @property
     def last_gap_ns(self) -> int | None:
         """Time between the two latest token events of one answer. Answers to one prompt grow in
         step, so with n answers the previous event of this one is the n-th before."""
@@ -285,9 +297,9 @@ class StreamMachine:
             max_tokens=spec.max_tokens,
             intended_start_ns=spec.intended_start_ns,
             sent_ns=self._sent_ns,
-            first_token_ns=times[0] if times else None,
-            last_token_ns=times[-1] if times else None,
-            abandoned_ns=self._ended_ns if self.outcome is Outcome.ABANDONED else None,
+            first_token_ns=self.first_token_ns,
+            last_token_ns=self.last_token_ns,
+            abandoned_ns=self.abandoned_ns,
             ended_ns=self._ended_ns,
             wire_close=self._wire_close,
             tokens_read=self.tokens_read,

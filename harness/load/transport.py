@@ -50,7 +50,8 @@ class WireRequest:
 
 
 class GaveUpError(Exception):
-    """The user's time to leave came before there was a connection."""
+    """The user's time to leave came before there was a connection, or (raised in the greenlet that
+    waits) leaves at once."""
 
 
 class SocketTransport:
@@ -142,7 +143,8 @@ class SocketTransport:
             leaves_at_ns = request.leaves_at_ns
             if request.patience_ns is not None:
                 leaves_at_ns = time.perf_counter_ns() + request.patience_ns
-            connection.receive_head(leaves_at_ns)
+            with contextlib.suppress(GaveUpError):
+                connection.receive_head(leaves_at_ns)
         except BaseException:
             connection.close()
             raise

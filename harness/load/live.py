@@ -1,0 +1,117 @@
+"""A request in flight, in a greenlet of its own, that another greenlet watches and makes leave.
+
+Where the moment to leave follows from the request itself (so many tokens read, so much time
+passed), a leave rule is enough. A live stream leaves when something outside says so: when another
+stream's token came, when a probe is queued, in the middle of another's prefill.
+"""
+
+from collections.abc import Callable
+
+import gevent
+from gevent.event import Event
+
+from harness.load.client import Conversation
+from harness.load.session import LoadSession
+from harness.load.transport import GaveUpError
+from harness.records import RequestRow, Way
+from harness.workload.abandon import RequestSpec
+
+
+class LiveStream:
+    """`row`: once it has ended."""
+
+    def __init__(
+        self,
+        session: LoadSession,
+        spec: RequestSpec,
+        text: str | None = None,
+        keep: Callable[[RequestRow], None] | None = None,
+    ) -> None:
+        self.spec = session.issue(spec)
+        self.row: RequestRow | None = None
+        self._client = session.client
+        self._text = session.prompt(self.spec, n=session.sent) if text is None else text
+        self._keep = session.keep if keep is None else keep
+        self._conversation: Conversation | None = None
+        self._leaves = False
+        self._way: Way | None = None
+        self._waiting: list[tuple[int, Event]] = []
+        self._greenlet = gevent.spawn(self._run)
+
+    def __repr__(self) -> str:
+        return f"<LiveStream {self.spec.request_id} tokens={self.tokens} ended={self.has_ended}>"
+
+    @property
+    def has_ended(self) -> bool:
+        return self.row is not None
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self._conversation is None else self._conversation.stream.tokens_read
+
+    @property
+    def first_token_ns(self) -> int | None:
+        return None if self._conversation is None else self._conversation.stream.first_token_ns
+
+    @property
+    def last_token_ns(self) -> int | None:
+        return None if self._conversation is None else self._conversation.stream.last_token_ns
+
+    @property
+    def abandoned_ns(self) -> int | None:
+        return None if self._conversation is None else self._conversation.stream.abandoned_ns
+
+    def wait_tokens(self, tokens: int, timeout_s: float | None) -> bool:
+        """False: they have not come in this time, or the stream ended before."""
+        if self.tokens < tokens and not self.has_ended:
+            entry = tokens, Event()
+            self._waiting.append(entry)
+            entry[1].wait(timeout_s)
+            self._waiting.remove(entry)
+        return self.tokens >= tokens
+
+    def leave(self, way: Way | None = None) -> None:
+        """Leave now, whatever the server has sent by now. It does not wait: t0, stamped right
+        before the act, is `abandoned_ns` after the event loop's next turn. After the answer's end
+        it does nothing."""
+        self._leaves, self._way = True, way
+        if self._conversation is not None:
+            self._conversation.leave_at_once(way)
+        gevent.get_hub().loop.run_callback(self._interrupt)
+
+    def join(self, timeout_s: float | None = None) -> RequestRow | None:
+        """Wait until it has ended: its row, or None if the time was too short."""
+        self._greenlet.join(timeout_s)
+        return self.row
+
+    def cut(self) -> None:
+        """End it now, as the end of a load does: no leaving of a user."""
+        self._greenlet.kill()
+
+    def _run(self) -> None:
+        conversation = self._client.begin(self.spec, self._text, self._note_progress)
+        if self._leaves:
+            conversation.leave_at_once(self._way)
+        self._conversation = conversation
+        self._client.see_through(conversation, self._end)
+
+    def _interrupt(self) -> None:
+        conversation = self._conversation
+        if conversation is not None and conversation.waits_for_interrupt:
+            self._greenlet.throw(GaveUpError)
+
+    def _note_progress(self, tokens_read: int) -> None:
+        for tokens, reached in self._waiting:
+            if tokens_read >= tokens:
+                reached.set()
+
+    def _end(self, row: RequestRow) -> None:
+        self.row = row
+        for _, reached in self._waiting:
+            reached.set()
+        self._keep(row)
+
+
+def start(session: LoadSession, spec: RequestSpec, text: str | None = None) -> LiveStream:
+    """Send it now, or at the event loop's next turn."""
+    return LiveStream(session, spec, text)

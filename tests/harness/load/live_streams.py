@@ -1,0 +1,65 @@
+"""A patched process whose streams leave when another greenlet says so: plan.json as argument,
+scenarios on standard input, their rows on standard output."""
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gevent
+import msgspec
+
+from harness.load.live import LiveStream, start
+from harness.load.session import LoadSession
+from harness.records import Delivery, Protocol, Way
+from harness.workload.abandon import RequestSpec
+from harness.workload.plan import read_plan
+
+LONG_S = 30.0
+
+
+def play(session: LoadSession, scenario: dict[str, Any]) -> LiveStream:
+    way = Way(scenario["way"])
+    stream = start(
+        session,
+        RequestSpec(
+            user=0,
+            max_tokens=scenario["max_tokens"],
+            prompt_tokens=scenario.get("prompt_tokens", 8),
+            delivery=Delivery(scenario.get("delivery", "stream")),
+            way=way if scenario.get("is_planned") else None,
+        ),
+    )
+    if (wait_s := scenario.get("wait_s")) is not None:
+        gevent.sleep(wait_s)
+    if tokens := scenario.get("tokens"):
+        assert stream.wait_tokens(tokens, LONG_S)
+        assert stream.first_token_ns is not None
+    assert not stream.wait_tokens(100, 0.01)
+    assert stream.row is None
+    stream.leave(None if scenario.get("is_planned") else way)
+    assert stream.join(LONG_S) is not None
+    assert not stream.wait_tokens(100, LONG_S)  # it has ended, so this does not wait
+    return stream
+
+
+def main() -> None:
+    plan = read_plan(Path(sys.argv[1]))
+    if plan.protocol is Protocol.GRPC:
+        from harness.load.kserve import use_gevent  # its packages are an extra
+
+        use_gevent()
+    session = LoadSession(
+        plan, api_key=None, tell=lambda _row: None, enough=lambda: None, give_up=sys.exit
+    )
+    rows = [play(session, scenario).row for scenario in json.load(sys.stdin)]
+    session.close()
+    sys.stdout.buffer.write(msgspec.json.encode(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Streams that leave when another greenlet says so, at any moment of the request."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
+
+from harness.records import Delivery, Outcome, Protocol, RequestRow, Way, WireClose
+from harness.workload.plan import LoadPlan, write_plan
+from tests.harness.load.asking import plan_of
+from tests.harness.load.conftest import Exchange, Serve
+from tests.harness.load.kserve_server import Served, serving
+from tests.harness.load.test_kserve import SOURCE
+
+# What the server does is told by `max_tokens`.
+NO_HEAD, NO_TOKEN, THREE_TOKENS, HALF = 101, 102, 103, 104
+
+
+def play(folder: Path, plan: LoadPlan, scenarios: list[dict[str, Any]]) -> list[RequestRow]:
+    write_plan(plan, folder / "plan.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.harness.load.live_streams", str(folder / "plan.json")],
+        input=json.dumps(scenarios).encode(),
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=True,
+    )
+    return msgspec.json.decode(done.stdout, type=list[RequestRow])
+
+
+def server(x: Exchange) -> None:
+    if x.target.endswith("/cancel"):
+        x.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        return
+    tokens = x.body["max_tokens"]
+    if tokens != NO_HEAD:
+        x.accept(tokens=3 if tokens in (THREE_TOKENS, HALF) else 0)
+    x.client_left_within(0.5 if tokens == HALF else 30)
+    if tokens == HALF:
+        x.finish()
+
+
+SCENARIOS: list[dict[str, Any]] = [
+    {"way": way, **moment}
+    for way in ("fin", "rst")
+    for moment in (
+        {"max_tokens": NO_HEAD, "wait_s": 0.02},
+        {"max_tokens": NO_HEAD, "wait_s": 0.02, "delivery": "unary"},
+        {"max_tokens": NO_TOKEN, "wait_s": 0.02},
+        {"max_tokens": THREE_TOKENS, "tokens": 3},
+        {"max_tokens": THREE_TOKENS, "tokens": 2, "is_planned": True},
+    )
+]
+
+
+def test_a_stream_leaves_before_the_head_in_prefill_and_between_tokens(
+    serve: Serve, tmp_path: Path
+) -> None:
+    started = serve(server)
+    rows = play(tmp_path, plan_of(started.url), SCENARIOS)
+    for scenario, row in zip(SCENARIOS, rows, strict=True):
+        x = started.exchanges[row.request_id]
+        assert x.is_over.wait(30)
+        assert row.outcome is Outcome.ABANDONED
+        assert (row.way, row.wire_close) == (scenario["way"],) * 2
+        assert row.way == x.closed_how
+        assert row.tokens_read == (3 if scenario["max_tokens"] == THREE_TOKENS else 0)
+        assert x.closed_ns is not None
+        assert row.sent_ns < (row.abandoned_ns or 0) <= x.closed_ns
+
+
+def test_ways_that_read_on_tell_what_still_came(serve: Serve, tmp_path: Path) -> None:
+    started = serve(server)
+    left = {"max_tokens": HALF, "tokens": 3}
+    scenarios = [left | {"way": way} for way in ("half_close", "cancel")]
+    half_closed, cancelled = play(tmp_path, plan_of(started.url), scenarios)
+    assert (half_closed.way, half_closed.wire_close) == (Way.HALF_CLOSE, WireClose.FIN)
+    assert (cancelled.way, cancelled.wire_close) == (Way.CANCEL, WireClose.NOTHING)
+    assert f"/v1/requests/{cancelled.request_id}/cancel" in {
+        x.target for x in started.exchanges.values()
+    }
+    for row in (half_closed, cancelled):
+        assert row.outcome is Outcome.ABANDONED
+        assert row.server_ended_ns is not None
+        assert row.error is None
+
+
+def test_a_process_is_killed_and_a_reader_stops(serve: Serve, tmp_path: Path) -> None:
+    started = serve(server)
+    scenario = {"way": "killed", "max_tokens": THREE_TOKENS, "tokens": 3, "is_planned": True}
+    [row] = play(tmp_path, plan_of(started.url), [scenario])
+    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
+    assert row.wire_close is WireClose.KERNEL
+    assert started.exchanges[row.request_id].is_over.wait(30)
+
+
+def test_a_user_leaves_before_there_is_a_connection(full: str, tmp_path: Path) -> None:
+    scenario = {"way": "fin", "max_tokens": NO_TOKEN, "wait_s": 0.02}
+    [row] = play(tmp_path, plan_of(full), [scenario])
+    assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.UNOPENED)
+
+
+@pytest.mark.parametrize(
+    ("way", "closes"), [("fin", WireClose.RST_STREAM), ("half_close", WireClose.END_STREAM)]
+)
+def test_a_call_over_grpc_leaves_too(way: str, closes: WireClose, tmp_path: Path) -> None:
+    def two_tokens(served: Served) -> Iterator[ModelStreamInferResponse]:
+        yield served.token()
+        yield served.token()
+        served.has_half_closed.wait(30)
+
+    with serving(two_tokens) as (url, _):
+        plan = plan_of(url, target={"kserve": SOURCE}, protocol=Protocol.GRPC)
+        scenario = {"way": way, "max_tokens": 50, "tokens": 2}
+        [row] = play(tmp_path, plan, [scenario])
+    assert (row.outcome, row.tokens_read, row.delivery) == (Outcome.ABANDONED, 2, Delivery.STREAM)
+    assert (row.way, row.wire_close) == ("half_close" if way == "half_close" else "cancel", closes)
