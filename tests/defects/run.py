@@ -1,13 +1,11 @@
 """Plant the defects one by one and see whether a test fails.
 
-    python -m tests.defects.run --tree DIR --results FILE.toml [ID...] [--survivors]
+    python -m tests.defects.run [ID...] [--results FILE.toml] [--survivors]
         [--stages near package full e2e] [--most-s SECONDS]
 
-Each is planted in a copy of the checkout. It is looked for by its function's name and its line, in
-the file in which it was drawn and then in all others, as code moves; one that is not found is "to
-be planted by hand": give its entry in `defects.toml` a `now_file`, `now_old` and `now_new`. An
-entry with `gone = "why"` (its code and behaviour were removed) or `equivalent = "why"` (no caller
-can observe it) is reported as such, not planted.
+Each is planted in a copy of the checkout: in the function that `defects.toml` names, in its file
+or, as code moves, in another. One that is not found, or stands twice, is said to be lost: correct
+its entry, or delete it with the behaviour that it broke.
 
 Which tests are run, stage by stage until one fails: `near`, those that import the file that it is
 in and those that import one that imports it; `package`, what `defects.toml` names for its package;
@@ -37,8 +35,7 @@ PACKAGES: Final = ("harness", "reference_engine", "dashboards")
 COPIED: Final = (*PACKAGES, "workloads", "tests", "docs", "results", ".ci")
 NOT_COPIED: Final = ("__pycache__", "*.pyc", "defects")
 STAGES: Final = ("near", "package", "full", "e2e")
-NOT_PLANTED: Final = ("gone", "equivalent")  # an entry's key that says why
-RESULTS: Final = ("killed", "survived", "to be planted by hand", *NOT_PLANTED)
+RESULTS: Final = ("killed", "survived", "lost")
 MOST_FILES: Final = 14  # of tests that see the file only through another
 TEST_S: Final = 240  # on a busy machine no test fails of its own
 ALL_IN_ALL_S: Final = 1800.0
@@ -103,24 +100,16 @@ def _imported(path: Path) -> Iterator[str]:
 
 def find(tree: Path, defect: Mapping[str, str]) -> tuple[Spot | None, str]:
     """Where to plant it today, or why that is not known."""
-    function, old = defect["function"], _normal(defect.get("now_old", defect["old"]))
-    named = defect.get("now_file", defect["file"])
+    old = _normal(defect["old"])
+    at_home = [tree / defect["file"]] if (tree / defect["file"]).is_file() else []
     everywhere = [path for name in PACKAGES for path in sorted((tree / name).rglob("*.py"))]
-    at_home = [tree / named] if (tree / named).is_file() else []
     for files, whole_name in ((at_home, True), (everywhere, True), (everywhere, False)):
         spots = [
-            Spot(file, line, defect.get("now_new", defect["new"]))
+            Spot(file, line, defect["new"])
             for file in files
             for name, line, text in _lines(file)
-            if _normal(text) == old and _is_named(name, function, whole=whole_name)
+            if _normal(text) == old and _is_named(name, defect["function"], whole=whole_name)
         ]
-        if "now_old" in defect and not spots:
-            spots = [
-                Spot(file, line, defect["now_new"])
-                for file in at_home
-                for line, text in enumerate(file.read_text().splitlines(), 1)
-                if _normal(text) == old
-            ]
         if len(spots) == 1:
             return spots[0], ""
         if spots:
@@ -142,7 +131,7 @@ def _normal(text: str) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[str, int, str]]:
-    """Each line in a function: the innermost one's qualified name, number, text."""
+    """Each line: the qualified name of the innermost function that it is in, number, text."""
     lines = file.read_text().splitlines()
     owner: dict[int, str] = {}
 
@@ -156,8 +145,8 @@ def _lines(file: Path) -> Iterator[tuple[str, int, str]]:
             walk(child, inside)
 
     walk(ast.parse("\n".join(lines)), ())
-    for number, name in sorted(owner.items()):
-        yield name, number, lines[number - 1]
+    for number, text in enumerate(lines, 1):
+        yield owner.get(number, ""), number, text
 
 
 def plant(spot: Spot) -> None:
@@ -210,12 +199,9 @@ class Trial:
         self, defect: Mapping[str, str], *, stages: Sequence[str], most_s: float
     ) -> dict[str, str]:
         """Plant it, test, and take it out again."""
-        for result in NOT_PLANTED:
-            if result in defect:
-                return {"result": result, "why": defect[result]}
         spot, why = find(self._tree, defect)
         if spot is None:
-            return {"result": "to be planted by hand", "why": why}
+            return {"result": "lost", "why": why}
         before = spot.file.read_text()
         where = str(spot.file.relative_to(self._tree))
         began_s = time.monotonic()
@@ -269,7 +255,6 @@ def say(text: str) -> None:
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("ids", nargs="*")
-    parser.add_argument("--tree", type=Path, default=HERE.parents[1])
     parser.add_argument("--results", type=Path)
     parser.add_argument("--survivors", action="store_true")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES[:2])
@@ -284,7 +269,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = [one for one in listed["defect"] if one["id"] in (options.ids or [one["id"]])]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve()
-        trial = Trial(options.tree.resolve(), copy, listed["tests"])
+        trial = Trial(HERE.parents[1], copy, listed["tests"])
         for defect in chosen:
             if options.find_only:
                 spot, why = find(copy, defect)
