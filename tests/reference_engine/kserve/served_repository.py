@@ -25,6 +25,33 @@ FOLDER = Path(__file__).parent / "repository"
 TIMEOUT_S = 20.0
 STEPS = {"N": 1, "ITL_MS": -1, "CHECK": 1}
 BATCHED = ("batched", "queued", "single", "oldest", "direct")
+_CONTROLS = """
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+  control_input { name: "END" control { kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] } }
+  control_input { name: "READY" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } }
+  control_input { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+"""
+_SEQUENCES = " sequence_batching { max_sequence_idle_microseconds: 60000000 %s }"
+LIKE_UNARY = {  # its model behind other schedulers: what each adds to its configuration
+    "second": "",
+    "batched": "max_batch_size: 4 dynamic_batching { }",
+    "single": "max_batch_size: 1 dynamic_batching { }",
+    "queued": """max_batch_size: 1
+        dynamic_batching { default_queue_policy { timeout_action: REJECT max_queue_size: 3
+          default_timeout_microseconds: 60000000 allow_timeout_override: true } }""",
+    "oldest": "max_batch_size: 2"
+    + _SEQUENCES % ("oldest { max_candidate_sequences: 4 }" + _CONTROLS),
+    "direct": "max_batch_size: 2" + _SEQUENCES % ("direct { }" + _CONTROLS),
+}
+
+
+def write_repository(folder: Path) -> Path:
+    shutil.copytree(FOLDER, folder)
+    for name, scheduler in LIKE_UNARY.items():
+        shutil.copytree(folder / "unary", folder / name)
+        config = folder / name / "config.pbtxt"
+        config.write_text(f"{config.read_text()}{scheduler}\n")
+    return folder
 
 
 class Watched:
@@ -33,7 +60,7 @@ class Watched:
     `events` holds what the models have said, in order: model, what, request id.
     """
 
-    def __init__(self, folder: Path, source: Path = FOLDER) -> None:
+    def __init__(self, folder: Path, source: Path | None = None) -> None:
         self.gates = folder / "gates"
         self.gates.mkdir()
         self.events: list[tuple[str, str, str]] = []
@@ -42,7 +69,10 @@ class Watched:
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
         self.folder = folder / "repository"
-        shutil.copytree(source, self.folder)
+        if source is None:
+            write_repository(self.folder)
+        else:
+            shutil.copytree(source, self.folder)
         for config in self.folder.glob("*/config.pbtxt"):
             for key, path in (("gates", self.gates), ("events", folder / "events")):
                 value = f'parameters {{ key: "{key}" value {{ string_value: "{path}" }} }}\n'
@@ -74,7 +104,9 @@ class Watched:
 class Served(Watched):
     """`InferenceService` over the repository of a server in process."""
 
-    def __init__(self, folder: Path, *, is_faithful: bool = False, source: Path = FOLDER) -> None:
+    def __init__(
+        self, folder: Path, *, is_faithful: bool = False, source: Path | None = None
+    ) -> None:
         super().__init__(folder, source)
         self.is_faithful = is_faithful
         self.url = ""

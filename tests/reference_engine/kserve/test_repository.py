@@ -10,7 +10,7 @@ import pytest
 from reference_engine.config import EngineConfigError
 from reference_engine.kserve.configuration import as_dict
 from reference_engine.kserve.repository import Repository, load_repository, read_configurations
-from tests.reference_engine.kserve.served_repository import FOLDER
+from tests.reference_engine.kserve.served_repository import write_repository
 
 TENSORS = """
 input { name: "IN" data_type: TYPE_INT32 dims: 1 }
@@ -166,8 +166,8 @@ def test_the_highest_version_is_served(tmp_path: Path) -> None:
     assert load(tmp_path).models["m"].versions == ("10",)
 
 
-def test_a_model_gets_its_configuration_as_triton_gives_it() -> None:
-    config = as_dict(read_configurations(FOLDER)["oldest"])
+def test_a_model_gets_its_configuration_as_triton_gives_it(tmp_path: Path) -> None:
+    config = as_dict(read_configurations(write_repository(tmp_path / "models"))["oldest"])
     assert config["max_batch_size"] == 2
     assert config["input"][0]["dims"] == [1]
     assert config["input"][0]["data_type"] == "TYPE_INT32"

@@ -1,1 +1,0 @@
-../../unary/1/model.py
