@@ -23,12 +23,26 @@ if TYPE_CHECKING:
 Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"]
 
 
+Evidence = dict[str, float | str | None]  # the names hold the units
+
+
 class Finding(NamedTuple):
-    """`failure` None: good, or merely told. `evidence` names its units."""
+    """`failure` None: good, or merely told."""
 
     failure: Failure | None
     reason: str
-    evidence: dict[str, float | str | None]
+    evidence: Evidence
+
+
+def found(good: str, wrong: str | None, evidence: Evidence, how: Failure) -> Finding:
+    """`wrong`: what is wrong, if anything is; `how` is then the failure."""
+    return Finding(None, good, evidence) if wrong is None else Finding(how, wrong, evidence)
+
+
+def reports(short: str) -> tuple[str, ...]:
+    """The links of "owner/name#number owner/name#number": issues or pull requests of GitHub, which
+    leads from the one to the other."""
+    return tuple(f"https://github.com/{one.replace('#', '/issues/')}" for one in short.split())
 
 
 class RefusedError(Exception):

@@ -55,7 +55,7 @@ class LoadSession:
         now_ns = time.perf_counter_ns()
         return replace(
             spec,
-            request_id=f"walkaway-{self._tag}-{spec.user}-{self.sent}",
+            request_id=spec.request_id or f"walkaway-{self._tag}-{spec.user}-{self.sent}",
             arm=spec.arm or self.plan.arm,
             intended_start_ns=now_ns if intended_start_ns is None else intended_start_ns,
         )
