@@ -8,6 +8,8 @@
 # make gpu    on a CUDA device: its tests, benchmark, three workloads, and a table of their figures in
 #             results/gpu, in under 20 minutes; STAGE="demo table" takes some; REHEARSE=1: on the CPU;
 #             PYTHON=python3 takes that Python as it is, without installing anything
+# make engines  install vLLM, llama.cpp, Dynamo and Triton, each into a folder of its own
+#             (WALKAWAY_ENGINES, else ~/.cache/walkaway/engines), to be measured: docs/engines.md
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
@@ -23,7 +25,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu gpu truth faults-table gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu truth faults-table gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -61,6 +63,9 @@ else
 gpu: $(VENV)/.installed-dev $(VENV)/.installed-bench
 	$(BIN)/python -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
 endif
+
+engines: $(VENV)/.installed-demo
+	@for engine in vllm llamacpp dynamo triton; do $(BIN)/walkaway targets install $$engine || exit; done
 
 truth: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth

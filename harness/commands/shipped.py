@@ -53,17 +53,41 @@ def workloads(
 def targets(
     *,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", hidden=True, autocompletion=target_names)
+        str | None,
+        typer.Argument(metavar="NAME|up|down|install", hidden=True, autocompletion=target_names),
+    ] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", hidden=True)] = None,
+    slots: Annotated[
+        int, typer.Option(metavar="N", min=1, max=512, help="up: requests at once.")
+    ] = 4,
+    port: Annotated[
+        int | None,
+        typer.Option(metavar="P", min=1, max=65_533, help="up: its port. Default: a free one."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="SIZE", help="up: tiny or small, of random weights.")
+    ] = "small",
+    direct: Annotated[
+        str | None, typer.Option(metavar="URL", help="up: the server behind a hop.")
     ] = None,
     as_json: JsonResult = False,
 ) -> None:
-    """List the kinds of server that walkaway knows, or explain one.
+    """List or explain the kinds of server that walkaway knows, or start one.
 
     With NAME (or a path): its file, with the metrics that are read, when each one moves, and how
     far to trust it. `walkaway run` takes a name with --engine.
 
+    `targets install RECIPE` installs vllm, llamacpp, dynamo, triton, or a hop (nginx, litellm) into
+    a folder of its own. `targets up RECIPE` starts it on loopback with a model of random weights
+    and prints its address; `targets down RECIPE` ends it.
+
     Example: walkaway targets vllm
     """
+    if name in ("up", "down", "install"):
+        _manage(name, recipe, slots=slots, port=port, model=model, direct=direct)
+        return
+    if recipe is not None:
+        raise ConfigError(f"{name} {recipe}: one name at a time, or up, down or install before it")
     from harness.workload.workload import SHIPPED_TARGETS, load_target
 
     def describe(name: str) -> tuple["Section", list[str], list[str]]:
@@ -73,6 +97,37 @@ def targets(
         return one, brief, [f"Measure one: walkaway run demo{flags}"]
 
     _show(name, describe, SHIPPED_TARGETS, "engine", as_json=as_json)
+
+
+def _manage(
+    verb: str, name: str | None, *, slots: int, port: int | None, model: str, direct: str | None
+) -> None:
+    from harness.run.process import Interruption
+    from harness.run.recipes import (
+        Wish,
+        as_json,
+        bring_up,
+        find_recipe,
+        install,
+        load_recipes,
+        take_down,
+    )
+
+    if name is None:
+        raise ConfigError(f"targets {verb}: name one of {', '.join(load_recipes())}")
+    recipe = find_recipe(name)
+    match verb:
+        case "install":
+            typer.echo(f"installing {name} into {recipe.home}", err=True)
+            typer.echo(f"{name}: {'installed' if install(recipe) else 'is installed already'}")
+        case "down":
+            ended = take_down(recipe)
+            what = f"ended {', '.join(map(str, ended))}" if ended else "nothing of it was running"
+            typer.echo(f"{name}: {what}")
+        case _:
+            wish = Wish(slots=slots, port=port, model=model, direct=direct)
+            with Interruption() as interruption:
+                typer.echo(as_json(bring_up(recipe, wish, interruption=interruption)))
 
 
 def init(

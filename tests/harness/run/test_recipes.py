@@ -1,0 +1,144 @@
+"""An engine is installed, started, watched until it serves, and ended; nothing else is.
+
+The engine here is Python's own file server.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from msgspec import structs
+
+from harness.errors import ConfigError, TargetError
+from harness.run.process import Interruption
+from harness.run.recipes import (
+    INSTALLED,
+    Process,
+    Recipe,
+    Up,
+    Wish,
+    bring_up,
+    install,
+    load_recipes,
+    take_down,
+)
+from harness.run.tiny_model import QUIET, make_model
+
+SERVER = Recipe(
+    name="files",
+    engine="openai",
+    copies={"$home/page": __file__},
+    commands=[[sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "$port"]],
+    ready="$url/",
+    metrics=["$url/metrics"],
+)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("WALKAWAY_ENGINES", str(tmp_path))
+    yield tmp_path
+    take_down(SERVER)
+
+
+def up(recipe: Recipe = SERVER, wish: Wish | None = None) -> Up:
+    return bring_up(recipe, wish or Wish(), interruption=Interruption())
+
+
+def test_what_was_started_serves_and_is_ended_with_its_children() -> None:
+    assert install(SERVER)
+    assert not install(SERVER)
+    shell = f"{sys.executable} -m http.server --bind 127.0.0.1 $port; true"
+    recipe = structs.replace(SERVER, commands=[["/bin/sh", "-c", shell]])
+    started = up(recipe)
+    assert httpx.get(started.url).is_success
+    assert started.metrics_urls == [f"{started.url}/metrics"]
+    with pytest.raises(ConfigError, match=f"up already at {started.url}.*targets down files"):
+        up(recipe)
+    assert len(take_down(recipe)) == 2
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(started.url)
+    assert take_down(recipe) == []
+
+
+def test_a_killed_engine_and_a_killed_start_are_cleared_up(home: Path) -> None:
+    install(SERVER)
+    (pid,) = up().pids
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with pytest.raises(ConfigError, match=r"a process of it has ended; end it first"):
+        up()
+    assert take_down(SERVER) == []
+    (home / "files.up.json").write_text('{"name": "files"}')
+    with pytest.raises(ConfigError, match=r"its start was killed; end it first"):
+        up()
+
+
+def test_another_process_with_a_used_number_is_left_alone(home: Path) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"], start_new_session=True) as stranger:
+        known = Process.of(stranger.pid)
+        used = {"pid": known.pid, "began_s": known.began_s - 5}
+        state = {"name": "files", "state": "ready", "processes": [used]}
+        (home / "files.up.json").write_text(json.dumps(state))
+        assert take_down(SERVER) == []
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "wish", "said"),
+    [
+        (SERVER, Wish(model="huge"), "must be one of tiny, small"),
+        (SERVER, Wish(direct="http://127.0.0.1:1"), "is a server itself"),
+        (load_recipes()["nginx"], Wish(), "name that with --direct URL"),
+        (load_recipes()["nginx"], Wish(direct="http://192.0.2.1"), "not loopback"),
+        (load_recipes()["vllm"], Wish(), r"vllm is not installed in .*targets install vllm"),
+    ],
+)
+def test_a_wrong_wish_is_refused(recipe: Recipe, wish: Wish, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        up(recipe, wish)
+
+
+def test_a_start_that_fails_leaves_nothing(home: Path) -> None:
+    install(SERVER)
+    dies = structs.replace(SERVER, commands=[["/bin/sh", "-c", "echo no model; exit 3"]])
+    with pytest.raises(TargetError, match=r"(?s)files ended while it started:.*no model"):
+        up(dies)
+    with pytest.raises(TargetError, match="No such file"):
+        up(structs.replace(SERVER, commands=[["/no/such/program"]]))
+    assert not (home / "files.up.json").exists()
+    assert (home / "files" / INSTALLED).exists()
+
+
+def test_a_hop_like_another_differs_in_the_words_that_it_changes() -> None:
+    recipes = load_recipes()
+    plain, unbuffered = (
+        recipes[name].run_files["nginx.conf"] for name in ("nginx", "nginx-unbuffered")
+    )
+    assert plain.replace("proxy_buffering on", "proxy_buffering off") == unbuffered != plain
+
+
+def test_a_model_is_read_by_the_libraries_of_its_formats(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    tokenizers = pytest.importorskip("tokenizers")
+    make_model(tmp_path / "hf", "hf", "tiny")
+    header = (tmp_path / "hf" / "model.safetensors").read_bytes()
+    assert len(safetensors.deserialize(header)) == 4 * 9 + 3
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "hf" / "tokenizer.json"))
+    text = "two words\n\u00e9"
+    numbers = tokenizer.encode(text).ids
+    assert len(numbers) == len(text.encode())
+    assert max(numbers) < QUIET
+    assert tokenizer.decode([*numbers, QUIET]) == f"{text} w0"
+    gguf = pytest.importorskip("gguf")
+    make_model(tmp_path / "one.gguf", "gguf", "tiny")
+    reader = gguf.GGUFReader(tmp_path / "one.gguf")
+    assert len(reader.tensors) == 4 * 9 + 3
+    assert not reader.tensors[-1].data[:QUIET].any()
