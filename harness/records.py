@@ -38,6 +38,7 @@ class Outcome(StrEnum):
 class Role(StrEnum):
     USER = "user"  # ordinary load
     FILLER = "filler"  # slot recovery: occupies a slot
+    METRONOME = "metronome"  # slot recovery: a filler that never leaves; its tokens show the steps
     PROBE = "probe"  # slot recovery: its first token is the measurement
     BYSTANDER = "bystander"  # chunk frontier: decodes all along
     LONG_PROMPT = "long_prompt"  # chunk frontier: its prefill is in the bystanders' way

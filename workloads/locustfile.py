@@ -15,8 +15,11 @@ from locust.runners import WorkerRunner  # noqa: TID251
 from harness.errors import ConfigError
 from harness.load.open_loop import OpenLoopDirector, deal_out, share_out
 from harness.load.options import add_arguments, load_plan, read_order
-from harness.load.scenarios import CancelStormDirector, ChunkFrontierDirector
-from harness.load.slot_recovery import SlotRecoveryDirector
+from harness.load.scenarios import (
+    CancelStormDirector,
+    ChunkFrontierDirector,
+    SlotRecoveryDirector,
+)
 from harness.load.users import AbandoningUser, PlannedUser, prepare
 from harness.web.page import extend_page, report_outcomes
 from harness.workload.load import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad

@@ -18,20 +18,20 @@ from harness.workload.abandon import RequestSpec
 
 
 class LiveStream:
-    """`row`: once it has ended."""
+    """`row`: once it has ended. `edit` gets it before it is kept."""
 
     def __init__(
         self,
         session: LoadSession,
         spec: RequestSpec,
         text: str | None = None,
-        keep: Callable[[RequestRow], None] | None = None,
+        edit: Callable[[RequestRow], None] = lambda _row: None,
     ) -> None:
         self.spec = session.issue(spec)
         self.row: RequestRow | None = None
         self._client = session.client
         self._text = session.prompt(self.spec, n=session.sent) if text is None else text
-        self._keep = session.keep if keep is None else keep
+        self._keep, self._edit = session.keep, edit
         self._conversation: Conversation | None = None
         self._leaves = False
         self._way: Way | None = None
@@ -106,6 +106,7 @@ class LiveStream:
                 reached.set()
 
     def _end(self, row: RequestRow) -> None:
+        self._edit(row)
         self.row = row
         for _, reached in self._waiting:
             reached.set()

@@ -1,4 +1,5 @@
-"""Two loads directed from one place: the chunk frontier and the cancel storm.
+"""Loads directed from one place: the chunk frontier, the cancel storm, and slot recovery
+(`harness.load.slot_recovery`).
 
 Chunk frontier: bystanders stream all along. Beside them a director sends long prompts in pairs: it
 reads a few tokens of the first, and leaves the second by the plan `prefill`, which knows the times
@@ -6,6 +7,7 @@ to first token of those read. Cancel storm: many streams leave at one moment, wa
 beside stayers.
 """
 
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -16,11 +18,14 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
+from harness.load.slot_recovery import Leaver, Sizes, Train, TrainStoppedError
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, PrefillPlan, RequestSpec, Storm, never
-from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
+from harness.workload.load import CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
 from harness.workload.observed_latency import ObservedLatency
+
+logger = logging.getLogger(__name__)
 
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
@@ -143,3 +148,27 @@ class CancelStormDirector(_Asking):
             way=Way.FIN,
         )
         self.ask(spec, number, rule)
+
+
+class SlotRecoveryDirector(Director):
+    def run_load(self) -> None:
+        session = self.session
+        load = session.plan.load
+        assert isinstance(load, SlotRecoveryLoad)
+        assert load.slots is not None  # the server was asked before the load
+        low, high = load.prompt_tokens
+        train = Train(
+            session,
+            load.slots,
+            Leaver(tokens=load.abandon_after_tokens),
+            random.Random(f"{session.plan.run.seed}/train"),
+            sizes=Sizes(
+                prompt_tokens=(low, high),
+                answer_tokens=load.answer_tokens,
+                probe_tokens=load.probe_tokens,
+            ),
+        )
+        try:
+            train.run(lambda train: len(train.recoveries) >= load.trials)
+        except TrainStoppedError as error:
+            logger.warning("the train of probes stopped: %s", error)

@@ -1,212 +1,476 @@
 """Slot recovery, black box: how long until a freed batch slot works for another user?
 
-One director runs trials of three arms, in an order drawn anew for each round:
+    slots      metronome ──────────────────────────────────────────────  never leaves: its tokens
+               filler    ──────────────────────────────────────────────  show the steps
+               leaver    ──────────┤t0 · · ┊probe ──┤filler ───────────  and so on
+    queue      [probe, next filler]────────┘        ┊
+                                    recovery        hand-over
 
-    unloaded   the probe alone: the cost of its first token when no request is in the way
-    abandon    all slots filled, the probe queued; then one filler leaves, and the probe's wait ends
-    control    the same, but no filler leaves: the probe waits for a filler's natural end
+A train of probes: all slots stay full, and a short probe waits with a filler behind it. One stream
+leaves at a random moment of a step (t0): the probe's first token is the sample. The probe ends by
+itself, and the filler gets its slot: the control, the same hand-over without a cancel. Only what
+left is replaced, so a sample takes a few steps.
 
-Before a trial as many short requests as slots, running at once, show that all slots are free.
-Tokens on each filler show that the slots are full and the probe queued. The probe's row carries t0
-of the filler that left or, in the control, would have left.
+A leaver that shows no tokens, waits in the queue or is in its prefill cannot be one of the fillers.
+It goes through one slot that the train keeps for this, between a short request and the probe:
+
+    slot       short ──────────┤leaver ──┤probe ──┤short ───────────────┤leaver ──
+
+Its control is the hand-over from the probe to the next short request.
 """
 
 import logging
+import math
 import random
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Final
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import gevent
-import msgspec
-from gevent.event import Event
-from gevent.pool import Group
 
-from harness.load.rows import most_at_once
+from harness.load.live import LiveStream
 from harness.load.session import LoadSession
-from harness.load.users import Director
-from harness.records import Outcome, RequestRow, Role, TrialArm, VoidTrial
-from harness.workload.abandon import LeaveRule, RequestSpec, after_tokens, never, think_ns
-from harness.workload.load import SlotRecoveryLoad
+from harness.records import Delivery, RequestRow, Role, TrialArm, Way
+from harness.workload.abandon import RequestSpec
 
-_ARMS: Final = tuple(TrialArm)
-# Tokens that each filler must read after the probe was sent: the second comes from a step that
-# began after the probe had arrived.
-_TOKENS_TO_QUEUE: Final = 2
-# Tokens of a check request in the first round: enough to overlap where admitting takes few steps.
-_CHECK_TOKENS: Final = 8
+Where = Literal["decode", "queued", "prefill"]
+Edit = Callable[[RequestRow], None]
 
 logger = logging.getLogger(__name__)
 
-
-class TrialSpoiledError(Exception):
-    """The trial is void; its rows stay, and the next trial begins."""
-
-
-class SlotRecoveryDirector(Director):
-    def run_load(self) -> None:
-        session = self.session
-        load = session.plan.load
-        assert isinstance(load, SlotRecoveryLoad)
-        for number in range(load.trials):
-            rng = random.Random(f"{session.plan.run.seed}/{number}/arms")
-            for arm in rng.sample(_ARMS, len(_ARMS)):
-                try:
-                    Trial(session, load, arm=arm, number=number).run()
-                except TrialSpoiledError as error:
-                    logger.warning("Trial %d, arm %s, is void: %s", number, arm, error)
-                    session.void(VoidTrial(trial=number, arm=arm, why=str(error)))
+_LOOKS: Final = 5  # probes on the idle server
+_GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples spread evenly over the phases of a step
+_TOKENS_TO_QUEUE: Final = 2  # of the metronome: the second is from a step begun after the sending
+_TOKENS_OF_SHORT: Final = 10  # of the request that holds the slot while leaver and probe queue
+_PREFILLS_TO_LEARN: Final = 3
+_MARGIN_TOKENS: Final = 24  # a filler with fewer to come, for each slot, is the next to leave
+_MOST_VOID: Final = 12  # cycles in a row
 
 
-class Trial:
-    """All its streams have ended when `run` returns: cut off, if need be. `_tokens`: how many each
-    filler has read. `_reference_ns` is set once, by the filler that leaves or would have left."""
+class TrainStoppedError(Exception):
+    """So many cycles in a row gave no sample that more of them would not either."""
 
-    def __init__(self, session: LoadSession, load: SlotRecoveryLoad, *, arm: TrialArm, number: int):
+
+class _VoidError(Exception):
+    """This cycle gives no sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaver:
+    """Which stream leaves, and when: after so many tokens and a random part of a step ("decode"; a
+    unary answer: so many steps), in the queue, or at a share of its prefill, uniform between the
+    two. `changes` are of its RequestSpec."""
+
+    where: Where = "decode"
+    tokens: int = 1
+    share: tuple[float, float] = (0.1, 0.9)
+    way: Way = Way.FIN
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def delivery(self) -> Delivery:
+        delivery: Delivery = self.changes.get("delivery", Delivery.STREAM)
+        return delivery
+
+    @property
+    def is_filler(self) -> bool:
+        """It is one of the streams that keep the slots full."""
+        return self.where == "decode" and self.delivery is Delivery.STREAM
+
+    @property
+    def plan(self) -> str:
+        return f"tokens:{self.tokens}" if self.where == "decode" else self.where
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Of the train's requests, in tokens. Fillers and probes have prompts of one range: their
+    hand-overs are compared."""
+
+    prompt_tokens: tuple[int, int] = (16, 64)
+    answer_tokens: int = 1500
+    probe_tokens: int = 2
+
+
+class Recovery(NamedTuple):
+    """`since_ns`: t0, or, where the leaver was in the queue, when the slot came free after that.
+    `first_ns`: the probe's first token; None: not within the train's patience."""
+
+    trial: int
+    t0_ns: int
+    since_ns: int
+    first_ns: int | None
+    control_ns: int | None
+
+    @property
+    def recovery_s(self) -> float | None:
+        return None if self.first_ns is None else (self.first_ns - self.since_ns) / 1e9
+
+
+class Train:
+    """`ttft_ns`: of a probe on the idle server, which the train measures first unless it is told.
+    `void`: why cycles gave no sample. `_seats`: how many fillers fit beside what the cycle needs;
+    a slot that does not come back makes them fewer, one that is found free makes them more."""
+
+    def __init__(
+        self,
+        session: LoadSession,
+        slots: int,
+        leaver: Leaver,
+        rng: random.Random,
+        *,
+        sizes: Sizes = Sizes(),
+        patience_s: float | None = None,
+        ttft_s: float | None = None,
+    ) -> None:
+        self.recoveries: list[Recovery] = []
+        self.void: Counter[str] = Counter()
+        self.ttft_ns = 0 if ttft_s is None else int(ttft_s * 1e9)
         self._session = session
-        self._load = load
-        self._arm = arm
-        self._number = number
-        self._rng = random.Random(f"{session.plan.run.seed}/{number}/{arm}")
-        self._think_fraction = self._rng.random()
-        assert load.slots is not None  # the server was asked before the load
-        self._slots = load.slots
-        self._check_users = count(load.slots + 1)
-        self._streams = Group()
-        self._progress = Event()
-        self._tokens = [0] * load.slots
-        self._may_leave = False
-        self._has_lost_filler = False
-        self._reference_ns: int | None = None
+        self._leaver = leaver
+        self._rng = rng
+        self._sizes = sizes
+        self._patience_s = patience_s or session.plan.target.settle_s or 2.0
+        self._slots = slots
+        self._seats = slots if leaver.is_filler else slots - 1
+        self._fillers: list[LiveStream] = []
+        self._metronome: LiveStream | None = None
+        self._short: LiveStream | None = None
+        self._live: list[LiveStream] = []
+        self._trials = count()
+        self._users = count()
+        self._first_phase = rng.random()
+        self._prefills_ns: list[int] = []
+        self._void_in_a_row = 0
 
-    def run(self) -> None:
+    @property
+    def step_ns(self) -> int:
+        return self._session.client.step.median_ns()
+
+    def run(self, until: Callable[["Train"], bool]) -> None:
+        """Raises TrainStoppedError; the streams have ended then, too."""
         try:
-            self._check_quiet()
-            if self._arm is TrialArm.UNLOADED:
-                self._start_probe().join()
-            else:
-                self._run_loaded()
+            if not self.ttft_ns:
+                self._look()
+            while not until(self):
+                self._cycle()
         finally:
-            self._streams.kill()
+            self.stop()
 
-    def _run_loaded(self) -> None:
-        leaver = self._rng.randrange(self._slots)
-        for index in range(self._slots):
-            self._start_filler(index, leaves=index == leaver)
-        self._wait_until_read([1] * self._slots)
-        probe = self._start_probe()
-        self._wait_until_read([tokens + _TOKENS_TO_QUEUE for tokens in self._tokens])
-        self._may_leave = True
-        probe.join()
-        if self._arm is TrialArm.CONTROL:
-            self._streams.join()  # the comparison needs a natural end
+    def stop(self) -> None:
+        for stream in self._live:
+            stream.cut()
+        self._live.clear()
 
-    def _leave(self, tokens_read: int) -> int | None:
-        is_due = self._may_leave and tokens_read >= self._load.abandon_after_tokens
-        if not is_due or self._reference_ns is not None:
-            return None
-        step_ns = self._session.client.step.median_ns()
-        pause_ns = think_ns("step", fraction=self._think_fraction, step_ns=step_ns)
-        if self._arm is TrialArm.ABANDON:
-            return pause_ns
-        self._reference_ns = time.perf_counter_ns() + pause_ns
-        return None
+    # A cycle
 
-    # The streams of a trial
+    def _cycle(self) -> None:
+        trial = next(self._trials)
+        try:
+            self._fill()
+            if self._leaver.is_filler:
+                self._rotate(trial)
+            else:
+                self._pass_through(trial)
+        except _VoidError as why:
+            logger.info("cycle %d gives no sample: %s", trial, why)
+            self.void[str(why)] += 1
+            self._void_in_a_row += 1
+            if self._void_in_a_row >= _MOST_VOID:
+                raise TrainStoppedError(str(why)) from None
+        else:
+            self._void_in_a_row = 0
 
-    def _start_filler(self, index: int, *, leaves: bool) -> None:
-        def rule(tokens_read: int) -> int | None:
-            self._tokens[index] = tokens_read
-            self._progress.set()
-            return self._leave(tokens_read) if leaves else None
+    def _rotate(self, trial: int) -> None:
+        leaver = self._next_to_leave()
+        beat = _Beat(self, trial)
+        probe = self._start(Role.PROBE, arm=TrialArm.ABANDON, trial=trial, edit=beat.edit)
+        self._pace(1)
+        next_filler = self._start_filler(arm=TrialArm.CONTROL, trial=trial, edit=beat.edit_control)
+        self._wait_until_queued(probe)
+        gevent.sleep(self._phase(trial) * self.step_ns / 1e9)
+        if probe.tokens or next_filler.tokens or any(one.has_ended for one in self._fillers):
+            self._take_in(probe, next_filler)
+        leaver.leave(self._leaver.way)
+        self._fillers.remove(leaver)
+        beat.leaver = leaver
+        if self._observe(beat, probe, next_filler):
+            self._fillers.append(next_filler)
 
-        load = self._load
-        is_control = self._arm is TrialArm.CONTROL
-        max_tokens = load.control_answer_tokens if is_control else load.answer_tokens
-        spec = self._spec(Role.FILLER, index, max_tokens)
-        if leaves and not is_control:
-            spec = after_tokens(spec, load.abandon_after_tokens)
-        self._start(spec, rule, self._keep_filler)
-
-    def _start_probe(self) -> gevent.Greenlet:
-        spec = self._spec(Role.PROBE, self._slots, self._load.probe_tokens)
-        return self._start(spec, never, self._keep_probe)
-
-    def _spec(self, role: Role, user: int, max_tokens: int) -> RequestSpec:
-        # A seed for each: the number of checks must not change the other requests.
-        rng = random.Random(
-            f"{self._session.plan.run.seed}/{self._number}/{self._arm}/{user}/length"
+    def _pass_through(self, trial: int) -> None:
+        short = self._short
+        if short is None or short.has_ended:
+            short = self._start(Role.FILLER, max_tokens=self._short_tokens())
+            if not short.wait_tokens(1, self._patience_s):
+                short.leave()
+                raise _VoidError("no slot was free")
+        beat = _Beat(self, trial)
+        leaver = self._start(
+            Role.FILLER, trial=trial, max_tokens=self._sizes.answer_tokens, **self._planned()
         )
-        return RequestSpec(
-            role=role,
-            user=user,
-            max_tokens=max_tokens,
-            prompt_tokens=rng.randint(*self._load.prompt_tokens),
-            arm=self._arm,
-            trial=self._number,
+        self._pace(1)
+        probe = self._start(Role.PROBE, arm=TrialArm.ABANDON, trial=trial, edit=beat.edit)
+        self._pace(1)
+        self._short = self._start(
+            Role.FILLER,
+            arm=TrialArm.CONTROL,
+            trial=trial,
+            max_tokens=self._short_tokens(),
+            edit=beat.edit_control,
         )
+        beat.leaver = leaver
+        if self._leave_in_time(short, leaver, trial, beat):
+            self._observe(beat, probe, self._short)
+            return
+        leaver.leave()
+        probe.join(self._patience_s)
+        self._short.wait_tokens(1, self._patience_s)
+
+    def _leave_in_time(
+        self, short: LiveStream, leaver: LiveStream, trial: int, beat: "_Beat"
+    ) -> bool:
+        """False: the prefill was only watched, to learn how long it takes."""
+        self._wait_until_queued(leaver)
+        _check_is_running(short, leaver)
+        if self._leaver.where == "queued":
+            left = short.spec.max_tokens - short.tokens
+            gevent.sleep(self._phase(trial) * left * self.step_ns / 1e9)
+            _check_is_running(short, leaver)
+            beat.slot_from = short
+        elif not self._wait_for_its_turn(short, leaver, trial):
+            return False
+        leaver.leave(self._leaver.way)
+        return True
+
+    def _wait_for_its_turn(self, short: LiveStream, leaver: LiveStream, trial: int) -> bool:
+        """The leaver has the slot, and has come to the point where it leaves."""
+        ended = short.join(self._patience_s)
+        if ended is None or ended.last_token_ns is None:
+            raise _VoidError("the short request did not end")
+        began_ns = ended.last_token_ns
+        if self._leaver.where == "prefill":
+            if len(self._prefills_ns) < _PREFILLS_TO_LEARN:
+                if leaver.wait_tokens(1, self._session.plan.run.timeout_s):
+                    self._prefills_ns.append((leaver.first_token_ns or 0) - began_ns)
+                return False
+            low, high = self._leaver.share
+            share = low + self._phase(trial) * (high - low)
+            wait_ns = int(share * statistics.median(self._prefills_ns))
+        elif self._leaver.delivery is Delivery.UNARY:
+            wait_ns = int(self.ttft_ns + (self._leaver.tokens + self._phase(trial)) * self.step_ns)
+        else:
+            leaver.wait_tokens(self._leaver.tokens, self._patience_s)
+            began_ns, wait_ns = time.perf_counter_ns(), int(self._phase(trial) * self.step_ns)
+        gevent.sleep(max(0, began_ns + wait_ns - time.perf_counter_ns()) / 1e9)
+        return True
+
+    def _observe(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
+        """Wait for the probe's first token, and for its follower's: False if its slot is lost."""
+        has_begun = self._has_begun(probe, follower)
+        t0_ns, since_ns = beat.leaver.abandoned_ns if beat.leaver else None, beat.since_ns
+        if t0_ns is None or since_ns is None:
+            follower.wait_tokens(1, self._patience_s)
+            raise _VoidError("the leaver had ended by itself")
+        if probe.has_ended and probe.first_token_ns is None:
+            follower.leave()
+            raise _VoidError(f"the probe failed: {probe.row.error if probe.row else None}")
+        if not has_begun:
+            self.recoveries.append(Recovery(beat.trial, t0_ns, since_ns, None, None))
+            for stream in (probe, follower):
+                stream.leave()
+            self._give_up_slot()
+            return False
+        probe.join(self._patience_s)
+        beat.probe_ended_ns = probe.last_token_ns
+        control_ns, is_kept = None, follower.wait_tokens(1, self._patience_s)
+        if is_kept and beat.probe_ended_ns is not None and follower.first_token_ns is not None:
+            control_ns = follower.first_token_ns - beat.probe_ended_ns
+        self.recoveries.append(
+            Recovery(beat.trial, t0_ns, since_ns, probe.first_token_ns, control_ns)
+        )
+        if not is_kept:
+            follower.leave()
+            self._give_up_slot()
+        return is_kept
+
+    def _has_begun(self, probe: LiveStream, follower: LiveStream) -> bool:
+        until_ns = time.perf_counter_ns() + int(self._patience_s * 1e9)
+        while not probe.wait_tokens(1, 2 * self.step_ns / 1e9) and not probe.has_ended:
+            if follower.tokens:  # it holds the slot for as long as it likes
+                probe.leave()
+                if self._leaver.is_filler:
+                    self._fillers.append(follower)
+                raise _VoidError("the request behind the probe was served before it")
+            if time.perf_counter_ns() > until_ns:
+                return False
+        return True
+
+    def _give_up_slot(self) -> None:
+        self._short = None
+        self._seats -= 1
+        if not self._leaver.is_filler and len(self._fillers) > max(0, self._seats):
+            self._fillers.pop().leave()  # its slot is the one through which the leavers go now
+        if self._seats < 1 and self._slots > 1:
+            self._seats = self._slots if self._leaver.is_filler else self._slots - 1
+
+    def _take_in(self, probe: LiveStream, next_filler: LiveStream) -> NoReturn:
+        """The slots were not full. The next filler fills one that was free."""
+        probe.join(self._patience_s)
+        if next_filler.wait_tokens(1, self._patience_s):
+            self._fillers.append(next_filler)
+            self._seats = max(self._seats, sum(not one.has_ended for one in self._fillers))
+        raise _VoidError("a slot was free before the stream left")
+
+    # The streams
+
+    def _look(self) -> None:
+        """The cost of a first token when no request is in the way."""
+        ttfts_ns = []
+        for _ in range(_LOOKS):
+            row = self._start(Role.PROBE, arm=TrialArm.UNLOADED).join()
+            if row is None or row.first_token_ns is None:
+                why = None if row is None else row.error
+                raise TrainStoppedError(f"a probe on the idle server got no token: {why}")
+            ttfts_ns.append(row.first_token_ns - row.sent_ns)
+        self.ttft_ns = int(statistics.median(ttfts_ns))
+
+    def _fill(self) -> None:
+        self._live = [one for one in self._live if not one.has_ended]
+        self._fillers = [one for one in self._fillers if not one.has_ended]
+        new = [self._start_filler() for _ in range(self._seats - len(self._fillers))]
+        for filler in new:
+            if filler.wait_tokens(1, self._patience_s):
+                self._fillers.append(filler)
+            else:
+                filler.leave()
+                self._seats -= 1
+        if not self._fillers and self._seats < 1 and self._leaver.is_filler:
+            self._seats = self._slots
+            raise _VoidError("no slot was free")
+
+    def _next_to_leave(self) -> LiveStream:
+        """The newest of the fillers that have enough tokens, but first those near their end."""
+        fillers = [one for one in self._fillers if one is not self._metronome] or self._fillers
+        for filler in fillers:  # the oldest first
+            if self._is_near_end(filler):
+                return filler
+        if not any(one.tokens >= self._leaver.tokens for one in fillers):
+            fillers[0].wait_tokens(self._leaver.tokens, self._session.plan.run.timeout_s)
+        ready = [one for one in fillers if one.tokens >= self._leaver.tokens and not one.has_ended]
+        if not ready:
+            raise _VoidError(f"a stream ended before it had {self._leaver.tokens} tokens")
+        return ready[-1]
+
+    def _is_near_end(self, stream: LiveStream) -> bool:
+        margin = min(_MARGIN_TOKENS * self._slots, stream.spec.max_tokens // 2)
+        return stream.tokens >= stream.spec.max_tokens - margin
+
+    def _start_filler(
+        self, *, arm: str = "", trial: int | None = None, edit: Edit = lambda _row: None
+    ) -> LiveStream:
+        metronome = self._metronome
+        is_needed = metronome is None or metronome.has_ended or self._is_near_end(metronome)
+        if self._slots > 1 and is_needed:
+            self._metronome = filler = self._start(
+                Role.METRONOME,
+                arm=arm,
+                trial=trial,
+                max_tokens=self._sizes.answer_tokens,
+                edit=edit,
+            )
+            return filler
+        planned = self._planned() if self._leaver.is_filler else {}
+        return self._start(
+            Role.FILLER,
+            arm=arm,
+            trial=trial,
+            max_tokens=self._sizes.answer_tokens,
+            edit=edit,
+            **planned,
+        )
+
+    def _planned(self) -> dict[str, Any]:
+        tokens = self._leaver.tokens if self._leaver.where == "decode" else 0
+        return {
+            "plan": self._leaver.plan,
+            "planned_abandon": tokens,
+            "way": self._leaver.way,
+            **self._leaver.changes,
+        }
 
     def _start(
-        self, spec: RequestSpec, leave_rule: LeaveRule, keep: Callable[[RequestRow], None]
-    ) -> gevent.Greenlet:
-        spec = self._session.issue(spec)
-        n = self._number * len(_ARMS) + _ARMS.index(self._arm)
-        text = self._session.prompt(spec, n=n)
-        return self._streams.spawn(self._session.client.ask, spec, text, leave_rule, keep)
+        self,
+        role: Role,
+        *,
+        arm: str = "",
+        max_tokens: int | None = None,
+        edit: Edit = lambda _row: None,
+        **more: Any,
+    ) -> LiveStream:
+        fields: dict[str, Any] = {
+            "user": next(self._users),
+            "max_tokens": max_tokens or self._sizes.probe_tokens,
+            "prompt_tokens": self._rng.randint(*self._sizes.prompt_tokens),
+            **more,
+        }
+        stream = LiveStream(self._session, RequestSpec(role=role, arm=arm, **fields), edit=edit)
+        self._live.append(stream)
+        return stream
 
-    def _keep_filler(self, row: RequestRow) -> None:
-        if row.outcome is Outcome.ABANDONED:
-            self._reference_ns = row.abandoned_ns
-        else:
-            self._has_lost_filler = True
-        self._progress.set()
-        self._session.keep(row)
+    # Time
 
-    def _keep_probe(self, row: RequestRow) -> None:
-        self._session.keep(msgspec.structs.replace(row, reference_ns=self._reference_ns))
+    def _phase(self, trial: int) -> float:
+        return (self._first_phase + trial * _GOLDEN) % 1
 
-    # Waiting for the streams
+    def _short_tokens(self) -> int:
+        return _TOKENS_OF_SHORT + 2 * math.ceil(self.ttft_ns / self.step_ns)
 
-    def _wait_until_read(self, wanted: Sequence[int]) -> None:
-        while any(read < least for read, least in zip(self._tokens, wanted, strict=True)):
-            if self._has_lost_filler:
-                raise TrialSpoiledError(
-                    "a filler ended before the probe was queued (fewer slots than planned, "
-                    "answers too short, or a failure: see its row)"
-                )
-            self._progress.clear()
-            self._progress.wait()
+    def _pace(self, tokens: int) -> None:
+        """Wait for tokens of the metronome, each of which comes from a step."""
+        running = (one for one in self._fillers if one.tokens and not one.has_ended)
+        metronome = self._metronome
+        pacer = metronome if metronome in self._fillers else next(running, self._short)
+        if pacer is None or not pacer.wait_tokens(pacer.tokens + tokens, self._patience_s):
+            raise _VoidError("the slots' streams stood still, or ended")
 
-    def _check_quiet(self) -> None:
-        """Send rounds of requests until as many as there are slots run at once, read to their end:
-        abandoned, they could themselves hold slots. Each round asks for longer answers, but not so
-        long that a request waiting for a slot could time out."""
-        patience_s = self._session.plan.run.timeout_s
-        patience_ends_ns = time.perf_counter_ns() + int(patience_s * 1e9)
-        tokens, asked_ns = _CHECK_TOKENS, time.perf_counter_ns()
-        while most_at_once(self._check_slots(tokens)) < self._slots:
-            now_ns = time.perf_counter_ns()
-            if now_ns > patience_ends_ns:
-                raise TrialSpoiledError(
-                    f"for {patience_s:g} s no {self._slots} requests ran at once (fewer slots "
-                    "than planned, or earlier requests still hold some)"
-                )
-            if (now_ns - asked_ns) / 1e9 < patience_s / 4:
-                tokens *= 2
-            asked_ns = now_ns
+    def _wait_until_queued(self, stream: LiveStream) -> None:
+        self._pace(_TOKENS_TO_QUEUE)
+        queued_ns = time.perf_counter_ns() - stream.spec.intended_start_ns
+        if queued_ns < self.ttft_ns:
+            gevent.sleep((self.ttft_ns - queued_ns) / 1e9)
 
-    def _check_slots(self, tokens: int) -> list[list[int]]:
-        rows: list[RequestRow] = []
 
-        def keep(row: RequestRow) -> None:
-            rows.append(row)
-            self._session.keep(row)
+def _check_is_running(short: LiveStream, leaver: LiveStream) -> None:
+    if short.has_ended:
+        leaver.leave()
+        raise _VoidError("the short request ended before the leaver's turn to be tried")
 
-        for _ in range(self._slots):
-            max_tokens = min(tokens, self._load.answer_tokens)
-            self._start(self._spec(Role.CHECK, next(self._check_users), max_tokens), never, keep)
-        self._streams.join()
-        if any(row.outcome is not Outcome.COMPLETED for row in rows):
-            raise TrialSpoiledError("a request that checks the slots failed: see its row")
-        return [row.token_times_ns for row in rows]
+
+class _Beat:
+    """A cycle's rows: what they say is known only when they end."""
+
+    def __init__(self, train: Train, trial: int) -> None:
+        self.train = train
+        self.trial = trial
+        self.leaver: LiveStream | None = None
+        self.slot_from: LiveStream | None = None
+        self.probe_ended_ns: int | None = None
+
+    @property
+    def since_ns(self) -> int | None:
+        stream = self.leaver if self.slot_from is None else self.slot_from
+        if stream is None:
+            return None
+        return stream.abandoned_ns if self.slot_from is None else stream.last_token_ns
+
+    def edit(self, row: RequestRow) -> None:
+        since_ns = self.since_ns
+        if since_ns is not None and (row.first_token_ns or since_ns) >= since_ns:
+            row.reference_ns = since_ns
+
+    def edit_control(self, row: RequestRow) -> None:
+        row.reference_ns = self.probe_ended_ns

@@ -1,17 +1,15 @@
 """Loads that are directed from one place, in the load process: storms, and slot recovery."""
 
-import threading
-import time
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-from harness.records import Outcome, Role
+from harness.records import Outcome, Role, TrialArm
 from harness.workload.load import CancelStormLoad, SlotRecoveryLoad
 from tests.harness.load.asking import engine
 from tests.harness.load.conftest import Exchange, Script, Serve
-from tests.harness.load.load_process import LoadProcess, beside_the_locustfile
+from tests.harness.load.load_process import LoadProcess
 
 e2e = pytest.mark.e2e
 LOAD = SlotRecoveryLoad(
@@ -52,94 +50,68 @@ def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: P
     assert stayers <= {Outcome.COMPLETED, Outcome.CUT_OFF}
 
 
-def engine_with_slots(number: int, ghosts: list[tuple[int, int]], ghost_s: float = 0) -> Script:
-    """Requests that were left go on for `ghost_s`; `ghosts` gets from when to when."""
-    slots = threading.Semaphore(number)
+def engine_with_slots(number: int) -> Script:
+    """First come, first served."""
+    here: list[Exchange] = []
 
     def script(x: Exchange) -> None:
+        here.append(x)
         x.accept()
-        while not slots.acquire(timeout=0.002):
-            if x.client_left_within(0):
-                return
-        try:
+        while here.index(x) >= number and not x.client_left_within(0.002):
+            """It waits in the queue."""
+        if x.closed_ns is None:
             x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
-            if x.closed_ns is not None:
-                threading.Event().wait(ghost_s)
-                ghosts.append((x.closed_ns, time.perf_counter_ns()))
-        finally:
-            slots.release()
+        here.remove(x)
 
     return script
 
 
 @e2e
-@pytest.mark.slow
-def test_a_trial_begins_when_all_slots_are_free(serve: Serve, tmp_path: Path) -> None:
-    """Not when one is: abandoned requests may go on in the others, unknown to their client."""
-    ghosts: list[tuple[int, int]] = []
-    server = serve(engine_with_slots(3, ghosts, ghost_s=0.3))
-    load = LOAD.model_copy(update={"slots": 3, "trials": 2})
-    child = LoadProcess(tmp_path, server.url, load, users=1)
+@pytest.mark.parametrize("real", [2, 3, 4], ids=["a slot fewer than told", "as told", "one more"])
+def test_a_train_samples_one_stream_that_leaves_at_a_time(
+    serve: Serve, tmp_path: Path, real: int
+) -> None:
+    load = LOAD.model_copy(update={"slots": 3, "trials": 5})
+    child = LoadProcess(tmp_path, serve(engine_with_slots(real)).url, load, users=1)
     rows = child.result()
-    assert "is void" not in child.log
-    assert len(ghosts) == 2 * 3  # the leaver and those that were cut off, in each trial
-    starts = {
-        (row.trial, row.arm): row.sent_ns
-        for row in rows
-        if row.role is Role.FILLER or (row.role, row.arm) == (Role.PROBE, "unloaded")
-    }
-    assert len(starts) == 6
-    for start_ns in starts.values():
-        assert not [ghost for ghost in ghosts if ghost[0] < start_ns < ghost[1]]
-    # Every request has a row, the checks before each trial too: counters are judged by them.
-    assert len(server.exchanges) == len(rows)
-    checks = [row.outcome for row in rows if row.role is Role.CHECK]
-    assert len(checks) >= 2 * 3 * 3  # one for each slot before each trial
-    assert set(checks) == {Outcome.COMPLETED}
+    unloaded = [row for row in rows if row.arm == TrialArm.UNLOADED]
+    assert [row.outcome for row in unloaded] == [Outcome.COMPLETED] * 5
+    samples = [row for row in rows if row.arm == TrialArm.ABANDON and row.reference_ns]
+    left = {row.abandoned_ns: row for row in rows if row.outcome is Outcome.ABANDONED}
+    assert len(samples) == 5
+    for row in samples:
+        assert (row.role, row.outcome) == (Role.PROBE, Outcome.COMPLETED)
+        assert row.sent_ns < (row.reference_ns or 0) <= (row.first_token_ns or 0)
+        leaver = left[row.reference_ns]
+        assert (leaver.role, leaver.plan) == (Role.FILLER, "tokens:4")
+        assert leaver.tokens_read >= 4
+    controls = [row for row in rows if row.arm == TrialArm.CONTROL and row.reference_ns]
+    ends = {row.last_token_ns for row in samples}
+    assert len(controls) == 5
+    assert {row.reference_ns for row in controls} == ends
+    (metronome,) = (row for row in rows if row.role is Role.METRONOME)
+    assert metronome.outcome is Outcome.CUT_OFF
+    assert metronome.token_times_ns[-1] > max(end or 0 for end in ends)
 
 
-# Each look at the clock, another 10 s have passed: a round takes more than a quarter of the
-# patience, so the next one asks for no longer answers.
-FAST_CLOCK = """
-from itertools import count
-from types import SimpleNamespace
-from harness.load import slot_recovery
-looks_ns = count(step=10 * 10**9)
-slot_recovery.time = SimpleNamespace(perf_counter_ns=lambda: next(looks_ns))
-"""
+def one_token(x: Exchange) -> None:
+    x.accept()
+    x.token(finish_reason="stop")
+    x.finish()
 
 
 @e2e
 @pytest.mark.parametrize(
-    ("script", "options", "why", "checks"),
+    ("script", "why"),
     [
-        (
-            engine_with_slots(1, []),
-            FAST_CLOCK,
-            "for 30 s no 2 requests ran at once",
-            [Outcome.COMPLETED] * 3 * 3 * 2,  # rounds of each trial, for each slot
-        ),
-        (Exchange.accept, "", "a request that checks the slots failed", [Outcome.FAILED] * 3 * 2),
+        (Exchange.accept, "a probe on the idle server got no token: "),
+        (one_token, "a stream ended before it had 4 tokens"),
     ],
-    ids=["fewer slots than planned", "a check fails"],
 )
-def test_void_trials(
-    serve: Serve, tmp_path: Path, script: Script, options: str, why: str, checks: list[Outcome]
+def test_a_train_that_gets_no_sample_says_why(
+    serve: Serve, tmp_path: Path, script: Script, why: str
 ) -> None:
-    more = beside_the_locustfile(tmp_path, options) if options else ()
-    child = LoadProcess(tmp_path, serve(script).url, LOAD, users=1, options=more)
+    child = LoadProcess(tmp_path, serve(script).url, LOAD, users=1)
     rows = child.result()
-    assert {(row.role, row.max_tokens) for row in rows} == {(Role.CHECK, 8)}
-    assert [row.outcome for row in rows] == checks
-    assert child.log.count(f"is void: {why}") == 3
-
-
-@e2e
-@pytest.mark.slow
-def test_answers_too_short_void_the_trial(serve: Serve, tmp_path: Path) -> None:
-    load = LOAD.model_copy(update={"control_answer_tokens": 2})
-    child = LoadProcess(tmp_path, serve(engine_with_slots(2, [])).url, load, users=1)
-    probes = {row.arm: row.outcome for row in child.result() if row.role is Role.PROBE}
-    assert probes.pop("control", Outcome.CUT_OFF) is Outcome.CUT_OFF
-    assert probes == dict.fromkeys(["abandon", "unloaded"], Outcome.COMPLETED)
-    assert "arm control, is void: a filler ended" in child.log
+    assert rows
+    assert f"the train of probes stopped: {why}" in child.log
