@@ -10,6 +10,8 @@
 #             PYTHON=python3 takes that Python as it is, without installing anything
 # make engines  install vLLM, llama.cpp, Dynamo and Triton, each into a folder of its own
 #             (WALKAWAY_ENGINES, else ~/.cache/walkaway/engines), to be measured: docs/engines.md
+# make matrix  measure each of them, its conformance and four runs, into results/engines: keep the
+#             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
@@ -25,7 +27,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu truth faults-table gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth faults-table gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -66,6 +68,9 @@ endif
 
 engines: $(VENV)/.installed-demo
 	@for engine in vllm llamacpp dynamo triton; do $(BIN)/walkaway targets install $$engine || exit; done
+
+matrix: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.engines_matrix $(ENGINE) $(if $(QUICK),--quick)
 
 truth: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth

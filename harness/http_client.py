@@ -213,20 +213,25 @@ def check_target_url(
 
 
 def check_host(url: str, *, is_allowed: bool) -> None:
-    """Raises ConfigError for a host with an address that is not loopback, unless the user allowed
-    it by the flag. A name without an address passes: the connection then says that."""
-    host, port = split_place(url)
-    try:
-        places = socket.getaddrinfo(host, port)
-    except (OSError, UnicodeError):
-        return
-    elsewhere = [str(place[4][0]) for place in places if not ip_address(place[4][0]).is_loopback]
-    if elsewhere and not is_allowed:
-        named = host if elsewhere[0] == host else f"{host} ({elsewhere[0]})"
+    """Raises ConfigError for a host that is not loopback, unless the flag allowed it."""
+    if not is_allowed and (address := address_elsewhere(url)) is not None:
+        host, _ = split_place(url)
+        named = host if address == host else f"{host} ({address})"
         raise ConfigError(
             f"{url}: {named} is not loopback: a load can disturb other users of that server; add "
             f"{LOAD_THIS_HOST} if it is yours to load"
         )
+
+
+def address_elsewhere(url: str) -> str | None:
+    """An address of the URL's host that is not loopback. None for a name without any address: the
+    connection then says that."""
+    try:
+        places = socket.getaddrinfo(*split_place(url))
+    except (OSError, UnicodeError):
+        return None
+    addresses = (str(place[4][0]) for place in places)
+    return next((one for one in addresses if not ip_address(one).is_loopback), None)
 
 
 def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:

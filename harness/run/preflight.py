@@ -329,18 +329,30 @@ def _exporter(run: RunState, url: str, uuid: str | None) -> Gpus:
 def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
     if (samples := pages.samples()) is None:
         return
-    metrics = run.target.metrics
-    run.manifest.idle.before = read_roles(samples, metrics)
+    run.manifest.idle.before = read_roles(samples, run.target.metrics)
     facts.blocks_found = published_blocks(samples, run.target)
-    unseen = find_unseen({sample.name for sample in samples}, metrics)
-    if not unseen:
+    misfit = metrics_misfit(samples, run.target, pages.urls)
+    if misfit is None:
         return
-    names = ", ".join(f"{metrics[role].name} ({role})" for role in unseen)
-    text = f"not among the metrics at {' '.join(pages.urls)}: {names}"
-    if len(unseen) == len(metrics):
-        text = f"--engine {run.target.name} does not fit this server: {text}"
+    text, is_whole = misfit
+    if is_whole:
         run.notes.warn(text)
     run.progress.phase(text)
+
+
+def metrics_misfit(
+    samples: Sequence[MetricSample], target: Target, urls: Sequence[str]
+) -> tuple[str, bool] | None:
+    """What of the target's file is not on the server's pages, in words, and whether none of it is;
+    None if all is there."""
+    unseen = find_unseen({sample.name for sample in samples}, target.metrics)
+    if not unseen:
+        return None
+    names = ", ".join(f"{target.metrics[role].name} ({role})" for role in unseen)
+    text = f"not among the metrics at {' '.join(urls)}: {names}"
+    if len(unseen) < sum(not one.optional for one in target.metrics.values()):
+        return text, False
+    return f"--engine {target.name} does not fit this server: {text}", True
 
 
 def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:

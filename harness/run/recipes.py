@@ -26,7 +26,7 @@ import msgspec
 import psutil
 
 from harness.errors import ConfigError, TargetError
-from harness.http_client import check_host, check_target_url
+from harness.http_client import address_elsewhere, check_target_url
 from harness.run.process import LOG_TAIL_LINES, Interruption
 from harness.run.tiny_model import SHAPES, Format, make_model
 
@@ -47,6 +47,7 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     like: str | None = None
     change: dict[str, str] = {}
     engine: str = ""
+    version: str = ""
     pip: list[list[str]] = []
     remove: list[str] = []
     debian: str | None = None
@@ -290,7 +291,12 @@ def _check(recipe: Recipe, wish: Wish) -> None:
             else f"--direct is for hops; {recipe.name} is a server itself"
         )
     if wish.direct is not None:
-        check_host(check_target_url(wish.direct, flag="--direct"), is_allowed=False)
+        direct = check_target_url(wish.direct, flag="--direct")
+        if (address := address_elsewhere(direct)) is not None:
+            raise ConfigError(
+                f"--direct {wish.direct}: {address} is not loopback, which a hop would hide from a "
+                "run"
+            )
     if recipe.up_file.exists():
         raise ConfigError(_why_not_again(recipe))
     if not _is_installed(recipe):

@@ -1,0 +1,157 @@
+"""Each real engine alone on the machine: up, the conformance suite, four headline runs, down.
+
+`make matrix`, or `python -m tests.engines_matrix [--quick] [--out DIR] [ENGINE ...]`. What it
+leaves in results/engines/ENGINE-VERSION/ is kept: conform.json, the wire logs of what failed, each
+run's manifest and summary, and runs.json with every command, its exit code and how long it took.
+An engine that does not start, or a run that fails, is told at the end, and the exit code is 1.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from harness.run.recipes import load_recipes
+from harness.store.conform_result import CONFORM_FILE, WIRE_FOLDER, Verdict, read_conform
+
+ENGINES: Final = ("reference", "vllm", "llamacpp", "dynamo", "triton")
+HOPS: Final = ("nginx", "nginx-unbuffered", "litellm", "litellm-cancelling")
+BEHIND: Final = "llamacpp"  # the hops
+HOP_CASES: Final = ("hop/", "stream/", "unary/")
+KEPT: Final = ("manifest.json", "summary.json")
+SHORT: Final = ("run.max_seconds=45", "load.answer_tokens=2000")
+RUNS: Final = {
+    "slot_recovery": ("slot_recovery", "load.slots={slots}", "run.max_seconds=60"),
+    "demo": ("demo", *SHORT),
+    "queue_abandon": ("queue_abandon", *SHORT),
+    "unary": (
+        "demo",
+        *SHORT,
+        "load.abandon_after_tokens=[]",
+        'load.mix=[{plan="time",seconds=[0.05,0.5],delivery="unary"}]',
+    ),
+}
+UNFIT: Final = {"triton": ("unary",)}  # gRPC has streams only
+
+Step = dict[str, Any]
+
+
+def walkaway(steps: list[Step], what: str, *words: str) -> str:
+    command = [sys.executable, "-m", "harness", *words]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, check=False)
+    errors = done.stderr.decode(errors="replace").strip()
+    step = {
+        "what": what,
+        "command": " ".join(["walkaway", *words]),
+        "exit_code": done.returncode,
+        "seconds": round(time.monotonic() - began, 1),
+        "said": errors.splitlines()[-1] if errors else "",
+    }
+    steps.append(step)
+    print(json.dumps(step), flush=True)  # noqa: T201
+    return done.stdout.decode(errors="replace")
+
+
+@contextmanager
+def served(name: str, steps: list[Step], *words: str) -> Iterator[dict[str, Any] | None]:
+    """The line of `targets up`, or None if it did not come up; its run ends it."""
+    said = walkaway(steps, f"up {name}", "targets", "up", name, *words)
+    try:
+        yield json.loads(said) if steps[-1]["exit_code"] == 0 else None
+    finally:
+        walkaway(steps, f"down {name}", "targets", "down", name)
+
+
+def flags_of(up: dict[str, Any]) -> list[str]:
+    pages = [word for url in up["metrics_urls"] for word in ("--metrics-url", url)]
+    return ["--target", up["url"], "--engine", up["engine"], "--model", up["model"], *pages]
+
+
+def conform(folder: Path, steps: list[Step], flags: list[str], *, quick: bool) -> None:
+    words = [*flags, "--out", str(folder), *(["--quick"] if quick else [])]
+    walkaway(steps, "conform", "conform", *words)
+    file = folder / CONFORM_FILE
+    if not file.exists():
+        return
+    failed = {one.wire_log for one in read_conform(file).cases if one.verdict is Verdict.FAIL}
+    for log in (folder / WIRE_FOLDER).glob("*"):
+        if f"{WIRE_FOLDER}/{log.name}" not in failed:
+            log.unlink()
+
+
+def measure(
+    folder: Path, steps: list[Step], flags: list[str], *, slots: int, unfit: tuple[str, ...]
+) -> None:
+    for what, (workload, *settings) in RUNS.items():
+        if what in unfit:
+            steps.append({"what": what, "exit_code": 0, "said": "not run: gRPC has streams only"})
+            continue
+        work = folder / "work"
+        filled = [one.replace("{slots}", str(slots)) for one in settings]
+        sets = [word for one in filled for word in ("--set", one)]
+        walkaway(steps, what, "run", workload, *sets, *flags, "--quiet", "--out", str(work))
+        for name in KEPT:
+            if (work / name).exists():
+                (folder / what).mkdir(exist_ok=True)
+                shutil.copy(work / name, folder / what / name)
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def column(engine: str, out: Path, *, quick: bool) -> list[Step]:
+    steps: list[Step] = []
+    folder = fresh(out, engine)
+    if engine == "reference":
+        conform(folder, steps, [], quick=quick)
+        measure(folder, steps, [], slots=8, unfit=())
+    elif engine in HOPS:
+        with served(BEHIND, steps) as direct:
+            if direct is not None:
+                with served(engine, steps, "--direct", direct["url"]) as hop:
+                    if hop is not None:
+                        flags = [*flags_of(hop), "--direct", direct["url"], *HOP_CASES]
+                        conform(folder, steps, flags, quick=quick)
+    else:
+        with served(engine, steps) as up:
+            if up is not None:
+                slots = up["slots"]
+                conform(folder, steps, [*flags_of(up), "--slots", str(slots)], quick=quick)
+                measure(folder, steps, flags_of(up), slots=slots, unfit=UNFIT.get(engine, ()))
+    (folder / "runs.json").write_text(json.dumps(steps, indent=1) + "\n")
+    return steps
+
+
+def fresh(out: Path, engine: str) -> Path:
+    version = "" if engine == "reference" else f"-{load_recipes()[engine].version}"
+    folder = out / f"{engine}{version}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engines", nargs="*", choices=[*ENGINES, *HOPS, []], metavar="ENGINE")
+    parser.add_argument("--quick", action="store_true", help="the suite's quick cases only")
+    parser.add_argument("--out", type=Path, default=Path("results/engines"))
+    given = parser.parse_args()
+    failed = [
+        (engine, step)
+        for engine in given.engines or (*ENGINES, *HOPS)
+        for step in column(engine, given.out, quick=given.quick)
+        # A suite that finds something ends with 3 or 4: that is a result.
+        if step["exit_code"] not in ((0, 3, 4) if step["what"] == "conform" else (0,))
+    ]
+    for engine, step in failed:
+        print(f"{engine}: {step['what']} ended with code {step['exit_code']}: {step['said']}")  # noqa: T201
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
