@@ -7,6 +7,7 @@ flag are answered at once, while pandas and scipy alone take a second to import.
 import typer
 
 from harness.commands.app import Command, app
+from harness.commands.conform import conform
 from harness.commands.doctor import doctor
 from harness.commands.results import collect, compare, export, gate, report, trend
 from harness.commands.run import demo, run
@@ -25,7 +26,7 @@ def engine(context: typer.Context) -> None:
 
 
 for command in (
-    *(demo, run, report, gate, compare, trend, export, collect),
+    *(demo, run, conform, report, gate, compare, trend, export, collect),
     *(workloads, targets, init, doctor),
 ):
     app.command(cls=Command)(command)

@@ -2,62 +2,561 @@
 
 The methods need no metrics, see docs/conform.md:
 
-    P  probe behind full slots: `recovery`. Slots stay full, a probe queues, one stream leaves; its
-       control is a natural end. Judged in steps.
-    O  occupancy: `held`. Some leave; after the settle time as many long probes as slots start at
-       once; how many wait tells how many slots are still held.
-    K  capacity: `capacity`. Long contexts are opened until one has to wait.
+    P  probe behind full slots: `recovery`. Slots stay full, a short probe queues, one stream
+       leaves. The control is in each try: before the leave the probe must wait. Judged in steps.
+    O  occupancy: `held`. Some leave; then as many requests as slots start at once: as many as do
+       not run together are slots still held.
     B  bystander: greedy streams beside a load, against a control without leaving.
     R  repeat: what the next request gets.
     W  wire: what the client saw.       C  counters: the server's own.
+
+Streams that fill the slots are kept from try to try; only the one that left is replaced. They are
+asked for twice the settle time, so that a slot that is still held cannot be one that ended.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import Any, Final, NamedTuple
 
-from harness.conform.case import Finding
-from harness.load.session import LoadSession
-from harness.records import RequestRow
+import gevent
+import httpx
+
+from harness.collect.scrape import read_roles, read_samples
+from harness.collect.source import SourceError
+from harness.conform.case import CannotDecideError, Finding, RefusedError
+from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.http_client import http_client, request_headers
+from harness.load.lag import LagWatch
+from harness.load.live import LiveStream, start
+from harness.load.rows import most_at_once
+from harness.load.session import LoadSession, canary_prompt
+from harness.load.wire_log import WireLog
+from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
+from harness.run.preflight import find_limit
+from harness.run.settle import NotServedError
+from harness.store.conform_result import Aftermath
 from harness.workload.abandon import RequestSpec
+
+MOST_SLOTS: Final = 64  # more streams at once would be a load of their own
+READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
+_PROMPT_TOKENS: Final = 24
+_PROBE_TOKENS: Final = 2
+_CANARY_TOKENS: Final = 16
+_TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots so long
+_IDLE_PROBES: Final = 7
+_QUEUED_STEPS: Final = 3  # that a probe waits, beyond its idle time, before the leave
+_READY_S: Final = 30.0  # for what a server that serves at all does at once
+_SLOW: Final = 10  # times the idle time to first token
+_FEWEST_TOKENS: Final = 64
+_PAGE_S: Final = 5.0
+_POLL_S: Final = 0.1
+
+
+class Facts(NamedTuple):
+    """Of the server when it is idle. `slots`: None if no limit was found."""
+
+    slots: int | None
+    step_s: float
+    ttft_s: float
+    context: int | None
+
+
+class Asked(NamedTuple):
+    """What the order of a run says about all its cases. `metrics`: reads the target's pages."""
+
+    settle_s: float
+    tries: int
+    is_quick: bool
+    seed: int
+    pid: int | None = None
+    direct: str | None = None
+    metrics: Callable[[], dict[str, float]] | None = None
+    metrics_urls: Sequence[str] = ()
+
+
+class Polled:
+    """A page that is read again and again; `answers`: how many times with status 200."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.answers = 0
+
+    def keep_reading(self, client: httpx.Client) -> None:
+        while True:
+            with suppress(httpx.HTTPError):
+                self.answers += client.get(self.url).status_code == httpx.codes.OK
+            gevent.sleep(_POLL_S)
+
+
+class _Leaving(NamedTuple):
+    """How the stream of a case comes and goes (see `Bench.recovery`)."""
+
+    spec: RequestSpec
+    begin: Callable[[RequestSpec], LiveStream]
+    ready: Callable[[LiveStream, int], object]
+    leave: Callable[[LiveStream], object]
 
 
 class Bench:
     """`slots`: how many requests the server runs at once. `step_s`, `ttft_s`: of the idle server.
-    `lag_s`: how late this client is (its median). `tries`: of a case that is judged by method P."""
+    `tries`: of a case that is judged by method P. Reading `slots` raises CannotDecideError where
+    they are not known."""
 
-    session: LoadSession
-    slots: int
-    step_s: float
-    ttft_s: float
-    lag_s: float
-    settle_s: float
-    tries: int
-    is_quick: bool
+    def __init__(
+        self, session: LoadSession, facts: Facts, asked: Asked, lag: LagWatch, wire: WireLog
+    ) -> None:
+        self.session = session
+        self.facts = facts
+        self.asked = asked
+        self._lag = lag
+        self.wire = wire
+        self.step_s, self.ttft_s = facts.step_s, facts.ttft_s
+        self.settle_s, self.tries, self.is_quick = asked.settle_s, asked.tries, asked.is_quick
+        self.rng = random.Random(asked.seed)
+        self._streams: list[LiveStream] = []
+        self._fillers: list[LiveStream] = []
+        self._canary: str | None = None
+        self._shortened: int | None = None
+        self._resets = 0
 
-    def start(self, spec: RequestSpec, text: str | None = None) -> Any:
-        """A LiveStream (harness/load/live.py) that ends with the case at the latest."""
-        raise NotImplementedError
+    # The server
 
-    def ask(self, spec: RequestSpec, text: str | None = None) -> RequestRow:
-        """Read to its end."""
-        raise NotImplementedError
+    @property
+    def slots(self) -> int:
+        slots = self.facts.slots
+        if slots is None or slots > MOST_SLOTS:
+            found = "no limit was found" if slots is None else f"it has {slots}"
+            raise CannotDecideError(
+                f"this case needs a server whose slots can be filled, and {found} (with up to "
+                f"{MOST_SLOTS} streams): start it with 4 to 8 slots (such as --max-num-seqs 8, "
+                "--parallel 8), or name them with --slots"
+            )
+        return slots
 
-    def recovery(self, leaver: Any, *, bound_steps: float = 4.0) -> Finding:
-        """Method P with this kind of leaver (harness/load/slot_recovery.py), judged: ok, late,
-        never."""
-        raise NotImplementedError
+    @property
+    def lag_s(self) -> float:
+        """How late this client is, at the median of the latest seconds."""
+        latest = self._lag.latest_ns
+        return median(latest) / 1e9 if latest else 0.0
+
+    @property
+    def patience_s(self) -> float:
+        """How long a probe is waited for: the settle time, or half of what a long answer takes."""
+        return min(self.settle_s, self.long_tokens * self.step_s / 2)
+
+    @property
+    def long_tokens(self) -> int:
+        """Of an answer that runs on for more than twice the settle time, if the context allows."""
+        wanted = int(2.2 * self.settle_s / self.step_s) + max(READ_TOKENS) + 32
+        room = (self.facts.context or 1 << 20) - 4 * _PROMPT_TOKENS
+        return max(_FEWEST_TOKENS, min(wanted, room, self._shortened or wanted))
+
+    # Requests
+
+    def long(self, **changes: Any) -> RequestSpec:
+        """A request whose answer runs on; `changes` are fields of RequestSpec."""
+        spec = RequestSpec(user=0, max_tokens=self.long_tokens, prompt_tokens=_PROMPT_TOKENS)
+        return replace(spec, **changes)
+
+    def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:
+        return self.long(**{"max_tokens": tokens, **changes})
+
+    def start(
+        self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
+    ) -> LiveStream:
+        """It ends with the case at the latest. `session`: with other settings than the bench's."""
+        spec = replace(spec, user=spec.user or len(self._streams))
+        stream = start(session or self.session, spec, text)
+        self._streams.append(stream)
+        return stream
+
+    def pause(self, seconds: float) -> None:
+        gevent.sleep(seconds)
+
+    def ask(
+        self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
+    ) -> RequestRow:
+        """Read to its end. Raises CannotDecideError if that takes too long."""
+        stream = self.start(spec, text, session=session)
+        limit_s = _READY_S + 4 * (self.ttft_s + spec.max_tokens * self.step_s)
+        row = stream.join(limit_s)
+        if row is None:
+            raise CannotDecideError(f"a request was not answered in {limit_s:.0f} s")
+        return row
+
+    def whole(
+        self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
+    ) -> RequestRow:
+        """Like `ask`; raises CannotDecideError unless it is answered whole."""
+        return whole(self.ask(spec, text, session=session), "a request of the set-up")
+
+    def whole_at_once(self, tokens: int) -> list[RequestRow]:
+        """As many whole answers as slots, asked for at once."""
+        streams = [self.start(self.short(tokens, role=Role.CHECK)) for _ in range(self.slots)]
+        rows = [stream.join(_READY_S) for stream in streams]
+        if None in rows:
+            raise CannotDecideError(f"short requests were not answered in {_READY_S:g} s")
+        return [whole(row, "a short request") for row in rows if row is not None]
+
+    def session_that_keeps(self) -> LoadSession:
+        """A session whose connections carry one request after the other; the caller closes it."""
+        plan = self.session.plan
+        run = plan.run.model_copy(update={"keep_alive": True})
+        return self.session.with_plan(plan.model_copy(update={"run": run}))
+
+    @contextmanager
+    def polling(self) -> Iterator["Polled"]:
+        """Read the first metrics page ten times a second, and look at nothing in it."""
+        polled = Polled(self.asked.metrics_urls[0])
+        headers = request_headers(self.session.plan.headers, self.session.plan.api_key_env)
+        with http_client(
+            headers, ca_file=self.session.plan.ca_file, timeout_s=_PAGE_S, longest_s=_PAGE_S
+        ) as client:
+            reader = gevent.spawn(polled.keep_reading, client)
+            try:
+                yield polled
+            finally:
+                reader.kill()
+
+    # Method P
+
+    def fill(self, streams: int | None = None) -> list[LiveStream]:
+        """Let so many long streams run (default: a stream a slot). Those of the last try are kept
+        while they have more left than a probe is waited for."""
+        wanted = self.slots if streams is None else streams
+        reserve = self.patience_s / self.step_s + 32
+        kept = []
+        for filler in self._fillers:
+            if not filler.has_ended and filler.spec.max_tokens - filler.tokens > reserve:
+                kept.append(filler)
+            else:
+                filler.leave()
+        for extra in kept[wanted:]:
+            extra.leave()
+        self._fillers = kept[:wanted]
+        while len(self._fillers) < wanted:
+            self._fillers.append(self.start(self.long(role=Role.FILLER)))
+        for number, filler in enumerate(self._fillers):
+            if not filler.wait_tokens(1, _READY_S / 3):
+                row, self._fillers = filler.row, self._fillers[:number]
+                raise CannotDecideError(
+                    f"only {number} of {wanted} long streams ran at once"
+                    + (f": {row.error}" if row is not None and row.error else "")
+                )
+        return list(self._fillers)
+
+    def queue_probe(self) -> LiveStream:
+        """A short request behind full slots; returns when it has surely waited.
+
+        Raises CannotDecideError if it is served: then the slots were not full.
+        """
+        probe = self.start(self.short(_PROBE_TOKENS, role=Role.PROBE))
+        if probe.wait_tokens(1, self.ttft_s + _QUEUED_STEPS * self.step_s):
+            raise CannotDecideError(
+                f"the control's probe did not wait: {self.slots} streams do not fill the server's "
+                "slots (--slots N names their number)"
+            )
+        if probe.row is not None:
+            raise CannotDecideError(
+                f"a request that should queue was refused: {probe.row.error or probe.row.outcome}"
+            )
+        return probe
+
+    def recovery(
+        self,
+        spec: RequestSpec | None = None,
+        *,
+        leave: Callable[[LiveStream], object] = LiveStream.leave,
+        ready: Callable[[LiveStream, int], object] | None = None,
+        begin: Callable[[RequestSpec], LiveStream] | None = None,
+        tokens: Sequence[int] = READ_TOKENS,
+        queues_first: bool = True,
+        bound_steps: float = 4.0,
+    ) -> Finding:
+        """Method P: a stream of this `spec` (default: a long one) leaves, and a probe gets its
+        slot. `begin` starts it. `ready` waits until it may leave, and gets the number of the try;
+        by default it has read one of `tokens`. `leave` is the act; the stream's `abandoned_ns` is
+        t0. Not `queues_first`: the probe is sent at t0, since the stream leaves too early for one
+        to queue behind it."""
+
+        def until_read(leaver: LiveStream, number: int) -> None:
+            leaver.wait_tokens(tokens[number % len(tokens)], _READY_S)
+
+        way = _Leaving(spec or self.long(), begin or self.start, ready or until_read, leave)
+        tries: list[Try] = []
+        self._resets = 0
+        self._lag.latest_ns.clear()
+        self.fill()
+        gevent.sleep(12 * self.step_s)
+        before = self.steps_now()
+        if not queues_first:
+            self._check_full()
+        for number in range(self.tries):
+            self.wire.begin_try(number)
+            tries.append(self._try_queued(way, number) if queues_first else self._try(way, number))
+            if tries[-1].recovery_s is None:
+                break
+        after = self.steps_now()
+        now = Conditions.of(before, after, self.lag_s)
+        finding = judge_recovery(tries, now, bound_steps=bound_steps)
+        finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
+        finding.evidence["left_by_reset"] = self._resets
+        return finding
+
+    def _try_queued(self, way: "_Leaving", number: int) -> Try:
+        others = self.fill(self.slots - 1)
+        leaver = way.begin(replace(way.spec, role=Role.USER))
+        self._wait_admitted(leaver)
+        probe = self.queue_probe()
+        way.ready(leaver, number)
+        gevent.sleep(self.rng.random() * self.step_s)
+        return self._leave_and_time(way, leaver, probe, others)
+
+    def _try(self, way: "_Leaving", number: int) -> Try:
+        others = self.fill(self.slots - 1)
+        leaver = way.begin(replace(way.spec, role=Role.USER))
+        way.ready(leaver, number)
+        probe = self.start(self.short(_PROBE_TOKENS, role=Role.PROBE))
+        return self._leave_and_time(way, leaver, probe, others)
+
+    def _check_full(self) -> None:
+        """The control of tries whose probe does not queue first."""
+        self.fill()
+        probe = self.queue_probe()
+        self._fillers.pop().leave()
+        if not probe.wait_tokens(1, self.patience_s):
+            raise CannotDecideError("a slot whose stream was left did not come back")
+
+    def _leave_and_time(
+        self, way: "_Leaving", leaver: LiveStream, probe: LiveStream, others: Sequence[LiveStream]
+    ) -> Try:
+        if leaver.has_ended:
+            raise CannotDecideError(f"the stream that was to leave ended by itself: {_end(leaver)}")
+        counted = others[0].tokens if others else 0
+        way.leave(leaver)
+        probe.wait_tokens(1, self.patience_s)
+        came = others[0].tokens - counted if others else None
+        row = leaver.row
+        self._resets += row is not None and row.wire_close is WireClose.RST
+        return self._timed(leaver, probe, came)
+
+    def _wait_admitted(self, leaver: LiveStream) -> None:
+        if leaver.spec.delivery is Delivery.UNARY:
+            gevent.sleep(self.ttft_s + 4 * self.step_s)
+        elif not leaver.wait_tokens(1, _READY_S / 3):
+            raise CannotDecideError(f"the stream that was to leave did not begin: {_end(leaver)}")
+
+    def _timed(self, leaver: LiveStream, probe: LiveStream, came: int | None) -> Try:
+        t0_ns = leaver.abandoned_ns
+        if t0_ns is None:
+            raise CannotDecideError(f"the stream could not leave: {_end(leaver)}")
+        if probe.first_token_ns is None:
+            if probe.row is not None:
+                raise CannotDecideError(f"the probe was not answered: {_end(probe)}")
+            return Try(None, self.patience_s, came)
+        if probe.first_token_ns < t0_ns:
+            raise CannotDecideError("the control's probe did not wait: it began before the leave")
+        since_ns = max(t0_ns, probe.spec.intended_start_ns)
+        waited_s = (probe.first_token_ns - since_ns) / 1e9
+        probe.join(self.patience_s)
+        return Try(waited_s - self.ttft_s - self.lag_s, waited_s, came)
+
+    def steps_now(self) -> list[float]:
+        """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
+        gaps = [gap for filler in self._fillers for gap in latest_gaps(filler)]
+        if len(gaps) < 2:
+            raise CannotDecideError("the streams show no step: their tokens come in one piece")
+        return gaps
+
+    # Method O
 
     def held(self, leave: Callable[[], int], *, settle: bool = True) -> int:
-        """Method O: `leave` makes some leave and returns how many; the slots then still held."""
-        raise NotImplementedError
+        """`leave` makes some leave and returns how many; the slots then still held. If some are,
+        they are counted once more after the settle time."""
+        leave()
+        held = self.slots - self.running_at_once()
+        if held and settle:
+            gevent.sleep(self.settle_s)
+            held = self.slots - self.running_at_once()
+        return held
 
-    def capacity(self) -> int:
-        """Method K, in requests of a long prompt."""
-        raise NotImplementedError
+    def running_at_once(self, extra: int = 0) -> int:
+        """How many of as many requests as slots (and some more) run at the same time. They are read
+        to their end: abandoned, they could themselves hold slots."""
+        asked = self.short(_TOGETHER_TOKENS, role=Role.CHECK)
+        streams = [self.start(asked) for _ in range(self.slots + extra)]
+        rows = [stream.join(_READY_S) for stream in streams]
+        if None in rows:
+            return 0
+        answers = [whole(row, "a request that counts the slots") for row in rows if row is not None]
+        return most_at_once([answer.token_times_ns for answer in answers])
+
+    # Methods B, R, C
 
     def greedy_texts(self, prompts: Sequence[str], tokens: int) -> list[str]:
-        raise NotImplementedError
+        """The texts of these prompts, asked at once, with the most likely tokens."""
+        streams = [self.start(self.short(tokens, role=Role.CANARY), text) for text in prompts]
+        rows = [stream.join(_READY_S) for stream in streams]
+        return [
+            whole(row, "a greedy request").answer or "" if row is not None else "" for row in rows
+        ]
 
     def counters(self) -> dict[str, float]:
-        """Method C: the target's metrics by role, read now; RefusedError without any."""
-        raise NotImplementedError
+        """The target's metrics by role, read now. Raises RefusedError without any."""
+        if self.asked.metrics is None:
+            raise RefusedError("no metrics page is known (--metrics-url), or none of its metrics")
+        return self.asked.metrics()
+
+    # Between the cases
+
+    def learn_canary(self) -> None:
+        """A greedy answer to compare with later; none if the server does not repeat itself."""
+        first, second = (self._ask_canary(_READY_S) for _ in range(2))
+        is_stable = first is not None and second is not None and first.answer == second.answer
+        self._canary = first.answer if is_stable and first is not None else None
+
+    def _ask_canary(self, longest_s: float) -> RequestRow | None:
+        scale = self.session.plan.prompt_scale
+        text = canary_prompt(0, tokens=_PROMPT_TOKENS, scale=scale)
+        return self.start(self.short(_CANARY_TOKENS, role=Role.CANARY), text).join(longest_s)
+
+    def end_case(self) -> None:
+        """Nothing of the case stays in flight."""
+        for stream in self._streams:
+            if not stream.has_ended:
+                stream.leave()
+        gevent.joinall([gevent.spawn(stream.join, 1.0) for stream in self._streams])
+        self._fillers.clear()
+
+    def aftermath(self) -> tuple[Aftermath, str]:
+        longest_s = max(2 * self.settle_s, _SLOW * (self.ttft_s + _CANARY_TOKENS * self.step_s))
+        row = self._ask_canary(longest_s)
+        if row is None:
+            return Aftermath.WEDGED, f"no answer to a short request within {longest_s:.0f} s"
+        if row.outcome in (Outcome.FAILED, Outcome.TIMED_OUT) and row.first_token_ns is None:
+            return Aftermath.DEAD, f"the server no longer serves: {row.error}"
+        if self._canary is not None and row.answer != self._canary:
+            return Aftermath.WRONG_TEXT, "a greedy answer has changed"
+        ttft_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
+        if ttft_s > _SLOW * self.ttft_s + self.step_s:
+            return Aftermath.SLOW, f"first token after {ttft_s:.2f} s"
+        return Aftermath.CLEAN, ""
+
+    def rest(self) -> None:
+        """Wait until the slots are free for the next case, at most until every stream that was left
+        must have ended by itself."""
+        slots = self.facts.slots
+        until_ns = max((self._natural_end_ns(one) for one in self._streams), default=0)
+        self._streams.clear()
+        while slots is not None and slots <= MOST_SLOTS and time.perf_counter_ns() < until_ns:
+            try:
+                if self.running_at_once() >= slots:
+                    break
+            except CannotDecideError:
+                gevent.sleep(self.settle_s / 4)
+        self._streams.clear()
+
+    def _natural_end_ns(self, stream: LiveStream) -> int:
+        row = stream.row
+        if row is None or row.outcome is not Outcome.ABANDONED:
+            return 0
+        left = stream.spec.n * stream.spec.max_tokens - row.tokens_read
+        return row.ended_ns + int(1.5e9 * (self.ttft_s + left * self.step_s))
+
+
+def whole(row: RequestRow, what: str) -> RequestRow:
+    """Raises CannotDecideError unless it was answered whole."""
+    if row.outcome is not Outcome.COMPLETED:
+        raise CannotDecideError(f"{what} was not answered: {row.error or row.outcome}")
+    return row
+
+
+def latest_gaps(stream: LiveStream, most: int = 20) -> list[float]:
+    times = stream.token_times_ns[-most - 1 :]
+    return [(late - early) / 1e9 for early, late in pairwise(times)]
+
+
+def _end(stream: LiveStream) -> str:
+    row = stream.row
+    return "no end yet" if row is None else row.error or row.finish_reason or row.outcome
+
+
+def find_facts(session: LoadSession, *, slots: int | None, context: int | None) -> Facts:
+    """The idle server's first-token time, its step, and its slots, if they were not named.
+
+    Raises CannotDecideError if it does not serve, ignores `max_tokens`, or shows no step.
+    """
+    probes = [_first(session, 8) for _ in range(_IDLE_PROBES)]
+    ttft_s = median((row.token_times_ns[0] - row.sent_ns) / 1e9 for row in probes[1:])
+    if slots is None:
+        slots = _count_slots(session)
+    gaps = _gaps_of(session, 1 if slots is None else min(slots, MOST_SLOTS))
+    return Facts(slots, median(gaps), ttft_s, context)
+
+
+def _first(session: LoadSession, tokens: int) -> RequestRow:
+    row = start(session, _plain(tokens, Role.PROBE)).join(_READY_S)
+    if row is None:
+        raise CannotDecideError(f"a request of {tokens} tokens was not answered in {_READY_S:g} s")
+    whole(row, "the first request")
+    if row.tokens_read > tokens:
+        raise CannotDecideError(
+            f"the server ignores max_tokens: {tokens} were asked for, {row.tokens_read} came"
+        )
+    if not row.token_times_ns:
+        raise CannotDecideError("the server answers without a token")
+    return row
+
+
+def _plain(tokens: int, role: Role) -> RequestSpec:
+    return RequestSpec(user=0, max_tokens=tokens, prompt_tokens=_PROMPT_TOKENS, role=role)
+
+
+def _at_once(session: LoadSession, streams: int, tokens: int, role: Role) -> list[RequestRow]:
+    live = [start(session, _plain(tokens, role)) for _ in range(streams)]
+    rows = [stream.join(_READY_S) for stream in live]
+    return [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
+
+
+def _count_slots(session: LoadSession) -> int | None:
+    def ask(streams: int, tokens: int) -> list[Sequence[int]]:
+        if streams > MOST_SLOTS:
+            raise NotServedError
+        rows = _at_once(session, streams, tokens, Role.CHECK)
+        if len(rows) < streams:
+            raise NotServedError
+        return [row.token_times_ns for row in rows]
+
+    try:
+        return find_limit(ask)
+    except NotServedError:
+        return None
+
+
+def _gaps_of(session: LoadSession, streams: int) -> list[float]:
+    rows = _at_once(session, streams, 32, Role.FILLER)
+    gaps = [(late - early) / 1e9 for row in rows for early, late in pairwise(row.token_times_ns)]
+    if not gaps or median(gaps) <= 0:
+        raise CannotDecideError(
+            "the server shows no step: the tokens of an answer come in one piece (a proxy that "
+            "buffers, or an answer made beforehand)"
+        )
+    return gaps
+
+
+def read_metrics(
+    client: httpx.Client, urls: Sequence[str], metrics: Any
+) -> Callable[[], dict[str, float]]:
+    def read() -> dict[str, float]:
+        try:
+            samples = read_samples(client, urls, clock_ns=time.perf_counter_ns)
+        except SourceError as error:
+            raise CannotDecideError(str(error)) from error
+        return read_roles(samples, metrics)
+
+    return read

@@ -77,6 +77,12 @@ class Case(NamedTuple):
     def group(self) -> str:
         return self.id.partition("/")[0]
 
+    def declaration(self) -> dict[str, object]:
+        """All but the check itself."""
+        declared: dict[str, object] = self._asdict()
+        del declared["check"]
+        return declared | {"needs": sorted(self.needs)}
+
 
 CASES: Final[dict[str, Case]] = {}
 LIMIT_S: Final = 60.0  # of a case, beside which it cannot decide
@@ -126,12 +132,16 @@ def select(cases: Iterable[Case], wanted: Sequence[str]) -> list[Case]:
     for word in wanted:
         if not any(_is_meant(entry, word) for entry in known):
             names = [entry.id for entry in known] + [f"{entry.group}/" for entry in known]
-            nearest = get_close_matches(word, names, n=1, cutoff=0.3)
-            hint = f"; the nearest is {nearest[0]}" if nearest else ""
-            raise ConfigError(f"there is no case {word!r}{hint} (walkaway conform --list)")
+            raise ConfigError(no_such_case(word, names))
     return [
         entry for entry in known if not wanted or any(_is_meant(entry, word) for word in wanted)
     ]
+
+
+def no_such_case(word: str, known: Iterable[str]) -> str:
+    nearest = get_close_matches(word, list(known), n=1, cutoff=0.3)
+    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+    return f"there is no case {word!r}{hint} (walkaway conform --list)"
 
 
 def _is_meant(entry: Case, word: str) -> bool:

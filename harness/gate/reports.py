@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
 from harness.formatting import DASH
@@ -14,12 +14,13 @@ MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 
 def as_markdown(judgement: Judgement) -> str:
-    where = f"{_cell(judgement.workload or 'unknown workload')}, run `{_code(judgement.run)}`"
+    workload = markdown_cell(judgement.workload or "unknown workload")
+    where = f"{workload}, run `{markdown_code(judgement.run)}`"
     if judgement.baseline:
-        where += f", baseline `{_code(judgement.baseline)}`"
+        where += f", baseline `{markdown_code(judgement.baseline)}`"
     lines = [f"### {SIGNS[judgement.verdict]} walkaway gate: {judgement.verdict}", "", where]
     if judgement.left_out:
-        lines += ["", f"{LEFT_OUT}: {_cell(', '.join(judgement.left_out))}"]
+        lines += ["", f"{LEFT_OUT}: {markdown_cell(', '.join(judgement.left_out))}"]
     lines += ["", "| | limit | measured | why |", "|---|---|---|---|"]
     size = sum(len(line.encode()) + 1 for line in lines)
     rows = [_row(one) for one in gravest_first(judgement.checks)]
@@ -39,46 +40,71 @@ def gravest_first(checks: Sequence[Check]) -> list[Check]:
 def _row(one: Check) -> str:
     why = one.reason if not one.to_decide else f"{one.reason}; would decide: {one.to_decide}"
     return (
-        f"| {SIGNS[one.verdict]} {one.verdict} | `{_code(one.name)}` | "
-        f"{_cell(one.measured) or DASH} | {_cell(why)} |"
+        f"| {SIGNS[one.verdict]} {one.verdict} | `{markdown_code(one.name)}` | "
+        f"{markdown_cell(one.measured) or DASH} | {markdown_cell(why)} |"
     )
 
 
-def _cell(text: str) -> str:
+def markdown_cell(text: str) -> str:
     for mark, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), (">", "&gt;"), ("`", "'")):
         text = text.replace(mark, shown)
     return " ".join(text.split())
 
 
-def _code(text: str) -> str:
+def markdown_code(text: str) -> str:
     return " ".join(text.replace("`", "'").replace("|", "\\|").split())
 
 
-_TAGS: Final = {Verdict.PASS: "system-out", Verdict.FAIL: "failure", Verdict.CANNOT_DECIDE: "error"}
+Tag = Literal["system-out", "failure", "error", "skipped"]
+_TAGS: Final[dict[Verdict, Tag]] = {
+    Verdict.PASS: "system-out",
+    Verdict.FAIL: "failure",
+    Verdict.CANNOT_DECIDE: "error",
+}
 _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
+class JunitTest(NamedTuple):
+    """`message`: the line that a CI shows; `said`: all of it."""
+
+    name: str
+    tag: Tag
+    message: str
+    said: str
+    took_s: float = 0.0
+
+
 def as_junit(judgement: Judgement) -> bytes:
-    verdicts = [one.verdict for one in judgement.checks]
+    tests = []
+    for one in judgement.checks:
+        said = [part for part in (one.measured, one.reason) if part]
+        message = ": ".join(said)
+        said += [f"would decide: {one.to_decide}"] if one.to_decide else []
+        tests.append(JunitTest(one.name, _TAGS[one.verdict], message, "\n".join(said)))
+    return junit(f"walkaway gate {judgement.workload or ''}".strip(), tests)
+
+
+def junit(name: str, tests: Sequence[JunitTest]) -> bytes:
+    tags = [one.tag for one in tests]
     counts = {
-        "tests": str(len(verdicts)),
-        "failures": str(verdicts.count(Verdict.FAIL)),
-        "errors": str(verdicts.count(Verdict.CANNOT_DECIDE)),
+        "tests": str(len(tags)),
+        "failures": str(tags.count("failure")),
+        "errors": str(tags.count("error")),
     }
-    name = _clean(f"walkaway gate {judgement.workload or ''}".strip())
+    if "skipped" in tags:
+        counts["skipped"] = str(tags.count("skipped"))
+    name = clean(name)
     suites = ET.Element("testsuites", counts)
     suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
-    for one in judgement.checks:
-        about = {"classname": name, "name": _clean(one.name), "time": "0"}
-        tag, said = _TAGS[one.verdict], [part for part in (one.measured, one.reason) if part]
-        message = {"message": _clean(": ".join(said))} if tag != "system-out" else {}
-        said += [f"would decide: {one.to_decide}"] if one.to_decide else []
-        result = ET.SubElement(ET.SubElement(suite, "testcase", about), tag, message)
-        result.text = _clean("\n".join(said))
+    for one in tests:
+        about = {"classname": name, "name": clean(one.name), "time": f"{one.took_s:g}"}
+        message = {"message": clean(one.message)} if one.tag != "system-out" else {}
+        result = ET.SubElement(ET.SubElement(suite, "testcase", about), one.tag, message)
+        result.text = clean(one.said)
     ET.indent(suites)
     content: bytes = ET.tostring(suites, encoding="utf-8", xml_declaration=True)
     return content + b"\n"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     return _NO_XML.sub("?", text)

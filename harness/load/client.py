@@ -21,11 +21,12 @@ import msgspec
 
 from harness.http_client import is_out_of_handles
 from harness.load.connection import Connection, Deadline
-from harness.load.dialect import dialect_of, request_body
+from harness.load.dialect import request_body
 from harness.load.leave import leave
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
 from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of
+from harness.load.wire_log import Tap, WireLog
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
 from harness.workload.observed_latency import StepEstimate
@@ -133,8 +134,10 @@ class StreamClient(LoadClient):
         *,
         api_key: str | None,
         give_up: Callable[[str], None] = lambda _why: None,
+        wire: WireLog | None = None,
     ) -> None:
         super().__init__(plan)
+        self.wire = wire
         self.lingering: list[Connection] = []
         self.give_up = give_up
         urls = enumerate(plan.urls or [plan.url])
@@ -151,6 +154,11 @@ class StreamClient(LoadClient):
         for frontend in self._frontends:
             frontend.transport.close()
 
+    @property
+    def num_reused(self) -> int:
+        """Requests that went over a connection which had served another one."""
+        return sum(frontend.transport.num_reused for frontend in self._frontends)
+
     def frontend_of(self, user: int) -> Frontend:
         return self._frontends[user % len(self._frontends)]
 
@@ -158,13 +166,8 @@ class StreamClient(LoadClient):
         return Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
-        frontend, target = self.frontend_of(spec.user), self.plan.target
-        raw_path = frontend.url.raw_path
-        if spec.path is not None:
-            target = target.model_copy(update={"path": spec.path})
-            raw_path = frontend.path(spec.path)
         body = request_body(
-            target,
+            self.plan.target,
             self.plan.model,
             prompt,
             max_tokens=spec.max_tokens,
@@ -173,16 +176,17 @@ class StreamClient(LoadClient):
             temperature=0.0 if spec.role is Role.CANARY else None,
         )
         if spec.text is not None:
-            body |= spec.text.conditions(has_tasks=target.lifecycle)
-        encoded = msgspec.json.encode(body if spec.body is None else {**body, **spec.body})
+            body |= spec.text.conditions(has_tasks=self.plan.target.lifecycle)
+        encoded = msgspec.json.encode(body)
         is_stream = spec.delivery is Delivery.STREAM
+        frontend = self.frontend_of(spec.user)
         fields = [
             *frontend.fields,
             (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
         return WireRequest(
-            head=head_of(raw_path, fields, encoded),
+            head=head_of(frontend.url.raw_path, fields, encoded),
             body=encoded,
             connect_s=self.connect_s,
             next_byte_s=self.plan.run.timeout_s,
@@ -256,6 +260,23 @@ class StreamReader:
         self._stream.body_ended(time.perf_counter_ns())
 
 
+class Reader(Protocol):
+    def read(self, chunk: bytes, t_ns: int, /) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class TappedReader:
+    def __init__(self, reader: Reader, stream: StreamMachine, tap: Tap) -> None:
+        self._reader, self._stream, self._tap = reader, stream, tap
+        self.end = reader.end
+
+    def read(self, chunk: bytes, t_ns: int, /) -> None:
+        before = self._stream.tokens_read
+        self._reader.read(chunk, t_ns)
+        self._tap.read(t_ns, chunk, self._stream.tokens_read - before)
+
+
 class UnaryReader:
     def __init__(self, stream: StreamMachine, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         self._stream = stream
@@ -304,12 +325,14 @@ class Exchange:
             sent_ns=sent_ns,
             continuous_usage=target.continuous_usage,
             usage_per_choice=target.usage_per_choice,
-            decode=dialect_of(spec.path or target.path).decode,
         )
         is_stream = spec.delivery is Delivery.STREAM
-        self._reader = (
+        self._reader: Reader = (
             StreamReader(self.stream, client.step) if is_stream else UnaryReader(self.stream)
         )
+        request.tap = None if client.wire is None else client.wire.tap(spec)
+        if request.tap is not None:
+            self._reader = TappedReader(self._reader, self.stream, request.tap)
         self._client = client
         self.frontend = client.frontend_of(spec.user)
         self._request = request
@@ -339,6 +362,8 @@ class Exchange:
             row.wire_close = WireClose.UNOPENED
         if row.outcome is Outcome.ABANDONED:
             row.way = self._way.value
+        if self._request.tap is not None:
+            self._request.tap.ended(row)
 
     def leave_at_once(self, way: Way | None) -> None:
         if way in (Way.KILLED, Way.STOP_READING) and way is not self._spec.way:
@@ -376,6 +401,8 @@ class Exchange:
             return self._take(connection, chunk, t_ns)
 
         if connection.has_head:
+            if self._request.tap is not None:
+                self._request.tap.head(connection.received_ns, connection.status_code)
             stream.headers(connection.status_code)
             if connection.status_code != 200:
                 stream.refusal(_read_refusal(connection), time.perf_counter_ns())
@@ -413,7 +440,11 @@ class Exchange:
         if self._way is Way.CANCEL:
             self._ask_to_cancel(connection, think_ns)
             return
+        tap = self._request.tap
+        unread = 0 if tap is None else connection.unread_bytes()
         t0_ns, wire_close = leave(self._way, connection)
+        if tap is not None:
+            tap.left(t0_ns, self._way, unread, wire_close)
         if self._way is Way.KILLED and connection.has_head:
             self._read_to_the_end(connection)  # what the process had received by t0 and passed on
             if not stream.can_leave:
@@ -441,6 +472,8 @@ class Exchange:
         try:
             t0_ns = time.perf_counter_ns()
             asking.send(request.head, request.next_byte_s)
+            if self._request.tap is not None:
+                self._request.tap.left(t0_ns, Way.CANCEL, 0, WireClose.NOTHING)
             self.stream.leave(t0_ns, think_ns=think_ns, wire_close=WireClose.NOTHING)
             self._read_on(connection)
             asking.receive_head()

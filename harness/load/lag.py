@@ -8,6 +8,7 @@ written at once. A killed process loses its last unsaved samples.
 import os
 import platform
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -21,15 +22,19 @@ from harness.records import ClientSample
 _TICK_NS: Final = 20_000_000
 _SAMPLES_A_WRITE: Final = 10
 _READ: Final = 1
+_LATEST: Final = 500  # ten seconds
 
 
 class LagWatch:
+    """`latest_ns`: the lags of the latest ticks."""
+
     def __init__(self, *, open_streams: Callable[[], int], give_up: Callable[[str], None]) -> None:
         self._open_streams = open_streams
         self._give_up = give_up
         self._host, self._pid = platform.node(), os.getpid()
         self._shard: ShardWriter[ClientSample] | None = None
         self._samples: list[ClientSample] = []
+        self.latest_ns: deque[int] = deque(maxlen=_LATEST)
         self._timer = KernelTimer() if kernel_can_tick() else None
         self._due_ns = time.perf_counter_ns() + _TICK_NS
         loop = gevent.get_hub().loop
@@ -61,6 +66,7 @@ class LagWatch:
         else:
             self._due_ns += self._timer.take() * _TICK_NS
             due = range(first_ns, self._due_ns, _TICK_NS)
+        self.latest_ns.extend(now_ns - due_ns for due_ns in due)
         if self._shard is None:
             return
         cpu_s, streams = time.process_time(), self._open_streams()

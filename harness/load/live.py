@@ -5,7 +5,7 @@ passed), a leave rule is enough. A live stream leaves when something outside say
 stream's token came, when a probe is queued, in the middle of another's prefill.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import gevent
 from gevent.event import Event
@@ -48,6 +48,10 @@ class LiveStream:
     @property
     def tokens(self) -> int:
         return 0 if self._conversation is None else self._conversation.stream.tokens_read
+
+    @property
+    def token_times_ns(self) -> Sequence[int]:
+        return () if self._conversation is None else self._conversation.stream.token_times_ns
 
     @property
     def first_token_ns(self) -> int | None:

@@ -5,12 +5,14 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Final
 
 from harness.load.client import LoadClient, StreamClient
 from harness.load.rows import ShardWriter
+from harness.load.wire_log import WireLog
 from harness.records import Outcome, Protocol, RequestRow, VoidTrial
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
@@ -31,9 +33,13 @@ class LoadSession:
         tell: Callable[[RequestRow], None],
         enough: Callable[[], None],
         give_up: Callable[[str], None],
+        wire: WireLog | None = None,
     ) -> None:
         self.plan = plan
-        self.client = _client(plan, api_key, give_up)
+        self._like_this = partial(
+            LoadSession, api_key=api_key, tell=tell, enough=enough, give_up=give_up, wire=wire
+        )
+        self.client = _client(plan, api_key, give_up, wire)
         self.seen = ObservedLatency()
         load = plan.load
         self.canary_barrier = CanaryBarrier(load.canaries if isinstance(load, AbandonLoad) else 0)
@@ -49,6 +55,10 @@ class LoadSession:
         self.sent = 0
         # Not from the seed: to a server that outlives this run the ids must be new.
         self._tag = secrets.token_hex(4)
+
+    def with_plan(self, plan: LoadPlan) -> "LoadSession":
+        """Another session of the same load, with another plan."""
+        return self._like_this(plan)
 
     def issue(self, spec: RequestSpec, *, intended_start_ns: int | None = None) -> RequestSpec:
         self.sent += 1
@@ -107,9 +117,11 @@ class LoadSession:
             self._rows.close()
 
 
-def _client(plan: LoadPlan, api_key: str | None, give_up: Callable[[str], None]) -> LoadClient:
+def _client(
+    plan: LoadPlan, api_key: str | None, give_up: Callable[[str], None], wire: WireLog | None
+) -> LoadClient:
     if plan.protocol is not Protocol.GRPC:
-        return StreamClient(plan, api_key=api_key, give_up=give_up)
+        return StreamClient(plan, api_key=api_key, give_up=give_up, wire=wire)
     from harness.load.kserve import KServeClient  # its packages are an extra
 
     return KServeClient(plan, api_key=api_key)

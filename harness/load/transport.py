@@ -22,6 +22,7 @@ import httpx
 from harness.http_client import tls_context
 from harness.load.connect import Dns, connect
 from harness.load.connection import Connection, Deadline
+from harness.load.wire_log import Tap
 from harness.records import Way
 
 _PORTS: Final = {"http": 80, "https": 443}
@@ -47,6 +48,7 @@ class WireRequest:
     limit: Deadline | None = None
     is_opened: bool = False
     is_resent: bool = False
+    tap: Tap | None = None
 
 
 class GaveUpError(Exception):
@@ -66,6 +68,7 @@ class SocketTransport:
         self._context = tls_context(ca_file) if url.scheme == "https" else None
         self._keep_alive = keep_alive
         self._pool: list[Connection] = []
+        self.num_reused = 0
 
     @contextlib.contextmanager
     def open(self, request: WireRequest) -> Iterator[Connection]:
@@ -93,6 +96,8 @@ class SocketTransport:
                 is_small=request.way is Way.STOP_READING,
             )
         request.is_opened = True
+        if request.tap is not None:
+            request.tap.connected(time.perf_counter_ns())
         return Connection(sock, request.next_byte_s, tls=tls)
 
     def close(self) -> None:
@@ -116,6 +121,7 @@ class SocketTransport:
                 raise
             request.is_resent = True
             return None
+        self.num_reused += 1
         return connection
 
     def _pooled(self) -> Connection | None:
@@ -134,6 +140,8 @@ class SocketTransport:
                 _in_time(request, request.next_byte_s) as longest_s,
             ):
                 is_whole = connection.send(request.head + request.body, longest_s)
+            if request.tap is not None:
+                request.tap.wrote(time.perf_counter_ns(), request.head + request.body)
             if request.way is Way.KILLED:
                 connection.give_to_process()
             connection.limit = request.limit

@@ -14,7 +14,7 @@ import httpx
 
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
-from harness.load.dialect import DONE, NONSENSE, decode_chunk, request_body
+from harness.load.dialect import DONE, NONSENSE, decode_chunk, refusal_message, request_body
 from harness.records import GAUGES, MetricSample, StepRow
 from harness.run.process import Interruption
 from harness.store.manifest import Probing
@@ -190,7 +190,7 @@ class Asker:
                 timeout=longest_s,
             ) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise NotServedError(f"status {response.status_code}")
+                    raise NotServedError(refusal_message(response.status_code, response.read()))
                 return self._read(response, until_ns)
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error

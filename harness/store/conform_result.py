@@ -4,6 +4,7 @@ A verdict is about one case on one server. Its kind says how a failed case faile
 aftermath what the case left behind: a server may pass a case and answer nobody afterwards.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
@@ -119,6 +120,11 @@ def read_conform(file: Path) -> ConformResult:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{file} is no result of `walkaway conform`: {error}") from error
+
+
+def counted(results: Sequence[CaseResult]) -> dict[Verdict, int]:
+    verdicts = [one.verdict for one in results]
+    return {one: verdicts.count(one) for one in Verdict if one in verdicts}
 
 
 class WireEvent(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,0 +1,149 @@
+"""The load process of a conformance run: it makes all requests, and decides case by case.
+
+It gets an order on standard input, and ends with it. Each case has its streams and its log of the
+wire; what it leaves behind is seen by a probe before the next case begins.
+"""
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import os
+import random
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+
+import gevent
+import msgspec
+
+from harness.conform.bench import Asked, Bench, find_facts, read_metrics
+from harness.conform.case import CASES, CannotDecideError, Case, Finding
+from harness.conform.cases import load_cases
+from harness.conform.order import Event, Order
+from harness.conform.verdict import settle_case, with_aftermath
+from harness.http_client import http_client, read_api_key, request_headers
+from harness.load.fd_limit import allow_streams
+from harness.load.lag import LagWatch
+from harness.load.session import LoadSession
+from harness.load.wire_log import WireLog, masked
+from harness.records import Protocol
+from harness.store.conform_result import CaseResult, wire_log_name
+from harness.workload.plan import LoadPlan
+
+_STREAMS = 1000
+_PAGE_S = 5.0
+
+
+def main() -> None:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    order = msgspec.json.decode(line, type=Order)
+    plan = LoadPlan.model_validate_json(bytes(order.plan))
+    gevent.spawn(_end_with_input)
+    api_key = read_api_key(plan.api_key_env)
+    secrets = [*plan.headers.values(), *([api_key] if api_key else [])]
+    tell = partial(_tell, secrets=secrets)
+    allow_streams(_STREAMS)
+    if plan.protocol is Protocol.GRPC:
+        from harness.load.kserve import use_gevent  # its packages are an extra
+
+        use_gevent()
+    load_cases()
+    wire = WireLog(secrets)
+    session = LoadSession(
+        plan,
+        api_key=api_key,
+        tell=lambda _row: None,
+        enough=lambda: None,
+        give_up=lambda why: tell(Event(event="unusable", why=why)),
+        wire=wire,
+    )
+    lag = LagWatch(open_streams=lambda: session.client.open_streams, give_up=lambda _why: None)
+    try:
+        bench = _bench(order, plan, session, lag, wire)
+    except CannotDecideError as error:
+        tell(Event(event="unusable", why=str(error)))
+        return
+    tell(Event(event="facts", facts=bench.facts._asdict() | {"lag_s": bench.lag_s}))
+    for case_id in order.cases:
+        tell(Event(event="started", id=case_id))
+        result = run_case(CASES[case_id], bench, Path(order.folder), secrets)
+        tell(Event(event="case", id=case_id, case=result))
+    session.close()
+
+
+def _bench(
+    order: Order, plan: LoadPlan, session: LoadSession, lag: LagWatch, wire: WireLog
+) -> Bench:
+    asked = Asked(
+        settle_s=order.settle_s,
+        tries=order.tries,
+        is_quick=order.quick,
+        seed=order.seed,
+        pid=order.pid,
+        direct=order.direct,
+        metrics_urls=order.page_urls,
+    )
+    if order.metrics_urls:
+        headers = request_headers(plan.headers, plan.api_key_env)
+        client = http_client(headers, ca_file=plan.ca_file, timeout_s=_PAGE_S, longest_s=_PAGE_S)
+        asked = asked._replace(
+            metrics=read_metrics(client, order.metrics_urls, plan.target.metrics)
+        )
+    facts = find_facts(session, slots=order.slots, context=order.context)
+    bench = Bench(session, facts, asked, lag, wire)
+    bench.learn_canary()
+    return bench
+
+
+def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> CaseResult:
+    started_s = time.monotonic()
+    log = wire_log_name(case.id)
+    bench.wire.begin(folder / log)
+    bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
+    outcome, again = _attempt(case, bench), None
+    if "P" in case.methods and isinstance(outcome, Finding) and outcome.failure is not None:
+        bench.end_case()
+        bench.rest()
+        again = _attempt(case, bench)
+    bench.end_case()
+    result = settle_case(case, outcome, again)
+    bench.wire.end()
+    result.wire_log = log
+    result = with_aftermath(result, *bench.aftermath())
+    bench.rest()
+    result.took_s = round(time.monotonic() - started_s, 2)
+    result.reason = masked(result.reason, secrets)
+    return result
+
+
+def _attempt(case: Case, bench: Bench) -> Finding | Exception:
+    limit_s = case.limit_s + 3 * bench.settle_s
+    too_long = CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
+    try:
+        with gevent.Timeout(limit_s, too_long):
+            return case.check(bench)
+    except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
+        if not isinstance(error, CannotDecideError):
+            traceback.print_exc()
+        return error
+
+
+def _tell(event: Event, *, secrets: list[str]) -> None:
+    line = masked(msgspec.json.encode(event).decode(), secrets)
+    os.write(sys.stdout.fileno(), line.encode() + b"\n")
+
+
+def _end_with_input() -> None:
+    while True:
+        gevent.socket.wait_read(sys.stdin.fileno())
+        if not os.read(sys.stdin.fileno(), 4096):
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

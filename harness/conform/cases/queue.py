@@ -1,0 +1,169 @@
+"""Clients leave the queue: what is computed for them, and what it does to others."""
+
+from typing import Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Finding, case
+from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.load.live import LiveStream
+from harness.load.session import canary_prompt
+from harness.records import Outcome, RequestRow, Role, Way
+from harness.store.conform_result import Failure, Level
+
+ENDER_TOKENS: Final = 60  # of the stream whose end frees a slot
+GREEDY_TOKENS: Final = 60
+PROMPT_TOKENS: Final = 24
+READY_S: Final = 20.0
+MASS: Final = 8  # times the slots: the requests that queue
+
+
+@case(
+    "queue/leave",
+    Level.MUST,
+    "Nothing is computed for clients that left the queue.",
+    wire="All slots are full; twice as many requests queue, and a short one behind them. Those "
+    "before it close their connections; then one of the running streams ends.",
+    passes="the short request's first token comes at most 4 steps after that end at the median of "
+    "the tries, and at most 12 in each",
+    methods="P",
+    why="Under overload most users leave while they queue. A server that computes their prompts "
+    "first stays overloaded when they are gone.",
+    quick=True,
+    caught=(
+        "https://github.com/ggml-org/llama.cpp/issues/13262",
+        "https://github.com/ray-project/ray/pull/21438",
+    ),
+)
+def queue_leave(bench: Bench) -> Finding:
+    bench.fill()
+    bench.pause(12 * bench.step_s)
+    before = bench.steps_now()
+    tries: list[Try] = []
+    for number in range(bench.tries):
+        bench.wire.begin_try(number)
+        tries.append(_leave_queue(bench))
+        if tries[-1].recovery_s is None:
+            break
+    now = Conditions.of(before, bench.steps_now(), bench.lag_s)
+    return judge_recovery(tries, now, bound_steps=4.0)
+
+
+def _leave_queue(bench: Bench) -> Try:
+    others = bench.fill(bench.slots - 1)
+    ender = bench.start(bench.short(ENDER_TOKENS, role=Role.FILLER))
+    if not ender.wait_tokens(1, READY_S):
+        raise CannotDecideError("a stream of the set-up did not begin")
+    queued = [bench.start(bench.long(role=Role.USER)) for _ in range(2 * bench.slots)]
+    bench.pause(bench.step_s)
+    probe = bench.queue_probe()
+    check_queued(queued)
+    for stream in queued:
+        stream.leave()
+        bench.pause(bench.rng.random() * bench.step_s / len(queued))
+    if ender.has_ended:
+        raise CannotDecideError("the stream whose end frees a slot ended too early")
+    ended = ender.join(READY_S)
+    if ended is None or ended.last_token_ns is None:
+        raise CannotDecideError("the stream whose end frees a slot did not end")
+    counted = others[0].tokens if others else 0
+    probe.wait_tokens(1, bench.patience_s)
+    came = others[0].tokens - counted if others else None
+    if probe.first_token_ns is None:
+        return Try(None, bench.patience_s, came)
+    waited_s = (probe.first_token_ns - ended.last_token_ns) / 1e9
+    probe.join(READY_S)
+    return Try(waited_s - bench.ttft_s - bench.lag_s, waited_s, came)
+
+
+def check_queued(queued: list[LiveStream]) -> None:
+    """Raises CannotDecideError if one of them was served or refused."""
+    for stream in queued:
+        if stream.row is not None:
+            why = stream.row.error or stream.row.outcome
+            raise CannotDecideError(f"a request that should queue was refused: {why}")
+        if stream.tokens:
+            raise CannotDecideError("a request that should queue was served: slots were free")
+
+
+@case(
+    "queue/bystander",
+    Level.MUST,
+    "A client that leaves the queue ends no running stream.",
+    wire="Greedy streams in all slots; requests queue behind them and close their connections, one "
+    "after the other. The control is the same without the requests that queue.",
+    passes="every running stream is answered whole, with the text of the control",
+    methods="B",
+    why="An abort that names a slot instead of a request hits the stream that runs there.",
+    quick=True,
+    caught=("https://github.com/ikawrakow/ik_llama.cpp/issues/1929",),
+)
+def queue_bystander(bench: Bench) -> Finding:
+    control = _beside(bench, leavers=0)
+    rows = _beside(bench, leavers=3)
+    evidence: dict[str, float | str | None] = {"streams": len(rows), "left": 3}
+    cut = [row for row in rows if row.outcome is not Outcome.COMPLETED]
+    if any(row.outcome is not Outcome.COMPLETED for row in control):
+        raise CannotDecideError("a stream of the control was not answered whole")
+    if cut:
+        said = f"{len(cut)} of {len(rows)} running streams ended: {cut[0].error or cut[0].outcome}"
+        return Finding(Failure.HARM, said, evidence | {"cut": len(cut)})
+    if [row.answer for row in rows] == [row.answer for row in control]:
+        return Finding(None, f"{len(rows)} streams were whole, with their own text", evidence)
+    again = _beside(bench, leavers=0)
+    if [row.answer for row in again] != [row.answer for row in control]:
+        raise CannotDecideError("two controls without a leave have different texts")
+    return Finding(Failure.HARM, "the text of a running stream changed", evidence)
+
+
+def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
+    scale = bench.session.plan.prompt_scale
+    asked = bench.short(GREEDY_TOKENS, role=Role.CANARY, prompt_tokens=PROMPT_TOKENS)
+    streams = [
+        bench.start(asked, canary_prompt(number, tokens=PROMPT_TOKENS, scale=scale))
+        for number in range(bench.slots)
+    ]
+    for stream in streams:
+        if not stream.wait_tokens(1, READY_S):
+            raise CannotDecideError("the streams do not run at once")
+    for _ in range(leavers):
+        queued = bench.start(bench.long(role=Role.USER))
+        bench.pause(bench.ttft_s + 3 * bench.step_s)
+        check_queued([queued])
+        queued.leave()
+    rows = [stream.join(READY_S) for stream in streams]
+    if None in rows:
+        raise CannotDecideError(f"greedy streams were not answered in {READY_S:g} s")
+    return [row for row in rows if row is not None]
+
+
+@case(
+    "queue/mass",
+    Level.MUST,
+    "A client that dies with running and queued requests ends nothing else.",
+    wire="All slots are full and eight times as many requests queue, all from one client, whose "
+    "connections are reset at once, as a kernel does for a process that died.",
+    passes="as many requests as slots run at once afterwards",
+    methods="O R",
+    why="A crash of a gateway is a mass cancellation. Limits on aborts in a step, or a loop over a "
+    "list that shrinks, end in a dead engine or in requests that nobody reads.",
+    caught=(
+        "https://github.com/vllm-project/vllm/issues/49118",
+        "https://github.com/vllm-project/vllm/pull/52211",
+        "https://github.com/sgl-project/sglang/pull/20182",
+    ),
+)
+def queue_mass(bench: Bench) -> Finding:
+    def die() -> int:
+        running = bench.fill()
+        queued = [bench.start(bench.long(role=Role.USER)) for _ in range(MASS * bench.slots)]
+        bench.pause(bench.ttft_s + 4 * bench.step_s)
+        check_queued(queued)
+        for stream in [*running, *queued]:
+            stream.leave(Way.RST)
+        return len(running) + len(queued)
+
+    held = bench.held(die)
+    evidence: dict[str, float | str | None] = {"left": (1 + MASS) * bench.slots, "held": held}
+    if held > 0:
+        return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
+    return Finding(None, f"{evidence['left']} requests left at once, no slot is held", evidence)

@@ -1,0 +1,186 @@
+"""A client leaves a stream: between tokens, by a reset, before the first, in the last step."""
+
+from typing import Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Finding, case
+from harness.load.client import StreamClient
+from harness.load.live import LiveStream
+from harness.records import Outcome, Way
+from harness.store.conform_result import Failure, Level
+from harness.workload.abandon import RequestSpec
+
+LAST_TOKENS: Final = 12  # of an answer that is left in its last step
+RACES: Final = 50
+QUICK_RACES: Final = 16
+BEFORE_FIRST: Final = (0.25, 0.75)  # of the idle time to first token
+
+
+@case(
+    "stream/fin-decode",
+    Level.MUST,
+    "The slot of a closed stream works for another request.",
+    wire="All slots are full and a short request queues. One stream reads 1, 16 or 64 tokens, "
+    "waits for a random part of a step, reads what has come, and closes its connection: the "
+    "server gets a FIN.",
+    passes="the queued request's first token comes at most 4 steps later at the median of the "
+    "tries, and at most 12 in each",
+    methods="P",
+    why="The commonest way to leave: a tab is closed, a stop button is pressed.",
+    quick=True,
+    caught=(
+        "https://github.com/sgl-project/sglang/issues/36333",
+        "https://github.com/sgl-project/sglang/issues/37833",
+        "https://github.com/ggml-org/llama.cpp/issues/11720",
+        "https://github.com/Trans-N-ai/swama/issues/116",
+    ),
+)
+def fin_decode(bench: Bench) -> Finding:
+    finding = bench.recovery()
+    resets = finding.evidence["left_by_reset"]
+    if float(resets or 0) > bench.tries / 2:
+        raise CannotDecideError(f"unread bytes made {resets} of {bench.tries} closes a reset")
+    return finding
+
+
+@case(
+    "stream/rst-decode",
+    Level.MUST,
+    "The slot of a stream that was reset works for another request.",
+    wire="As stream/fin-decode, but the socket is closed with SO_LINGER 0: the server gets a RST.",
+    passes="the queued request's first token comes at most 4 steps later at the median of the "
+    "tries, and at most 12 in each",
+    methods="P",
+    why="A crashed client, a killed app or a proxy that gives up sends a reset, which servers see "
+    "as an error of writing or reading, not as an end.",
+    quick=True,
+    caught=("https://github.com/Neroued/ninfer/issues/111",),
+)
+def rst_decode(bench: Bench) -> Finding:
+    return bench.recovery(leave=lambda stream: stream.leave(Way.RST))
+
+
+@case(
+    "stream/before-first",
+    Level.MUST,
+    "A stream that is left before its first token gives its slot back.",
+    wire="All slots but one are full. A short prompt is sent, and its connection closed after 25 "
+    "or 75 % of the idle time to first token; a short request comes at that moment.",
+    passes="the short request's first token comes at most 4 steps later than on the idle server at "
+    "the median of the tries, and at most 12 in each",
+    methods="P",
+    why="Impatient users leave before the answer begins. Servers that look at the connection only "
+    "when they write a token do not see that.",
+    caught=(
+        "https://github.com/BerriAI/litellm/pull/31499",
+        "https://github.com/JustVugg/colibri/pull/956",
+        "https://github.com/ModelTC/LightLLM/pull/1409",
+    ),
+)
+def before_first(bench: Bench) -> Finding:
+    if bench.ttft_s < 2 * bench.lag_s:
+        raise CannotDecideError("the first token comes within twice this client's own lag")
+
+    def wait(_leaver: LiveStream, number: int) -> None:
+        bench.pause(BEFORE_FIRST[number % len(BEFORE_FIRST)] * bench.ttft_s)
+
+    return bench.recovery(ready=wait, queues_first=False)
+
+
+@case(
+    "stream/last-token",
+    Level.MUST,
+    "A stream that is left in its last step ends once.",
+    wire="Answers of 12 tokens in all slots; each connection is closed within a step before or "
+    "after its last token is due, 50 times in all.",
+    passes="as many requests as slots run at once afterwards, no more and no fewer, and each gets "
+    "its tokens",
+    methods="O R",
+    why="The end of the answer and the abort race for one slot: freed twice, it is given to two "
+    "requests; freed by neither, it is lost.",
+    caught=("https://github.com/vllm-project/vllm/pull/29987",),
+)
+def last_token(bench: Bench) -> Finding:
+    races = QUICK_RACES if bench.is_quick else RACES
+    left = 0
+
+    def race() -> int:
+        nonlocal left
+        done = 0
+        while done < races:
+            left += _race(bench)
+            done += bench.slots
+            if done >= races // 2 and not left:
+                raise CannotDecideError("every answer had ended before its client left")
+        return left
+
+    held = bench.held(race)
+    together = bench.running_at_once(extra=1)
+    short = [row.tokens_read for row in bench.whole_at_once(LAST_TOKENS)]
+    evidence: dict[str, float | str | None] = {
+        "races": races,
+        "left_in_time": left,
+        "held": held,
+        "ran_at_once": together,
+        "fewest_tokens": min(short),
+    }
+    if held > 0:
+        return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
+    if together > bench.slots:
+        return Finding(Failure.HARM, f"{together} requests run in {bench.slots} slots", evidence)
+    if min(short) < LAST_TOKENS:
+        said = f"a later answer has {min(short)} of {LAST_TOKENS} tokens"
+        return Finding(Failure.HARM, said, evidence)
+    return Finding(None, f"{left} clients left in the last step, no slot is held", evidence)
+
+
+def _race(bench: Bench) -> int:
+    """A stream a slot; all leave around their last token. Returns how many left in time."""
+    streams = [bench.start(bench.short(LAST_TOKENS)) for _ in range(bench.slots)]
+    for stream in streams:
+        stream.wait_tokens(LAST_TOKENS - 1, 10.0)
+    moments = sorted((2 * bench.rng.random() * bench.step_s, stream) for stream in streams)
+    waited_s = 0.0
+    for moment_s, stream in moments:
+        bench.pause(moment_s - waited_s)
+        waited_s = moment_s
+        stream.leave()
+    rows = [stream.join(10.0) for stream in streams]
+    return sum(row is not None and row.outcome is Outcome.ABANDONED for row in rows)
+
+
+@case(
+    "stream/reused-conn",
+    Level.MUST,
+    "A stream is cancelled on a connection that served another request before.",
+    wire="A whole answer on a kept connection; then a stream on the same connection, which is "
+    "closed as in stream/fin-decode.",
+    passes="the queued request's first token comes at most 4 steps later at the median of the "
+    "tries, and at most 12 in each",
+    methods="P",
+    why="Pools of connections are the rule behind proxies. A server that watches a connection for "
+    "its first request alone does not see the later close.",
+    needs=("http",),
+    caught=(
+        "https://github.com/ggml-org/llama.cpp/issues/15232",
+        "https://github.com/BerriAI/litellm/pull/17365",
+    ),
+)
+def reused_conn(bench: Bench) -> Finding:
+    session = bench.session_that_keeps()
+    client = session.client
+    assert isinstance(client, StreamClient)
+
+    def begin_again(spec: RequestSpec) -> LiveStream:
+        bench.whole(bench.short(4), session=session)
+        reused = client.num_reused
+        stream = bench.start(spec, session=session)
+        stream.wait_tokens(1, 10.0)
+        if client.num_reused == reused:
+            raise CannotDecideError("the server closes its connections after an answer")
+        return stream
+
+    try:
+        return bench.recovery(begin=begin_again)
+    finally:
+        session.close()

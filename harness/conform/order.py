@@ -1,0 +1,38 @@
+"""What the suite tells its load process, as the first line of standard input, and what that one
+tells back, a line an event."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from harness.store.conform_result import CaseResult
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """`plan`: a LoadPlan. `slots`: None: to be found. `folder`: of the results. `metrics_urls`:
+    read by cases that judge the server's own counters, and by no others; empty without any that
+    is understood. `page_urls`: the pages, understood or not."""
+
+    plan: msgspec.Raw
+    cases: list[str]
+    folder: str
+    settle_s: float
+    tries: int
+    quick: bool
+    seed: int
+    slots: int | None = None
+    context: int | None = None
+    metrics_urls: list[str] = []
+    page_urls: list[str] = []
+    pid: int | None = None
+    direct: str | None = None
+
+
+class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Exactly one is set, but for `facts`, which are the bench's."""
+
+    event: Literal["facts", "started", "case", "unusable"]
+    facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s
+    id: str = ""
+    case: CaseResult | None = None
+    why: str = ""

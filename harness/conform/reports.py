@@ -1,0 +1,107 @@
+"""A conformance run for others: JUnit for a CI's tests, Markdown for a step summary, the page."""
+
+from pathlib import Path
+from typing import Final
+
+from harness.conform.verdict import is_judged, is_unexpected_failure
+from harness.formatting import quantity
+from harness.gate.reports import JunitTest, Tag, junit, markdown_cell, markdown_code
+from harness.run.process import Child, python_module
+from harness.store.conform_result import CaseResult, ConformResult, Verdict, counted
+
+PAGE: Final = "index.html"
+_PAGE_S: Final = 60.0
+_SIGNS: Final = {
+    Verdict.PASS: "✅",
+    Verdict.FAIL: "❌",
+    Verdict.NOT_SUPPORTED: "🚫",
+    Verdict.CANNOT_DECIDE: "❔",
+    Verdict.INFORMATIONAL: "📋",
+}
+_GRAVEST: Final = (
+    Verdict.FAIL,
+    Verdict.CANNOT_DECIDE,
+    Verdict.NOT_SUPPORTED,
+    Verdict.INFORMATIONAL,
+    Verdict.PASS,
+)
+NOT_MEANT: Final = (
+    "These cases passed against this version, configuration and machine, on that day. They do not "
+    "show that the server cancels under other settings, loads, models or hops, that no leave in a "
+    "thousand is forgotten, that nothing leaks in a week, or that its answers are good or fast. "
+    "“Cannot decide” is not a pass. There is no standard for this, and walkaway is no authority "
+    "for one."
+)
+
+
+def words(verdict: Verdict) -> str:
+    return verdict.value.replace("_", " ")
+
+
+def as_markdown(result: ConformResult) -> str:
+    target = result.target
+    counts = ", ".join(f"{number} {words(one)}" for one, number in counted(result.cases).items())
+    lines = [
+        f"### walkaway conform: {counts or 'nothing was decided'}",
+        "",
+        f"{markdown_cell(target.engine)} {markdown_cell(target.version or '')}, "
+        f"`{markdown_code(target.model)}`, {result.slots or 'unknown'} slots, step "
+        f"{quantity(result.step_s, 's')}",
+        "",
+        "| | case | level | why |",
+        "|---|---|---|---|",
+        *(_row(one) for one in sorted(result.cases, key=lambda one: _GRAVEST.index(one.verdict))),
+    ]
+    if result.not_run:
+        lines += ["", f"Not run: {', '.join(result.not_run)}."]
+    return "\n".join([*lines, "", NOT_MEANT]) + "\n"
+
+
+def _row(one: CaseResult) -> str:
+    told = words(one.verdict) if one.kind is None else f"{words(one.verdict)}: {one.kind}"
+    expected = {"listed": " (listed)", "stale": " (stale: remove the line)", None: ""}
+    return (
+        f"| {_SIGNS[one.verdict]} {told}{expected[one.expected]} | `{markdown_code(one.id)}` | "
+        f"{one.level} | {markdown_cell(one.reason)} |"
+    )
+
+
+def as_junit(result: ConformResult) -> bytes:
+    target = result.target
+    tests = [_test(one, strict=result.strict) for one in result.cases]
+    tests += [
+        JunitTest(name, "skipped", "not run: it needs what was not given", "")
+        for name in result.not_run
+    ]
+    return junit(f"walkaway conform {target.engine} {target.version or ''}".strip(), tests)
+
+
+def _test(one: CaseResult, *, strict: bool) -> JunitTest:
+    evidence = [f"{name}: {value}" for name, value in one.evidence.items()]
+    said = "\n".join([one.requirement, one.reason, *evidence, f"repeat: {one.repeat}"])
+    return JunitTest(one.id, _tag(one, strict=strict), _message(one), said, one.took_s)
+
+
+def _message(one: CaseResult) -> str:
+    if one.expected == "stale":
+        return f"{words(one.verdict)}, but listed as an expected failure: remove the line"
+    kind = "" if one.kind is None else f"{one.kind}: "
+    return f"{words(one.verdict)}: {kind}{one.reason}"
+
+
+def _tag(one: CaseResult, *, strict: bool) -> Tag:
+    if one.expected == "stale" or is_unexpected_failure(one, strict=strict):
+        return "failure"
+    if one.verdict is Verdict.CANNOT_DECIDE and is_judged(one, strict=strict):
+        return "error"
+    return "system-out" if one.verdict in (Verdict.PASS, Verdict.INFORMATIONAL) else "skipped"
+
+
+def draw_page(folder: Path) -> Path | None:
+    """The page of the run; None if it could not be drawn (its log says why)."""
+    log = folder / "page.log"
+    with Child("page", python_module("dashboards", "conform", str(folder)), log, quit_s=0) as child:
+        is_drawn = child.wait(_PAGE_S) == 0 and (folder / PAGE).is_file()
+    if is_drawn:
+        log.unlink()
+    return folder / PAGE if is_drawn else None

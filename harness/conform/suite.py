@@ -1,0 +1,477 @@
+"""A conformance run from its flags to conform.json: the side that makes no load.
+
+It finds or starts the target, gives its load process the cases, and takes their results. Where that
+process crashes or a case takes too long, the case is undecided and a new process goes on with the
+rest. Each result is on disk before the next case begins.
+"""
+
+import os
+import platform
+import secrets as random_names
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from harness.collect.source import Notes
+from harness.conform.case import CASES, CannotDecideError, Case, RefusedError, select
+from harness.conform.cases import load_cases
+from harness.conform.order import Event, Order
+from harness.conform.verdict import (
+    Expectation,
+    exit_code,
+    hold_against,
+    read_expectations,
+    settle_case,
+)
+from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.run.preflight import (
+    find_server,
+    note_target,
+    published_slots,
+    read_first,
+    with_lengths,
+)
+from harness.run.process import Child, Interruption, python_module
+from harness.run.progress import Progress
+from harness.run.run_config import ResolvedRun, RunConfig, make_load_plan, resolve_run
+from harness.run.run_state import RESULTS, RunState, begin_manifest
+from harness.run.server import Server
+from harness.run.settle import Asker, IdlePages, NotServedError
+from harness.store.conform_result import (
+    Aftermath,
+    CaseResult,
+    ConformResult,
+    ConformTarget,
+    Machine,
+)
+from harness.store.manifest import find_hardware, find_versions, utc_now
+from harness.store.run_folder import RunFolder
+
+TRIES: Final = 8
+QUICK_TRIES: Final = 5
+_BEGIN_S: Final = 180.0  # until the load process knows the server
+_REST_S: Final = 60.0  # after a case, for its aftermath
+_POLL_S: Final = 0.05
+_PAGE_S: Final = 20.0
+
+# The bundled engine as a target: steps of a fixed length, and so few blocks that memory has an end.
+OWN_ENGINE: Final = (
+    "engine.runner=simulated",
+    "engine.sim_fixed_ms=10",
+    "engine.sim_decode_token_ms=0",
+    "engine.max_num_seqs=8",
+    "engine.max_model_len=4096",
+    "engine.num_blocks=512",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformConfig:
+    """One `walkaway conform`, as typed."""
+
+    wanted: Sequence[str] = ()
+    target_url: str | None = None
+    engine: str = "reference"
+    model: str | None = None
+    metrics_urls: list[str] = field(default_factory=list)
+    api_key_env: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    loads_any_host: bool = False
+    slots: int | None = None
+    pid: int | None = None
+    direct: str | None = None
+    tries: int | None = None
+    strict: bool = False
+    quick: bool = False
+    seed: int = 0
+    expected: Path | None = None
+    out: Path | None = None
+    command: list[str] = field(default_factory=list)
+    own_engine: Sequence[str] = OWN_ENGINE
+
+
+class Show(Protocol):
+    """What a terminal learns while the run goes on."""
+
+    def begin(self, result: ConformResult) -> None: ...
+    def started(self, case: Case) -> None: ...
+    def decided(self, result: CaseResult) -> None: ...
+
+
+def all_cases() -> list[Case]:
+    load_cases()
+    return list(CASES.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """`failure`: why it ended before its last case, if it did."""
+
+    folder: Path
+    result: ConformResult
+    failure: TargetError | InterruptedRunError | None = None
+
+
+def conform(
+    config: ConformConfig, *, show: Show, progress: Progress, interruption: Interruption
+) -> Finished:
+    """Raises ConfigError, and TargetError if the target failed before the first case."""
+    chosen = select(all_cases(), config.wanted)
+    if config.quick and not config.wanted:
+        chosen = [one for one in chosen if one.quick]
+    resolved = resolve_run(_as_run(config))
+    expected: list[Expectation] = []
+    if config.expected is not None:
+        expected = read_expectations(config.expected, CASES)
+    path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-conform-{random_names.token_hex(2)}"
+    folder = RunFolder.claim(path)
+    result = _blank(config, resolved)
+    run = RunState(
+        resolved=resolved,
+        folder=folder,
+        manifest=begin_manifest(resolved, run_id=folder.name),
+        progress=progress,
+        interruption=interruption,
+    )
+    try:
+        with ExitStack() as children:
+            suite = _prepare(config, run, result, expected, chosen, show, children)
+            failure = suite.run()
+    except (ConfigError, TargetError, InterruptedRunError):
+        if not result.cases:
+            _discard_if_empty(folder)
+        raise
+    return Finished(folder=folder.path, result=suite.finish(), failure=failure)
+
+
+def _discard_if_empty(folder: RunFolder) -> None:
+    """Logs are kept: they say why."""
+    for log in folder.path.glob("*.log"):
+        if not log.stat().st_size:
+            log.unlink()
+    if not any(folder.path.iterdir()):
+        folder.path.rmdir()
+
+
+def _as_run(config: ConformConfig) -> RunConfig:
+    return RunConfig(
+        workload="slot_recovery",
+        settings=[
+            *(config.own_engine if config.target_url is None else ()),
+            f"run.seed={config.seed}",
+        ],
+        target_url=config.target_url,
+        engine=config.engine,
+        model=config.model,
+        metrics_urls=config.metrics_urls,
+        api_key_env=config.api_key_env,
+        headers=config.headers,
+        ca_file=config.ca_file,
+        loads_any_host=config.loads_any_host,
+        has_scraping=False,
+        command=config.command,
+    )
+
+
+def _blank(config: ConformConfig, resolved: ResolvedRun) -> ConformResult:
+    hardware = find_hardware([])
+    return ConformResult(
+        walkaway=find_versions().get("walkaway", ""),
+        started_at=utc_now().isoformat(timespec="seconds"),
+        command=" ".join(config.command),
+        seed=config.seed,
+        quick=config.quick,
+        strict=config.strict,
+        machine=Machine(
+            cpu=str(hardware["cpu"]),
+            cores=os.cpu_count() or 0,
+            python=platform.python_version(),
+        ),
+        target=ConformTarget(engine=resolved.target.name, url=config.target_url or "", model=""),
+    )
+
+
+def _prepare(
+    config: ConformConfig,
+    run: RunState,
+    result: ConformResult,
+    expected: list[Expectation],
+    chosen: list[Case],
+    show: Show,
+    children: ExitStack,
+) -> "Suite":
+    client = children.enter_context(run.new_client(_PAGE_S))
+    server = find_server(run, client, children)
+    facts = note_target(run, client, server)
+    run.notes = Notes()  # those about scraping are of runs
+    asker = Asker(
+        client=client,
+        url=server.url,
+        target=run.target,
+        model=server.model,
+        clock_ns=time.perf_counter_ns,
+    )
+    if run.target.http:
+        check_serves(asker)
+    plan = make_load_plan(run.resolved, server, rows_dir=run.folder.path)
+    plan = with_lengths(run, client, server, plan)
+    plan = plan.model_copy(update={"rows_dir": None, "left_open_outlive": False})
+    pages = IdlePages(client=client, urls=facts.metrics_urls, target=run.target, notes=run.notes)
+    read_first(run, facts, pages)
+    has_metrics = any(role in run.manifest.idle.before for role in run.target.metrics)
+    result.target = ConformTarget(
+        engine=run.target.name,
+        url=server.url,
+        model=server.model,
+        version=facts.version or (result.walkaway if server.engine is not None else None),
+        configuration="started by walkaway" if server.engine is not None else "",
+        metrics_urls=facts.metrics_urls,
+    )
+    result.notes = [*run.notes.texts(), *run.notes.warnings()]
+    pid = config.pid if server.engine is None else config.pid or server.engine.pid
+    slots = config.slots or server.slots or published_slots(client, server, run.target)
+    given = {"pid": pid is not None, "direct": config.direct is not None}
+    given["drop_packets"] = sys.platform == "linux"
+    offered = {
+        "metrics": has_metrics,
+        "cancel_path": run.target.cancel_path is not None,
+        "http": run.target.http,
+    }
+    order = Order(
+        plan=msgspec.Raw(plan.model_dump_json().encode()),
+        cases=[],
+        folder=str(run.folder.path.resolve()),
+        settle_s=run.target.settle_s,
+        tries=config.tries or (QUICK_TRIES if config.quick else TRIES),
+        quick=config.quick,
+        seed=config.seed,
+        slots=slots,
+        context=server.context,
+        metrics_urls=facts.metrics_urls if has_metrics else [],
+        page_urls=facts.metrics_urls or ([f"{server.url}/metrics"] if run.target.http else []),
+        pid=pid,
+        direct=config.direct,
+    )
+    selection = Selection.of(chosen, config.wanted, given, offered)
+    result.not_run = selection.not_run
+    return Suite(
+        order=order,
+        selection=selection,
+        result=result,
+        folder=run.folder,
+        expected=expected,
+        server=server,
+        show=show,
+        interruption=run.interruption,
+    )
+
+
+def check_serves(asker: Asker) -> None:
+    """One short request, so that a wrong key or model is said in one sentence.
+
+    Raises ConfigError for a refusal, and TargetError for no answer or a wrong one.
+    """
+    try:
+        asker.ask("is anybody there?", 4, longest_s=_PAGE_S)
+    except NotServedError as error:
+        said = f"{asker.url}{asker.target.path} does not answer a first request: {error}"
+        if "401" in str(error) or "403" in str(error):
+            raise ConfigError(f"{said}; name the key's variable with --api-key-env") from error
+        if "404" in str(error) or "400" in str(error):
+            raise ConfigError(
+                f"{said}; is --model {asker.model} served there, and is it --engine "
+                f"{asker.target.name}?"
+            ) from error
+        raise TargetError(said) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is run, what is not for want of something that was not given, and what the server does
+    not offer, with the reason."""
+
+    cases: list[Case]
+    not_run: list[str]
+    missing: dict[str, str]
+    refused: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        chosen: Sequence[Case],
+        wanted: Sequence[str],
+        given: dict[str, bool],
+        offered: dict[str, bool],
+    ) -> "Selection":
+        selection = cls([], [], {}, {})
+        for case in chosen:
+            lacking = [need for need in sorted(case.needs) if given.get(need) is False]
+            refused = [need for need in sorted(case.needs) if offered.get(need) is False]
+            if lacking and case.id not in wanted:
+                selection.not_run.append(case.id)
+                continue
+            selection.cases.append(case)
+            if refused:
+                selection.refused[case.id] = NOT_OFFERED[refused[0]]
+            elif lacking:
+                selection.missing[case.id] = f"it needs {NOT_GIVEN[lacking[0]]}"
+        return selection
+
+
+NOT_GIVEN: Final = {
+    "pid": "the server's process on this machine (--pid)",
+    "direct": "the server behind the hop (--direct URL)",
+    "drop_packets": "the right to drop packets, which only Linux gives",
+}
+NOT_OFFERED: Final = {
+    "metrics": "no metrics page shows what this kind of server should have (--metrics-url)",
+    "cancel_path": "this kind of server has no endpoint to cancel a request",
+    "http": "the target is spoken to over gRPC only",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Suite:
+    """`_rest`: the cases that are still to be decided, in order."""
+
+    order: Order
+    selection: Selection
+    result: ConformResult
+    folder: RunFolder
+    expected: list[Expectation]
+    server: Server | None
+    show: Show
+    interruption: Interruption
+    command: Callable[[], list[str]] = lambda: python_module("harness.conform")
+    clock_s: Callable[[], float] = time.monotonic
+    _rest: deque[Case] = field(default_factory=deque)
+    _lost: str | None = None
+    _has_begun: bool = False
+
+    def run(self) -> TargetError | InterruptedRunError | None:
+        self._rest.extend(self.selection.cases)
+        self.show.begin(self.result)
+        self._decide_without_load()
+        while self._rest and self._lost is None and not self.interruption.requested:
+            self._run_child()
+        if self.interruption.requested:
+            return InterruptedRunError(f"interrupted; what was decided is in {self.folder.path}")
+        if self._lost is not None and not self._has_begun:
+            return TargetError(self._lost)
+        for case in list(self._rest):
+            self._add(settle_case(case, CannotDecideError(str(self._lost))))
+        return None
+
+    def finish(self) -> ConformResult:
+        self.result.exit_code = exit_code(self.result.cases, strict=self.result.strict)
+        self.result.write(self.folder.path)
+        return self.result
+
+    def _decide_without_load(self) -> None:
+        for case in list(self._rest):
+            if (why := self.selection.refused.get(case.id)) is not None:
+                self._add(settle_case(case, RefusedError(why)))
+            elif (why := self.selection.missing.get(case.id)) is not None:
+                self._add(settle_case(case, CannotDecideError(why)))
+
+    def _run_child(self) -> None:
+        log = self.folder.log("conform")
+        follower = Follower(log)
+        order = msgspec.structs.replace(self.order, cases=[case.id for case in self._rest])
+        with Child("load process", self.command(), log, quit_s=1.0) as child:
+            child.say(msgspec.json.encode(order))
+            self._follow(child, follower)
+
+    def _follow(self, child: Child, follower: "Follower") -> None:
+        current: Case | None = None
+        until_s = self.clock_s() + _BEGIN_S
+        while self._rest and self._lost is None and not self.interruption.requested:
+            code = child.wait(_POLL_S)
+            for event in follower.read_new():
+                current = self._take(event)
+                until_s = self.clock_s() + (_REST_S if current is None else self._limit_s(current))
+            if code is not None or self.clock_s() > until_s:
+                self._give_up(current, code, follower)
+                return
+
+    def _limit_s(self, case: Case) -> float:
+        """A case of method P may run twice; the load process ends a longer one itself."""
+        return 2 * (case.limit_s + 3 * self.order.settle_s) + _REST_S
+
+    def _take(self, event: Event) -> Case | None:
+        """Returns the case that now runs, if one does."""
+        match event.event:
+            case "facts":
+                for name, value in event.facts.items():
+                    if hasattr(self.result, name):
+                        setattr(self.result, name, value)
+                self.order.slots = self.result.slots or self.order.slots
+            case "started":
+                self._has_begun = True
+                case = CASES[event.id]
+                self.show.started(case)
+                return case
+            case "case":
+                assert event.case is not None
+                self._add(event.case)
+                if event.case.aftermath is Aftermath.DEAD:
+                    self._lost = f"the server is gone since {event.id}"
+            case "unusable":
+                self._lost = event.why
+        return None
+
+    def _give_up(self, current: Case | None, code: int | None, follower: "Follower") -> None:
+        if code == 0 and not self._rest:
+            return
+        how = "took too long" if code is None else f"ended with code {code}: {follower.last}"
+        if current is not None:
+            self._add(settle_case(current, CannotDecideError(f"the check's own process {how}")))
+        elif self._rest:
+            self._lost = f"the load process {how}"
+
+    def _add(self, result: CaseResult) -> None:
+        self._rest = deque(case for case in self._rest if case.id != result.id)
+        result.repeat = self._repeat(result.id)
+        hold_against([result], self.expected, self.result.target)
+        self.result.cases.append(result)
+        self.result.exit_code = exit_code(self.result.cases, strict=self.result.strict)
+        self.result.write(self.folder.path)
+        self.show.decided(result)
+
+    def _repeat(self, case_id: str) -> str:
+        target = self.result.target
+        if self.server is not None and self.server.engine is not None:
+            return f"walkaway conform {case_id} --seed {self.result.seed}"
+        words = ["walkaway conform", case_id, f"--target {target.url}", f"--engine {target.engine}"]
+        words += [f"--slots {self.order.slots}"] if self.order.slots else []
+        return " ".join([*words, f"--model {target.model}", f"--seed {self.result.seed}"])
+
+
+class Follower:
+    """Reads the events among the lines of a load process's log. `last`: its last other line."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._offset = log.stat().st_size if log.exists() else 0
+        self.last = "without a word"
+
+    def read_new(self) -> list[Event]:
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(complete + newline)
+        events = []
+        for line in complete.splitlines():
+            if line.startswith(b'{"event":'):
+                events.append(msgspec.json.decode(line, type=Event))
+            elif line.strip():
+                self.last = line.decode(errors="replace").strip()
+        return events

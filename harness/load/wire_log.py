@@ -1,0 +1,145 @@
+"""A log of the wire: what happened on each connection of a case, one line an event.
+
+A client that has a log gets a tap for each request. Without one nothing is logged, and nothing is
+spent. Secrets are masked wherever they stand: in heads that go out, and in what a server sends
+back.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from harness.records import RequestRow, Role, Way, WireClose
+from harness.store.conform_result import WireEvent
+from harness.workload.abandon import RequestSpec
+
+MASK: Final = "***"
+_SHOWN_BYTES: Final = 600
+_NAMES: Final = {Role.USER: "leaver", Role.CHECK: "check", Role.LONG_PROMPT: "long prompt"}
+_CALLS: Final = {
+    Way.FIN: "close()",
+    Way.RST: "close() with SO_LINGER 0",
+    Way.HALF_CLOSE: "shutdown(SHUT_WR)",
+    Way.STOP_READING: "no further recv()",
+    Way.VANISH: "SO_ATTACH_FILTER, drops all",
+    Way.KILLED: "kill(SIGKILL)",
+    Way.CANCEL: "POST to the cancel endpoint",
+}
+Sent = Literal["", "FIN", "RST", "RST_STREAM", "nothing"]
+_SENT: Final[dict[WireClose, Sent]] = {WireClose.FIN: "FIN", WireClose.RST: "RST"}
+
+
+def masked(text: str, secrets: Collection[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, MASK)
+    return text
+
+
+class WireLog:
+    """`file`: None logs nothing. `attempt` numbers the tries of a case."""
+
+    def __init__(self, secrets: Collection[str] = ()) -> None:
+        self._secrets = [secret for secret in secrets if secret]
+        self._encoder = msgspec.json.Encoder()
+        self._file: Path | None = None
+        self._lines: list[bytes] = []
+        self._attempt = 0
+
+    def begin(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"")
+        self._file, self._attempt = file, 0
+
+    def begin_try(self, attempt: int) -> None:
+        self._attempt = attempt
+        self.flush()
+
+    def flush(self) -> None:
+        lines, self._lines = self._lines, []
+        if self._file is not None and lines:
+            with self._file.open("ab") as file:
+                file.write(b"\n".join(lines) + b"\n")
+
+    def end(self) -> None:
+        self.flush()
+        self._file = None
+
+    def tap(self, spec: RequestSpec) -> "Tap | None":
+        return None if self._file is None else Tap(self, spec, self._attempt)
+
+    def write(self, event: WireEvent) -> None:
+        if event.text:
+            event.text = masked(event.text, self._secrets)
+        if self._file is not None:
+            self._lines.append(self._encoder.encode(event))
+
+
+class Tap:
+    """One request's part of the log."""
+
+    def __init__(self, log: WireLog, spec: RequestSpec, attempt: int) -> None:
+        self._log = log
+        name = _NAMES.get(spec.role, spec.role.value)
+        self._stream = f"{name} {spec.request_id.rpartition('-')[2]}"
+        self._attempt = attempt
+        self._has_read = False
+
+    def connected(self, t_ns: int) -> None:
+        self._note(t_ns, "connect")
+
+    def wrote(self, t_ns: int, data: bytes) -> None:
+        self._note(t_ns, "write", num_bytes=len(data), text=_shown(data))
+
+    def head(self, t_ns: int, status: int) -> None:
+        self._note(t_ns, "read", text=f"HTTP {status}")
+
+    def read(self, t_ns: int, data: bytes, tokens: int) -> None:
+        """The text is kept of the first bytes alone: a long answer would repeat itself."""
+        text, self._has_read = "" if self._has_read else _shown(data), True
+        self._note(t_ns, "read", num_bytes=len(data), tokens=tokens, text=text)
+
+    def left(self, t0_ns: int, way: Way, unread: int, wire_close: WireClose) -> None:
+        self._log.write(
+            WireEvent(
+                t_ns=t0_ns,
+                attempt=self._attempt,
+                stream=self._stream,
+                what="act",
+                call=_CALLS.get(way, way.value),
+                unread=unread,
+                sent=_SENT.get(wire_close, "nothing"),
+            )
+        )
+
+    def ended(self, row: RequestRow) -> None:
+        why = row.error or row.finish_reason or ""
+        text = f"{row.outcome}: {why}" if why else str(row.outcome)
+        t_ns = row.server_ended_ns or row.ended_ns
+        self._note(t_ns, "end", tokens=row.tokens_read, text=text)
+
+    def _note(
+        self,
+        t_ns: int,
+        what: Literal["connect", "write", "read", "end"],
+        *,
+        num_bytes: int = 0,
+        tokens: int = 0,
+        text: str = "",
+    ) -> None:
+        self._log.write(
+            WireEvent(
+                t_ns=t_ns,
+                attempt=self._attempt,
+                stream=self._stream,
+                what=what,
+                bytes=num_bytes,
+                tokens=tokens,
+                text=text,
+            )
+        )
+
+
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN_BYTES].decode("utf-8", "replace")
