@@ -8,7 +8,6 @@ An engine that does not start, or a run that fails, is told at the end, and the 
 
 import argparse
 import json
-import shlex
 import shutil
 import subprocess
 import sys
@@ -50,7 +49,7 @@ def walkaway(steps: list[Step], what: str, *words: str) -> str:
     errors = done.stderr.decode(errors="replace").strip()
     step = {
         "what": what,
-        "command": shlex.join(["walkaway", *words]),
+        "command": " ".join(["walkaway", *words]),
         "exit_code": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "said": errors.splitlines()[-1] if errors else "",

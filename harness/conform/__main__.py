@@ -20,7 +20,7 @@ import gevent
 import msgspec
 
 from harness.conform.bench import Asked, Bench, find_facts, read_metrics
-from harness.conform.case import CASES, CannotDecideError, Case, Finding
+from harness.conform.case import CASES, CannotDecideError, Case, Finding, RefusedError
 from harness.conform.cases import load_cases
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case, with_aftermath
@@ -91,9 +91,7 @@ def _bench(
     if order.metrics_urls:
         headers = request_headers(plan.headers, plan.api_key_env)
         client = http_client(headers, ca_file=plan.ca_file, timeout_s=_PAGE_S, longest_s=_PAGE_S)
-        asked = asked._replace(
-            metrics=read_metrics(client, order.metrics_urls, plan.target.metrics)
-        )
+        asked = asked._replace(metrics=read_metrics(client, order.metrics_urls))
     facts = find_facts(session, slots=order.slots, context=order.context)
     bench = Bench(session, facts, asked, lag, wire)
     bench.learn_canary()
@@ -128,7 +126,7 @@ def _attempt(case: Case, bench: Bench) -> Finding | Exception:
         with gevent.Timeout(limit_s, too_long):
             return case.check(bench)
     except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
-        if not isinstance(error, CannotDecideError):
+        if not isinstance(error, CannotDecideError | RefusedError):
             traceback.print_exc()
         return error
 

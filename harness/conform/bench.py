@@ -36,7 +36,7 @@ from harness.load.live import LiveStream, start
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession, canary_prompt
 from harness.load.wire_log import WireLog
-from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
+from harness.records import Delivery, MetricSample, Outcome, RequestRow, Role, WireClose
 from harness.run.preflight import find_limit
 from harness.run.settle import NotServedError
 from harness.store.conform_result import Aftermath
@@ -75,7 +75,7 @@ class Asked(NamedTuple):
     seed: int
     pid: int | None = None
     direct: str | None = None
-    metrics: Callable[[], dict[str, float]] | None = None
+    metrics: Callable[[], list[MetricSample]] | None = None
     metrics_urls: Sequence[str] = ()
 
 
@@ -390,11 +390,15 @@ class Bench:
         to their end: abandoned, they could themselves hold slots."""
         asked = self.short(_TOGETHER_TOKENS, role=Role.CHECK)
         streams = [self.start(asked) for _ in range(self.slots + extra)]
-        rows = [stream.join(_READY_S) for stream in streams]
-        if None in rows:
-            return 0
+        # As long as a single free slot takes for all of them, and as long again.
+        answer_s = self.ttft_s + _TOGETHER_TOKENS * self.step_s
+        until_s = time.perf_counter() + 1 + 2 * len(streams) * answer_s
+        rows = [stream.join(max(0.0, until_s - time.perf_counter())) for stream in streams]
         answers = [whole(row, "a request that counts the slots") for row in rows if row is not None]
-        return most_at_once([answer.token_times_ns for answer in answers])
+        # One whose first token took longer had to wait, even if none of these held its slot.
+        longest_ns = 1e9 * (len(streams) * self.ttft_s + answer_s)
+        began = [row for row in answers if (row.first_token_ns or 0) - row.sent_ns <= longest_ns]
+        return most_at_once([row.token_times_ns for row in began])
 
     # Methods B, R, C
 
@@ -408,9 +412,22 @@ class Bench:
 
     def counters(self) -> dict[str, float]:
         """The target's metrics by role, read now. Raises RefusedError without any."""
+        return read_roles(self.samples(), self.session.plan.target.metrics)
+
+    def samples(self) -> list[MetricSample]:
+        """All that the target's metrics pages show now. Raises RefusedError without any."""
         if self.asked.metrics is None:
             raise RefusedError("no metrics page is known (--metrics-url), or none of its metrics")
         return self.asked.metrics()
+
+    def past_the_proxy(self) -> "Bench":
+        """A bench on the server behind it. Raises CannotDecideError if that is not known."""
+        if self.asked.direct is None:
+            raise CannotDecideError("the server behind the proxy is not known (--direct URL)")
+        plan = self.session.plan.model_copy(update={"url": self.asked.direct, "urls": []})
+        session = self.session.with_plan(plan)
+        facts = find_facts(session, slots=self.slots, context=self.facts.context)
+        return Bench(session, facts, self.asked, self._lag, self.wire)
 
     # Between the cases
 
@@ -549,14 +566,11 @@ def _gaps_of(session: LoadSession, streams: int) -> list[float]:
     return gaps
 
 
-def read_metrics(
-    client: httpx.Client, urls: Sequence[str], metrics: Any
-) -> Callable[[], dict[str, float]]:
-    def read() -> dict[str, float]:
+def read_metrics(client: httpx.Client, urls: Sequence[str]) -> Callable[[], list[MetricSample]]:
+    def read() -> list[MetricSample]:
         try:
-            samples = read_samples(client, urls, clock_ns=time.perf_counter_ns)
+            return read_samples(client, urls, clock_ns=time.perf_counter_ns)
         except SourceError as error:
             raise CannotDecideError(str(error)) from error
-        return read_roles(samples, metrics)
 
     return read

@@ -3,7 +3,17 @@
 from importlib import import_module
 from typing import Final
 
-ROOMS: Final = ("stream", "unary", "queue")
+ROOMS: Final = (
+    "stream",
+    "unary",
+    "queue",
+    "leaks",
+    "neighbours",
+    "next_request",
+    "cancel_api",
+    "counts",
+    "hops",
+)
 
 
 def load_cases() -> None:

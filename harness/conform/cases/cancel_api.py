@@ -1,0 +1,88 @@
+"""A route to cancel by: it does what it answers, and to one request."""
+
+from collections.abc import Mapping
+from secrets import token_hex
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.routes import Reply, Routes
+from harness.conform.waves import READY_S
+from harness.records import Outcome, Way
+from harness.store.conform_result import Failure, Level
+
+
+@case(
+    "api/cancel",
+    Level.MUST,
+    "The cancel endpoint does what it answers.",
+    wire="A live request is cancelled twice, then a finished one and one that never was; then "
+    "requests are cancelled behind full slots.",
+    passes="live: 2xx, and the slot works for a probe within 4 steps at the median, 12 at worst; "
+    "the answers for a finished and an unknown request differ from it",
+    methods="W P",
+    why="An endpoint that says 200 and does nothing is worse than none.",
+    needs=("cancel_path", "http"),
+    caught=reports("sgl-project/sglang#36333 sgl-project/sglang#34113 xorbitsai/inference#5548"),
+)
+def cancel(bench: Bench) -> Finding:
+    routes = Routes(bench.session.plan)
+    live = bench.start(bench.long())
+    if not live.wait_tokens(2, READY_S):
+        raise CannotDecideError("the request that was to be cancelled did not begin")
+    name = live.spec.request_id
+    done = bench.whole(bench.short(4)).request_id
+    names = {"live": name, "twice": name, "finished": done, "unknown": f"unknown-{token_hex(4)}"}
+    told = judge_answers({kind: routes.cancel(name) for kind, name in names.items()})
+    if told.failure is not None:
+        return told
+    timed = bench.recovery(leave=lambda stream: stream.leave(Way.CANCEL))
+    return timed._replace(evidence=told.evidence | timed.evidence)
+
+
+def judge_answers(answers: Mapping[str, Reply]) -> Finding:
+    live = answers["live"]
+    wrong = None
+    for kind, reply in answers.items():
+        if reply.status >= 500 or (kind == "live" and not 200 <= reply.status < 300):
+            wrong = wrong or f"cancelling a request ({kind}) has status {reply.status}"
+        if kind in ("finished", "unknown") and gist(reply) == gist(live):
+            wrong = wrong or f"cancelling a request ({kind}) is answered like that of a live one"
+    evidence: Evidence = {f"{kind}_status": reply.status for kind, reply in answers.items()}
+    return found("live, finished and unknown are told apart", wrong, evidence, Failure.HARM)
+
+
+def gist(reply: Reply) -> tuple[int, list[tuple[str, object]]]:
+    """Its status, and what in its body is no name."""
+    said = [(key, value) for key, value in reply.body.items() if isinstance(value, bool | int)]
+    return reply.status, sorted(said, key=str)
+
+
+@case(
+    "api/ids",
+    Level.MUST,
+    "A cancel hits one request.",
+    wire="Requests with the ids `w` and `w1` run; `w` is cancelled, and its id used again.",
+    passes="`w` ends, `w1` and the new `w` are whole",
+    methods="B",
+    why="Ids compared by their beginning, or kept after a cancel, end another user's answer.",
+    needs=("cancel_path", "http"),
+    caught=reports("sgl-project/sglang#39461 sgl-project/sglang#32237"),
+)
+def ids(bench: Bench) -> Finding:
+    name = f"w{token_hex(4)}"
+    cancelled = bench.start(bench.long(request_id=name))
+    namesake = bench.start(bench.short(64, request_id=f"{name}1"))
+    if not (cancelled.wait_tokens(4, READY_S) and namesake.wait_tokens(4, READY_S)):
+        raise CannotDecideError("two requests did not run at once")
+    reply = Routes(bench.session.plan).cancel(name)
+    if not 200 <= reply.status < 300:
+        raise CannotDecideError(f"the server keeps no ids of clients (status {reply.status})")
+    if cancelled.join(bench.settle_s) is None:
+        return Finding(Failure.NEVER, "the cancelled request went on", {})
+    again = bench.ask(bench.short(16, request_id=name))
+    for row, what in ((namesake.join(READY_S), f"{name}1"), (again, f"the next {name}")):
+        if row is None or row.outcome is not Outcome.COMPLETED:
+            how = "it had no end" if row is None else row.error or str(row.outcome)
+            said = f"{name} was cancelled, and {what} was not answered whole: {how}"
+            return Finding(Failure.HARM, said, {})
+    return Finding(None, "only the request with that id ended; the id could be used again", {})

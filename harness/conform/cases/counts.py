@@ -1,0 +1,225 @@
+"""What the server's own counters say of clients that left, where it has such counters.
+
+Counters are read on the idle server, before and after: while nothing runs, none of them is late. A
+counter that a target's description does not believe (`trust = "stuck"`) is judged like any other.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, TypeVar
+
+from harness.conform.bench import Bench
+from harness.conform.case import (
+    CannotDecideError,
+    Evidence,
+    Finding,
+    RefusedError,
+    case,
+    found,
+    reports,
+)
+from harness.conform.routes import Routes
+from harness.conform.waves import leave_after, leave_each, read_whole
+from harness.records import GAUGES, Delivery, MetricSample
+from harness.store.conform_result import Failure, Level
+from harness.workload.target import MetricSource
+
+LEAVES: Final = 20
+ABORTS: Final = ("aborted", "frontend_cancelled")
+LONGEST_WAIT_S: Final = 12.0  # for a gauge to show a load
+Values = Mapping[str, float]
+T = TypeVar("T")
+
+# Labels that say how a request ended, and their values.
+_OF_ENDS: Final = re.compile("reason|status|outcome|result|error")
+_LEFT: Final = re.compile("abort|cancel|disconnect|499", re.IGNORECASE)
+_WELL: Final = re.compile("stop|length|success|complete", re.IGNORECASE)
+_SERVER_ERROR: Final = re.compile(r"5(\d\d|xx)", re.IGNORECASE)
+
+
+@case(
+    "count/aborts",
+    Level.MUST,
+    "A counter of aborted requests counts each client that left, once.",
+    wire="20 streams are closed after 8 tokens; the metrics page is read before and after.",
+    passes="the counter moves by 20",
+    methods="C",
+    why="A counter that stands still, or counts double, hides what cancellation costs.",
+    needs=("metrics",),
+    quick=True,
+    caught=reports("vllm-project/vllm#31503 sgl-project/sglang#34132 sgl-project/sglang#37605"),
+)
+def aborts(bench: Bench) -> Finding:
+    moved, rows = _moved_by(bench, ABORTS, lambda: leave_after(bench, LEAVES, 8))
+    wrong = [f"{role} moved by {value:g}" for role, value in moved.items() if value != len(rows)]
+    return found(
+        f"each of {len(rows)} clients that left was counted once",
+        f"{wrong[0]} when {len(rows)} clients left" if wrong else None,
+        {f"{role}_moved": value for role, value in moved.items()},
+        Failure.HARM if all(moved.values()) else Failure.NEVER,
+    )
+
+
+@case(
+    "count/tokens",
+    Level.MUST,
+    "Tokens that were generated for a client that left are counted.",
+    wire="20 streams are closed after 64 tokens; the metrics page is read before and after.",
+    passes="the counter of generated tokens moves by all tokens that the clients read, or more",
+    methods="C",
+    why="Otherwise waste is invisible: the server was busy, and its counter says that it was not.",
+    needs=("metrics",),
+    caught=reports("vllm-project/vllm#55634 waybarrios/vllm-mlx#456"),
+)
+def tokens(bench: Bench) -> Finding:
+    moved, rows = _moved_by(bench, ["generated_tokens"], lambda: leave_after(bench, LEAVES, 64))
+    counted, read = moved["generated_tokens"], sum(row.tokens_read for row in rows)
+    return found(
+        f"{counted:g} tokens were counted, and {read} were read",
+        f"{counted:g} tokens were counted, but {read} were read" if counted < read else None,
+        {"tokens_read": read, "generated_tokens_moved": counted},
+        Failure.HARM if counted else Failure.NEVER,
+    )
+
+
+@case(
+    "count/label",
+    Level.MUST,
+    "A client that left is neither a success nor a failure of the server.",
+    wire="20 requests are left, half of them streams after 8 tokens, half unary; the metrics page "
+    "is read before and after.",
+    passes="no series of a good end (stop, length, success) or of a server error (5xx) moves",
+    methods="C",
+    why="Success rates and alarms rest on these labels.",
+    needs=("metrics",),
+    caught=reports("sgl-project/sglang#33507 raullenchai/Rapid-MLX#2553 JustVugg/colibri#1074"),
+)
+def label(bench: Bench) -> Finding:
+    before = bench.samples()
+    leave_after(bench, LEAVES // 2, 8)
+    leave_after(bench, LEAVES // 2, 8, delivery=Delivery.UNARY)
+    bench.pause(bench.settle_s)
+    return judge_labels(before, bench.samples(), bench.session.plan.target.metrics.get("ended"))
+
+
+def judge_labels(
+    before: Sequence[MetricSample], after: Sequence[MetricSample], ended: MetricSource | None
+) -> Finding:
+    """`ended`: the counter of ended requests. Raises RefusedError without such a counter, and
+    CannotDecideError if its labels do not say how a request ended."""
+    earlier = {(one.name, one.labels): one.value for one in before}
+    wrong: Evidence = {}
+    is_unknown = False
+    for one in after:
+        change = one.value - earlier.get((one.name, one.labels), 0.0)
+        labels = json.loads(one.labels)
+        is_ending = ended is not None and one.name == ended.name
+        way = how_ended(one.name, labels) if is_ending else None
+        if change > 0 and (way == "well" or is_server_error(labels)):
+            wrong[f"{one.name}{one.labels}"] = change
+        is_unknown |= is_ending and change > 0 and way is None
+    if not wrong and (ended is None or all(one.name != ended.name for one in after)):
+        raise RefusedError("no counter says how requests ended")
+    if not wrong and is_unknown:
+        raise CannotDecideError("the labels of ended requests do not say how they ended")
+    shown = ", ".join(f"{series} moved by {change:g}" for series, change in wrong.items())
+    good = "no leave was counted as a good end or as a server error"
+    return found(good, shown or None, wrong, Failure.HARM)
+
+
+def how_ended(name: str, labels: Mapping[str, str]) -> Literal["left", "well"] | None:
+    values = [value for key, value in labels.items() if _OF_ENDS.search(key)]
+    if any(map(_LEFT.search, values)):
+        return "left"
+    return "well" if any(map(_WELL.search, values or [name])) else None
+
+
+def is_server_error(labels: Mapping[str, str]) -> bool:
+    codes = [value for key, value in labels.items() if "status" in key or "code" in key]
+    return any(map(_SERVER_ERROR.fullmatch, codes))
+
+
+@case(
+    "done/read-to-eof",
+    Level.MUST,
+    "A client that closes its connection after `[DONE]` did not cancel anything.",
+    wire="20 streams are read to the end of the connection, and 20 more are closed at `[DONE]`; "
+    "the metrics page is read before and after.",
+    passes="no counter of aborted requests moves",
+    methods="C",
+    why="Most clients close at `[DONE]`: counted as cancels, they drown the real ones.",
+    needs=("metrics", "http"),
+    caught=reports("vllm-project/aibrix#2224 envoyproxy/ai-gateway#2563"),
+)
+def read_to_eof(bench: Bench) -> Finding:
+    routes = Routes(bench.session.plan)
+
+    def close_at_done() -> None:
+        for number in range(LEAVES):
+            routes.close_at_done(f"{number}: the letter begins", max_tokens=8)
+
+    at_eof, _ = _moved_by(bench, ABORTS, lambda: read_whole(bench, LEAVES, 8))
+    at_done, _ = _moved_by(bench, ABORTS, close_at_done)
+    evidence: Evidence = {f"{role}_moved_at_eof": value for role, value in at_eof.items()}
+    evidence |= {f"{role}_moved_at_done": value for role, value in at_done.items()}
+    wrong = [f"{name} is {value}" for name, value in evidence.items() if value]
+    return found(
+        f"none of {2 * LEAVES} whole answers was counted as aborted",
+        f"whole answers are counted as aborted: {wrong[0]}" if wrong else None,
+        evidence,
+        Failure.HARM,
+    )
+
+
+@case(
+    "gauge/rest",
+    Level.SHOULD,
+    "Gauges of an idle server read idle after its clients have left.",
+    wire="Streams run in all slots until a gauge shows it, and then all are closed; the metrics "
+    "page is read before, meanwhile, and after the settle time.",
+    passes="each gauge that moved reads as before",
+    methods="C",
+    why="Routers and autoscalers steer by these gauges.",
+    needs=("metrics",),
+    caught=reports("vllm-project/production-stack#1072 llm-d/llm-d-router#1739"),
+)
+def rest(bench: Bench) -> Finding:
+    before = bench.counters()
+    gauges = [role for role in GAUGES if role in before]
+    if not gauges:
+        raise RefusedError("the target shows no gauge")
+    streams, until_s = bench.fill(), time.monotonic() + LONGEST_WAIT_S
+    moved: list[str] = []
+    while not moved and time.monotonic() < until_s:
+        bench.pause(0.1)  # some gauges move only every few seconds
+        busy = bench.counters()
+        moved = [role for role in gauges if busy.get(role) != before[role]]
+    leave_each(bench, streams)
+    if not moved:
+        raise CannotDecideError(f"no gauge ({', '.join(gauges)}) moved while all slots were busy")
+    bench.pause(bench.settle_s)
+    after = bench.counters()
+    wrong = [
+        f"{role} was {before[role]:g} and reads {after.get(role, 0):g} at rest"
+        for role in moved
+        if after.get(role) != before[role]
+    ]
+    evidence: Evidence = {f"{role}_before": before[role] for role in moved}
+    evidence |= {f"{role}_after": after.get(role) for role in moved}
+    said = "; ".join(wrong)
+    return found(f"as before: {', '.join(moved)}", said or None, evidence, Failure.NEVER)
+
+
+def _moved_by(
+    bench: Bench, roles: Sequence[str], act: Callable[[], T]
+) -> tuple[dict[str, float], T]:
+    before = bench.counters()
+    done = act()
+    bench.pause(bench.settle_s)
+    after = bench.counters()
+    moved = {role: after[role] - before.get(role, 0.0) for role in roles if role in after}
+    if not moved:
+        raise RefusedError(f"the target shows no counter {roles[0]}")
+    return moved, done

@@ -1,0 +1,254 @@
+"""What a server still holds when many clients have left: slots, memory, or nothing at all."""
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import psutil
+from scipy import stats
+
+from harness.analysis.stats import mean_ci95
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.routes import Routes
+from harness.conform.waves import Memory, leave_after, read_whole, storm, wave
+from harness.records import Outcome
+from harness.store.conform_result import Failure, Level
+
+LEAVES: Final = 1000
+BLOCK: Final = 50
+MOST_GHOSTS: Final = 0.003
+LOOPS: Final = 20
+QUICK_LOOPS: Final = 4
+STORMS: Final = 3
+SLOW: Final = 10  # times the idle time of a request
+PAIRS: Final = 8
+PAIR_LEAVES: Final = 64
+MOST_BYTES: Final = 4096  # a leave, beyond what an answer costs
+MOST_HANDLES: Final = 0.01
+
+
+@case(
+    "ghost/rate",
+    Level.MUST,
+    "Fewer than one request in 300 is forgotten when its client leaves.",
+    wire="1,000 clients leave at random moments, in waves of as many as there are slots; after "
+    "each 50 as many probes as slots start at once.",
+    passes="no slot is held after any block: at most 0.3 % are forgotten, with 95 % confidence",
+    methods="O",
+    why="No functional test sees one forgotten request in a hundred; it fills a server in a day.",
+    caught=reports("sgl-project/sglang#36876 sgl-project/sglang#35255 ray-project/ray#52533"),
+    limit_s=120.0,
+)
+def ghost_rate(bench: Bench) -> Finding:
+    left = held = 0
+    while left < LEAVES and not held:
+        held, now = held_after_waves(bench, BLOCK)
+        left += now
+    return judge_ghosts(left, held)
+
+
+def judge_ghosts(left: int, held: int) -> Finding:
+    """Bounds of the rate by Clopper and Pearson, each one-sided at 95 %."""
+    bounds = stats.binomtest(min(held, left), left).proportion_ci(0.9, method="exact")
+    low, high = round(float(bounds.low), 5), round(float(bounds.high), 5)
+    if not held and high > MOST_GHOSTS:
+        raise CannotDecideError(f"{left} leaves are too few: {100 * high:.2f} % are possible")
+    said = f"{held} of {left} requests still hold a slot after the settle time"
+    evidence: Evidence = {"left": left, "held": held, "rate_lower95": low, "rate_upper95": high}
+    good = f"none of {left} requests was forgotten"
+    return found(good, said if held else None, evidence, Failure.NEVER)
+
+
+@case(
+    "leak/slots",
+    Level.MUST,
+    "Slots come back after their clients have left.",
+    wire="20 times as many clients as slots leave, in the queue, in prefill or between tokens; "
+    "after each time as many probes as slots start at once.",
+    passes="no slot is held after any of them",
+    methods="O",
+    why="A slot lost at each hundredth cancel is a server that stops in an afternoon.",
+    quick=True,
+    caught=reports("NVIDIA/TensorRT-LLM#12314 am17an/llama.cpp#20"),
+)
+def slots(bench: Bench) -> Finding:
+    left = held = loops = 0
+    while loops < (QUICK_LOOPS if bench.is_quick else LOOPS) and not held:
+        held, now = held_after_waves(bench, 1)
+        left, loops = left + now, loops + 1
+    said = f"{held} of {bench.slots} slots are held after {left} clients have left"
+    evidence: Evidence = {"loops": loops, "left": left, "held": held}
+    good = f"all {bench.slots} slots are free after each of {loops} loops"
+    return found(good, said if held else None, evidence, Failure.NEVER)
+
+
+def held_after_waves(bench: Bench, fewest: int) -> tuple[int, int]:
+    """The slots still held after so many or a few more clients have left, and how many left."""
+    left = 0
+
+    def leave() -> int:
+        nonlocal left
+        while left < fewest:
+            left += wave(bench)
+        return left
+
+    return bench.held(leave), left
+
+
+@case(
+    "leak/kv",
+    Level.MUST,
+    "KV memory comes back after its clients have left.",
+    wire="As many prompts as slots, as long as just fit at once, run before and after 20 loops in "
+    "which as many clients as slots leave.",
+    passes="prompts of the same length fit at once afterwards, at the latest after the settle time",
+    methods="K",
+    why="Lost blocks show only when the memory is full, as longer queues and preemption.",
+    caught=reports(
+        "vllm-project/vllm#46283 vllm-project/vllm-ascend#16662 sgl-project/sglang#40360 "
+        "LMCache/LMCache#4852"
+    ),
+    limit_s=90.0,
+)
+def kv(bench: Bench) -> Finding:
+    memory = Memory(bench)
+    left = sum(wave(bench, prompt_tokens=memory.prompt_tokens // 4) for _ in range(LOOPS))
+    fits = memory.fits()
+    if not fits:
+        bench.pause(bench.settle_s)
+        fits = memory.fits()
+    said = f"{memory.tokens} tokens of prompts no longer fit after {left} clients have left"
+    evidence: Evidence = {"left": left, "capacity_tokens": memory.tokens}
+    good = f"{memory.tokens} tokens of prompts fit as before"
+    return found(good, None if fits else said, evidence, Failure.NEVER)
+
+
+class Used(NamedTuple):
+    bytes: float
+    handles: float
+
+
+@case(
+    "leak/process",
+    Level.SHOULD,
+    "The server's processes do not grow with the number of clients that left.",
+    wire="Blocks of 64 clients that leave after 4 tokens alternate with as many answers of 4 "
+    "tokens; resident memory and open handles of the server's processes are read between them.",
+    passes="a leave costs no more memory (4 KiB) and handles (0.01) than an answer, with 95 % "
+    "confidence",
+    methods="pid",
+    why="The control is an answer, since logs and caches grow with every request.",
+    needs=("pid",),
+    caught=reports("NVIDIA/TensorRT-LLM#8131 vllm-project/vllm#51629"),
+    limit_s=120.0,
+)
+def process(bench: Bench) -> Finding:
+    pid = bench.asked.pid
+    if pid is None:
+        raise CannotDecideError("the server's process is not known: name it with --pid")
+    read: list[Used] = []
+    for _ in range(1 + PAIRS):  # the first pair brings what is allocated once
+        leave_after(bench, PAIR_LEAVES, 4)
+        read.append(used_by(pid))
+        read_whole(bench, PAIR_LEAVES, 4)
+        read.append(used_by(pid))
+    return judge_growth(read[1:], leaves=PAIR_LEAVES)
+
+
+def judge_growth(read: Sequence[Used], *, leaves: int) -> Finding:
+    """`read`: at the beginning, and after each block, first of leaves, then of whole answers."""
+    evidence: Evidence = {"leaves": leaves * (len(read) // 2)}
+    wrong = []
+    for name, most in (("bytes", MOST_BYTES), ("handles", MOST_HANDLES)):
+        grown = [late - early for early, late in pairwise(getattr(one, name) for one in read)]
+        blocks = zip(grown[::2], grown[1::2], strict=True)
+        each = [(leave - answer) / leaves for leave, answer in blocks]
+        low, high = mean_ci95(np.array(each)) or (each[0], each[0])
+        evidence |= {f"{name}_a_leave_low95": low, f"{name}_a_leave_high95": high}
+        if low > most:
+            wrong.append(f"{low:.3g} {name}")
+    said = f"a leave costs at least {' and '.join(wrong)} more than a whole answer"
+    good = "leaves cost no more memory and handles than answers"
+    return found(good, said if wrong else None, evidence, Failure.HARM)
+
+
+def used_by(pid: int) -> Used:
+    try:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+        return Used(
+            sum(one.memory_info().rss for one in family), sum(one.num_fds() for one in family)
+        )
+    except psutil.Error as error:
+        raise CannotDecideError(f"process {pid} cannot be read: {error}") from error
+
+
+@case(
+    "rest/no-traffic",
+    Level.MUST,
+    "What clients that left had is freed without any other traffic.",
+    wire="As many clients as slots run, as many queue, and all leave at once; nothing is sent for "
+    "the settle time, and then as many probes as slots start at once. A control keeps sending.",
+    passes="no slot is held at the first probe, and as many long prompts fit as before",
+    methods="O K",
+    why="A server that cleans up only when the next request comes looks clean under any load test.",
+    caught=reports("LMCache/LMCache#5006 NVIDIA/TensorRT-LLM#12313"),
+    limit_s=90.0,
+)
+def no_traffic(bench: Bench) -> Finding:
+    try:
+        memory = Memory(bench)
+    except CannotDecideError:  # slots are its limit: these alone are judged
+        memory = None
+    wrong = what_is_held(bench, memory, has_traffic=False)
+    good = "slots were free after the silence" + (", and memory" if memory is not None else "")
+    if wrong is None:
+        return Finding(None, good, {"capacity_tokens": memory.tokens if memory else None})
+    bench.rest()
+    control = what_is_held(bench, memory, has_traffic=True) or "nothing is"
+    said = f"{wrong} held after a silence of {bench.settle_s:g} s; with traffic {control}"
+    return Finding(Failure.NEVER, said, {"held": wrong, "held_with_traffic": control})
+
+
+def what_is_held(bench: Bench, memory: Memory | None, *, has_traffic: bool) -> str | None:
+    storm(bench, prompt_tokens=memory.prompt_tokens // 2 if memory else None)
+    until_s = time.monotonic() + bench.settle_s
+    while has_traffic and time.monotonic() < until_s:
+        bench.start(bench.short(1)).join(bench.settle_s)
+        bench.pause(bench.step_s)
+    bench.pause(max(0.0, until_s - time.monotonic()))
+    if held := bench.slots - bench.running_at_once():
+        return f"{held} of {bench.slots} slots are"
+    return None if memory is None or memory.fits() else "memory is"
+
+
+@case(
+    "wedge/health",
+    Level.MUST,
+    "A server that says it is healthy generates.",
+    wire="Three times as many clients as slots run, as many queue, and all leave at once; after "
+    "the settle time one request is sent, and /health is read.",
+    passes="the request is answered within 10 times its idle time; /health says 200, or is not "
+    "offered",
+    methods="R",
+    why="A router goes on sending requests to a server whose health page says 200.",
+    quick=True,
+    caught=reports("NVIDIA/TensorRT-LLM#13713 vllm-project/vllm#53130 ggml-org/llama.cpp#27388"),
+)
+def health(bench: Bench) -> Finding:
+    left = sum(storm(bench) for _ in range(STORMS))
+    bench.pause(bench.settle_s)
+    limit_s = SLOW * (bench.ttft_s + 8 * bench.step_s)
+    row = bench.start(bench.short(8)).join(limit_s)
+    is_healthy = Routes(bench.session.plan).health() if bench.session.plan.target.http else None
+    says = {True: "200", False: "not healthy", None: "not offered"}[is_healthy]
+    wrong = "it serves, but says that it does not" if is_healthy is False else None
+    if row is None or row.outcome is not Outcome.COMPLETED:
+        wrong = f"no answer in {limit_s:.2g} s"
+    told = f"after {left} clients have left (/health: {says})"
+    evidence: Evidence = {"left": left, "health": says, "limit_s": round(limit_s, 3)}
+    said = None if wrong is None else f"{wrong} {told}"
+    return found(f"it serves {told}", said, evidence, Failure.NEVER)

@@ -1,0 +1,208 @@
+"""What the request gets that comes after one that was left: its length, its text, its cache."""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from statistics import median
+from typing import Any, Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import (
+    CannotDecideError,
+    Evidence,
+    Finding,
+    RefusedError,
+    case,
+    found,
+    reports,
+)
+from harness.conform.cases.neighbours import judge_texts, start_greedy
+from harness.conform.routes import Reply, Routes
+from harness.conform.waves import READY_S, joined, leave_each
+from harness.records import RequestRow
+from harness.store.conform_result import Failure, Level
+
+ROUNDS: Final = 3
+SHORT: Final = 8  # tokens
+TEXT_TOKENS: Final = 16
+CACHED_PROMPT: Final = 2000
+FIRST_NUMBER: Final = 100  # of the prompts here
+RESPONSES: Final = "/v1/responses"
+STOPPED_AFTER: Final = 64  # pieces
+TEMPLATE_TOKENS: Final = 12  # that a chat template may put around an empty answer
+
+
+@case(
+    "next/length",
+    Level.MUST,
+    "The next request gets all the tokens that it asked for.",
+    wire="As many requests of 8 tokens as slots queue behind full slots; the streams before them "
+    "are left, or, in the control, end.",
+    passes="each gets 8 tokens, as in the control",
+    methods="R",
+    why="State of the request that was left, such as its stop flag, can end the one after it.",
+    caught=reports("tenstorrent/tt-inference-server#3605"),
+)
+def length(bench: Bench) -> Finding:
+    if (least := min(lengths(bench, leaving=False))) < SHORT:
+        raise CannotDecideError(f"without any leave, too, a request got {least} of {SHORT} tokens")
+    got = [tokens for _ in range(ROUNDS) for tokens in lengths(bench, leaving=True)]
+    short = [tokens for tokens in got if tokens < SHORT]
+    said = f"{len(short)} of {len(got)} requests got fewer than {SHORT} tokens: {min(got)}"
+    evidence: Evidence = {"requests": len(got), "cut_short": len(short), "fewest_tokens": min(got)}
+    good = f"{len(got)} requests got their {SHORT} tokens"
+    return found(good, said if short else None, evidence, Failure.HARM)
+
+
+def lengths(bench: Bench, *, leaving: bool) -> list[int]:
+    rows = queued_behind(bench, SHORT, leaving=leaving)
+    return [row.completion_tokens or row.tokens_read for row in rows]
+
+
+@case(
+    "next/text",
+    Level.MUST,
+    "A freed slot carries nothing over to the next request.",
+    wire="As many greedy requests as slots queue behind full slots whose streams are left; each "
+    "was asked alone before, twice.",
+    passes="each text is that of the request alone",
+    methods="R",
+    why="Penalties, a grammar or a block of the request that was left can colour the next answer.",
+    quick=True,
+    caught=reports("sgl-project/sglang#35049 sgl-project/sglang#33547"),
+)
+def text(bench: Bench) -> Finding:
+    alone, again = (
+        [joined(start_greedy(bench, [number], TEXT_TOKENS)[0]).answer for number in numbers(bench)]
+        for _ in range(2)
+    )
+    if alone != again:
+        raise CannotDecideError("a greedy answer differs between two runs alone")
+    control = [answer or "" for answer in alone]
+    after = [row.answer or "" for row in queued_behind(bench, TEXT_TOKENS, leaving=True)]
+    if after != control:
+        ended = queued_behind(bench, TEXT_TOKENS, leaving=False)
+        if [row.answer or "" for row in ended] != control:
+            raise CannotDecideError("a greedy answer depends on its batch, also without any leave")
+    return judge_texts(control, after, "in a slot whose client had left")
+
+
+def numbers(bench: Bench) -> range:
+    return range(FIRST_NUMBER, FIRST_NUMBER + bench.slots)
+
+
+def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> list[RequestRow]:
+    """Greedy requests that get the slots of streams that were left, or have ended."""
+    visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
+    asked = bench.long() if leaving else bench.short(visit)
+    before = [bench.start(asked) for _ in range(bench.slots)]
+    for stream in before:
+        stream.wait_tokens(1, READY_S)
+    queued = start_greedy(bench, numbers(bench), tokens)
+    bench.pause(bench.ttft_s + bench.step_s)
+    if leaving:
+        leave_each(bench, before, within_s=bench.step_s)
+    return [joined(stream) for stream in queued]
+
+
+@case(
+    "prefix/survives",
+    Level.INFO,
+    "A stopped turn leaves its prompt in the cache.",
+    wire="A prompt of 2,000 tokens is sent, and its answer left after 8; then the prompt is sent "
+    "again, with a question behind it. Three times.",
+    passes="not judged: the ratio of the two times to first token, and `cached_tokens`, are told",
+    methods="R",
+    why="Users stop an answer and ask again; without the cache the prompt is computed twice.",
+    caught=reports("ggml-org/llama.cpp#29163"),
+)
+def survives(bench: Bench) -> Finding:
+    ratios, prompt = [], ""
+    for turn in (1, 2, 3):
+        asked = bench.long(prompt_tokens=CACHED_PROMPT, user=turn)
+        prompt = bench.session.prompt(asked, n=bench.session.sent)
+        stopped = bench.start(asked, prompt)
+        stopped.wait_tokens(SHORT, READY_S)
+        left = leave_each(bench, [stopped], within_s=bench.step_s)
+        row = bench.whole(bench.short(4), f"{prompt} And then?")
+        if not left or not left[0].first_token_ns or not row.first_token_ns:
+            raise CannotDecideError("the first turn ended by itself")
+        cold_ns = left[0].first_token_ns - left[0].sent_ns
+        ratios.append((row.first_token_ns - row.sent_ns) / cold_ns)
+    evidence: Evidence = {"ttft_ratio": round(median(ratios), 3)}
+    if bench.session.plan.target.http:
+        answer = Routes(bench.session.plan).complete(f"{prompt} And then, then?", max_tokens=1)
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        evidence["cached_tokens"] = details.get("cached_tokens")
+    told = f"the next turn's first token takes {median(ratios):.2f} times that of the first turn"
+    return Finding(None, told, evidence)
+
+
+@case(
+    "session/clean",
+    Level.SHOULD,
+    "A stopped answer's text is not in the context of the next turn.",
+    wire="A stored answer of /v1/responses is left after 64 pieces; a next turn names it as its "
+    "previous one. A control does so with a whole answer.",
+    passes="the next turn's prompt is as long as without the stopped text, or the server says that "
+    "there is no such answer",
+    methods="R",
+    why="A model that goes on from half a sentence answers a conversation that no user saw.",
+    needs=("http",),
+    caught=reports("sgl-project/sglang#36475"),
+)
+def session_clean(bench: Bench) -> Finding:
+    plan = bench.session.plan
+    return stop_a_turn(
+        Routes(plan),
+        plan.model,
+        long_tokens=bench.long_tokens,
+        settle=lambda: bench.pause(bench.settle_s),
+    )
+
+
+def stop_a_turn(
+    routes: Routes, model: str, *, long_tokens: int, settle: Callable[[], None]
+) -> Finding:
+    asked: dict[str, Any] = {"model": model, "input": "And what happened then?", "store": True}
+
+    def turn(previous: str | None) -> Reply:
+        chain = {} if previous is None else {"previous_response_id": previous}
+        return routes.post(RESPONSES, {**asked, **chain, "max_output_tokens": SHORT})
+
+    first, alone = turn(None), turn(None)
+    if first.status != 200:
+        raise RefusedError(f"POST {RESPONSES} was answered with status {first.status}")
+    second = turn(first.body.get("id"))
+    if prompt_of(second) <= prompt_of(alone):
+        raise RefusedError("the server keeps no answers: `previous_response_id` changes nothing")
+    stopped = stop(routes, {**asked, "max_output_tokens": long_tokens, "stream": True})
+    settle()
+    after = turn(stopped)
+    clean = prompt_of(second) - int(first.body["usage"]["output_tokens"])
+    said = f"the next turn's prompt has {prompt_of(after)} tokens, {clean} without the stopped text"
+    is_refused = 400 <= after.status < 500
+    is_clean = after.status == 200 and prompt_of(after) <= clean + TEMPLATE_TOKENS
+    return found(
+        f"a stopped answer cannot be continued (status {after.status})" if is_refused else said,
+        None if is_refused or is_clean else f"{said} (status {after.status})",
+        {"status": after.status, "prompt_tokens": prompt_of(after), "clean_prompt_tokens": clean},
+        Failure.HARM,
+    )
+
+
+def prompt_of(reply: Reply) -> int:
+    return int((reply.body.get("usage") or {}).get("input_tokens", 0))
+
+
+def stop(routes: Routes, asked: dict[str, Any]) -> str | None:
+    """Leave a streamed answer; its id."""
+    name, pieces = None, 0
+    with closing(routes.events(RESPONSES, asked)) as events:
+        for data in events:
+            event = json.loads(data) if data.startswith(b"{") else {}
+            name = name or (event.get("response") or {}).get("id")
+            pieces += "delta" in event
+            if pieces >= STOPPED_AFTER:
+                return name
+    raise CannotDecideError("the answer that was to be stopped ended by itself")

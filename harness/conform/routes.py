@@ -1,0 +1,87 @@
+"""The target's other routes, asked once at a time, without load: health, cancel, stored answers."""
+
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from harness.conform.case import CannotDecideError, RefusedError
+from harness.http_client import http_client, request_headers, why_unread
+from harness.load.dialect import DONE, request_body
+from harness.records import Delivery
+from harness.run.settle import read_health
+from harness.workload.plan import LoadPlan
+
+LONGEST_S: Final = 30.0
+
+
+class Reply(NamedTuple):
+    """`body`: {} unless it is a JSON object."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class Routes:
+    """Raises RefusedError for a target without HTTP, CannotDecideError if no answer comes."""
+
+    def __init__(self, plan: LoadPlan) -> None:
+        if not plan.target.http:
+            raise RefusedError("the target speaks no HTTP")
+        self._plan = plan
+        headers = request_headers(plan.headers, plan.api_key_env)
+        self._client = http_client(
+            headers, ca_file=plan.ca_file, timeout_s=LONGEST_S, longest_s=LONGEST_S
+        )
+
+    def health(self) -> bool | None:
+        return read_health(self._client, self._plan.url)
+
+    def cancel(self, request_id: str) -> Reply:
+        path = self._plan.target.cancel_path
+        if path is None:
+            raise RefusedError("the target's description names no route to cancel by")
+        return self.post(path.replace("{id}", quote(request_id, safe="")), None)
+
+    def complete(self, prompt: str, *, max_tokens: int) -> dict[str, Any]:
+        """The answer in one piece. Raises CannotDecideError if it is refused."""
+        reply = self.post(self._plan.target.path, self._body(prompt, max_tokens, Delivery.UNARY))
+        if reply.status != httpx.codes.OK:
+            raise CannotDecideError(f"a request was refused with status {reply.status}")
+        return reply.body
+
+    def post(self, path: str, body: dict[str, Any] | None) -> Reply:
+        try:
+            answer = self._client.post(self._plan.url + path, json=body)
+        except httpx.HTTPError as error:
+            raise CannotDecideError(f"POST {path} had no answer ({why_unread(error)})") from error
+        try:
+            told = answer.json()
+        except ValueError:
+            told = {}
+        return Reply(answer.status_code, told if isinstance(told, dict) else {})
+
+    def close_at_done(self, prompt: str, *, max_tokens: int) -> None:
+        """Read a stream up to `[DONE]`, and close the connection there, before its end."""
+        body = self._body(prompt, max_tokens, Delivery.STREAM)
+        with closing(self.events(self._plan.target.path, body)) as events:
+            if DONE not in events:
+                raise CannotDecideError("a stream ended without [DONE]")
+
+    def events(self, path: str, body: dict[str, Any]) -> Generator[bytes]:
+        """The data of the events of a stream; closing the generator closes the connection."""
+        try:
+            with self._client.stream("POST", self._plan.url + path, json=body) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data:"):
+                        yield line.removeprefix("data:").strip().encode()
+        except httpx.HTTPError as error:
+            raise CannotDecideError(f"a stream broke ({why_unread(error)})") from error
+
+    def _body(self, prompt: str, max_tokens: int, delivery: Delivery) -> dict[str, Any]:
+        plan = self._plan
+        return request_body(
+            plan.target, plan.model, prompt, max_tokens=max_tokens, delivery=delivery
+        )

@@ -1,0 +1,148 @@
+"""What cases conclude from figures; the cases on real servers are in tests/truth."""
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from harness.conform.case import CannotDecideError, Finding, RefusedError
+from harness.conform.cases.cancel_api import judge_answers
+from harness.conform.cases.counts import judge_labels
+from harness.conform.cases.hops import judge_tax
+from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
+from harness.conform.cases.neighbours import judge_pace
+from harness.conform.routes import Reply
+from harness.records import Delivery, MetricSample
+from harness.store.conform_result import Failure
+from harness.workload.target import MetricSource
+
+
+def page(name: str, labels: Mapping[str, str], value: float) -> list[MetricSample]:
+    text = json.dumps(labels, sort_keys=True)
+    return [MetricSample(t_ns=0, duration_ns=0, name=name, labels=text, value=value)]
+
+
+def ended(name: str) -> MetricSource:
+    return MetricSource(name=name, refresh="at the end", trust="exact")
+
+
+def labels_moved(name: str, labels: Mapping[str, str], of: MetricSource | None) -> Finding:
+    return judge_labels(page(name, labels, 3), page(name, labels, 23), of)
+
+
+VLLM = "vllm:request_success_total"
+DYNAMO = "dynamo_frontend_requests_total"
+TRITON = "nv_inference_request_success_total"
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "failure"),
+    [
+        (VLLM, {"finished_reason": "abort", "model_name": "stop"}, None),
+        (VLLM, {"finished_reason": "length"}, Failure.HARM),
+        (VLLM, {"finished_reason": "stop"}, Failure.HARM),
+        (DYNAMO, {"status": "error", "error_type": "cancelled"}, None),
+        (DYNAMO, {"status": "success", "error_type": ""}, Failure.HARM),
+        (TRITON, {"model": "generate", "version": "1"}, Failure.HARM),
+    ],
+)
+def test_a_leave_is_no_good_end(
+    name: str, labels: Mapping[str, str], failure: Failure | None
+) -> None:
+    assert labels_moved(name, labels, ended(name)).failure is failure
+
+
+@pytest.mark.parametrize("status", ["500", "503", "5xx"])
+def test_a_leave_is_no_server_error_in_any_counter(status: str) -> None:
+    found = labels_moved("http_requests_total", {"status": status}, None)
+    assert found.failure is Failure.HARM
+    assert "by 20" in found.reason
+
+
+def test_counters_that_do_not_say_how_requests_ended_decide_nothing() -> None:
+    with pytest.raises(RefusedError):
+        labels_moved("http_requests_total", {"status": "2xx"}, None)
+    with pytest.raises(RefusedError):
+        labels_moved("http_requests_total", {"status": "2xx"}, ended(VLLM))
+    with pytest.raises(CannotDecideError):
+        labels_moved("requests_total", {"model": "m"}, ended("requests_total"))
+
+
+def test_a_thousand_leaves_bound_the_rate_of_ghosts() -> None:
+    found = judge_ghosts(1000, 0)
+    assert found.failure is None
+    assert found.evidence["rate_upper95"] == pytest.approx(1 - 0.05 ** (1 / 1000), abs=1e-5)
+    found = judge_ghosts(100, 2)
+    assert found.failure is Failure.NEVER
+    # P(at most 2 of 100) = 0.05 at 6.16 %, P(at least 2 of 100) = 0.05 at 0.357 %.
+    assert found.evidence["rate_upper95"] == pytest.approx(0.0616, abs=1e-4)
+    assert found.evidence["rate_lower95"] == pytest.approx(0.00357, abs=1e-5)
+    with pytest.raises(CannotDecideError, match=r"0\.99 %"):
+        judge_ghosts(300, 0)
+
+
+def test_the_pace_is_judged_only_if_its_interval_lies_on_one_side() -> None:
+    assert judge_pace([(0.010, 0.011), (0.010, 0.010), (0.011, 0.011)]).failure is None
+    slow = judge_pace([(0.010, 0.021), (0.010, 0.020), (0.011, 0.022)])
+    assert slow.failure is Failure.LATE
+    assert slow.evidence["p99_ratio"] == pytest.approx((2.1 * 2 * 2) ** (1 / 3), abs=1e-3)
+    with pytest.raises(CannotDecideError):
+        judge_pace([(0.010, 0.010), (0.010, 0.030), (0.020, 0.010)])
+
+
+def grown(*, leave: float, answer: float, handle: float = 0.0) -> list[Used]:
+    """Four pairs of blocks of 10, with a little noise."""
+    read = [Used(1e8, 40)]
+    for number in range(4):
+        used = read[-1]
+        read.append(Used(used.bytes + 10 * leave + number, used.handles + 10 * handle))
+        read.append(Used(read[-1].bytes + 10 * answer, read[-1].handles))
+    return read
+
+
+def test_a_leave_may_cost_as_much_memory_as_an_answer() -> None:
+    assert judge_growth(grown(leave=50_000, answer=50_000), leaves=10).failure is None
+    found = judge_growth(grown(leave=60_000, answer=50_000), leaves=10)
+    assert found.failure is Failure.HARM
+    assert "bytes" in found.reason
+    assert "handles" not in found.reason
+    found = judge_growth(grown(leave=0, answer=0, handle=1), leaves=10)
+    assert found.evidence["handles_a_leave_low95"] == 1
+    assert found.failure is Failure.HARM
+
+
+LIVE = Reply(200, {"id": "a", "cancelled": True})
+DONE = Reply(200, {"id": "b", "cancelled": False})
+UNKNOWN = Reply(404, {"error": {"message": "no such request"}})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"live": Reply(404, {})}, "(live) has status 404"),
+        ({"twice": Reply(500, {})}, "(twice) has status 500"),
+        ({"twice": LIVE}, None),
+        ({"finished": Reply(200, {"id": "b", "cancelled": True})}, "(finished) is answered like"),
+        ({"unknown": Reply(200, {"id": "c", "cancelled": True})}, "(unknown) is answered like"),
+    ],
+)
+def test_a_cancel_endpoint_tells_requests_apart(
+    changed: Mapping[str, Reply], said: str | None
+) -> None:
+    answers = {"live": LIVE, "twice": DONE, "finished": DONE, "unknown": UNKNOWN, **changed}
+    found = judge_answers(answers)
+    assert found.failure is (None if said is None else Failure.HARM)
+    assert (said or "told apart") in found.reason
+
+
+def test_a_hop_may_cost_a_step_and_a_round_trip() -> None:
+    direct = Finding(None, "", {"median_steps": 0.5})
+
+    def through(steps: float | None, failure: Failure | None = None) -> Finding:
+        late = Finding(failure, "no first token", {"median_steps": steps})
+        return judge_tax(Delivery.STREAM, direct, late, most_steps=1.2)
+
+    assert through(1.6).failure is None
+    assert through(1.8).failure is Failure.LATE
+    assert through(None, Failure.NEVER).failure is Failure.NEVER
