@@ -46,10 +46,12 @@ class Role(StrEnum):
     CHECK = "check"  # slot recovery: one request a slot, to see that all slots are free
 
 
-class TrialArm(StrEnum):  # of slot recovery
+class TrialArm(StrEnum):  # of slot recovery and occupancy
     UNLOADED = "unloaded"
     ABANDON = "abandon"
     CONTROL = "control"
+    OCCUPANCY = "occupancy"
+    CAPACITY = "capacity"
 
 
 class Protocol(StrEnum):
@@ -214,12 +216,6 @@ class WorkerSeen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     at: str
-
-
-class VoidTrial(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    trial: int
-    arm: str
-    why: str
 
 
 class LifecycleEvent(msgspec.Struct, kw_only=True):

@@ -18,16 +18,24 @@ from harness.load.options import add_arguments, load_plan, read_order
 from harness.load.scenarios import (
     CancelStormDirector,
     ChunkFrontierDirector,
+    OccupancyDirector,
     SlotRecoveryDirector,
 )
 from harness.load.users import AbandoningUser, PlannedUser, prepare
 from harness.web.page import extend_page, report_outcomes
-from harness.workload.load import AbandonLoad, CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
+from harness.workload.load import (
+    AbandonLoad,
+    CancelStormLoad,
+    ChunkFrontierLoad,
+    OccupancyLoad,
+    SlotRecoveryLoad,
+)
 
 __all__ = [
     "AbandoningUser",
     "CancelStormDirector",
     "ChunkFrontierDirector",
+    "OccupancyDirector",
     "OpenLoopDirector",
     "SlotRecoveryDirector",
 ]
@@ -35,6 +43,7 @@ __all__ = [
 USERS: dict[type, type[PlannedUser]] = {
     AbandonLoad: AbandoningUser,
     SlotRecoveryLoad: SlotRecoveryDirector,
+    OccupancyLoad: OccupancyDirector,
     ChunkFrontierLoad: ChunkFrontierDirector,
     CancelStormLoad: CancelStormDirector,
 }

@@ -15,16 +15,15 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
-from harness.records import ClientSample, ProcessMark, RequestRow, VoidTrial, WorkerSeen
+from harness.records import ClientSample, ProcessMark, RequestRow, WorkerSeen
 
-Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, WorkerSeen, VoidTrial)
+Row = TypeVar("Row", RequestRow, ClientSample, ProcessMark, WorkerSeen)
 
 KINDS: Final[dict[type[msgspec.Struct], str]] = {
     RequestRow: "requests",
     ClientSample: "client",
     ProcessMark: "process",
     WorkerSeen: "workers",
-    VoidTrial: "void",
 }
 _READ_BYTES: Final = 16 * 2**20
 

@@ -1,5 +1,5 @@
-"""Loads directed from one place: the chunk frontier, the cancel storm, and slot recovery
-(`harness.load.slot_recovery`).
+"""Loads directed from one place: the chunk frontier, the cancel storm, the train of probes
+(`harness.load.slot_recovery`) and the count of occupied slots (`harness.load.occupancy`).
 
 Chunk frontier: bystanders stream all along. Beside them a director sends long prompts in pairs: it
 reads a few tokens of the first, and leaves the second by the plan `prefill`, which knows the times
@@ -18,15 +18,22 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
+from harness.load.occupancy import NotCountedError, Occupancy, capacity_tokens
 from harness.load.slot_recovery import Leaver, Sizes, Train, TrainStoppedError
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
-from harness.records import RequestRow, Role, Way
+from harness.records import Delivery, RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, PrefillPlan, RequestSpec, Storm, never
-from harness.workload.load import CancelStormLoad, ChunkFrontierLoad, SlotRecoveryLoad
+from harness.workload.load import (
+    CancelStormLoad,
+    ChunkFrontierLoad,
+    OccupancyLoad,
+    SlotRecoveryLoad,
+)
 from harness.workload.observed_latency import ObservedLatency
 
 logger = logging.getLogger(__name__)
 
+_SHORTEST_SETTLE_S: Final = 0.5
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
 
@@ -160,7 +167,7 @@ class SlotRecoveryDirector(Director):
         train = Train(
             session,
             load.slots,
-            Leaver(tokens=load.abandon_after_tokens),
+            _leaver(load),
             random.Random(f"{session.plan.run.seed}/train"),
             sizes=Sizes(
                 prompt_tokens=(low, high),
@@ -169,6 +176,62 @@ class SlotRecoveryDirector(Director):
             ),
         )
         try:
-            train.run(lambda train: len(train.recoveries) >= load.trials)
+            train.run(lambda train: _is_enough(train, load))
         except TrainStoppedError as error:
             logger.warning("the train of probes stopped: %s", error)
+            if not train.recoveries:
+                session.give_up(f"no stream left while a probe waited: {error}")
+
+
+def _leaver(load: SlotRecoveryLoad) -> Leaver:
+    match load.variant:
+        case "decode":
+            return Leaver(tokens=load.abandon_after_tokens)
+        case "queue":
+            return Leaver(where="queued")
+        case "prefill":
+            return Leaver(where="prefill", changes={"prompt_tokens": load.prefill_tokens})
+        case "unary":
+            return Leaver(tokens=load.abandon_after_tokens, changes={"delivery": Delivery.UNARY})
+
+
+def _is_enough(train: Train, load: SlotRecoveryLoad) -> bool:
+    if load.trials is not None and len(train.recoveries) >= load.trials:
+        return True
+    width_s = None if load.width_s is None else train.median_width_s()
+    return width_s is not None and width_s <= (load.width_s or 0.0)
+
+
+class OccupancyDirector(Director):
+    def run_load(self) -> None:
+        session = self.session
+        load, target = session.plan.load, session.plan.target
+        assert isinstance(load, OccupancyLoad)
+        assert load.slots is not None  # the server was asked before the load
+        low, high = load.prompt_tokens
+        rng = random.Random(f"{session.plan.run.seed}/occupancy")
+        occupancy = Occupancy(
+            session,
+            load.slots,
+            rng,
+            settle_s=target.settle_s or _SHORTEST_SETTLE_S,
+            prompt_tokens=(low, high),
+            most_tokens=load.answer_tokens,
+        )
+        try:
+            self._count_tokens(load, rng, 0)
+            for _ in range(load.rounds):
+                occupancy.round()
+            occupancy.stop()
+            gevent.sleep(target.settle_s)
+            self._count_tokens(load, rng, 1)
+        except NotCountedError as error:
+            session.give_up(str(error))
+        finally:
+            occupancy.stop()
+
+    def _count_tokens(self, load: OccupancyLoad, rng: random.Random, trial: int) -> None:
+        if load.capacity_prompt_tokens is not None:
+            assert load.slots is not None
+            tokens = load.capacity_prompt_tokens
+            capacity_tokens(self.session, load.slots, rng, prompt_tokens=tokens, trial=trial)

@@ -13,7 +13,7 @@ from typing import Final
 from harness.load.client import LoadClient, StreamClient
 from harness.load.rows import ShardWriter
 from harness.load.wire_log import WireLog
-from harness.records import Outcome, Protocol, RequestRow, VoidTrial
+from harness.records import Outcome, Protocol, RequestRow
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
@@ -49,7 +49,7 @@ class LoadSession:
             self._rows = ShardWriter(self._rows_dir, RequestRow, os.getpid())
         self._tell = tell
         self._enough = enough
-        self._give_up = give_up
+        self.give_up = give_up
         self._stop_after = plan.stop_after_abandons
         self.abandons = 0
         self.sent = 0
@@ -98,18 +98,13 @@ class LoadSession:
             try:
                 self._rows.write(row)
             except OSError as error:
-                self._give_up(f"the rows of this load can no longer be written: {error.strerror}")
+                self.give_up(f"the rows of this load can no longer be written: {error.strerror}")
         self._tell(row)
         self.seen.observe(row)
         if row.outcome is Outcome.ABANDONED:
             self.abandons += 1
             if self.abandons == self._stop_after:
                 self._enough()
-
-    def void(self, trial: VoidTrial) -> None:
-        if self._rows_dir is not None:
-            with ShardWriter(self._rows_dir, VoidTrial, os.getpid()) as shard:
-                shard.write(trial)
 
     def close(self) -> None:
         self.client.close()

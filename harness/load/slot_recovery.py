@@ -42,6 +42,7 @@ Edit = Callable[[RequestRow], None]
 
 logger = logging.getLogger(__name__)
 
+_Z95: Final = 1.96
 _LOOKS: Final = 5  # probes on the idle server
 _GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples spread evenly over the phases of a step
 _TOKENS_TO_QUEUE: Final = 2  # of the metronome: the second is from a step begun after the sending
@@ -150,6 +151,13 @@ class Train:
     @property
     def step_ns(self) -> int:
         return self._session.client.step.median_ns()
+
+    def median_width_s(self) -> float | None:
+        """Of the 95 % interval of the median recovery, by order statistics; None: too few."""
+        times = sorted(one.recovery_s or math.inf for one in self.recoveries)
+        reach = math.ceil(_Z95 * math.sqrt(len(times)) / 2) + 1  # ranks beside the median
+        low, high = len(times) // 2 - reach, len(times) // 2 + reach
+        return times[high] - times[low] if low >= 0 and high < len(times) else None
 
     def run(self, until: Callable[["Train"], bool]) -> None:
         """Raises TrainStoppedError; the streams have ended then, too."""

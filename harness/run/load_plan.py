@@ -26,6 +26,7 @@ from harness.workload.load import (
     AnyLoad,
     CancelStormLoad,
     ChunkFrontierLoad,
+    OccupancyLoad,
     SlotRecoveryLoad,
 )
 from harness.workload.plan import LoadPlan
@@ -95,7 +96,7 @@ def make_load(workload: Workload, target: Target, server: Server, folder: Path) 
         load = _with_files_read(load, folder)
     if slots is not None and (why := _slot_problem(workload, slots)) is not None:
         raise ConfigError(why)
-    if isinstance(load, SlotRecoveryLoad) and load.slots is None:
+    if isinstance(load, SlotRecoveryLoad | OccupancyLoad) and load.slots is None:
         if slots is None:
             raise ConfigError(
                 f"workload {workload.name}: a server of kind {target.name} does not publish its "
@@ -170,7 +171,9 @@ def _slot_problem(workload: Workload, slots: int) -> str | None:
                 "left for the long prompts"
             )
         # The probe waits for the only slot left, so the number of slots must be exact.
-        case SlotRecoveryLoad(slots=int(chosen)) if chosen != slots:
+        case SlotRecoveryLoad(slots=int(chosen)) | OccupancyLoad(slots=int(chosen)) if (
+            chosen != slots
+        ):
             return (
                 f"`load.slots` is {chosen}, but the server has {slots}: omit `load.slots`, or "
                 "start the server with that many"

@@ -192,16 +192,7 @@ def measure(
     finally:
         run.progress.phase("writing what was collected")
         tally = save(run)
-    return failure or find_hopeless(tally, run.manifest.load_processes) or find_void(run.manifest)
-
-
-def find_void(manifest: Manifest) -> TargetError | None:
-    from harness.analysis.recovery import all_are_void
-
-    if not all_are_void(msgspec.to_builtins(manifest)):
-        return None
-    first = manifest.void_trials[0]
-    return TargetError(f"every trial is void; the first, arm {first.arm}: {first.why}")
+    return failure or find_hopeless(tally, run.manifest.load_processes)
 
 
 def save(run: Measurement) -> LoadTally:
@@ -209,7 +200,6 @@ def save(run: Measurement) -> LoadTally:
     tally = LoadTally(folder.shards)
     folder.write_rows(replace(run.rows(), requests=tally.requests(), client=tally.samples()))
     manifest.load_processes = tally.processes()
-    manifest.void_trials = tally.void_trials()
     if tally.first_sent_ns is not None:  # excludes the start and the end of the processes
         manifest.window.load_started_ns = tally.first_sent_ns
         manifest.window.load_ended_ns = tally.last_ended_ns

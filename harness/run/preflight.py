@@ -38,7 +38,7 @@ from harness.run.settle import Asker, IdlePages, NotServedError
 from harness.store.manifest import TargetFacts
 from harness.workload.abandon import TaskPlan
 from harness.workload.arms import unused_engine_settings
-from harness.workload.load import AbandonLoad, AnyLoad, SlotRecoveryLoad
+from harness.workload.load import AbandonLoad, AnyLoad, OccupancyLoad, SlotRecoveryLoad
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
@@ -171,7 +171,7 @@ def with_slots(run: RunState, facts: TargetFacts, server: Server, asker: Asker) 
     load = run.resolved.workload.load
     slots, how = published_slots(asker.client, server, run.target), "from its page /props"
     if slots is None:
-        is_needed = isinstance(load, SlotRecoveryLoad) and load.slots is None
+        is_needed = isinstance(load, SlotRecoveryLoad | OccupancyLoad) and load.slots is None
         if server.slots is not None or not is_needed or not run.target.http:
             return server
         run.progress.phase("trying how many requests the server runs at once")

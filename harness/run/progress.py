@@ -19,6 +19,7 @@ from harness.workload.load import (
     AbandonLoad,
     CancelStormLoad,
     ChunkFrontierLoad,
+    OccupancyLoad,
     SlotRecoveryLoad,
 )
 from harness.workload.plan import LoadPlan
@@ -191,7 +192,10 @@ def _described(plan: LoadPlan) -> str:
         case AbandonLoad(stop_after_abandons=enough):
             return f"{users} until {enough} have walked away, at most {most}"
         case SlotRecoveryLoad(slots=slots, trials=trials):
-            return f"{slots} slots, {trials} trials of each arm"
+            end = most if trials is None else f"{trials} samples, at most {most}"
+            return f"a train of probes behind {slots} full slots, for {end}"
+        case OccupancyLoad(slots=slots, rounds=rounds):
+            return f"{rounds} rounds, in each {slots} streams leave and as many requests follow"
         case ChunkFrontierLoad(bystanders=others, pairs=pairs):
             return f"{others} bystanders, {pairs} long prompts read and as many abandoned"
         case CancelStormLoad(streams=streams, storms=storms):

@@ -40,13 +40,7 @@ from harness.workload.workload import (
 
 SEED_KEY: Final = "run.seed="
 
-# At most 15 s, with the start and the end of the load process.
-PROBE_PHASE: Final = (
-    "load.trials=8",
-    "load.control_answer_tokens=64",
-    "run.max_seconds=10",
-    "run.timeout_s=5",
-)
+PROBE_PHASE: Final = ("run.max_seconds=6", "run.timeout_s=5")
 
 # For an unknown kind of server: rare enough to disturb none.
 UNKNOWN_SCRAPE_INTERVAL_S = 1.0

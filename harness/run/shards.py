@@ -10,7 +10,7 @@ import msgspec
 
 from harness.errors import ConfigError, TargetError
 from harness.load.rows import Row, ShardReader
-from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, VoidTrial
+from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
 from harness.run.load_plan import count_arrivals
 from harness.store.manifest import LoadProcessRecord, Manifest, MissedArrivals, ScheduledArrivals
 from harness.store.run_folder import RunFolder
@@ -46,7 +46,6 @@ class LoadTally:
         self._requests = ShardReader(rows_dir, RequestRow, host=host)
         self._samples = ShardReader(rows_dir, ClientSample, host=host)
         self._marks = ShardReader(rows_dir, ProcessMark, host=host)
-        self._void = ShardReader(rows_dir, VoidTrial, host=host)
         self._last: dict[tuple[str, int], ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.tokens_read = 0
@@ -76,9 +75,6 @@ class LoadTally:
         ended = {(mark.host, mark.pid): mark.t_ns for mark in marks if mark.event == "ended"}
         began = (mark for mark in marks if mark.event == "began")
         return [self._process(mark, ended.get((mark.host, mark.pid))) for mark in began]
-
-    def void_trials(self) -> list[VoidTrial]:
-        return self._void.read_new()
 
     def _moved(self, rows: list[Row]) -> list[Row]:
         return [_later(row, self._ahead_ns) for row in rows] if self._ahead_ns else rows

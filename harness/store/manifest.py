@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from harness.errors import InterruptedRunError, WalkawayError
-from harness.records import SCHEMA_VERSION, ProcessKind, VoidTrial
+from harness.records import SCHEMA_VERSION, ProcessKind
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 
 Status = Literal["complete", "interrupted", "target_failed"]
@@ -183,7 +183,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     probing: Probing | None = None
     load_processes: list[LoadProcessRecord] = []
     absent_workers: list[str] = []
-    void_trials: list[VoidTrial] = []
+    void_trials: list[dict[str, Any]] = []  # of version 0.1
     kills: list[Kill] = []
     notes: list[str] = []
     warnings: list[str] = []

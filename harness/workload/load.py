@@ -186,17 +186,49 @@ class CancelStormLoad(_LeavesAtOnePoint):
     stay_tokens: Tokens
 
 
-class SlotRecoveryLoad(_LeavesAtOnePoint):
-    """`trials` of each arm, interleaved (`harness.load.slot_recovery`). `slots` is the server's
-    number of batch slots; if absent, the server is asked."""
+Variant = Literal["decode", "queue", "prefill", "unary"]
 
-    _answers = ("answer_tokens", "control_answer_tokens", "probe_tokens")
+
+class SlotRecoveryLoad(_LeavesAtOnePoint):
+    """A train of probes (`harness.load.slot_recovery`): it ends with the run's time, after `trials`
+    samples, or when the 95 % interval of the median recovery is `width_s` wide. `slots` is the
+    server's number of batch slots; if absent, the server is asked. `control_answer_tokens`: of
+    version 0.1, unused."""
+
+    _answers = ("answer_tokens", "probe_tokens")
     _streams = ("slots",)
     kind: Literal["slot_recovery"]
+    variant: Variant = "decode"
     slots: Slots | None = None
-    trials: Count
-    control_answer_tokens: Tokens
+    trials: Count | None = None
+    width_s: Duration | None = None
     probe_tokens: Tokens
+    prefill_tokens: Tokens = 1024
+    control_answer_tokens: Tokens | None = None
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        found = super().longest_requests
+        if self.variant == "prefill":
+            found["`load.prefill_tokens` + `load.answer_tokens`"] = (
+                self.prefill_tokens + self.answer_tokens
+            )
+        return found
+
+
+class OccupancyLoad(Load):
+    """`rounds` in which all streams leave, and as many requests as slots say how many slots are
+    still held (`harness.load.occupancy`). Answers are as long as the settle time needs, at most
+    `answer_tokens`. With `capacity_prompt_tokens` the KV capacity is counted by prompts so long,
+    before and after."""
+
+    _answers = ("answer_tokens",)
+    _streams = ("slots",)
+    kind: Literal["occupancy"]
+    slots: Slots | None = None
+    rounds: Count
+    answer_tokens: Tokens
+    capacity_prompt_tokens: Tokens | None = None
 
 
 class ChunkFrontierLoad(Load):
@@ -221,6 +253,6 @@ class ChunkFrontierLoad(Load):
 
 
 AnyLoad = Annotated[
-    AbandonLoad | SlotRecoveryLoad | ChunkFrontierLoad | CancelStormLoad,
+    AbandonLoad | SlotRecoveryLoad | OccupancyLoad | ChunkFrontierLoad | CancelStormLoad,
     Field(discriminator="kind"),
 ]

@@ -57,6 +57,7 @@ SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
     (WORKLOADS, "### `[run]`"): RunSettings,
     (WORKLOADS, '### `[load]` with `kind = "abandon"`'): load_settings.AbandonLoad,
     (WORKLOADS, '### `[load]` with `kind = "slot_recovery"`'): load_settings.SlotRecoveryLoad,
+    (WORKLOADS, '### `[load]` with `kind = "occupancy"`'): load_settings.OccupancyLoad,
     (WORKLOADS, '### `[load]` with `kind = "chunk_frontier"`'): load_settings.ChunkFrontierLoad,
     (WORKLOADS, '### `[load]` with `kind = "cancel_storm"`'): load_settings.CancelStormLoad,
     (WORKLOADS, "### `[engine]`"): EngineSettings,

@@ -1,12 +1,15 @@
 """Loads that are directed from one place, in the load process: storms, and slot recovery."""
 
-from itertools import groupby
+import threading
+from collections.abc import Container
+from itertools import count, groupby
 from pathlib import Path
 
 import pytest
 
+from harness.errors import TargetError
 from harness.records import Outcome, Role, TrialArm
-from harness.workload.load import CancelStormLoad, SlotRecoveryLoad
+from harness.workload.load import CancelStormLoad, OccupancyLoad, SlotRecoveryLoad
 from tests.harness.load.asking import engine
 from tests.harness.load.conftest import Exchange, Script, Serve
 from tests.harness.load.load_process import LoadProcess
@@ -18,7 +21,6 @@ LOAD = SlotRecoveryLoad(
     trials=1,
     prompt_tokens=[8, 16],
     answer_tokens=2000,
-    control_answer_tokens=400,  # two seconds: as long as the load process may be stalled
     probe_tokens=2,
     abandon_after_tokens=4,
 )
@@ -50,9 +52,10 @@ def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: P
     assert stayers <= {Outcome.COMPLETED, Outcome.CUT_OFF}
 
 
-def engine_with_slots(number: int) -> Script:
-    """First come, first served."""
+def engine_with_slots(number: int, ghosts: Container[int] = ()) -> Script:
+    """First come, first served. Of the clients that leave in mid-stream the `ghosts` go on."""
     here: list[Exchange] = []
+    left = count(1)
 
     def script(x: Exchange) -> None:
         here.append(x)
@@ -61,6 +64,8 @@ def engine_with_slots(number: int) -> Script:
             """It waits in the queue."""
         if x.closed_ns is None:
             x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+            if x.closed_ns is not None and next(left) in ghosts:
+                threading.Event().wait((x.body["max_tokens"] - x.tokens_sent) * 0.005)
         here.remove(x)
 
     return script
@@ -112,6 +117,25 @@ def test_a_train_that_gets_no_sample_says_why(
     serve: Serve, tmp_path: Path, script: Script, why: str
 ) -> None:
     child = LoadProcess(tmp_path, serve(script).url, LOAD, users=1)
-    rows = child.result()
-    assert rows
-    assert f"the train of probes stopped: {why}" in child.log
+    _, log = child.process.communicate(timeout=60)
+    child.stdin.close()
+    assert child.process.returncode == TargetError.exit_code
+    assert f"walkaway: no stream left while a probe waited: {why}" in log.splitlines()[-1]
+
+
+@e2e
+def test_requests_that_wait_after_a_round_count_what_is_held(serve: Serve, tmp_path: Path) -> None:
+    """Ghosts 3, 6 and 7 of 12 that leave."""
+    load = OccupancyLoad(
+        kind="occupancy", slots=4, rounds=3, prompt_tokens=[8, 16], answer_tokens=2000
+    )
+    server = serve(engine_with_slots(4, ghosts=(3, 6, 7)))
+    rows = LoadProcess(tmp_path, server.url, load, users=1).result()
+    settle_ns = 500_000_000  # the shortest that is taken
+    held = [
+        row.first_token_ns is None or row.first_token_ns - row.reference_ns > settle_ns
+        for row in sorted(rows, key=lambda row: row.trial or 0)
+        if row.trial is not None and row.reference_ns is not None
+    ]
+    assert [sum(held[:4]), sum(held[4:8]), sum(held[8:])] == [1, 2, 0]
+    assert all(row.first_token_ns is not None for row in rows)

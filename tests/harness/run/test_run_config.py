@@ -113,7 +113,7 @@ SCHEDULE = 'arrivals={kind="constant", rate=3, seconds=4, max_streams=5}'
     [
         ("demo", [], "12 users until 600 have walked away, at most 60 s"),
         ("demo", ["run.processes=4"], "12 users until 600 .* at most 60 s, in 4 processes"),
-        ("slot_recovery", [], "5 slots, .* trials of each arm"),
+        ("slot_recovery", [], "a train of probes behind 5 full slots, for .* s"),
         (
             "cancel_storm",
             ["load.streams=2", "load.stayers=1"],
