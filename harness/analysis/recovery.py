@@ -24,7 +24,7 @@ from harness.analysis.stats import Ints
 from harness.analysis.timeline import StepTimes, timeline
 from harness.analysis.tokens import without_tokens
 from harness.metrics import SLOT_RECOVERY
-from harness.records import Remark, Role, TrialArm
+from harness.records import Role, TrialArm
 from harness.store.frames import RunFrames
 
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
@@ -219,22 +219,3 @@ def probe_figures(requests: pd.DataFrame) -> Figures:
         why_empty = f"no trial of the arm `{arm}` is valid"
         found[name] = sampled(name, sample, why_empty, method="probe")
     return found
-
-
-def all_are_void(manifest: Mapping[str, Any]) -> bool:
-    void = [one for one in manifest.get("void_trials") or [] if one["arm"] == TrialArm.ABANDON]
-    if not void:
-        return False
-    workload = manifest["workload"]
-    planned = int(workload["load"]["trials"]) * int(workload["run"].get("loops", 1))
-    return len(void) >= planned
-
-
-def about_void_trials(manifest: Mapping[str, Any]) -> list[Remark]:
-    void = manifest.get("void_trials") or []
-    if not void:
-        return []
-    reasons = Counter(one["why"] for one in void)
-    counted = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
-    text = f"void trials: {len(void)}, because {counted}"
-    return [Remark(level="invalid" if all_are_void(manifest) else "warning", text=text)]

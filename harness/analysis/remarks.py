@@ -22,7 +22,7 @@ from harness.analysis.load_side import (
     why_schedule_means_nothing,
 )
 from harness.analysis.open_requests import LEFT, RACE, reset_warnings
-from harness.analysis.recovery import about_void_trials, control_answer_tokens, probes
+from harness.analysis.recovery import control_answer_tokens, probes
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import (
@@ -114,7 +114,7 @@ def remarks(
         for some in found
         for text in some
     ]
-    return in_level_order([*said, *about_void_trials(manifest)])
+    return in_level_order(said)
 
 
 def in_level_order(said: Sequence[Remark]) -> list[Remark]:

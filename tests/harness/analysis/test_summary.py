@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.analysis.recovery import about_void_trials
 from harness.metrics import METRICS
-from harness.records import Delivery, Metric, Role, TokenCounting, VoidTrial
-from harness.run.pipeline import find_void
+from harness.records import Delivery, Metric, Role, TokenCounting
 from harness.store.manifest import ClockCheck
 from tests.conftest import Snapshot
 from tests.harness.analysis.scenes import four_steps, leave_in_decode
@@ -187,20 +185,6 @@ def test_a_run_says_how_far_to_believe_it(make_run: MakeRun, snapshot: Snapshot)
         said += ["", f"{name}: flags {list(summary['flags'])}"]
         said += [f"{one['level']}: {one['text']}" for one in summary["validity"]]
     snapshot("remarks", "\n".join(said) + "\n")
-
-
-def test_void_trials_are_told_with_their_reasons(run: RunBuilder) -> None:
-    run.manifest.workload = {"load": {"trials": 2}, "run": {}}
-    void = [VoidTrial(trial=0, arm=arm, why="no slot") for arm in ("control", "abandon")]
-    run.manifest.void_trials = void
-    (said,) = about_void_trials(run.frames().manifest)
-    assert (said.level, said.text) == ("warning", "void trials: 2, because no slot (2)")
-    run.manifest.void_trials = [*void, VoidTrial(trial=1, arm="abandon", why="too short")]
-    (said,) = about_void_trials(run.frames().manifest)
-    assert said.level == "invalid"
-    assert said.text == "void trials: 3, because no slot (2); too short (1)"
-    failure = find_void(run.manifest)
-    assert str(failure) == "every trial is void; the first, arm control: no slot"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def engine_with_slots(number: int, ghosts: Container[int] = ()) -> Script:
         x.accept()
         while here.index(x) >= number and not x.client_left_within(0.002):
             """It waits in the queue."""
-        if x.closed_ns is None:
+        if here.index(x) < number:
             x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
             if x.closed_ns is not None and next(left) in ghosts:
                 threading.Event().wait((x.body["max_tokens"] - x.tokens_sent) * 0.005)
