@@ -225,8 +225,9 @@ class TruthServer:
 
 
 @contextmanager
-def scripted_server(**script: float | str) -> Iterator[TruthServer]:
-    command = [sys.executable, "-m", "tests.truth.server", json.dumps(script)]
+def scripted_server(**settings: float | str) -> Iterator[TruthServer]:
+    """`settings`: of tests.truth.server, both kinds."""
+    command = [sys.executable, "-m", "tests.truth.server", json.dumps(settings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:

@@ -1,16 +1,18 @@
-"""A scripted engine behind HTTP: `python -m tests.truth.server SCRIPT_JSON`.
+"""A scripted engine behind HTTP: `python -m tests.truth.server SETTINGS_JSON`.
 
 Speaks what the harness expects of the bundled engine, in plain asyncio streams, and serves beside
-it `GET /truth`. It says on standard output where it listens and ends with its standard input.
+it `GET /truth`. It says on standard output where it listens and ends with its standard input. Its
+settings are those of the engine (`Script`), and bad manners of a server (`Manners`).
 """
 
 import asyncio
 import json
 import os
+import ssl
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,42 @@ TEXT = "text/plain; version=0.0.4"
 NDJSON = "application/x-ndjson"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """What a bad server does to its clients, apart from what its engine does.
+
+    `status`: of each answer to a POST, from the request number `status_from` on. `only_model`:
+    another one gets 404. `key`, `metrics_key`: without this bearer token an answer, or the metrics
+    page, is refused by 401. `at_once`: the whole answer in one piece. `length`: of each answer,
+    whatever was asked for. `dies_after_tokens`: having sent so many, the process ends.
+    `certificate`: a PEM file with its key; the server then speaks TLS.
+    """
+
+    status: int = 0
+    status_from: int = 1
+    only_model: bool = False
+    key: str = ""
+    metrics_key: str = ""
+    at_once: bool = False
+    length: int = 0
+    dies_after_tokens: int = 0
+    certificate: str = ""
+
+    def refusal(self, number: int, headers: dict[str, str], body: dict[str, Any]) -> int:
+        if self.key and headers.get("authorization") != f"Bearer {self.key}":
+            return 401
+        if self.only_model and body.get("model") != MODEL:
+            return 404
+        return self.status if number >= self.status_from else 0
+
+
 class TruthServer:
     """Connections on one side, the step loop on the other; `_arrival` wakes an idle loop."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, manners: Manners) -> None:
+        self._manners = manners
+        self._num_asked = 0
+        self._num_sent = 0
         self.engine = ScriptedEngine(script, time.perf_counter_ns)
         self._shown = Shown(self.engine, time.perf_counter_ns)
         self._arrival = asyncio.Event()
@@ -60,7 +94,7 @@ class TruthServer:
                 if method == "POST":
                     await self._generate(headers, json.loads(body), reader, writer)
                     return
-                writer.write(self._answer(target))
+                writer.write(self._answer(target, headers))
         except ConnectionError:
             return  # a client that leaves during a small answer does not matter
         finally:
@@ -73,9 +107,18 @@ class TruthServer:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
+        self._num_asked += 1
+        refusal = self._manners.refusal(self._num_asked, headers, body)
+        if refusal:
+            writer.write(refused(refusal, body.get("model")))
+            return
         finished = asyncio.Event()
+        num_tokens = self._manners.length or body["max_tokens"]
 
         def deliver(work: Work) -> None:
+            self._num_sent += 1
+            if self._num_sent == self._manners.dies_after_tokens:
+                os._exit(3)
             is_last = work.finish_reason is not None
             writer.write(token_event(work, is_last=is_last))
             if is_last:
@@ -86,8 +129,11 @@ class TruthServer:
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
             b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
         )
+        if self._manners.at_once:
+            writer.write(whole_answer(num_tokens))
+            return
         client_id = headers.get("x-request-id", "")
-        work = self.engine.submit(client_id, len(body["prompt"]), body["max_tokens"], deliver)
+        work = self.engine.submit(client_id, len(body["prompt"]), num_tokens, deliver)
         self._arrival.set()
         closing = asyncio.ensure_future(wait_for_close(reader))
         ending = asyncio.ensure_future(finished.wait())
@@ -97,11 +143,14 @@ class TruthServer:
         closing.cancel()
         ending.cancel()
 
-    def _answer(self, target: str) -> bytes:
+    def _answer(self, target: str, headers: dict[str, str]) -> bytes:
+        wanted = self._manners.metrics_key
         parts = urlsplit(target)
         self._reads_ns.setdefault(parts.path, []).append(time.perf_counter_ns())
         query = {key: int(values[0]) for key, values in parse_qs(parts.query).items()}
         match parts.path:
+            case "/metrics" if wanted and headers.get("authorization") != f"Bearer {wanted}":
+                return refused(401, None)
             case "/metrics":
                 return response(self._shown.page().encode(), TEXT)
             case "/walkaway/lifecycle":
@@ -139,17 +188,31 @@ def clock() -> dict[str, Any]:
     }
 
 
+def refused(status: int, model: str | None) -> bytes:
+    words = {401: "no valid key", 404: f"no model {model!r} here"}
+    error = {"message": words.get(status, HTTPStatus(status).phrase), "code": status}
+    again = "retry-after: 1\r\n" if status in (429, 503) else ""
+    return response(json.dumps({"error": error}).encode(), JSON, HTTPStatus(status), again)
+
+
+def whole_answer(num_tokens: int) -> bytes:
+    events = [one_event("at-once", 8, n, is_last=n == num_tokens) for n in range(1, num_tokens + 1)]
+    return chunk(b"".join(events) + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
 def token_event(work: Work, *, is_last: bool) -> bytes:
+    num_tokens = len(work.token_times_ns)
+    return chunk(one_event(work.name, work.prompt_tokens, num_tokens, is_last=is_last))
+
+
+def one_event(name: str, prompt_tokens: int, num_tokens: int, *, is_last: bool) -> bytes:
     event = {
-        "id": work.name,
+        "id": name,
         "object": "text_completion",
         "choices": [{"index": 0, "text": " w", "finish_reason": "length" if is_last else None}],
-        "usage": {
-            "prompt_tokens": work.prompt_tokens,
-            "completion_tokens": len(work.token_times_ns),
-        },
+        "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": num_tokens},
     }
-    return chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
 def log_page(rows: list[dict[str, Any]], query: dict[str, int]) -> bytes:
@@ -200,11 +263,15 @@ async def wait_for_stdin() -> None:
     await stdin.read()
 
 
-async def main(script: Script) -> None:
-    server = TruthServer(script)
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    ready = {"event": "ready", "url": f"http://127.0.0.1:{port}", "pid": os.getpid()}
+async def main(script: Script, manners: Manners) -> None:
+    server = TruthServer(script, manners)
+    tls = None
+    if manners.certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(manners.certificate)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    port, scheme = listener.sockets[0].getsockname()[1], "http" if tls is None else "https"
+    ready = {"event": "ready", "url": f"{scheme}://127.0.0.1:{port}", "pid": os.getpid()}
     print(json.dumps(ready), flush=True)  # noqa: T201
     steps = asyncio.ensure_future(server.run_steps())
     stdin = asyncio.ensure_future(wait_for_stdin())
@@ -214,4 +281,6 @@ async def main(script: Script) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Script(**json.loads(sys.argv[1]))))
+    given = json.loads(sys.argv[1])
+    bad = {one.name: given.pop(one.name) for one in fields(Manners) if one.name in given}
+    asyncio.run(main(Script(**given), Manners(**bad)))

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 
 from tests.e2e.running import scripted_server
 from tests.truth.scripted_engine import Script, ScriptedEngine, Shown, Work
@@ -145,3 +147,51 @@ def test_over_http_it_sees_who_leaves_and_tells_the_truth() -> None:
     assert leaves["finish_reason"] == "abort"
     assert leaves["closed_ns"] <= leaves["removed_ns"] <= leaves["freed_ns"]
     assert (log.headers["x-walkaway-next-after"], len(log.text.splitlines())) == ("3", 3)
+
+
+def asked(url: str, **headers: str) -> httpx.Response:
+    body = {"model": "another", "prompt": "abcd", "max_tokens": 3, "stream": True}
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, trust_env=False)
+
+
+@pytest.mark.parametrize(
+    ("manners", "status", "tokens"),
+    [
+        ({"status": 503}, 503, 0),
+        ({"status": 429, "status_from": 2}, 200, 3),
+        ({"only_model": True}, 404, 0),
+        ({"key": "sesame"}, 401, 0),
+        ({"at_once": True}, 200, 3),
+        ({"length": 7}, 200, 7),
+    ],
+    ids=str,
+)
+def test_a_bad_server_keeps_to_its_manners(
+    manners: dict[str, Any], status: int, tokens: int
+) -> None:
+    with scripted_server(step_s=0.001, **manners) as server:
+        answer = asked(server.url)
+    assert answer.status_code == status
+    assert answer.text.count('"text": " w"') == tokens
+
+
+def test_a_bad_server_dies_in_the_middle_of_an_answer() -> None:
+    with (
+        scripted_server(step_s=0.001, dies_after_tokens=2) as server,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        asked(server.url)
+
+
+def test_a_bad_server_hides_its_metrics_and_shows_a_certificate_of_its_own(tmp_path: Path) -> None:
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    file = tmp_path / "server.pem"
+    file.write_bytes(certificate.private_key_and_cert_chain_pem.bytes())
+    with scripted_server(certificate=str(file), metrics_key="sesame") as server:
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            asked(server.url)
+        pages = [
+            httpx.get(f"{server.url}/metrics", headers=headers, verify=False, trust_env=False)
+            for headers in ({}, {"authorization": "Bearer sesame"})
+        ]
+    assert [page.status_code for page in pages] == [401, 200]
