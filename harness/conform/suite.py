@@ -167,6 +167,7 @@ def _as_run(config: ConformConfig) -> RunConfig:
         settings=[
             *(config.own_engine if config.target_url is None else ()),
             f"run.seed={config.seed}",
+            "load.slots=1",  # of the load that is not made; the slots are found out later
         ],
         target_url=config.target_url,
         engine=config.engine,
