@@ -166,8 +166,6 @@ def _as_run(config: ConformConfig) -> RunConfig:
         workload="slot_recovery",
         settings=[
             *(config.own_engine if config.target_url is None else ()),
-            # The load's own number is not used: the suite finds the slots, or is told them.
-            *(() if config.target_url is None else [f"load.slots={config.slots or 2}"]),
             f"run.seed={config.seed}",
             "load.slots=1",  # of the load that is not made; the slots are found out later
         ],
