@@ -1,0 +1,222 @@
+"""A client leaves while its prompt is computed: what goes on, and what it does to others."""
+
+import random
+from typing import Final, NamedTuple
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.load.live import LiveStream
+from harness.records import Outcome, RequestRow, Role
+from harness.store.conform_result import Failure, Level
+from harness.workload.abandon import RequestSpec
+
+SHARES: Final = (0.1, 0.5, 0.9)  # of the prompt's time, after which its client leaves
+READY_S: Final = 20.0
+CHUNKS: Final = 2  # that may still be computed
+STEPS: Final = 4  # and the steps beside them
+_FEWEST_CHUNKS: Final = 8
+_LONG_ENOUGH_STEPS: Final = 20
+_FIRST_GUESS: Final = 2048  # tokens
+_ANSWER_TOKENS: Final = 4
+_ROOM: Final = 0.75  # of the context
+_MOST_TOKENS: Final = 65_536
+
+
+class Prefill(NamedTuple):
+    """Of a cold long prompt, beside long streams in all other slots. `chunk_s`: the longest gap
+    between the tokens of one of these while it was computed."""
+
+    tokens: int
+    ttft_s: float
+    chunk_s: float
+
+    def spec(self, answer_tokens: int = _ANSWER_TOKENS) -> RequestSpec:
+        return RequestSpec(user=0, max_tokens=answer_tokens, prompt_tokens=self.tokens)
+
+    def bound_steps(self, step_s: float) -> float:
+        return round(CHUNKS * self.chunk_s / step_s + STEPS, 2)
+
+    @property
+    def evidence(self) -> Evidence:
+        return {
+            "prompt_tokens": self.tokens,
+            "prompt_ms": round(1e3 * self.ttft_s, 1),
+            "chunk_ms": round(1e3 * self.chunk_s, 1),
+        }
+
+
+def long_prefill(bench: Bench) -> Prefill:
+    """A prompt that takes 20 steps, or the longest that the context allows. Raises
+    CannotDecideError if it is computed in fewer than 8 chunks."""
+    context = bench.facts.context or _MOST_TOKENS
+    most = int(_ROOM * context)
+    tokens = min(_FIRST_GUESS, most)
+    while (seen := _watched(bench, tokens)).ttft_s < _LONG_ENOUGH_STEPS * bench.step_s:
+        if tokens == most:
+            break
+        tokens = min(2 * tokens, most)
+    if seen.ttft_s < _FEWEST_CHUNKS * seen.chunk_s:
+        raise CannotDecideError(
+            f"a prompt of {tokens} tokens is computed in {1e3 * seen.ttft_s:.0f} ms, in chunks of "
+            f"up to {1e3 * seen.chunk_s:.0f} ms: too few to see where it stops (a longer context, "
+            "or smaller chunks such as --max-num-batched-tokens 512)"
+        )
+    return seen
+
+
+def _watched(bench: Bench, tokens: int) -> Prefill:
+    beside = bench.fill(bench.slots - 1)
+    if not beside:
+        raise CannotDecideError("with one slot no other stream shows how long a chunk takes")
+    row = bench.whole(RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens))
+    assert row.first_token_ns is not None
+    times = beside[0].token_times_ns
+    during = [at for at in times if row.sent_ns <= at <= row.first_token_ns]
+    ends = [row.sent_ns, *during, row.first_token_ns]
+    longest_ns = max(late - early for early, late in zip(ends, ends[1:], strict=False))
+    return Prefill(tokens, (row.first_token_ns - row.sent_ns) / 1e9, longest_ns / 1e9)
+
+
+def time_probe(
+    bench: Bench, beside: list[LiveStream], idle_s: float, spec: RequestSpec | None = None
+) -> Try:
+    """A request sent now, which takes `idle_s` to its first token where nothing is in its way."""
+    counted = beside[0].tokens if beside else 0
+    probe = bench.start(spec or bench.short(2, role=Role.PROBE))
+    patience_s = idle_s + bench.patience_s
+    probe.wait_tokens(1, patience_s)
+    others = beside[0].tokens - counted if beside else None
+    if probe.first_token_ns is None:
+        if probe.row is not None:
+            raise CannotDecideError(f"the probe was not answered: {probe.row.error}")
+        return Try(None, patience_s, others)
+    waited_s = (probe.first_token_ns - probe.spec.intended_start_ns) / 1e9
+    probe.join(READY_S)
+    return Try(waited_s - idle_s - bench.lag_s, waited_s, others)
+
+
+def judged(
+    bench: Bench, tries: list[Try], before: list[float], prefill: Prefill
+) -> Finding:
+    now = Conditions.of(before, bench.steps_now(), bench.lag_s)
+    finding = judge_recovery(tries, now, bound_steps=prefill.bound_steps(now.step_s))
+    return finding._replace(evidence=finding.evidence | prefill.evidence)
+
+
+@case(
+    "prefill/leave",
+    Level.MUST,
+    "The prefill of a client that left stops at its next chunk.",
+    wire="All slots but one are full. A long prompt that no cache holds is sent, and its connection "
+    "closed after 10, 50 or 90 % of the time that it takes; a short request comes at that moment.",
+    passes="the short request's first token comes at most two chunks and 4 steps later than on the "
+    "idle server at the median of the tries, and at most three times that in each; no stream "
+    "beside it fails",
+    methods="P B",
+    why="A long prompt is the most expensive thing that a server computes, and the wait for it is "
+    "what users leave in. A chunk is the longest gap of another stream while it is computed.",
+    quick=True,
+    caught=reports(
+        "ai-dynamo/dynamo#13691 ai-dynamo/dynamo#14507 antirez/ds4#333 Neroued/ninfer#184"
+    ),
+)
+def leave_prefill(bench: Bench) -> Finding:
+    prefill = long_prefill(bench)
+
+    def wait(_leaver: LiveStream, number: int) -> None:
+        bench.pause(SHARES[number % len(SHARES)] * prefill.ttft_s)
+
+    finding = bench.recovery(
+        prefill.spec(bench.long_tokens),
+        ready=wait,
+        queues_first=False,
+        bound_steps=prefill.bound_steps(bench.step_s),
+    )
+    finding = finding._replace(evidence=finding.evidence | prefill.evidence)
+    return harm(bench, finding)
+
+
+def harm(bench: Bench, finding: Finding) -> Finding:
+    """The finding, unless a stream of this case failed that nobody had left."""
+    for row in bench.rows():
+        if row.outcome in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED):
+            said = f"a stream that was not left ended: {row.error or row.outcome}"
+            return Finding(Failure.HARM, said, finding.evidence)
+    return finding
+
+
+@case(
+    "prefill/retry-at-once",
+    Level.MUST,
+    "After a leave in prefill the next request may come at once.",
+    wire="A long prompt is sent and its connection closed in mid-prefill; the same prompt and "
+    "another one as long come within a step.",
+    passes="both are answered whole, each time",
+    methods="R",
+    why="A regenerate button cancels and asks again. Clean-up that still runs meets a new request "
+    "with the same prefix, or in the same slot.",
+    caught=reports("osaurus-ai/osaurus#1796"),
+)
+def retry_at_once(bench: Bench) -> Finding:
+    prefill = long_prefill(bench)
+    rows: list[RequestRow | None] = []
+    for number in range(len(SHARES)):
+        bench.wire.begin_try(number)
+        text = prompt_of(bench, prefill)
+        leaver = bench.start(prefill.spec(), text)
+        bench.pause(SHARES[number] * prefill.ttft_s)
+        leaver.leave()
+        again, other = bench.start(prefill.spec(), text), bench.start(prefill.spec())
+        rows += [again.join(READY_S), other.join(READY_S)]
+    return _all_whole(rows, "a request after a leave in prefill", prefill)
+
+
+def prompt_of(bench: Bench, prefill: Prefill) -> str:
+    return bench.session.prompt(prefill.spec(), n=bench.rng.getrandbits(32))
+
+
+def _all_whole(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Finding:
+    whole = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
+    evidence: Evidence = {"asked": len(rows), "whole": len(whole), **prefill.evidence}
+    if None in rows:
+        said = f"{what} was not answered within {READY_S:g} s"
+        return Finding(Failure.NEVER, said, evidence)
+    for row in rows:
+        if row is not None and row.outcome is not Outcome.COMPLETED:
+            return Finding(Failure.HARM, f"{what} failed: {row.error or row.outcome}", evidence)
+    return Finding(None, f"{len(whole)} of {len(rows)} were answered whole", evidence)
+
+
+@case(
+    "prefill/beside",
+    Level.MUST,
+    "A leave harms no prefill beside it.",
+    wire="One stream decodes, a long prompt is sent, and in mid-prefill the first stream's "
+    "connection is closed; when the long prompt is answered, a short request comes.",
+    passes="the long prompt is answered whole; the short request's first token comes at most two "
+    "chunks and 4 steps later than on the idle server",
+    methods="B R",
+    why="The batch changes while one of its members is half computed: positions, block tables and "
+    "chunk counters must follow.",
+    caught=reports("ggml-org/llama.cpp#27604"),
+)
+def beside(bench: Bench) -> Finding:
+    prefill = long_prefill(bench)
+    rows: list[RequestRow | None] = []
+    tries: list[Try] = []
+    before = bench.steps_now()
+    for number in range(len(SHARES)):
+        bench.wire.begin_try(number)
+        others = bench.fill(bench.slots - 2) if bench.slots > 2 else []
+        leaver = bench.start(bench.long(role=Role.USER))
+        leaver.wait_tokens(8, READY_S)
+        reader = bench.start(prefill.spec())
+        bench.pause(SHARES[number] * prefill.ttft_s)
+        leaver.leave()
+        rows.append(reader.join(READY_S))
+        if rows[-1] is None or rows[-1].outcome is not Outcome.COMPLETED:
+            break
+        tries.append(time_probe(bench, others, bench.ttft_s))
+    finding = _all_whole(rows, "a long prompt beside the stream that was left", prefill)
+    return finding if finding.failure is not None else judged(bench, tries, before, prefill)
