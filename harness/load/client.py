@@ -21,7 +21,7 @@ import msgspec
 
 from harness.http_client import is_out_of_handles
 from harness.load.connection import Connection, Deadline
-from harness.load.dialect import request_body
+from harness.load.dialect import dialect_of, request_body
 from harness.load.leave import leave
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.load.stream import StreamMachine
@@ -166,8 +166,13 @@ class StreamClient(LoadClient):
         return Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
+        frontend, target = self.frontend_of(spec.user), self.plan.target
+        raw_path = frontend.url.raw_path
+        if spec.path is not None:
+            target = target.model_copy(update={"path": spec.path})
+            raw_path = frontend.path(spec.path)
         body = request_body(
-            self.plan.target,
+            target,
             self.plan.model,
             prompt,
             max_tokens=spec.max_tokens,
@@ -176,17 +181,16 @@ class StreamClient(LoadClient):
             temperature=0.0 if spec.role is Role.CANARY else None,
         )
         if spec.text is not None:
-            body |= spec.text.conditions(has_tasks=self.plan.target.lifecycle)
-        encoded = msgspec.json.encode(body)
+            body |= spec.text.conditions(has_tasks=target.lifecycle)
+        encoded = msgspec.json.encode(body if spec.body is None else {**body, **spec.body})
         is_stream = spec.delivery is Delivery.STREAM
-        frontend = self.frontend_of(spec.user)
         fields = [
             *frontend.fields,
             (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
         return WireRequest(
-            head=head_of(frontend.url.raw_path, fields, encoded),
+            head=head_of(raw_path, fields, encoded),
             body=encoded,
             connect_s=self.connect_s,
             next_byte_s=self.plan.run.timeout_s,
@@ -325,6 +329,7 @@ class Exchange:
             sent_ns=sent_ns,
             continuous_usage=target.continuous_usage,
             usage_per_choice=target.usage_per_choice,
+            decode=dialect_of(spec.path or target.path).decode,
         )
         is_stream = spec.delivery is Delivery.STREAM
         self._reader: Reader = (

@@ -18,7 +18,7 @@ leaving are counted apart.
 
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -136,6 +136,7 @@ class StreamMachine:
         sent_ns: int,
         continuous_usage: bool,
         usage_per_choice: bool = False,
+        decode: Callable[[bytes], Chunk] = decode_chunk,
     ) -> None:
         self.state = State.SENT
         self.outcome: Outcome | None = None
@@ -153,6 +154,7 @@ class StreamMachine:
         self._ended_ns: int | None = None
         self._error: str | None = None
         self._usage_per_choice = usage_per_choice
+        self._decode = decode
         self._counted: defaultdict[int, int] = defaultdict(int)
         self._unfinished = spec.n
         asked = spec.max_tokens * spec.n
@@ -254,7 +256,7 @@ class StreamMachine:
 
     def _decoded(self, what: str, data: bytes, t_ns: int) -> Chunk | None:
         try:
-            chunk = decode_chunk(data)
+            chunk = self._decode(data)
         except NONSENSE as error:
             self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
             return None
@@ -397,7 +399,7 @@ class StreamMachine:
         if data == DONE:
             return
         try:
-            self._late_chunk(decode_chunk(data))
+            self._late_chunk(self._decode(data))
         except NONSENSE:
             return
 

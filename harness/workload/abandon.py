@@ -19,11 +19,11 @@ right after a token would put every t0 at the same point of the engine's step.
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
@@ -61,7 +61,8 @@ class RequestSpec:
     """One request before it is sent; names and meanings are those of `RequestRow`.
 
     `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
-    its range. `text` is the known text that answers it, if any. `request_id`, `arm` and
+    its range. `text` is the known text that answers it, if any. `path`: another route than the
+    target's; `body`: keys laid over the ordinary body. `request_id`, `arm` and
     `intended_start_ns` are set when the request is issued.
     """
 
@@ -80,6 +81,8 @@ class RequestSpec:
     trial: int | None = None
     repeats: str | None = None
     text: TaskText | None = None
+    path: str | None = None
+    body: Mapping[str, Any] | None = None
     request_id: str = ""
     intended_start_ns: int = 0
 

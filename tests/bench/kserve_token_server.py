@@ -20,6 +20,8 @@ from tritonclient.grpc.service_pb2 import (
     ModelStreamInferResponse,
 )
 
+from tests.bench.token_server import say
+
 
 def answer(num_tokens: int) -> list[bytes]:
     """A response for each token, then the empty last one."""
@@ -51,7 +53,7 @@ class TokenService:
             is_cut = options.is_staggered and self._num_asked < options.streams
             self._num_asked += 1
             if self._num_asked == options.streams:
-                _say("open")
+                say("open")
             phase_ns = 0 if options.is_aligned else self._period_ns * slot // options.streams
             due_ns = received_ns + (phase_ns - received_ns) % self._period_ns
             sent_ns: list[int] = []
@@ -72,11 +74,6 @@ class TokenService:
         await call.write(self._sends[-1])
 
 
-def _say(word: object) -> None:
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
 async def serve(options: SimpleNamespace, log: TextIO) -> None:
     service, server = TokenService(options, log), grpc.aio.server()
     handler = grpc.stream_stream_rpc_method_handler(
@@ -86,7 +83,7 @@ async def serve(options: SimpleNamespace, log: TextIO) -> None:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", methods),)
     )
-    _say(server.add_insecure_port("127.0.0.1:0"))
+    say(server.add_insecure_port("127.0.0.1:0"))
     await server.start()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await server.stop(0)

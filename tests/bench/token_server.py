@@ -175,7 +175,7 @@ class TokenServer:
         stream.sock.send(HEAD)
         heapq.heappush(self._due, stream)
         if self._num_asked == options.streams:
-            _say("open")
+            say("open")
 
     def _note(self, stream: Stream) -> None:
         line = {
@@ -198,7 +198,7 @@ class TokenServer:
                 self._note(stream)
 
 
-def _say(word: object) -> None:
+def say(word: object) -> None:
     sys.stdout.write(f"{word}\n")
     sys.stdout.flush()
 
@@ -212,7 +212,7 @@ def main() -> None:
         Path(options.log).open("w") as log,
     ):
         listener.setblocking(False)
-        _say(listener.getsockname()[1])
+        say(listener.getsockname()[1])
         TokenServer(options, listener, log).serve()
 
 

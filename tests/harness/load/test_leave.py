@@ -29,7 +29,7 @@ from tests.harness.load.asking import (
     refuse,
     until_left,
 )
-from tests.harness.load.conftest import Ask, Connect, Exchange, Secrets
+from tests.harness.load.conftest import Ask, Connect, Exchange, Script, Secrets
 
 HOUR_NS = 3_600_000 * MS
 
@@ -53,9 +53,21 @@ ENDING = [
 
 @pytest.mark.parametrize(("way", "wire_close", "plain", "over_tls"), ENDING)
 @pytest.mark.parametrize("tls", [None, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize(
+    ("script", "tokens", "delivery"),
+    [
+        (until_left, 1, Delivery.STREAM),
+        (silent, 0, Delivery.STREAM),
+        (silent, 0, Delivery.UNARY),
+    ],
+    ids=["after a token", "before the headers", "before the headers, in one piece"],
+)
 def test_the_connection_ends(
     ask: Ask,
     secrets: Secrets,
+    script: Script,
+    tokens: int,
+    delivery: Delivery,
     tls: ssl.TLSVersion | None,
     way: Way,
     wire_close: WireClose,
@@ -63,21 +75,13 @@ def test_the_connection_ends(
     over_tls: str,
 ) -> None:
     context = None if tls is None else secrets.server_of(tls)
-    row = ask(until_left, after(1), way, tls=context, ca_file=secrets.ca_file)
-    assert_left(ask, row, 1)
+    rule, spec = after(tokens, think_ns=20 * MS), {"delivery": delivery}
+    row = ask(script, rule, way, spec=spec, tls=context, ca_file=secrets.ca_file)
+    assert_left(ask, row, tokens)
     assert (row.way, row.wire_close, row.tokens_after_leaving) == (way.value, wire_close, None)
+    assert row.status_code == (200 if tokens else None)
     assert ask.seen.closed_how == (plain if tls is None else over_tls)
-
-
-@pytest.mark.parametrize(("way", "wire_close", "plain", "over_tls"), ENDING)
-@pytest.mark.parametrize("delivery", [Delivery.STREAM, Delivery.UNARY])
-def test_leaving_before_the_headers(
-    ask: Ask, way: Way, wire_close: WireClose, plain: str, over_tls: str, delivery: Delivery
-) -> None:
-    row = ask(silent, after(0, think_ns=20 * MS), way, spec={"delivery": delivery})
-    assert_left(ask, row, 0)
-    assert (row.status_code, row.wire_close, ask.seen.closed_how) == (None, wire_close, plain)
-    assert (row.abandoned_ns or 0) - row.sent_ns >= 20 * MS
+    assert (row.abandoned_ns or 0) - (row.first_token_ns or row.sent_ns) >= 20 * MS
 
 
 @pytest.mark.parametrize("delivery", [Delivery.STREAM, Delivery.UNARY])

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.load.dialect import refusal_message
+from harness.load.dialect import dialect_of, refusal_message
 from harness.load.stream import TRANSITIONS, IllegalSignalError, Signal, State, StreamMachine
 from harness.records import Outcome, RequestRow, Role, TokenCounting, Way, WireClose
 from harness.workload.abandon import RequestSpec
@@ -52,10 +52,52 @@ def chat(**delta: str) -> bytes:
     return json.dumps({"choices": [{"delta": delta, "finish_reason": None}]}).encode()
 
 
+def response_event(kind: str, **more: Any) -> bytes:
+    return json.dumps({"type": f"response.{kind}"} | more).encode()
+
+
+def response_end(status: str, **more: Any) -> bytes:
+    usage = {"input_tokens": 7, "output_tokens": 2, "total_tokens": 9}
+    return response_event("done", response={"status": status, "usage": usage, "error": None} | more)
+
+
+def message_event(kind: str, **more: Any) -> bytes:
+    return json.dumps({"type": kind} | more).encode()
+
+
+RESPONSE = [
+    response_event("created", response={"status": "in_progress", "usage": None}),
+    response_event("output_item.added", item={"type": "message"}, output_index=0),
+    response_event("reasoning_text.delta", delta="Hm"),
+    response_event("output_text.delta", delta=" word"),
+    response_event("output_text.done", text=" word"),
+]
+MESSAGE = [
+    message_event("message_start", message={"usage": {"input_tokens": 7, "output_tokens": 1}}),
+    message_event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+    message_event("ping"),
+    message_event("content_block_delta", delta={"type": "thinking_delta", "thinking": "Hm"}),
+    message_event("content_block_delta", delta={"type": "text_delta", "text": " word"}),
+    message_event("content_block_stop", index=0),
+]
+
+
+def message_end(why: str) -> bytes:
+    usage = {"input_tokens": 7, "output_tokens": 2}
+    return message_event("message_delta", delta={"stop_reason": why}, usage=usage)
+
+
 def fed(stream: StreamMachine, *events: bytes) -> StreamMachine:
     for number, data in enumerate(events, 2):
         stream.event(data, 10 * number)
     return stream
+
+
+def told(path: str, *events: bytes, **how: Any) -> RequestRow:
+    stream = fed(machine(decode=dialect_of(path).decode, **how), *events)
+    if stream.outcome is None:
+        stream.body_ended(99)
+    return stream.row()
 
 
 def left(stream: StreamMachine) -> StreamMachine:
@@ -446,3 +488,45 @@ def test_a_canarys_empty_events_are_not_kept() -> None:
     stream = fed(machine(replace(SPEC, role=Role.CANARY)), *[event("")] * (2 * MOST))
     assert cut(stream).answer == ""
     assert stream._answer == []
+
+
+# Other dialects
+
+TOO_LONG = {"incomplete_details": {"reason": "max_output_tokens"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "end", "reason"),
+    [
+        ("/v1/responses", RESPONSE, response_end("completed"), "stop"),
+        ("/v1/responses", RESPONSE, response_end("incomplete", **TOO_LONG), "length"),
+        ("/v1/messages", MESSAGE, message_end("end_turn"), "stop"),
+        ("/v1/messages", MESSAGE, message_end("max_tokens"), "length"),
+        ("/v1/messages", MESSAGE, message_end("refusal"), "refusal"),
+    ],
+)
+def test_other_dialects_count_texts_and_say_why_they_end(
+    path: str, events: list[bytes], end: bytes, reason: str
+) -> None:
+    row = told(path, *events, end, message_event("message_stop"))
+    assert (row.outcome, row.finish_reason) == (Outcome.COMPLETED, reason)
+    assert (row.tokens_read, row.prompt_tokens, row.completion_tokens) == (2, 7, 2)
+    assert row.token_counting is TokenCounting.EVENTS
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "error"),
+    [
+        ("/v1/responses", [*RESPONSE, response_end("cancelled")], "aborted the request"),
+        ("/v1/responses", [response_end("failed", error={"message": "no room"})], "no room"),
+        ("/v1/responses", [b'{"type":"error","message":"no room"}'], "no room"),
+        ("/v1/responses", RESPONSE, "neither a finish reason nor"),
+        ("/v1/messages", [*MESSAGE, b'{"type":"error","error":{"message":"full"}}'], "full"),
+        ("/v1/messages", MESSAGE, "neither a finish reason nor"),
+        ("/v1/messages", [b'{"delta":{"text":7}}'], "makes no sense"),
+    ],
+)
+def test_other_dialects_tell_a_failure(path: str, events: list[bytes], error: str) -> None:
+    row = told(path, *events)
+    assert row.outcome is Outcome.FAILED
+    assert error in (row.error or "")

@@ -97,14 +97,8 @@ def test_the_document_tells_what_happens(
 
 
 class TestRunning:
-    """1. However the client leaves, the model sees the one thing: `is_cancelled()`."""
-
-    def test_the_client_cancels(self, served: Served, client: Client) -> None:
-        pending = client.ask("unary", "leaves")
-        served.expect("unary", "started", "leaves")
-        pending.cancel()
-        assert pending.next() == LOCALLY
-        served.expect("unary", "cancelled", "leaves")
+    """1. However the client leaves, as by a cancel (in the table), the model's `is_cancelled()` is
+    true."""
 
     def test_the_deadline_passes(self, served: Served, client: Client) -> None:
         pending = client.ask("unary", "late", client_timeout=0.3)
