@@ -195,6 +195,10 @@ class Bench:
         """Like `ask`; raises CannotDecideError unless it is answered whole."""
         return whole(self.ask(spec, text, session=session), "a request of the set-up")
 
+    def rows(self) -> list[RequestRow]:
+        """Of the case's streams, as far as they have ended."""
+        return [stream.row for stream in self._streams if stream.row is not None]
+
     def whole_at_once(self, tokens: int) -> list[RequestRow]:
         """As many whole answers as slots, asked for at once."""
         streams = [self.start(self.short(tokens, role=Role.CHECK)) for _ in range(self.slots)]

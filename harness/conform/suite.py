@@ -68,7 +68,7 @@ OWN_ENGINE: Final = (
     "engine.sim_decode_token_ms=0",
     "engine.max_num_seqs=8",
     "engine.max_model_len=4096",
-    "engine.max_num_batched_tokens=128",  # a long prompt in many chunks
+    "engine.max_num_batched_tokens=256",  # a long prompt in many chunks
     "engine.num_blocks=512",
 )
 

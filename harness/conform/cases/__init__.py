@@ -7,6 +7,7 @@ ROOMS: Final = (
     "stream",
     "unary",
     "queue",
+    "prefill",
     "leaks",
     "neighbours",
     "next_request",
