@@ -5,6 +5,7 @@ from typing import Final
 import msgspec
 
 MAX_DELAY_S: Final = 3600.0
+MAX_GROWTH_MB: Final = 100.0  # for each client that left
 _SECONDS: Final = ("delay_abort", "hold_blocks", "stale_gauge", "stall_survivors_on_abort")
 
 
@@ -32,6 +33,20 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     double_count: bool = False
     never_count: bool = False
     stale_gauge: float = 0.0
+    queued_abort_ends_running: bool = False
+    next_short: bool = False
+    reuse_before_step_ends: bool = False
+    wedge_after: int = 0
+    clean_up_on_traffic: bool = False
+    prefill_runs_on: bool = False
+    second_prefill_dies: bool = False
+    end_twice: bool = False
+    grow_memory: float = 0.0
+    abort_after_done: bool = False
+    label_length: bool = False
+    forget_aborted_tokens: bool = False
+    cancel_does_nothing: bool = False
+    poll_rearms: bool = False
 
     def __post_init__(self) -> None:
         for name in _SECONDS:
@@ -42,6 +57,10 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             raise FaultError("lose-abort takes a probability from 0 to 1")
         if self.leak_blocks < 0:
             raise FaultError("leak-blocks takes a number of blocks, 0 or more")
+        if self.wedge_after < 0:
+            raise FaultError("wedge-after takes a number of aborts, 0 or more")
+        if not 0.0 <= self.grow_memory <= MAX_GROWTH_MB:
+            raise FaultError(f"grow-memory takes megabytes, from 0 to {MAX_GROWTH_MB:.0f}")
         if self.double_count and self.never_count:
             raise FaultError("double-count and never-count exclude each other")
 

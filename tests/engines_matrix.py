@@ -8,6 +8,7 @@ An engine that does not start, or a run that fails, is told at the end, and the 
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -49,7 +50,7 @@ def walkaway(steps: list[Step], what: str, *words: str) -> str:
     errors = done.stderr.decode(errors="replace").strip()
     step = {
         "what": what,
-        "command": " ".join(["walkaway", *words]),
+        "command": shlex.join(["walkaway", *words]),
         "exit_code": done.returncode,
         "seconds": round(time.monotonic() - began, 1),
         "said": errors.splitlines()[-1] if errors else "",

@@ -1,6 +1,7 @@
 """A frontend with the faults that `Faults` names, which concern clients that have left."""
 
 import asyncio
+from typing import Final
 
 from reference_engine.context import CancelReason, DetectionMethod
 from reference_engine.faults import Faults
@@ -8,11 +9,21 @@ from reference_engine.protocol import Ready, SetFaults
 from reference_engine.serve.client_request import ClientRequest
 from reference_engine.serve.link import WorkerLink
 
+_REARM_S: Final = 0.25  # over two readings of /metrics, ten a second
+
 
 class FaultyLink(WorkerLink):
-    """Correct while `faults` are the defaults. They hold for the worker too."""
+    """Correct while `faults` are the defaults. They hold for the worker too.
+
+    `_polled_s`: when /metrics was last read. `_grown` is never given back.
+    """
 
     faults = Faults()
+    _polled_s = float("-inf")
+    _grown: tuple[bytes, ...] = ()
+
+    def polled(self) -> None:
+        self._polled_s = asyncio.get_running_loop().time()
 
     def set_faults(self, faults: Faults) -> None:
         self.faults = faults
@@ -28,14 +39,37 @@ class FaultyLink(WorkerLink):
     def _cancel_unread(
         self, request: ClientRequest, method: DetectionMethod, reason: CancelReason
     ) -> None:
+        if self.faults.grow_memory:
+            self._grown = (*self._grown, b"\1" * int(self.faults.grow_memory * 1e6))
         if self._is_ignored(request):
             return
-        cancel = super()._cancel_unread
         if self.faults.delay_abort:
             loop = asyncio.get_running_loop()
-            loop.call_later(self.faults.delay_abort, cancel, request, method, reason)
+            loop.call_later(
+                self.faults.delay_abort, super()._cancel_unread, request, method, reason
+            )
         else:
-            cancel(request, method, reason)
+            self._cancel_once_unwatched(request, method, reason)
+
+    def _cancel_once_unwatched(
+        self, request: ClientRequest, method: DetectionMethod, reason: CancelReason
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        wait_s = self._polled_s + _REARM_S - loop.time()
+        if self.faults.poll_rearms and wait_s > 0:
+            loop.call_later(wait_s, self._cancel_once_unwatched, request, method, reason)
+        else:
+            super()._cancel_unread(request, method, reason)
+
+    def cancel(
+        self,
+        request: ClientRequest,
+        reason: CancelReason,
+        method: DetectionMethod = DetectionMethod.NONE,
+    ) -> bool:
+        if self.faults.cancel_does_nothing and reason is CancelReason.API:
+            return not request.is_ended
+        return super().cancel(request, reason, method)
 
     def _is_ignored(self, request: ClientRequest) -> bool:
         if self.faults.ignore_disconnect:

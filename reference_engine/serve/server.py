@@ -124,6 +124,7 @@ class Frontend:
         return Response()
 
     async def metrics(self, request: Request) -> Response:
+        self._link.polled()
         return Response(self._metrics_page.write(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:

@@ -19,7 +19,7 @@ from reference_engine.context import Cancellation, Context
 from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.request import FinishReason, Phase, Request, Status
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import StepPlan
+from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.runners import Runner
 from reference_engine.protocol import (
     AddRequest,
@@ -250,7 +250,7 @@ class Engine:
 
     def _execute(self, plan: StepPlan, boundary_ns: int) -> StepRecord:
         scheduler = self._scheduler
-        sampled = self._runner.execute(plan)
+        sampled = self._compute(plan)
         record = StepRecord(
             step=plan.step,
             started_ns=boundary_ns,
@@ -266,6 +266,9 @@ class Engine:
             probability = sampled.probabilities.get(request.request_id)
             self._deliver(request, probability, record.ended_ns)
         return record
+
+    def _compute(self, plan: StepPlan) -> Sampled:
+        return self._runner.execute(plan)
 
     def _deliver(self, request: Request, probability: float | None, ended_ns: int) -> None:
         """The end of a sequence goes before any other end, and an early stop before a length."""

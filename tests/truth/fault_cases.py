@@ -1,7 +1,8 @@
 """The table of faults: the figure that each fault of the bundled engine must move, and its limits.
 
 A case is measured twice in the same way: on a correct engine and on one with the fault. Both
-readings have limits, and these do not meet.
+readings have limits, and these do not meet. Faults without a case move no figure of a run; cases of
+`walkaway conform` show them.
 
 `python -m tests.truth.fault_cases` measures all cases and writes docs/faults.md, in some minutes;
 the exit status is 1 if a figure lies outside its limits.
@@ -219,6 +220,22 @@ GOES_WRONG = {
     "never-count": "an aborted request is not counted",
     "stale-gauge": "the gauges change once in so many seconds",
 }
+SHOWN_BY_CONFORM = {
+    "queued-abort-ends-running": "the abort of a waiting request ends a running one too",
+    "next-short": "the first request after an abort is a token short",
+    "reuse-before-step-ends": "for three steps after an abort, others get the aborted one's token",
+    "wedge-after": "after so many aborts nothing is generated; `/health` answers 200",
+    "clean-up-on-traffic": "slots of requests that left an idle engine wait for the next end",
+    "prefill-runs-on": "an abort in prefill waits for the first token",
+    "second-prefill-dies": "the worker ends at an abort beside a prompt computed in chunks",
+    "end-twice": "an abort in the step of the last token frees the slot a second time",
+    "grow-memory": "so many megabytes are kept for each client that left",
+    "abort-after-done": "an answer read to its end is counted as aborted too",
+    "label-length": "an aborted request is counted as `length` too",
+    "forget-aborted-tokens": "tokens of an aborted request are not counted",
+    "cancel-does-nothing": "the cancel endpoint says that it has cancelled, and has not",
+    "poll-rearms": "each reading of `/metrics` puts off the aborts of those that left",
+}
 
 UNARY = "ghosts among abandoned unary requests"
 EARLY = "ghosts among requests abandoned before their first token"
@@ -283,6 +300,17 @@ abandoned; a run ends after 60 abandons. Some rows differ, for both figures:
 | fault | what goes wrong | setting | figure | correct engine | with the fault |
 |---|---|---|---|---:|---:|
 """
+MORE = """
+Some faults move no figure of a run. A case of `walkaway conform` shows each of them.
+
+| fault | what goes wrong |
+|---|---|
+"""
+
+
+def more() -> str:
+    rows = [f"| {fault} | {wrong} |\n" for fault, wrong in SHOWN_BY_CONFORM.items()]
+    return MORE + "".join(rows)
 
 
 def main() -> int:
@@ -296,7 +324,7 @@ def main() -> int:
             said = lines[-1] if is_right else f"{lines[-1]} OUTSIDE ITS LIMITS"
             print(said, flush=True)  # noqa: T201
             all_right &= is_right
-    TABLE.write_text(HEAD + "\n".join(lines) + "\n")
+    TABLE.write_text(HEAD + "\n".join(lines) + "\n" + more())
     return 0 if all_right else 1
 
 

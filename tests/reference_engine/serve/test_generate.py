@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from reference_engine.config import RateLimits
+from reference_engine.context import CancelReason
 from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
 from reference_engine.protocol import (
@@ -164,6 +165,40 @@ async def test_a_fault_delays_the_abort() -> None:
     await worker.aborted.wait()
     _, disconnected, sent = worker.entries()
     assert sent.t_ns - disconnected.t_ns == pytest.approx(7e9)
+
+
+async def test_a_cancel_over_http_may_do_nothing() -> None:
+    worker, client = asked()
+    worker.link.faults = Faults(cancel_does_nothing=True)
+    assert worker.link.cancel(worker.link.live["req-1"], CancelReason.API), "so it says"
+    assert worker.aborts() == []
+    client.leave()
+    await client.finished()
+    assert worker.aborts() == [("req-1", "user_disconnect")]
+
+
+async def test_readings_of_the_metrics_may_put_an_abort_off() -> None:
+    worker, client = asked()
+    worker.link.faults = Faults(poll_rearms=True)
+    worker.link.polled()
+    client.leave()
+    await client.finished()
+    for _ in range(10):
+        worker.link.polled()
+        await asyncio.sleep(0.1)
+        assert worker.aborts() == []
+    await worker.aborted.wait()
+    _, disconnected, sent = worker.entries()
+    assert sent.t_ns - disconnected.t_ns == pytest.approx(1.15e9, rel=0.01)
+
+
+async def test_a_client_that_leaves_may_cost_memory() -> None:
+    worker, client = asked()
+    worker.link.faults = Faults(grow_memory=0.5)
+    client.leave()
+    await client.finished()
+    assert [len(block) for block in worker.link._grown] == [500_000]
+    assert worker.aborts() == [("req-1", "user_disconnect")]
 
 
 @IN_BOTH_FORMS

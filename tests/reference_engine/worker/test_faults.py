@@ -36,6 +36,7 @@ def after_one_abort(faults: Faults) -> Bench:
         (Faults(leak_blocks=1), {"free_blocks": 5}),
         (Faults(leak_blocks=100), {"free_blocks": 4}),
         (Faults(stall_survivors_on_abort=0.25), {"slept": [0.25]}),
+        (Faults(label_length=True), {"finished": {"abort": 1, "length": 1}}),
         (
             Faults(lose_abort=1.0),
             {"finished": {}, "num_running": 2, "free_blocks": 4, "live": ["survivor", "gone"]},
@@ -59,7 +60,8 @@ def test_a_fault_changes_what_its_name_says_and_nothing_else(
     bench.check_integrity()
     while bench.scheduler.has_work:
         report = bench.step()
-    assert report.counters.finished["length"] == len(wrong.get("live", ["survivor"]))
+    ended = len(wrong.get("live", ["survivor"])) + faults.label_length
+    assert report.counters.finished["length"] == ended
 
 
 def test_faults_touch_aborts_only() -> None:
@@ -163,6 +165,105 @@ def test_the_fault_lose_abort_loses_some() -> None:
     assert 10 <= kept <= 30
 
 
+def test_an_abort_in_the_queue_may_end_a_running_request() -> None:
+    bench = Bench(Faults(queued_abort_ends_running=True), max_num_seqs=1)
+    bench.step(add("running"), add("queued"))
+    bench.step(abort("queued"))
+    assert not bench.scheduler.requests
+    bench.step(add("running"), add("next"))
+    bench.step(abort("running"))
+    assert list(bench.scheduler.requests) == ["next"], "a running one's abort ends it alone"
+
+
+def test_the_request_after_an_abort_may_be_a_token_short() -> None:
+    bench = Bench(Faults(next_short=True))
+    bench.step(add("gone"))
+    bench.step(abort("gone"), add("next"), add("later"))
+    while bench.scheduler.has_work:
+        bench.step()
+    told = [output for report in bench.reports for output in report.outputs]
+    lengths = {output.request_id: output.num_generated for output in told}
+    assert lengths == {"gone": 1, "next": 7, "later": 8}
+
+
+@pytest.mark.parametrize(("torn", "carried"), [(False, 0), (True, 4)])
+def test_a_slot_that_is_used_again_too_early_carries_tokens_over(torn: bool, carried: int) -> None:
+    bench = Bench(Faults(reuse_before_step_ends=torn))
+    bench.step(add("beside"), add("gone"), add("next"))
+    left_behind = bench.scheduler.requests["gone"].token_ids[-1]
+    bench.step(abort("gone"))
+    for _ in range(4):
+        bench.step()
+    answers = [one.token_ids[6:] for one in bench.scheduler.running]
+    assert [len(answer) for answer in answers] == [6, 5]
+    assert [answer.count(left_behind) for answer in answers] == [carried, carried]
+
+
+def test_a_wedged_engine_hears_nothing_until_the_fault_is_withdrawn() -> None:
+    bench = Bench(Faults(wedge_after=1))
+    bench.step(add("survivor"), add("gone"))
+    bench.step(abort("gone"))
+    assert bench.engine.patience_s() is None
+    num_reports = len(bench.reports)
+    bench.step(add("next"))
+    assert len(bench.reports) == num_reports
+    bench.set_faults(Faults())
+    assert bench.engine.patience_s() == 0.0
+    assert bench.step().num_running == 1
+
+
+def test_slots_that_nobody_sweeps_come_back_with_the_end_of_another_request() -> None:
+    bench = Bench(Faults(clean_up_on_traffic=True), max_num_seqs=3)
+    bench.step(add("a"), add("b"), add("beside"))
+    bench.step(abort("a"))
+    bench.step(abort("b"))
+    assert bench.step().num_running == 1, "what goes on beside has swept both"
+    assert bench.step(abort("beside")).num_running == 1
+    assert bench.step(add("c", max_tokens=1), add("d"), add("e")).num_waiting == 1
+    assert bench.step().num_running == 2
+
+
+def test_a_prefill_may_run_on_to_its_first_token() -> None:
+    bench = Bench(Faults(prefill_runs_on=True), max_num_batched_tokens=4)
+    bench.step(add("a", num_prompt=12))
+    scheduled = []
+    for heard in ([abort("a")], [], []):
+        record = bench.step(*heard).step
+        scheduled.append(None if record is None else record.scheduled)
+    assert scheduled == [{"a": 4}, {"a": 4}, None]
+    assert bench.reports[-1].counters.finished == {"abort": 1}
+
+
+def test_an_abort_may_kill_an_engine_that_computes_another_prompt() -> None:
+    bench = Bench(Faults(second_prefill_dies=True), max_num_seqs=3, max_num_batched_tokens=8)
+    bench.step(add("a"))
+    bench.step(abort("a"), add("short"))
+    bench.step(add("long", num_prompt=16, word=6))
+    with pytest.raises(SystemExit):
+        bench.step(abort("short"))
+
+
+def test_a_slot_that_is_freed_twice_serves_one_request_too_many() -> None:
+    bench = Bench(Faults(end_twice=True))
+    bench.step(add("last", max_tokens=2), add("beside"), add("next"), add("later"))
+    bench.runner.meanwhile = lambda: bench.hear(abort("last"))
+    bench.step()
+    bench.runner.meanwhile = lambda: None
+    bench.step()
+    assert len(bench.scheduler.running) == 3
+    assert bench.step(abort("next")).counters.finished == {"length": 1, "abort": 1}
+    assert bench.step(add("again"), add("and again")).num_waiting == 1
+
+
+def test_tokens_of_an_aborted_request_and_whole_answers_may_be_counted_wrong() -> None:
+    bench = Bench(Faults(forget_aborted_tokens=True, abort_after_done=True))
+    bench.step(add("whole", max_tokens=2), add("gone"))
+    bench.step()
+    counters = bench.step(abort("gone")).counters
+    assert counters.generated_tokens == 2
+    assert counters.finished == {"length": 1, "abort": 2}
+
+
 def test_stale_gauges_change_once_in_a_while_and_are_fresh_when_the_fault_is_withdrawn() -> None:
     bench = Bench(Faults(stale_gauge=1e-6))
     assert bench.step(add("a")).num_running == 1
@@ -199,6 +300,8 @@ def test_all_kinds_of_faults_can_be_named() -> None:
         (["stale-gauge=nan"], "from 0 to 3600"),
         (["lose-abort=2"], "from 0 to 1"),
         (["leak-blocks=-1"], "0 or more"),
+        (["wedge-after=-1"], "0 or more"),
+        (["grow-memory=1000"], "from 0 to 100"),
         (["leak-slot=2"], "bool"),
         (["double-count", "never-count"], "exclude each other"),
     ],
