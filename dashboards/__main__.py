@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dashboards.comparison import write_comparison
+from dashboards.conform_page import write_conform
 from dashboards.report import write_report
 from dashboards.trend import write_trend
 from harness.errors import WalkawayError
@@ -46,9 +47,18 @@ def _parser() -> argparse.ArgumentParser:
     trend = commands.add_parser("trend", help="draw all runs of a folder over time")
     trend.add_argument("folder", type=Path, metavar="FOLDER")
     trend.set_defaults(write=lambda of: write_trend(of.folder, of.output))
+    conform = commands.add_parser("conform", help="draw a conformance result")
+    conform.add_argument("folder", type=Path, metavar="DIR")
+    conform.add_argument("-o", "--output", type=Path, metavar="FILE.html")
+    conform.set_defaults(write=_write_conform)
     for command in (report, compare, trend):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
     return parser
+
+
+def _write_conform(options: argparse.Namespace) -> None:
+    options.output = options.output or options.folder / "index.html"
+    write_conform(options.folder, options.output)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,12 @@ def document(
     sections: Mapping[str, Sequence[Section]],
     *,
     requests: Mapping[str, object] | None = None,
+    scripts: Sequence[str] | None = None,
     **content: object,
 ) -> str:
     """One HTML document. `template` extends `page.html.j2` and gets `content`; it draws the
     `sections` of each anchor with the macro `pictured`. `requests`: the data for `requests.js`, by
-    anchor.
+    anchor. `scripts`: of a page that has no pictures by Plotly.
     """
     environment = Environment(
         loader=PackageLoader("dashboards"),
@@ -44,11 +45,13 @@ def document(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    scripts = ("page.js",) if requests is None else ("page.js", "requests.js")
-    plotly, *texts = [_own_line(_template(name)) for name in (PLOTLY, *scripts)]
+    plotly = "" if scripts is not None else _own_line(_template(PLOTLY))
+    if scripts is None:
+        scripts = ("page.js",) if requests is None else ("page.js", "requests.js")
+    texts = [_own_line(_template(name)) for name in scripts]
     return environment.get_template(template).render(
         content,
-        policy=content_security_policy([plotly, *texts]),
+        policy=content_security_policy([*filter(None, [plotly]), *texts]),
         style=Markup(_template("page.css")),
         plotly=Markup(plotly),
         scripts=[Markup(text) for text in texts],

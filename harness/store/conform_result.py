@@ -5,6 +5,7 @@ aftermath what the case left behind: a server may pass a case and answer nobody 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
@@ -143,5 +144,16 @@ class WireEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     sent: Literal["", "FIN", "RST", "RST_STREAM", "nothing"] = ""  # act: what went out
 
 
+_WIRE: Final = msgspec.json.Decoder(WireEvent)
+
+
 def wire_log_name(case_id: str) -> str:
     return f"{WIRE_FOLDER}/{case_id.replace('/', '-')}.jsonl"
+
+
+def read_wire_log(file: Path) -> list[WireEvent]:
+    """Without the lines that a killed run cut off; empty without a file."""
+    events: list[WireEvent] = []
+    with suppress(OSError, msgspec.MsgspecError):
+        events.extend(_WIRE.decode(line) for line in file.read_bytes().splitlines())
+    return events

@@ -1,0 +1,176 @@
+"""A conformance result as one page: what is wrong and how to see it, then every case."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from dashboards.figures.wire import SHOWN_TRIES, tries
+from dashboards.page import document, save
+from harness.formatting import number, quantity
+from harness.store.conform_result import (
+    CONFORM_FILE,
+    Aftermath,
+    CaseResult,
+    ConformResult,
+    Level,
+    Verdict,
+    read_conform,
+    read_wire_log,
+)
+
+WORDS: Final = {
+    Verdict.PASS: "pass",
+    Verdict.FAIL: "fail",
+    Verdict.CANNOT_DECIDE: "cannot decide",
+    Verdict.NOT_SUPPORTED: "not supported",
+    Verdict.INFORMATIONAL: "told",
+}
+MEANINGS: Final = {
+    "pass": "the server did what the case demands",
+    "fail": "late: it did so after too many steps; never: not within the settle time; "
+    "harm: something else broke",
+    "cannot decide": "something got in the way: this is no pass",
+    "not supported": "the server does not offer what the case is about",
+    "told": "a figure that is not judged",
+    "not run": "the case needs something that was not given",
+}
+MARKS: Final = {"pass": "\u2713", "fail": "\u2717", "cannot decide": "?"}  # beside the word
+MARKS.update({"not supported": "\u2013", "told": "i", "not run": "\u00b7", "absent": ""})
+ANSWERS: Final = {  # by exit code
+    0: ("good", "no unexpected failure"),
+    3: ("bad", "failed"),
+    4: ("unknown", "could not decide"),
+    5: ("bad", "the server failed before the first case"),
+    130: ("unknown", "interrupted"),
+}
+_UNITS: Final = {"steps": "steps", "s": "s", "ms": "ms", "tokens": "tokens", "ratio": "times"}
+_GITHUB: Final = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
+
+
+def write_conform(folder: Path, output: Path) -> None:
+    result = read_conform(folder / CONFORM_FILE)
+    mark, answer = ANSWERS.get(result.exit_code, ("unknown", f"exit code {result.exit_code}"))
+    beside = [_described(folder, one) for one in result.cases if one.verdict is not Verdict.PASS]
+    html = document(
+        "conform.html.j2",
+        {},
+        scripts=("conform.js",),
+        server=server_name(result),
+        result=result,
+        date=result.started_at[:16].replace("T", " "),
+        mark=mark,
+        answer=answer,
+        counts=counts(result),
+        facts=facts(result),
+        fails=[one for one in beside if one["word"] == "fail"],
+        others=[one for one in beside if one["word"] != "fail"],
+        groups=[(group, list(those)) for group, those in _by_group(result.cases)],
+        marks=MARKS,
+        meanings=MEANINGS,
+        undecided=[one for one in beside if one["word"] == "cannot decide"],
+    )
+    save(html, output)
+
+
+def server_name(result: ConformResult) -> str:
+    return " ".join(filter(None, (result.target.engine, result.target.version)))
+
+
+def verdict_words(one: CaseResult) -> str:
+    return WORDS[one.verdict] + (f", {one.kind}" if one.kind else "")
+
+
+def anchor(case_id: str) -> str:
+    return f"case-{re.sub(r'[^a-z0-9]+', '-', case_id.lower())}"
+
+
+def counts(result: ConformResult) -> list[tuple[str, int]]:
+    found = [WORDS[one.verdict] for one in result.cases]
+    counted = [(word, found.count(word)) for word in WORDS.values()]
+    return [*counted, ("not run", len(result.not_run))]
+
+
+def facts(result: ConformResult) -> list[tuple[str, str]]:
+    target, machine = result.target, result.machine
+    told = {
+        "server": server_name(result),
+        "configuration": target.configuration,
+        "model": target.model,
+        "at": target.url,
+        "slots": "not known" if result.slots is None else str(result.slots),
+        "step": quantity(result.step_s, "s"),
+        "first token when idle": quantity(result.ttft_s, "s"),
+        "client lag": quantity(result.lag_s, "s"),
+        "machine": f"{machine.cpu}, {quantity(machine.cores, 'cores')}, Python {machine.python}",
+        "suite": ", ".join(
+            (
+                "quick" if result.quick else "whole",
+                "strict" if result.strict else "a should never fails it",
+                f"seed {result.seed}, walkaway {result.walkaway}",
+            )
+        ),
+        "started": result.started_at,
+    }
+    return [(name, text) for name, text in told.items() if text]
+
+
+def evidence(figures: Mapping[str, float | str | None]) -> list[str]:
+    """ "median 0.7 steps": the unit ends the name."""
+    said = []
+    for name, value in figures.items():
+        stem, _, unit = name.rpartition("_")
+        if isinstance(value, str) or value is None or unit not in _UNITS or not stem:
+            text = value if isinstance(value, str) else quantity(value, "")
+            said.append(f"{name.replace('_', ' ')} {text}")
+        else:
+            text = quantity(value, "s") if unit == "s" else f"{number(value)} {_UNITS[unit]}"
+            said.append(f"{stem.replace('_', ' ')} {text}")
+    return said
+
+
+def link(text: str) -> dict[str, str | None]:
+    """Only an address of the web becomes a link."""
+    found = _GITHUB.match(text)
+    words = f"{found[1]}#{found[2]}" if found else text.removeprefix("https://")
+    return {"text": words, "to": text if text.startswith("https://") else None}
+
+
+def _by_group(cases: Iterable[CaseResult]) -> Iterable[tuple[str, Iterable[dict[str, Any]]]]:
+    for group, those in groupby(cases, lambda one: one.id.partition("/")[0]):
+        yield group, (_row(one) for one in those)
+
+
+def _row(one: CaseResult) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "anchor": None if one.verdict is Verdict.PASS else anchor(one.id),
+        "level": one.level,
+        "word": WORDS[one.verdict],
+        "kind": one.kind,
+        "expected": one.expected,
+        "aftermath": one.aftermath,
+        "is_unclean": one.aftermath not in (None, Aftermath.CLEAN),
+        "reason": one.reason,
+        "evidence": evidence(one.evidence),
+        "weighs": one.level is Level.MUST,
+    }
+
+
+def _described(folder: Path, one: CaseResult) -> dict[str, Any]:
+    found = tries(_events(folder, one.wire_log))
+    return {
+        **_row(one),
+        "case": one,
+        "caught": [link(text) for text in one.caught],
+        "tries": found[:SHOWN_TRIES],
+        "num_tries": len(found),
+    }
+
+
+def _events(folder: Path, wire_log: str | None) -> Sequence[Any]:
+    """A result may come from elsewhere: only a file in its folder is read."""
+    if wire_log is None or not (folder / wire_log).resolve().is_relative_to(folder.resolve()):
+        return ()
+    return read_wire_log(folder / wire_log)

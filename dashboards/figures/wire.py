@@ -1,0 +1,217 @@
+"""A wire log as a drawing: a lane for each stream, time from left to right, t0 as a line.
+
+Places are percentages, so one drawing fits a wide screen and a phone. Of the tries of a case the
+slowest are drawn: those in which the probe waited longest after the act.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from harness.formatting import quantity
+from harness.store.conform_result import WireEvent
+
+SHOWN_TRIES: Final = 2
+SHOWN_LANES: Final = 12
+SHOWN_MOMENTS: Final = 80
+LANE_PX: Final = 40
+TOP_PX: Final = 24
+TICKS: Final = 5
+LABEL: Final = 24  # characters of a mark in the drawing
+TEXT: Final = 300  # and of what was sent or read, in words
+SHAPES: Final = {"connect": "circle", "write": "triangle", "act": "cross", "end": "bar"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glyph:
+    shape: str
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """`reads`: a path of a stroke for each read, over 1,000 units that are stretched."""
+
+    name: str
+    y: int
+    start: float
+    end: float
+    reads: str
+    glyphs: list[Glyph]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """`hidden`: streams without a lane. `ticks`: places, with milliseconds after t0."""
+
+    caption: str
+    height: int
+    lanes: list[Lane]
+    t0: float | None
+    ticks: list[tuple[float, str]]
+    hidden: int
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt, its events by time. `t0_ns`: its first act. `wait_s`: from then to the first
+    token of a probe; infinite if none came, None without an act."""
+
+    attempt: int
+    events: list[WireEvent]
+    t0_ns: int | None
+    answer: WireEvent | None
+
+    @property
+    def wait_s(self) -> float | None:
+        if self.t0_ns is None:
+            return None
+        return math.inf if self.answer is None else (self.answer.t_ns - self.t0_ns) / 1e9
+
+    @property
+    def title(self) -> str:
+        if self.t0_ns is None:
+            return f"Try {self.attempt}, in which no stream leaves"
+        if self.answer is None:
+            return f"Try {self.attempt}: no probe got a token after t0"
+        wait = quantity(self.wait_s, "s")
+        return f"Try {self.attempt}: the first token of {self.answer.stream} came {wait} after t0"
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """The whole try, and before it the part around t0 where that is much shorter."""
+        start, end = self.events[0].t_ns, max(self.events[-1].t_ns, self.events[0].t_ns + 1)
+        whole = _draw(self, start, end, "The whole try")
+        if self.t0_ns is None or self.answer is None:
+            return [whole]
+        span = self.answer.t_ns - self.t0_ns
+        near = max(start, self.t0_ns - span), min(end, self.answer.t_ns + span)
+        if 3 * (near[1] - near[0]) > end - start:
+            return [whole]
+        return [_draw(self, *near, "Around the act of leaving"), whole]
+
+    @property
+    def moments(self) -> list[tuple[str, str, str]]:
+        """The drawing in words: when, which stream, what. Reads in a row are one moment."""
+        origin = self.events[0].t_ns if self.t0_ns is None else self.t0_ns
+
+        def kind(event: WireEvent) -> tuple[object, ...]:
+            return event.stream, event.t_ns > origin, event.what == "read" or id(event)
+
+        by_stream = sorted(self.events, key=lambda event: event.stream)
+        runs = [list(run) for _, run in groupby(by_stream, kind)]
+        runs.sort(key=lambda run: run[0].t_ns)
+        return [
+            (f"{(run[0].t_ns - origin) / 1e6:+,.1f} ms", run[0].stream, _in_words(run, origin))
+            for run in runs[:SHOWN_MOMENTS]
+        ]
+
+
+def tries(events: Iterable[WireEvent]) -> list[Try]:
+    """The slowest first, then those without an act."""
+    by_attempt: dict[int, list[WireEvent]] = {}
+    for event in sorted(events, key=lambda event: event.t_ns):
+        by_attempt.setdefault(event.attempt, []).append(event)
+    found = [_try(attempt, those) for attempt, those in sorted(by_attempt.items())]
+    return sorted(found, key=lambda one: -1.0 if one.wait_s is None else one.wait_s, reverse=True)
+
+
+def _try(attempt: int, events: list[WireEvent]) -> Try:
+    t0_ns = next((event.t_ns for event in events if event.what == "act"), None)
+    if t0_ns is None:
+        return Try(attempt, events, None, None)
+    starts = (_first_token(those) for name, those in _streams(events) if name.startswith("probe"))
+    answers = [one for one in starts if one is not None and one.t_ns > t0_ns]
+    return Try(attempt, events, t0_ns, min(answers, key=lambda one: one.t_ns, default=None))
+
+
+def _streams(events: Iterable[WireEvent]) -> Iterator[tuple[str, list[WireEvent]]]:
+    """What leaves first, then the probes, then the others as they began."""
+    found: dict[str, list[WireEvent]] = {}
+    for event in events:
+        found.setdefault(event.stream, []).append(event)
+
+    def rank(name: str) -> int:
+        if any(event.what == "act" for event in found[name]):
+            return 0
+        return 1 if name.startswith("probe") else 2
+
+    return ((name, found[name]) for name in sorted(found, key=rank))
+
+
+def _first_token(events: Iterable[WireEvent]) -> WireEvent | None:
+    return next((event for event in events if event.what == "read" and event.tokens), None)
+
+
+def _draw(one: Try, start: int, end: int, caption: str) -> Drawing:
+    def place(t_ns: float) -> float:
+        return round(100 * min(1.0, max(0.0, (t_ns - start) / (end - start))), 2)
+
+    streams = list(_streams(one.events))
+    lanes = [
+        Lane(
+            name=name,
+            y=TOP_PX + row * LANE_PX,
+            start=place(events[0].t_ns) if events[0].what == "connect" else 0.0,
+            end=place(events[-1].t_ns) if events[-1].what == "end" else 100.0,
+            **_marks([event for event in events if start <= event.t_ns <= end], place, one),
+        )
+        for row, (name, events) in enumerate(streams[:SHOWN_LANES])
+    ]
+    origin = start if one.t0_ns is None else one.t0_ns
+    return Drawing(
+        caption=caption,
+        height=TOP_PX + len(lanes) * LANE_PX + 20,
+        lanes=lanes,
+        t0=None if one.t0_ns is None else place(one.t0_ns),
+        ticks=[(place(origin + ms * 1e6), f"{ms:+g}") for ms in _ticks(origin, start, end)],
+        hidden=len(streams) - len(lanes),
+    )
+
+
+def _marks(
+    events: Iterable[WireEvent], place: Callable[[float], float], one: Try
+) -> dict[str, Any]:
+    reads, glyphs = set(), []
+    for event in events:
+        if event.what == "read":
+            reads.add(10 * place(event.t_ns))
+        else:
+            shape = SHAPES.get(event.what, "mark")
+            glyphs.append(Glyph(shape=shape, x=place(event.t_ns), label=_label(event)))
+        if event is one.answer:
+            label = f"first token, t0 + {quantity(one.wait_s, 's')}"
+            glyphs.append(Glyph(shape="first", x=place(event.t_ns), label=label))
+    return {"reads": "".join(f"M{x:g} 0V10" for x in sorted(reads)), "glyphs": glyphs}
+
+
+def _label(event: WireEvent) -> str:
+    if event.what != "act":
+        return event.text[:LABEL] if event.what == "mark" else ""
+    return f"{event.call or 'leaves'}{f', {event.sent}' if event.sent else ''}"
+
+
+def _ticks(origin: int, start: int, end: int) -> list[float]:
+    """Round milliseconds after `origin`."""
+    least = (end - start) / 1e6 / TICKS
+    size = 10 ** math.floor(math.log10(least))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= least)
+    first, last = math.ceil((start - origin) / 1e6 / step), math.floor((end - origin) / 1e6 / step)
+    return [at * step for at in range(first, last + 1)]
+
+
+def _in_words(run: list[WireEvent], origin: int) -> str:
+    first, size = run[0], sum(event.bytes for event in run)
+    told = f": {first.text[:TEXT]}" if first.text else ""
+    if first.what == "read":
+        tokens = sum(event.tokens for event in run)
+        until = f", the last at {(run[-1].t_ns - origin) / 1e6:+,.1f} ms" if len(run) > 1 else ""
+        counted = ", ".join((quantity(len(run), "reads"), quantity(size, "bytes")))
+        return f"{counted}, {quantity(tokens, 'tokens')}{until}{told}"
+    if first.what == "act":
+        return f"leaves: {_label(first)}; {quantity(first.unread, 'bytes')} had arrived unread"
+    of = f" of {quantity(size, 'bytes')}" if size else ""
+    return f"{first.what}{of}{told}"
