@@ -11,11 +11,12 @@ from dashboards.page import document, save
 from harness.formatting import number, quantity
 from harness.store.conform_result import (
     CONFORM_FILE,
+    NOT_MEANT,
     Aftermath,
     CaseResult,
     ConformResult,
-    Level,
     Verdict,
+    counted,
     read_conform,
     read_wire_log,
 )
@@ -36,8 +37,7 @@ MEANINGS: Final = {
     "told": "a figure that is not judged",
     "not run": "the case needs something that was not given",
 }
-MARKS: Final = {"pass": "\u2713", "fail": "\u2717", "cannot decide": "?"}  # beside the word
-MARKS.update({"not supported": "\u2013", "told": "i", "not run": "\u00b7", "absent": ""})
+MARKS: Final = dict(zip(MEANINGS, "✓✗?/i·", strict=True))  # beside the word
 ANSWERS: Final = {  # by exit code
     0: ("good", "no unexpected failure"),
     3: ("bad", "failed"),
@@ -69,6 +69,7 @@ def write_conform(folder: Path, output: Path) -> None:
         groups=[(group, list(those)) for group, those in _by_group(result.cases)],
         marks=MARKS,
         meanings=MEANINGS,
+        not_meant=NOT_MEANT,
         undecided=[one for one in beside if one["word"] == "cannot decide"],
     )
     save(html, output)
@@ -78,18 +79,14 @@ def server_name(result: ConformResult) -> str:
     return " ".join(filter(None, (result.target.engine, result.target.version)))
 
 
-def verdict_words(one: CaseResult) -> str:
-    return WORDS[one.verdict] + (f", {one.kind}" if one.kind else "")
-
-
 def anchor(case_id: str) -> str:
     return f"case-{re.sub(r'[^a-z0-9]+', '-', case_id.lower())}"
 
 
 def counts(result: ConformResult) -> list[tuple[str, int]]:
-    found = [WORDS[one.verdict] for one in result.cases]
-    counted = [(word, found.count(word)) for word in WORDS.values()]
-    return [*counted, ("not run", len(result.not_run))]
+    found = counted(result.cases)
+    every = [(word, found.get(verdict, 0)) for verdict, word in WORDS.items()]
+    return [*every, ("not run", len(result.not_run))]
 
 
 def facts(result: ConformResult) -> list[tuple[str, str]]:
@@ -154,7 +151,6 @@ def _row(one: CaseResult) -> dict[str, Any]:
         "is_unclean": one.aftermath not in (None, Aftermath.CLEAN),
         "reason": one.reason,
         "evidence": evidence(one.evidence),
-        "weighs": one.level is Level.MUST,
     }
 
 

@@ -5,7 +5,7 @@ slowest are drawn: those in which the probe waited longest after the act.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -57,8 +57,8 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One attempt, its events by time. `t0_ns`: its first act. `wait_s`: from then to the first
-    token of a probe; infinite if none came, None without an act."""
+    """A part of the log, which other tries may overlap: streams live on from try to try. `t0_ns`:
+    its first act. `answer`: the first token of a probe after that."""
 
     attempt: int
     events: list[WireEvent]
@@ -67,6 +67,7 @@ class Try:
 
     @property
     def wait_s(self) -> float | None:
+        """Infinite without an answer, None without an act."""
         if self.t0_ns is None:
             return None
         return math.inf if self.answer is None else (self.answer.t_ns - self.t0_ns) / 1e9
@@ -76,7 +77,7 @@ class Try:
         if self.t0_ns is None:
             return f"Try {self.attempt}, in which no stream leaves"
         if self.answer is None:
-            return f"Try {self.attempt}: no probe got a token after t0"
+            return f"Try {self.attempt}: no probe got its first token after t0"
         wait = quantity(self.wait_s, "s")
         return f"Try {self.attempt}: the first token of {self.answer.stream} came {wait} after t0"
 
@@ -111,21 +112,51 @@ class Try:
 
 
 def tries(events: Iterable[WireEvent]) -> list[Try]:
-    """The slowest first, then those without an act."""
-    by_attempt: dict[int, list[WireEvent]] = {}
-    for event in sorted(events, key=lambda event: event.t_ns):
-        by_attempt.setdefault(event.attempt, []).append(event)
-    found = [_try(attempt, those) for attempt, those in sorted(by_attempt.items())]
-    return sorted(found, key=lambda one: -1.0 if one.wait_s is None else one.wait_s, reverse=True)
+    """The slowest first. Without any act, the whole log is one try."""
+    log = sorted(events, key=lambda event: event.t_ns)
+    acts = [event for event in log if event.what == "act"]
+    first_tokens = [token for name, those in _streams(log) if (token := _first_token(name, those))]
+    # Fillers close when a case is over, too.
+    left = [act for act in acts if not act.stream.startswith("filler")] or acts
+    groups = list(_acts_of_each_try(left, first_tokens))
+    if not groups:
+        return [Try(log[0].attempt, log, None, None)] if log else []
+    ends = [*(group[0].t_ns for group in groups[1:]), log[-1].t_ns + 1]
+    found = [
+        _try(log, group, until, first_tokens) for group, until in zip(groups, ends, strict=True)
+    ]
+    return sorted(found, key=lambda one: one.wait_s or 0.0, reverse=True)
 
 
-def _try(attempt: int, events: list[WireEvent]) -> Try:
-    t0_ns = next((event.t_ns for event in events if event.what == "act"), None)
-    if t0_ns is None:
-        return Try(attempt, events, None, None)
-    starts = (_first_token(those) for name, those in _streams(events) if name.startswith("probe"))
-    answers = [one for one in starts if one is not None and one.t_ns > t0_ns]
-    return Try(attempt, events, t0_ns, min(answers, key=lambda one: one.t_ns, default=None))
+def _acts_of_each_try(
+    acts: Sequence[WireEvent], first_tokens: Sequence[WireEvent]
+) -> Iterator[list[WireEvent]]:
+    """A repeated case begins again with the attempt that it began with."""
+    group: list[WireEvent] = []
+    for act in acts:
+        is_answered = group and any(group[0].t_ns < one.t_ns < act.t_ns for one in first_tokens)
+        if group and (is_answered or act.attempt != group[0].attempt):
+            yield group
+            group = []
+        group.append(act)
+    if group:
+        yield group
+
+
+def _try(
+    log: Sequence[WireEvent],
+    acts: Sequence[WireEvent],
+    until: int,
+    first_tokens: Sequence[WireEvent],
+) -> Try:
+    t0 = acts[0]
+    later = (one for one in first_tokens if t0.t_ns < one.t_ns < until)
+    answer = min(later, key=lambda one: one.t_ns, default=None)
+    names = {act.stream for act in acts} | ({answer.stream} if answer else set())
+    own = [event.t_ns for event in log if event.stream in names]
+    start, end = own[0], until if answer is None else min(until, own[-1])
+    within = [event for event in log if start <= event.t_ns <= end]
+    return Try(t0.attempt, within, t0.t_ns, answer)
 
 
 def _streams(events: Iterable[WireEvent]) -> Iterator[tuple[str, list[WireEvent]]]:
@@ -135,14 +166,16 @@ def _streams(events: Iterable[WireEvent]) -> Iterator[tuple[str, list[WireEvent]
         found.setdefault(event.stream, []).append(event)
 
     def rank(name: str) -> int:
-        if any(event.what == "act" for event in found[name]):
-            return 0
-        return 1 if name.startswith("probe") else 2
+        if name.startswith("filler"):
+            return 2
+        return 1 if all(event.what != "act" for event in found[name]) else 0
 
     return ((name, found[name]) for name in sorted(found, key=rank))
 
 
-def _first_token(events: Iterable[WireEvent]) -> WireEvent | None:
+def _first_token(name: str, events: Iterable[WireEvent]) -> WireEvent | None:
+    if not name.startswith("probe"):
+        return None
     return next((event for event in events if event.what == "read" and event.tokens), None)
 
 
@@ -150,14 +183,14 @@ def _draw(one: Try, start: int, end: int, caption: str) -> Drawing:
     def place(t_ns: float) -> float:
         return round(100 * min(1.0, max(0.0, (t_ns - start) / (end - start))), 2)
 
-    streams = list(_streams(one.events))
+    streams = list(_streams(event for event in one.events if start <= event.t_ns <= end))
     lanes = [
         Lane(
             name=name,
             y=TOP_PX + row * LANE_PX,
             start=place(events[0].t_ns) if events[0].what == "connect" else 0.0,
             end=place(events[-1].t_ns) if events[-1].what == "end" else 100.0,
-            **_marks([event for event in events if start <= event.t_ns <= end], place, one),
+            **_marks(events, place, one),
         )
         for row, (name, events) in enumerate(streams[:SHOWN_LANES])
     ]

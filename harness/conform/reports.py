@@ -7,7 +7,7 @@ from harness.conform.verdict import is_judged, is_unexpected_failure
 from harness.formatting import quantity
 from harness.gate.reports import JunitTest, Tag, junit, markdown_cell, markdown_code
 from harness.run.process import Child, python_module
-from harness.store.conform_result import CaseResult, ConformResult, Verdict, counted
+from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, Verdict, counted
 
 PAGE: Final = "index.html"
 _PAGE_S: Final = 60.0
@@ -24,13 +24,6 @@ _GRAVEST: Final = (
     Verdict.NOT_SUPPORTED,
     Verdict.INFORMATIONAL,
     Verdict.PASS,
-)
-NOT_MEANT: Final = (
-    "These cases passed against this version, configuration and machine, on that day. They do not "
-    "show that the server cancels under other settings, loads, models or hops, that no leave in a "
-    "thousand is forgotten, that nothing leaks in a week, or that its answers are good or fast. "
-    "“Cannot decide” is not a pass. There is no standard for this, and walkaway is no authority "
-    "for one."
 )
 
 

@@ -17,6 +17,13 @@ from harness.errors import ConfigError
 CONFORM_SCHEMA: Final = 1
 CONFORM_FILE: Final = "conform.json"
 WIRE_FOLDER: Final = "wire"
+NOT_MEANT: Final = (
+    "These cases passed against this version, configuration and machine, on that day. They do not "
+    "show that the server cancels under other settings, loads, models or hops, that no leave in a "
+    "thousand is forgotten, that nothing leaks in a week, or that its answers are good or fast. "
+    "“Cannot decide” is not a pass. There is no standard for this, and walkaway is no authority "
+    "for one."
+)
 
 
 class Level(StrEnum):

@@ -17,6 +17,7 @@ from tests.dashboards.browsing import CHROMIUM, chromium, opened
 from tests.dashboards.reading import Page
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_workload
+from tests.made_up.conform import save_conform
 from tests.made_up.gated import GOOD, save_night
 from tests.made_up.played import save_played
 
@@ -40,6 +41,11 @@ OURS: Final = {
     "labels",
     "kind",
     "verdict",
+    "aftermath",
+    "expected",
+    "wire_log",
+    "what",
+    "sent",
 }
 # Mappings whose keys are not ours either.
 NAMES: Final = {
@@ -138,6 +144,15 @@ def trend(folder: Path) -> Path:
     return page_of("trend", folder / "nights")
 
 
+def conform(folder: Path) -> Path:
+    made = save_conform(folder / "conform")
+    for file in (made / "conform.json", *made.glob("wire/*")):
+        lines = file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]
+        whole = [json.dumps(poisoned(json.loads(one))) for one in lines if one != "{cut off"]
+        file.write_text("\n".join(whole))
+    return page_of("conform", made)
+
+
 def page_of(command: str, *paths: Path) -> Path:
     page = paths[0].parent / "page.html"
     assert main([command, *map(str, paths), "-o", str(page)]) == 0
@@ -150,6 +165,7 @@ SHOWN: Final = (
     (report_of_arms, (f"128{EVIL.partition('<b>')[0]}",)),
     (comparison, (EVIL_NAME, "different machines (cpu", "some way", "7*7")),
     (trend, (EVIL_NAME, "said", "7*7", "no run")),
+    (conform, ("7*7", f"leaver 3{EVIL.partition('<b>')[0]}")),
 )
 
 

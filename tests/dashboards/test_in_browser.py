@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
 from tests.dashboards.reading import page_by
 from tests.made_up.changed import without_an_end
+from tests.made_up.conform import save_conform
 from tests.made_up.gated import GOOD, save_night, save_nights
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
@@ -52,7 +53,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     (folder / "runs" / LONG).mkdir()
     page_by("compare", *runs, output=folder / "comparison.html")
     page_by("trend", folder / "runs", output=folder / "trend.html")
-    return {**made, **{name: folder / f"{name}.html" for name in ("comparison", "trend")}}
+    page_by("conform", save_conform(folder / "conform"), output=folder / "conform.html")
+    others = ("comparison", "trend", "conform")
+    return {**made, **{name: folder / f"{name}.html" for name in others}}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("comparison", 7, 1440, "light"),
         ("trend", 6, 390, "dark"),
         ("trend", 6, 1440, "light"),
+        ("conform", 0, 390, "dark"),
+        ("conform", 0, 1440, "light"),
     ],
 )
 def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
@@ -85,6 +90,25 @@ def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
         assert page.evaluate(STICKS_OUT) == []
         assert noise == []
         assert violations(Axe().run(page).response) == []
+
+
+def test_a_failed_case_is_opened_by_the_keyboard_and_shows_its_wire(
+    browser: Browser, tmp_path: Path
+) -> None:
+    page_by("conform", save_conform(tmp_path), output=tmp_path / "page.html")
+    with opened(browser, tmp_path / "page.html") as (page, noise):
+        wire = page.locator("#case-bystander-pace svg[role=img]").first
+        expect(wire).to_be_hidden()
+        page.get_by_role("link", name="bystander/pace").first.focus()
+        page.keyboard.press("Enter")
+        expect(wire).to_be_visible()
+        expect(wire).to_contain_text("first token, t0 + 213 ms")
+        words = page.locator("#case-bystander-pace .words").first
+        words.locator("summary").focus()
+        page.keyboard.press("Space")
+        expect(words.get_by_role("row", name="leaves: close(), FIN")).to_be_visible()
+        assert violations(Axe().run(page).response) == []
+        assert noise == []
 
 
 @pytest.mark.parametrize("abandons", [0, 1, 750])

@@ -45,7 +45,8 @@ def test_nothing_is_fetched_and_only_our_scripts_may_run(made: Made) -> None:
     for tag, attributes, _ in made.page.elements:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base"}
         assert "src" not in attributes
-        assert (attributes.get("href") or "#").startswith("#")
+        href = attributes.get("href") or "#"
+        assert href.startswith("#") or (tag == "a" and href.startswith("https://github.com/"))
     style = "".join(made.page.texts("style"))
     assert "url(" not in style
     assert "@import" not in style
@@ -53,7 +54,7 @@ def test_nothing_is_fetched_and_only_our_scripts_may_run(made: Made) -> None:
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in made.page.scripts()
     ]
-    assert len(hashes) in (2, 3)
+    assert len(hashes) in (1, 2, 3)
     assert made.page.policy() == (
         f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"

@@ -20,53 +20,59 @@ from harness.store.conform_result import (
 )
 
 STEP_MS: Final = 10
-# id, level, verdict, kind, aftermath, reason, evidence
-_CASES: Final = (
-    ("stream/fin-decode", Level.MUST, Verdict.FAIL, Failure.LATE, Aftermath.CLEAN)
-    + ("The slot served the next request 21.3 steps after t0; 4 are allowed.",)
-    + ({"median_steps": 21.3, "worst_steps": 24.0, "tries": 8.0, "control_steps": 0.4},),
-    ("stream/rst-decode", Level.MUST, Verdict.PASS, None, Aftermath.CLEAN)
-    + ("The slot served the next request 0.7 steps after t0.",)
-    + ({"median_steps": 0.7, "worst_steps": 1.9, "tries": 8.0},),
-    ("unary/leave", Level.MUST, Verdict.FAIL, Failure.NEVER, Aftermath.SLOW)
-    + ("No probe was served within the settle time of 2 s.", {"held": 1.0, "settle_s": 2.0}),
-    ("queue/mass", Level.MUST, Verdict.FAIL, Failure.HARM, Aftermath.DEAD)
-    + ("The server closed all its connections after the leaves.", {"queued": 64.0}),
-    ("queue/leave", Level.MUST, Verdict.CANNOT_DECIDE, None, None)
-    + ("The server was gone.", {}),
-    ("api/cancel", Level.MUST, Verdict.NOT_SUPPORTED, None, Aftermath.CLEAN)
-    + ("The server has no cancel endpoint: 404.", {"status": 404.0, "path": None}),
-    ("bystander/pace", Level.SHOULD, Verdict.FAIL, Failure.HARM, Aftermath.WRONG_TEXT)
-    + ("The p99 gap of the others grew to 2.2 times.", {"gap_ratio": 2.2}),
-    ("prefix/survives", Level.INFO, Verdict.INFORMATIONAL, None, Aftermath.CLEAN)
-    + ("The turn after a stopped one started in 0.3 of the time.", {"ttft_ratio": 0.31}),
-    ("leak/slots", Level.MUST, Verdict.PASS, None, Aftermath.CLEAN)
-    + ("No slot was held after 20 loops.", {"held": 0.0, "leaves": 160.0}),
-)
+
+
+def _case(
+    name: str,
+    verdict: Verdict,
+    how: Failure | Level | None,
+    left: Any,
+    reason: str,
+    **evidence: Any,
+) -> CaseResult:
+    """`how`: it failed, or the level if that is no must."""
+    return CaseResult(
+        id=name,
+        level=how if isinstance(how, Level) else Level.MUST,
+        verdict=verdict,
+        requirement=f"What {name} demands holds for each request.",
+        reason=reason,
+        kind=how if isinstance(how, Failure) else None,
+        aftermath=left,
+        evidence=evidence,
+        took_s=3.1,
+        repeat=f"walkaway conform {name} --target http://127.0.0.1:8000 --engine vllm",
+        wire_log=wire_log_name(name),
+        wire="Read 16 tokens, drain, close().",
+        passes="At most 4 steps at the median of 8 tries, 12 in each.",
+        why="A slot that serves a user who left is lost to the users who wait.",
+        caught=("https://github.com/an/engine/issues/7", "javascript:alert(1)"),
+        expected="listed" if name == "unary/leave" else None,
+    )
+
+
+def conform_cases() -> list[CaseResult]:
+    served = "The slot served the next request {} steps after t0; 4 are allowed."
+    late, never, harm = Failure
+    fail, clean = Verdict.FAIL, Aftermath.CLEAN
+    return [
+        _case("stream/fin-decode", fail, late, clean, served.format(21.3), median_steps=21.3),
+        _case(
+            *("stream/rst-decode", Verdict.PASS, None, clean, served.format(0.7)),
+            median_steps=0.7,
+            worst_steps=1.9,
+        ),
+        _case("unary/leave", fail, never, Aftermath.SLOW, "No probe was served.", settle_s=2.0),
+        _case("queue/mass", fail, harm, Aftermath.DEAD, "The server closed all.", queued=64.0),
+        _case("queue/leave", Verdict.CANNOT_DECIDE, None, None, "The server was gone."),
+        _case("api/cancel", Verdict.NOT_SUPPORTED, None, clean, "There is none: 404.", path=None),
+        _case("bystander/pace", fail, Level.SHOULD, Aftermath.WRONG_TEXT, "Slow.", gap_ratio=2.2),
+        _case("prefix/survives", Verdict.INFORMATIONAL, Level.INFO, clean, "Kept.", cached=61.0),
+        _case("leak/slots", Verdict.PASS, None, clean, "None was held.", held=0.0, leaves=160.0),
+    ]
 
 
 def conform_result(**changed: Any) -> ConformResult:
-    cases = [
-        CaseResult(
-            id=id,
-            level=level,
-            verdict=verdict,
-            requirement=f"What {id} demands holds for each request.",
-            reason=reason,
-            kind=kind,
-            aftermath=aftermath,
-            evidence=dict(evidence),
-            took_s=3.1,
-            repeat=f"walkaway conform {id} --target http://127.0.0.1:8000 --engine vllm",
-            wire_log=wire_log_name(id),
-            wire="Read 16 tokens, drain, close().",
-            passes="At most 4 steps at the median of 8 tries, 12 in each.",
-            why="A slot that serves a user who left is lost to the users who wait.",
-            caught=("https://github.com/an/engine/issues/7", "javascript:alert(1)"),
-            expected="listed" if id == "unary/leave" else None,
-        )
-        for id, level, verdict, kind, aftermath, reason, evidence in _CASES
-    ]
     whole: dict[str, Any] = {
         "walkaway": "0.1.0",
         "started_at": "2026-11-23T09:00:00+00:00",
@@ -84,7 +90,7 @@ def conform_result(**changed: Any) -> ConformResult:
         "slots": 4,
         "ttft_s": 0.021,
         "lag_s": 0.0003,
-        "cases": cases,
+        "cases": conform_cases(),
         "not_run": ["leak/process", "hop/tax"],
         "notes": ["the server's clock was not asked for"],
         "exit_code": 3,
@@ -118,18 +124,19 @@ def wire_try(attempt: int, wait_ms: float | None) -> Iterator[WireEvent]:
         t_ns = round((5_000 * attempt + ms) * 1e6)
         return WireEvent(t_ns=t_ns, attempt=attempt, stream=stream, what=what, **more)
 
+    filler, leaver, probe = (f"{part} {attempt}" for part in ("filler", "leaver", "probe"))
     answered = None if wait_ms is None else 200 + wait_ms
-    for place, stream in enumerate(("filler 1", "leaver 2")):
+    for place, stream in enumerate((filler, leaver)):
         yield event(place, stream, "connect")
         yield event(place + 1, stream, "write", bytes=180, text="POST /v1/completions HTTP/1.1")
         for step in range(3, 20 if place else 60):
             text = "data: {}" if step == 3 else ""
             yield event(step * STEP_MS, stream, "read", bytes=90, tokens=1, text=text)
-    yield event(120, "probe 3", "connect")
-    yield event(121, "probe 3", "write", bytes=150, text="POST /v1/completions HTTP/1.1")
-    yield event(200, "leaver 2", "act", call="close()", unread=0, sent="FIN")
-    yield event(150, "filler 1", "mark", text="probe queued")
+    yield event(120, probe, "connect")
+    yield event(121, probe, "write", bytes=150, text="POST /v1/completions HTTP/1.1")
+    yield event(200, leaver, "act", call="close()", unread=0, sent="FIN")
+    yield event(150, filler, "mark", text="probe queued")
     if answered is not None:
-        yield event(answered, "probe 3", "read", bytes=90, tokens=1)
-        yield event(answered + 1, "probe 3", "end", tokens=1, text="completed: length")
-    yield event(600, "filler 1", "end", tokens=57, text="completed: length")
+        yield event(answered, probe, "read", bytes=90, tokens=1)
+        yield event(answered + 1, probe, "end", tokens=1, text="completed: length")
+    yield event(600, filler, "end", tokens=57, text="completed: length")
