@@ -164,11 +164,10 @@ def _discard_if_empty(folder: RunFolder) -> None:
 
 def _as_run(config: ConformConfig) -> RunConfig:
     return RunConfig(
-        workload="slot_recovery",
+        workload="gate",  # its load is not made, and has no slots to be right about
         settings=[
             *(config.own_engine if config.target_url is None else ()),
             f"run.seed={config.seed}",
-            "load.slots=1",  # of the load that is not made; the slots are found out later
         ],
         target_url=config.target_url,
         engine=config.engine,
