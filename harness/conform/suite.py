@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -222,7 +222,9 @@ def _prepare(
     )
     if run.target.http:
         check_serves(asker)
-    plan = make_load_plan(run.resolved, server, rows_dir=run.folder.path)
+    # The load that is not made needs slots, which the suite finds out later.
+    known = server if server.slots is not None else replace(server, slots_found=1)
+    plan = make_load_plan(run.resolved, known, rows_dir=run.folder.path)
     plan = with_lengths(run, client, server, plan)
     plan = plan.model_copy(update={"rows_dir": None, "left_open_outlive": False})
     pages = IdlePages(client=client, urls=facts.metrics_urls, target=run.target, notes=run.notes)

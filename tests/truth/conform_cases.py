@@ -1,0 +1,229 @@
+"""The table fault → verdict: the cases of `walkaway conform` that a fault of the bundled engine
+must turn red, and those that must stay green.
+
+    python -m tests.truth.conform_cases [FAULT...] [--times 3]    measures the rows and writes
+                                                                  docs/conform/faults.md
+    python -m tests.truth.conform_cases --clean 20                counts the verdicts of --quick
+
+Each row has an engine of its own, each case of a row one more where a case leaves the engine in a
+state that the next one would be blamed for. The exit status is 1 if a verdict is another than the
+table's, or differs from one time to the next.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from harness.conform.suite import OWN_ENGINE
+from harness.store.conform_result import (
+    CONFORM_FILE,
+    CaseResult,
+    ConformResult,
+    Level,
+    Verdict,
+    read_conform,
+)
+from tests.reference_engine.running_engine import running
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "conform" / "faults.md"
+LONGEST_S: Final = 600
+QUICK_DECIDED: Final = 0.9  # of the clean runs, in which each must has to be decided
+
+
+class Row(NamedTuple):
+    """A fault as `--fault` takes it, the cases that it must turn red, and some that must stay
+    green. `alone`: each case gets an engine of its own. `soon`: cheap enough for every change."""
+
+    fault: str
+    red: tuple[str, ...]
+    green: tuple[str, ...]
+    alone: bool = False
+    soon: bool = False
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self.red + self.green
+
+
+LEFT = ("stream/fin-decode", "stream/rst-decode", "stream/before-first", "stream/reused-conn")
+OTHERS = ("bystander/text", "bystander/ends", "next/length", "next/text")
+
+ROWS: Final = (
+    Row("ignore-disconnect", (*LEFT, "unary/leave", "ghost/rate"), OTHERS),
+    Row("ignore-disconnect-unary", ("unary/leave",), ("stream/fin-decode",), soon=True),
+    Row(
+        "ignore-disconnect-while-waiting",
+        ("stream/before-first", "queue/leave", "prefill/leave"),
+        ("stream/fin-decode",),
+    ),
+    Row("delay-abort=0.3", (*LEFT, "unary/leave"), ("leak/slots",)),
+    Row("delay-abort=0.02", (), (*LEFT, "queue/leave", "unary/leave", "leak/slots")),
+    Row("lose-abort=0.02", ("ghost/rate",), ("next/length", "next/text")),
+    Row("die-on-abort", ("stream/fin-decode", "unary/leave"), (), alone=True, soon=True),
+    Row("abort-by-prefix", ("api/ids",), ("stream/fin-decode",)),
+    Row("stall-survivors-on-abort=0.1", ("bystander/pace",), ("bystander/text",)),
+    Row("leak-slot", (*LEFT, "leak/slots"), ("count/aborts",), alone=True),
+    Row("leak-blocks=2", ("leak/kv",), ("stream/fin-decode",)),
+    Row("hold-blocks=30", ("leak/kv", "rest/no-traffic"), ("stream/fin-decode",), alone=True),
+    Row("drop-prefix-on-cancel", (), ("prefix/survives", "stream/fin-decode", "next/text")),
+    Row("double-count", ("count/aborts",), ("stream/fin-decode", "leak/slots"), soon=True),
+    Row("never-count", ("count/aborts",), ("stream/fin-decode", "leak/slots")),
+    Row("stale-gauge=60", ("gauge/rest",), ("count/aborts", "stream/fin-decode")),
+    Row("queued-abort-ends-running", ("queue/bystander",), ("stream/fin-decode",), soon=True),
+    Row("next-short", ("next/length",), ("stream/fin-decode",)),
+    Row("reuse-before-step-ends", ("bystander/text", "next/text"), ("stream/fin-decode",)),
+    Row("wedge-after=70", ("wedge/health", "queue/mass"), ("stream/fin-decode",), alone=True),
+    Row("clean-up-on-traffic", ("rest/no-traffic",), ("stream/fin-decode",)),
+    Row("prefill-runs-on", ("prefill/leave",), ("stream/fin-decode",)),
+    Row(
+        "second-prefill-dies",
+        ("prefill/retry-at-once", "prefill/beside"),
+        ("prefill/leave",),
+        alone=True,
+    ),
+    Row("end-twice", ("stream/last-token",), ("stream/fin-decode",), alone=True),
+    Row("grow-memory=1", ("leak/process",), ("leak/slots", "leak/kv")),
+    Row("abort-after-done", ("done/read-to-eof",), ("stream/fin-decode",)),
+    Row("label-length", ("count/label",), ("count/aborts",)),
+    Row("forget-aborted-tokens", ("count/tokens",), ("count/aborts",)),
+    Row("cancel-does-nothing", ("api/cancel",), ("stream/fin-decode",), soon=True),
+    Row("poll-rearms", ("watch/polling",), ("unary/leave",)),
+)
+
+
+def engine_flags(fault: str) -> list[str]:
+    """Of the engine that `walkaway conform` starts itself, with the fault."""
+    flags = []
+    for setting in OWN_ENGINE:
+        name, _, value = setting.removeprefix("engine.").partition("=")
+        flags += ["--" + name.replace("_", "-"), value]
+    return [*flags, "--fault", fault] if fault else flags
+
+
+def conform(folder: Path, *arguments: str) -> ConformResult:
+    """Run `walkaway conform`. Raises RuntimeError if it leaves no result."""
+    command = [sys.executable, "-m", "harness", "conform", *arguments, "--out", str(folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LONGEST_S, check=False, cwd=folder.parent
+    )
+    if not (folder / CONFORM_FILE).exists():
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-600:]}")
+    return read_conform(folder / CONFORM_FILE)
+
+
+def judge(row: Row, folder: Path) -> dict[str, CaseResult]:
+    """The results of the row's cases, in its order."""
+    found: dict[str, CaseResult] = {}
+    for number, ids in enumerate([[one] for one in row.ids] if row.alone else [row.ids]):
+        with running(*engine_flags(row.fault)) as engine:
+            where = folder / f"{row.fault}-{number}"
+            pid = str(engine.process.pid)
+            target = ("--target", engine.url, "--engine", "reference", "--pid", pid)
+            found |= {one.id: one for one in conform(where, *ids, *target).cases}
+    return {one: found[one] for one in row.ids}
+
+
+def wrong(row: Row, results: dict[str, CaseResult]) -> list[str]:
+    """What the table says otherwise."""
+    lines = []
+    for name, result in results.items():
+        should_fail = name in row.red
+        good = (Verdict.FAIL,) if should_fail else (Verdict.PASS, Verdict.INFORMATIONAL)
+        if result.verdict not in good:
+            wanted = "red" if should_fail else "green"
+            lines.append(f"{row.fault}: {name} is {result.verdict}, not {wanted}: {result.reason}")
+    return lines
+
+
+HEAD: Final = """\
+# Which fault turns which case red
+
+Each fault of the bundled engine (docs/faults.md) must turn these cases of `walkaway conform` red,
+and leave these green: simulated runner, steps of 10 ms, 8 slots.
+
+`python -m tests.truth.conform_cases` runs the table and writes this page; with `--times 3` it
+demands equal verdicts three times. `python -m tests.truth.conform_cases --clean 20` runs `--quick`
+20 times on the correct engine and counts what is red or undecided.
+
+| fault | red | stays green |
+|---|---|---|
+"""
+
+
+def line_of(row: Row, kinds: dict[str, str]) -> str:
+    red = ", ".join(f"`{name}` *{kinds.get(name, '?')}*" for name in row.red)
+    green = ", ".join(f"`{name}`" for name in row.green)
+    return f"| `{row.fault}` | {red or 'nothing'} | {green or '-'} |\n"
+
+
+def kinds_of(results: dict[str, CaseResult]) -> dict[str, str]:
+    return {name: str(result.kind) for name, result in results.items()}
+
+
+def run_table(rows: Sequence[Row], times: int) -> int:
+    problems, lines = 0, []
+    for row in rows:
+        seen: list[dict[str, Verdict]] = []
+        results: dict[str, CaseResult] = {}
+        for _ in range(times):
+            with tempfile.TemporaryDirectory() as folder:
+                results = judge(row, Path(folder))
+            found = wrong(row, results)
+            problems += len(found)
+            print("\n".join([f"{row.fault}: {kinds_of(results)}", *found]), flush=True)  # noqa: T201
+            seen.append({name: result.verdict for name, result in results.items()})
+        if any(one != seen[0] for one in seen):
+            problems += 1
+            print(f"{row.fault}: verdicts differ: {seen}", flush=True)  # noqa: T201
+        lines.append(line_of(row, kinds_of(results)))
+    if len(rows) == len(ROWS):
+        PAGE.write_text(HEAD + "".join(lines))
+    return 1 if problems else 0
+
+
+def quick_runs(times: int) -> Iterator[ConformResult]:
+    for _ in range(times):
+        with tempfile.TemporaryDirectory() as folder:
+            yield conform(Path(folder) / "run", "--quick")
+
+
+def count_clean(times: int) -> int:
+    """No case may be red, and each must be decided in 9 of 10 runs."""
+    verdicts: dict[str, Counter[str]] = {}
+    musts: set[str] = set()
+    for number, result in enumerate(quick_runs(times), start=1):
+        for one in result.cases:
+            verdicts.setdefault(one.id, Counter())[one.verdict] += 1
+            musts |= {one.id} if one.level is Level.MUST else set()
+            if one.verdict not in (Verdict.PASS, Verdict.INFORMATIONAL):
+                print(f"run {number}: {one.id} {one.verdict}: {one.reason}", flush=True)  # noqa: T201
+        print(f"run {number}: {sum(one.took_s for one in result.cases):.0f} s", flush=True)  # noqa: T201
+    for name, counts in verdicts.items():
+        print(f"{name:22} {dict(counts)}")  # noqa: T201
+    is_right = all(
+        not counts[Verdict.FAIL]
+        and (name not in musts or counts[Verdict.CANNOT_DECIDE] <= (1 - QUICK_DECIDED) * times)
+        for name, counts in verdicts.items()
+    )
+    return 0 if is_right else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.truth.conform_cases")
+    parser.add_argument("faults", nargs="*", help="the faults whose rows to run; default: all")
+    parser.add_argument("--times", type=int, default=1, help="how often, with equal verdicts")
+    parser.add_argument("--clean", type=int, default=0, help="so many clean runs of --quick")
+    given = parser.parse_args()
+    if given.clean:
+        return count_clean(given.clean)
+    rows = [row for row in ROWS if not given.faults or row.fault.split("=")[0] in given.faults]
+    return run_table(rows, given.times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
