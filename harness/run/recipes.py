@@ -351,22 +351,26 @@ def _start(
 
 
 def _ports(first: int | None) -> list[int]:
-    """Three in a row, that many may be needed. Below those that clients get for their connections,
-    and below 2^15, the largest that Dynamo takes."""
+    """Three in a row, that many may be needed. Found are those below the ones that clients get for
+    their connections, and below 2^15, the largest that Dynamo takes."""
     if first is None:
-        first = next((port for port in PORTS if all(map(_is_free, range(port, port + 3)))), None)
+        first = next((one for one in PORTS if all(map(_is_unused, range(one, one + 3)))), None)
         if first is None:
             raise TargetError(f"no port from {PORTS[0]} to {PORTS[-1]} is free")
-    elif not _is_free(first):
+    elif not _is_unused(first, after_others=True):
         raise ConfigError(f"--port {first}: another server listens there; name another port")
     return [first, first + 1, first + 2]
 
 
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server((LOOPBACK, port)).close()
-    except OSError:
-        return False
+def _is_unused(port: int, *, after_others: bool = False) -> bool:
+    """`after_others`: though old connections still linger there, which stops Triton."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, after_others)
+        try:
+            one.bind((LOOPBACK, port))
+            one.listen()
+        except OSError:
+            return False
     return True
 
 
