@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dashboards.comparison import write_comparison
 from dashboards.conform_page import write_conform
+from dashboards.matrix import write_matrix
 from dashboards.report import write_report
 from dashboards.trend import write_trend
 from harness.errors import WalkawayError
@@ -51,7 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     conform.add_argument("folder", type=Path, metavar="DIR")
     conform.add_argument("-o", "--output", type=Path, metavar="FILE.html")
     conform.set_defaults(write=_write_conform)
-    for command in (report, compare, trend):
+    matrix = commands.add_parser("matrix", help="draw conformance results side by side")
+    matrix.add_argument("results", nargs="+", type=Path, metavar="CONFORM_JSON")
+    matrix.add_argument("--explanations", type=Path, metavar="FILE")
+    matrix.set_defaults(write=lambda of: write_matrix(of.results, of.output, of.explanations))
+    for command in (report, compare, trend, matrix):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
     return parser
 

@@ -136,10 +136,10 @@ def link(text: str) -> dict[str, str | None]:
 
 def _by_group(cases: Iterable[CaseResult]) -> Iterable[tuple[str, Iterable[dict[str, Any]]]]:
     for group, those in groupby(cases, lambda one: one.id.partition("/")[0]):
-        yield group, (_row(one) for one in those)
+        yield group, (row(one) for one in those)
 
 
-def _row(one: CaseResult) -> dict[str, Any]:
+def row(one: CaseResult) -> dict[str, Any]:
     return {
         "id": one.id,
         "anchor": None if one.verdict is Verdict.PASS else anchor(one.id),
@@ -157,7 +157,7 @@ def _row(one: CaseResult) -> dict[str, Any]:
 def _described(folder: Path, one: CaseResult) -> dict[str, Any]:
     found = tries(_events(folder, one.wire_log))
     return {
-        **_row(one),
+        **row(one),
         "case": one,
         "caught": [link(text) for text in one.caught],
         "tries": found[:SHOWN_TRIES],

@@ -142,6 +142,31 @@ def trend(
     become(python_module("dashboards", "trend", str(folder), "-o", str(file)))
 
 
+def matrix(
+    *,
+    results: Annotated[list[Path], typer.Argument(metavar="CONFORM_JSON", hidden=True)],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")
+    ],
+    explanations: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A sentence for each red cell. Default: explanations.toml beside the results.",
+        ),
+    ] = None,
+) -> None:
+    """Draw the conformance of several servers side by side.
+
+    CONFORM_JSON are results of `walkaway conform`, or their folders: a column each.
+
+    Example: walkaway matrix results/engines/*/conform.json -o matrix.html
+    """
+    files = [str(one / "conform.json" if one.is_dir() else one) for one in results]
+    more = [] if explanations is None else ["--explanations", str(explanations)]
+    become(python_module("dashboards", "matrix", *files, "-o", str(output), *more))
+
+
 def export(
     *,
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],

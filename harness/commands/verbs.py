@@ -9,7 +9,7 @@ import typer
 from harness.commands.app import Command, app
 from harness.commands.conform import conform
 from harness.commands.doctor import doctor
-from harness.commands.results import collect, compare, export, gate, report, trend
+from harness.commands.results import collect, compare, export, gate, matrix, report, trend
 from harness.commands.run import demo, run
 from harness.commands.shipped import init, targets, workloads
 from harness.run.process import become, python_module
@@ -26,7 +26,7 @@ def engine(context: typer.Context) -> None:
 
 
 for command in (
-    *(demo, run, conform, report, gate, compare, trend, export, collect),
+    *(demo, run, conform, report, gate, compare, trend, matrix, export, collect),
     *(workloads, targets, init, doctor),
 ):
     app.command(cls=Command)(command)

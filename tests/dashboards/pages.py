@@ -8,7 +8,7 @@ from tests.dashboards.reading import Page, page_by
 from tests.golden.recorded import judged_today
 from tests.made_up.arms import SIZES, STEADY, save_arms, save_rounds, with_savings
 from tests.made_up.changed import change_metric, without_metrics
-from tests.made_up.conform import save_conform
+from tests.made_up.conform import save_conform, save_engines
 from tests.made_up.gated import GOOD, latency, save_night
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
@@ -100,10 +100,16 @@ def conform(folder: Path) -> Page:
     return page_by("conform", save_conform(folder / "conform"))
 
 
+def matrix(folder: Path) -> Page:
+    files = save_engines(folder)
+    page_by("conform", files[0].parent, output=files[0].with_name("index.html"))
+    return page_by("matrix", *files, output=folder / "matrix.html")
+
+
 _REPORTS: Final = (
     *(plain, ghosts, many, black_box, recovery, nothing, invalid),
     *(arms, frontier, early_stopping),
 )
 PAGES: Final[dict[str, Callable[[Path], Page]]] = {
-    one.__name__: one for one in (*_REPORTS, comparison, trend, conform)
+    one.__name__: one for one in (*_REPORTS, comparison, trend, conform, matrix)
 }

@@ -17,7 +17,7 @@ from tests.dashboards.browsing import CHROMIUM, chromium, opened
 from tests.dashboards.reading import Page
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_workload
-from tests.made_up.conform import save_conform
+from tests.made_up.conform import save_conform, save_engines
 from tests.made_up.gated import GOOD, save_night
 from tests.made_up.played import save_played
 
@@ -153,6 +153,13 @@ def conform(folder: Path) -> Path:
     return page_of("conform", made)
 
 
+def matrix(folder: Path) -> Path:
+    files = save_engines(folder / EVIL_NAME)
+    for file in files:
+        file.write_text(json.dumps(poisoned(json.loads(file.read_text()))))
+    return page_of("matrix", *files)
+
+
 def page_of(command: str, *paths: Path) -> Path:
     page = paths[0].parent / "page.html"
     assert main([command, *map(str, paths), "-o", str(page)]) == 0
@@ -165,6 +172,7 @@ SHOWN: Final = (
     (report_of_arms, (f"128{EVIL.partition('<b>')[0]}",)),
     (comparison, (EVIL_NAME, "different machines (cpu", "some way", "7*7")),
     (trend, (EVIL_NAME, "said", "7*7", "no run")),
+    (matrix, ("7*7", "The server closed all.")),
     (conform, ("7*7", f"leaver 3{EVIL.partition('<b>')[0]}")),
 )
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
 from tests.dashboards.reading import page_by
 from tests.made_up.changed import without_an_end
-from tests.made_up.conform import save_conform
+from tests.made_up.conform import save_conform, save_engines
 from tests.made_up.gated import GOOD, save_night, save_nights
 from tests.made_up.played import save_played
 from tests.made_up.run import save_judged
@@ -54,7 +54,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     page_by("compare", *runs, output=folder / "comparison.html")
     page_by("trend", folder / "runs", output=folder / "trend.html")
     page_by("conform", save_conform(folder / "conform"), output=folder / "conform.html")
-    others = ("comparison", "trend", "conform")
+    page_by("matrix", *save_engines(folder / "engines"), output=folder / "matrix.html")
+    others = ("comparison", "trend", "conform", "matrix")
     return {**made, **{name: folder / f"{name}.html" for name in others}}
 
 
@@ -71,6 +72,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("trend", 6, 1440, "light"),
         ("conform", 0, 390, "dark"),
         ("conform", 0, 1440, "light"),
+        ("matrix", 0, 390, "light"),
+        ("matrix", 0, 1440, "dark"),
     ],
 )
 def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
@@ -108,6 +111,21 @@ def test_a_failed_case_is_opened_by_the_keyboard_and_shows_its_wire(
         page.keyboard.press("Space")
         expect(words.get_by_role("row", name="leaves: close(), FIN")).to_be_visible()
         assert violations(Axe().run(page).response) == []
+        assert noise == []
+
+
+def test_a_red_cell_of_the_matrix_says_its_sentence_when_focused(
+    browser: Browser, tmp_path: Path
+) -> None:
+    page_by("matrix", *save_engines(tmp_path), output=tmp_path / "matrix.html")
+    with opened(browser, tmp_path / "matrix.html") as (page, noise):
+        said = page.get_by_text("It looks for a disconnect only when it writes.")
+        expect(said.first).to_be_hidden()
+        page.locator(".matrix").get_by_role("link", name="never").first.focus()
+        expect(said.first).to_be_visible()
+        page.keyboard.press("Enter")
+        assert page.url.endswith("#column0-case-unary-leave")
+        expect(page.get_by_role("link", name="an/engine#8")).to_be_visible()
         assert noise == []
 
 

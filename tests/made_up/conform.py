@@ -20,6 +20,18 @@ from harness.store.conform_result import (
 )
 
 STEP_MS: Final = 10
+EXPLANATIONS: Final = """
+[[explanation]]
+engine = "vllm"
+case = "unary/leave"
+sentence = "It looks for a disconnect only when it writes."
+link = "https://github.com/an/engine/issues/8"
+
+[[explanation]]
+engine = "llamacpp"
+case = "leak/slots"
+sentence = "It passes by now."
+"""
 
 
 def _case(
@@ -115,6 +127,17 @@ def save_conform(folder: Path, **changed: Any) -> Path:
             ]
             file.write_bytes(b"\n".join(lines) + b"\n{cut off")
     return folder
+
+
+def save_engines(folder: Path) -> list[Path]:
+    """Two results for a matrix, the second of another suite; explanations of two cells, of which
+    one is not red."""
+    cases = [one for one in conform_cases() if one.id != "api/cancel"]
+    target = msgspec.structs.replace(conform_result().target, engine="llamacpp")
+    save_conform(folder / "vllm")
+    save_conform(folder / "llamacpp", cases=cases, target=target)
+    (folder / "explanations.toml").write_text(EXPLANATIONS)
+    return [folder / name / "conform.json" for name in ("vllm", "llamacpp")]
 
 
 def wire_try(attempt: int, wait_ms: float | None) -> Iterator[WireEvent]:
