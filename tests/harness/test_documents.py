@@ -50,7 +50,7 @@ DOCS = ROOT / "docs"
 WORKLOADS, TARGETS, COMMAND_LINE = (
     DOCS / f"{name}.md" for name in ("workloads", "targets", "command-line")
 )
-EVERY = [README, *PAGES]
+EVERY = [README, *PAGES, *sorted((DOCS / "conform").glob("*.md"))]
 IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
 
 SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
