@@ -30,7 +30,7 @@ from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog, masked
 from harness.records import Protocol
-from harness.store.conform_result import CaseResult, wire_log_name
+from harness.store.conform_result import Aftermath, CaseResult, wire_log_name
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 1000
@@ -73,6 +73,8 @@ def main() -> None:
         tell(Event(event="started", id=case_id))
         result = run_case(CASES[case_id], bench, Path(order.folder), secrets)
         tell(Event(event="case", id=case_id, case=result))
+        if result.aftermath is Aftermath.DEAD:
+            break
     session.close()
 
 
@@ -112,8 +114,11 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     result = settle_case(case, outcome, again)
     bench.wire.end()
     result.wire_log = log
-    result = with_aftermath(result, *bench.aftermath())
+    aftermath, told = bench.aftermath()
     bench.rest()
+    if aftermath is Aftermath.WEDGED and bench.aftermath()[0] is Aftermath.WEDGED:
+        aftermath = Aftermath.DEAD  # not even when all that was left must have ended by itself
+    result = with_aftermath(result, aftermath, told)
     result.took_s = round(time.monotonic() - started_s, 2)
     result.reason = masked(result.reason, secrets)
     return result

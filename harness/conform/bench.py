@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -55,6 +54,9 @@ _SLOW: Final = 10  # times the idle time to first token
 _FEWEST_TOKENS: Final = 64
 _PAGE_S: Final = 5.0
 _POLL_S: Final = 0.1
+_LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
+_SMOOTHED: Final = 4  # tokens
+_LONGEST_REST_S: Final = 90.0
 
 
 class Facts(NamedTuple):
@@ -93,6 +95,13 @@ class Polled:
             gevent.sleep(_POLL_S)
 
 
+class Counted(NamedTuple):
+    """Of requests sent at once: the most that ran together, and those that got no token."""
+
+    at_once: int
+    waiting: int
+
+
 class _Leaving(NamedTuple):
     """How the stream of a case comes and goes (see `Bench.recovery`)."""
 
@@ -123,6 +132,7 @@ class Bench:
         self._canary: str | None = None
         self._shortened: int | None = None
         self._resets = 0
+        self._before: list[float] = []
 
     # The server
 
@@ -202,7 +212,7 @@ class Bench:
     def whole_at_once(self, tokens: int) -> list[RequestRow]:
         """As many whole answers as slots, asked for at once."""
         streams = [self.start(self.short(tokens, role=Role.CHECK)) for _ in range(self.slots)]
-        rows = [stream.join(_READY_S) for stream in streams]
+        rows = join_all(streams, _READY_S)
         if None in rows:
             raise CannotDecideError(f"short requests were not answered in {_READY_S:g} s")
         return [whole(row, "a short request") for row in rows if row is not None]
@@ -293,11 +303,8 @@ class Bench:
 
         way = _Leaving(spec or self.long(), begin or self.start, ready or until_read, leave)
         tries: list[Try] = []
-        self._resets = 0
-        self._lag.latest_ns.clear()
-        self.fill()
-        gevent.sleep(12 * self.step_s)
-        before = self.steps_now()
+        self._resets, self._before = 0, []
+        self.watch_steps()
         if not queues_first:
             self._check_full()
         for number in range(self.tries):
@@ -305,12 +312,28 @@ class Bench:
             tries.append(self._try_queued(way, number) if queues_first else self._try(way, number))
             if tries[-1].recovery_s is None:
                 break
-        after = self.steps_now()
-        now = Conditions.of(before, after, self.lag_s)
-        finding = judge_recovery(tries, now, bound_steps=bound_steps)
-        finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
+        finding = self.judged(tries, bound_steps=bound_steps)
         finding.evidence["left_by_reset"] = self._resets
         return finding
+
+    def watch_steps(self) -> None:
+        """Begin a case of method P: all slots but one are full, and the client's lag is noted. No
+        stream is left for this: a server that did not notice would still run it."""
+        self._lag.latest_ns.clear()
+        self.fill(self.slots - 1)
+        gevent.sleep(12 * self.step_s)
+
+    def judged(self, tries: Sequence[Try], *, bound_steps: float = 4.0) -> Finding:
+        """After `watch_steps` and the tries. Raises CannotDecideError."""
+        after = self._steps_now(_LONG_SPAN)
+        now = Conditions.of(self._before or after, after, self.lag_s)
+        finding = judge_recovery(tries, now, bound_steps=bound_steps)
+        finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
+        return finding
+
+    def note_steps(self) -> None:
+        """Right before a leave; the first one of a case counts."""
+        self._before = self._before or self._steps_now()
 
     def _try_queued(self, way: "_Leaving", number: int) -> Try:
         others = self.fill(self.slots - 1)
@@ -329,18 +352,22 @@ class Bench:
         return self._leave_and_time(way, leaver, probe, others)
 
     def _check_full(self) -> None:
-        """The control of tries whose probe does not queue first."""
-        self.fill()
+        """The control of tries whose probe does not queue first: behind a short answer in the last
+        slot it must wait."""
+        tokens = int(self.ttft_s / self.step_s) + 4 * _QUEUED_STEPS
+        short = self.start(self.short(tokens, role=Role.FILLER))
+        if not short.wait_tokens(1, _READY_S / 3):
+            raise CannotDecideError(f"a short request did not begin: {_end(short)}")
         probe = self.queue_probe()
-        self._fillers.pop().leave()
         if not probe.wait_tokens(1, self.patience_s):
-            raise CannotDecideError("a slot whose stream was left did not come back")
+            raise CannotDecideError("a slot whose answer had ended did not come back")
 
     def _leave_and_time(
         self, way: "_Leaving", leaver: LiveStream, probe: LiveStream, others: Sequence[LiveStream]
     ) -> Try:
         if leaver.has_ended:
             raise CannotDecideError(f"the stream that was to leave ended by itself: {_end(leaver)}")
+        self.note_steps()
         counted = others[0].tokens if others else 0
         way.leave(leaver)
         probe.wait_tokens(1, self.patience_s)
@@ -370,9 +397,11 @@ class Bench:
         probe.join(self.patience_s)
         return Try(waited_s - self.ttft_s - self.lag_s, waited_s, came)
 
-    def steps_now(self) -> list[float]:
+    def _steps_now(self, most: int = 20) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
-        gaps = [gap for filler in self._fillers for gap in latest_gaps(filler)]
+        gaps = [gap for filler in self._fillers for gap in latest_gaps(filler, most)]
+        if self.slots == 1:
+            return [self.step_s, self.step_s]  # no stream runs beside the one that leaves
         if len(gaps) < 2:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
         return gaps
@@ -380,36 +409,44 @@ class Bench:
     # Method O
 
     def held(self, leave: Callable[[], int], *, settle: bool = True) -> int:
-        """`leave` makes some leave and returns how many; the slots then still held. If some are,
-        they are counted once more after the settle time."""
+        """`leave` makes some leave and returns how many; the slots then still held at the end of
+        the settle time. A count that finds none is final: it cannot get better."""
         leave()
-        held = self.slots - self.running_at_once()
-        if held and settle:
-            gevent.sleep(self.settle_s)
-            held = self.slots - self.running_at_once()
-        return held
+        settled_ns = time.perf_counter_ns() + int(self.settle_s * 1e9)
+        counted = self.count_running(self.settle_s if settle else self._together_s)
+        if settle and counted.at_once < self.slots and not counted.waiting:
+            gevent.sleep(max(0.0, (settled_ns - time.perf_counter_ns()) / 1e9))
+            counted = self.count_running(self._together_s)
+        return self.slots - counted.at_once
 
     def running_at_once(self, extra: int = 0) -> int:
-        """How many of as many requests as slots (and some more) run at the same time. They are read
-        to their end: abandoned, they could themselves hold slots."""
+        """How many of as many requests as slots (and some more) run at the same time."""
+        return self.count_running(self._together_s, extra).at_once
+
+    @property
+    def _together_s(self) -> float:
+        """What as many short requests as slots take on a server with nothing else to do, and time
+        for as many more."""
+        return 2 * self.ttft_s * (1 + self.slots) + 4 * _TOGETHER_TOKENS * self.step_s
+
+    def count_running(self, longest_s: float, extra: int = 0) -> "Counted":
+        """They are read to their end: abandoned, they could themselves hold slots."""
         asked = self.short(_TOGETHER_TOKENS, role=Role.CHECK)
         streams = [self.start(asked) for _ in range(self.slots + extra)]
-        # As long as a single free slot takes for all of them, and as long again.
-        answer_s = self.ttft_s + _TOGETHER_TOKENS * self.step_s
-        until_s = time.perf_counter() + 1 + 2 * len(streams) * answer_s
-        rows = [stream.join(max(0.0, until_s - time.perf_counter())) for stream in streams]
-        answers = [whole(row, "a request that counts the slots") for row in rows if row is not None]
-        # One whose first token took longer had to wait, even if none of these held its slot.
-        longest_ns = 1e9 * (len(streams) * self.ttft_s + answer_s)
-        began = [row for row in answers if (row.first_token_ns or 0) - row.sent_ns <= longest_ns]
-        return most_at_once([row.token_times_ns for row in began])
+        until_ns = time.perf_counter_ns() + int(longest_s * 1e9)
+        rows = join_all(streams, longest_s)
+        for row in rows:
+            if row is not None:
+                whole(row, "a request that counts the slots")
+        times = [[t_ns for t_ns in stream.token_times_ns if t_ns <= until_ns] for stream in streams]
+        return Counted(most_at_once(times), sum(not one for one in times))
 
     # Methods B, R, C
 
     def greedy_texts(self, prompts: Sequence[str], tokens: int) -> list[str]:
         """The texts of these prompts, asked at once, with the most likely tokens."""
         streams = [self.start(self.short(tokens, role=Role.CANARY), text) for text in prompts]
-        rows = [stream.join(_READY_S) for stream in streams]
+        rows = join_all(streams, _READY_S)
         return [
             whole(row, "a greedy request").answer or "" if row is not None else "" for row in rows
         ]
@@ -451,16 +488,20 @@ class Bench:
         for stream in self._streams:
             if not stream.has_ended:
                 stream.leave()
-        gevent.joinall([gevent.spawn(stream.join, 1.0) for stream in self._streams])
+        join_all(self._streams, 1.0)
         self._fillers.clear()
 
     def aftermath(self) -> tuple[Aftermath, str]:
         longest_s = max(2 * self.settle_s, _SLOW * (self.ttft_s + _CANARY_TOKENS * self.step_s))
         row = self._ask_canary(longest_s)
+        until_ns = time.perf_counter_ns() + int(self.settle_s * 1e9)
+        while row is not None and row.outcome is not Outcome.COMPLETED:
+            if time.perf_counter_ns() > until_ns:
+                return Aftermath.DEAD, f"the server no longer serves: {row.error or row.outcome}"
+            gevent.sleep(0.1)
+            row = self._ask_canary(longest_s)
         if row is None:
             return Aftermath.WEDGED, f"no answer to a short request within {longest_s:.0f} s"
-        if row.outcome in (Outcome.FAILED, Outcome.TIMED_OUT) and row.first_token_ns is None:
-            return Aftermath.DEAD, f"the server no longer serves: {row.error}"
         if self._canary is not None and row.answer != self._canary:
             return Aftermath.WRONG_TEXT, "a greedy answer has changed"
         ttft_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
@@ -472,8 +513,8 @@ class Bench:
         """Wait until the slots are free for the next case, at most until every stream that was left
         must have ended by itself."""
         slots = self.facts.slots
-        until_ns = max((self._natural_end_ns(one) for one in self._streams), default=0)
-        self._streams.clear()
+        now_ns = time.perf_counter_ns()
+        until_ns = now_ns + int(1e9 * min(_LONGEST_REST_S, self._ghosts_s()))
         while slots is not None and slots <= MOST_SLOTS and time.perf_counter_ns() < until_ns:
             try:
                 if self.running_at_once() >= slots:
@@ -482,12 +523,21 @@ class Bench:
                 gevent.sleep(self.settle_s / 4)
         self._streams.clear()
 
-    def _natural_end_ns(self, stream: LiveStream) -> int:
-        row = stream.row
-        if row is None or row.outcome is not Outcome.ABANDONED:
-            return 0
-        left = stream.spec.n * stream.spec.max_tokens - row.tokens_read
-        return row.ended_ns + int(1.5e9 * (self.ttft_s + left * self.step_s))
+    def _ghosts_s(self) -> float:
+        """How long the streams that were left would run on, if the server has not noticed."""
+        left = 0
+        for stream in self._streams:
+            row = stream.row
+            if row is not None and row.outcome is Outcome.ABANDONED:
+                left += stream.spec.n * stream.spec.max_tokens - row.tokens_read
+        longest = min(left, self.long_tokens)
+        return 1.5 * (self.ttft_s + (longest + left / (self.facts.slots or 1)) * self.step_s)
+
+
+def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow | None]:
+    """Their rows, in order; None for a stream that has not ended in this time."""
+    until_s = time.monotonic() + longest_s
+    return [stream.join(max(0.0, until_s - time.monotonic())) for stream in streams]
 
 
 def whole(row: RequestRow, what: str) -> RequestRow:
@@ -497,9 +547,11 @@ def whole(row: RequestRow, what: str) -> RequestRow:
     return row
 
 
-def latest_gaps(stream: LiveStream, most: int = 20) -> list[float]:
-    times = stream.token_times_ns[-most - 1 :]
-    return [(late - early) / 1e9 for early, late in pairwise(times)]
+def latest_gaps(stream: LiveStream, most: int) -> list[float]:
+    """Over several tokens each: a busy client may read two tokens at once."""
+    times = stream.token_times_ns[-most - _SMOOTHED :]
+    pairs = zip(times, times[_SMOOTHED:], strict=False)
+    return [(late - early) / 1e9 / _SMOOTHED for early, late in pairs]
 
 
 def _end(stream: LiveStream) -> str:
@@ -540,7 +592,7 @@ def _plain(tokens: int, role: Role) -> RequestSpec:
 
 def _at_once(session: LoadSession, streams: int, tokens: int, role: Role) -> list[RequestRow]:
     live = [start(session, _plain(tokens, role)) for _ in range(streams)]
-    rows = [stream.join(_READY_S) for stream in live]
+    rows = join_all(live, _READY_S)
     return [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
 
 
@@ -561,7 +613,11 @@ def _count_slots(session: LoadSession) -> int | None:
 
 def _gaps_of(session: LoadSession, streams: int) -> list[float]:
     rows = _at_once(session, streams, 32, Role.FILLER)
-    gaps = [(late - early) / 1e9 for row in rows for early, late in pairwise(row.token_times_ns)]
+    gaps = [
+        (row.token_times_ns[-1] - row.token_times_ns[0]) / 1e9 / (row.tokens_read - 1)
+        for row in rows
+        if row.tokens_read > 1
+    ]
     if not gaps or median(gaps) <= 0:
         raise CannotDecideError(
             "the server shows no step: the tokens of an answer come in one piece (a proxy that "

@@ -164,13 +164,17 @@ def settle_case(
 
 
 def _confirm(result: CaseResult, again: Finding | Exception) -> None:
-    if isinstance(again, Finding) and again.failure is not None:
-        result.evidence = {**result.evidence, "second_run": f"{again.failure}: {again.reason}"}
-        return
-    told = again.reason if isinstance(again, Finding) else str(again)
+    """A second run without a red, or a disturbed one after a late one, leaves it undecided. A slot
+    that never came back may well keep the second run from filling the slots: that confirms it."""
+    if isinstance(again, Finding):
+        told = again.reason if again.failure is None else f"{again.failure}: {again.reason}"
+        is_confirmed = again.failure is not None
+    else:
+        told, is_confirmed = str(again), result.kind is not Failure.LATE
     result.evidence = {**result.evidence, "second_run": told}
-    result.reason = f"{result.kind} in a first run ({result.reason}), not in a second ({told})"
-    result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
+    if not is_confirmed:
+        result.reason = f"{result.kind} in a first run ({result.reason}), not in a second ({told})"
+        result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
 
 
 def with_aftermath(result: CaseResult, aftermath: Aftermath, told: str) -> CaseResult:

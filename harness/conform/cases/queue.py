@@ -1,10 +1,12 @@
-"""Clients leave the queue: what is computed for them, and what it does to others."""
+"""Clients leave the queue: what is computed for them, what it does to others, and whether watching
+the server changes that."""
 
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Finding, case
-from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.conform.case import CannotDecideError, Finding, RefusedError, case
+from harness.conform.cases.unary import unary_leave
+from harness.conform.verdict import Try
 from harness.load.live import LiveStream
 from harness.load.session import canary_prompt
 from harness.records import Outcome, RequestRow, Role, Way
@@ -14,6 +16,7 @@ ENDER_TOKENS: Final = 60  # of the stream whose end frees a slot
 GREEDY_TOKENS: Final = 60
 PROMPT_TOKENS: Final = 24
 READY_S: Final = 20.0
+MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
 MASS: Final = 8  # times the slots: the requests that queue
 
 
@@ -35,17 +38,14 @@ MASS: Final = 8  # times the slots: the requests that queue
     ),
 )
 def queue_leave(bench: Bench) -> Finding:
-    bench.fill()
-    bench.pause(12 * bench.step_s)
-    before = bench.steps_now()
     tries: list[Try] = []
+    bench.watch_steps()
     for number in range(bench.tries):
         bench.wire.begin_try(number)
         tries.append(_leave_queue(bench))
         if tries[-1].recovery_s is None:
             break
-    now = Conditions.of(before, bench.steps_now(), bench.lag_s)
-    return judge_recovery(tries, now, bound_steps=4.0)
+    return bench.judged(tries)
 
 
 def _leave_queue(bench: Bench) -> Try:
@@ -57,6 +57,7 @@ def _leave_queue(bench: Bench) -> Try:
     bench.pause(bench.step_s)
     probe = bench.queue_probe()
     check_queued(queued)
+    bench.note_steps()
     for stream in queued:
         stream.leave()
         bench.pause(bench.rng.random() * bench.step_s / len(queued))
@@ -167,3 +168,48 @@ def queue_mass(bench: Bench) -> Finding:
     if held > 0:
         return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
     return Finding(None, f"{evidence['left']} requests left at once, no slot is held", evidence)
+
+
+@case(
+    "watch/polling",
+    Level.SHOULD,
+    "Watching a server does not change how it cancels.",
+    wire="unary/leave and queue/leave, first unread, then with a GET of the metrics page every "
+    "0.1 s.",
+    passes="both have the same verdict, and medians at most 4 steps apart",
+    methods="P",
+    why="A dashboard must not be what keeps requests of clients that left alive, nor what ends "
+    "them.",
+    needs=("http",),
+    caught=(),
+)
+def polling(bench: Bench) -> Finding:
+    evidence: dict[str, float | str | None] = {}
+    worst = Finding(None, "the same verdicts and medians, watched and not", evidence)
+    for name, check in (("unary", unary_leave), ("queue", queue_leave)):
+        alone = check(bench)
+        bench.end_case()
+        bench.rest()
+        with bench.polling() as polled:
+            watched = check(bench)
+        if not polled.answers:
+            raise RefusedError(f"GET {polled.url} was not answered with status 200")
+        before, after = (one.evidence.get("median_steps") for one in (alone, watched))
+        evidence |= {f"{name}_alone_steps": before, f"{name}_watched_steps": after}
+        worst = _compared(name, alone, watched) or worst
+        bench.end_case()
+        bench.rest()
+    return worst._replace(evidence=evidence)
+
+
+def _compared(name: str, alone: Finding, watched: Finding) -> Finding | None:
+    if alone.failure is not watched.failure:
+        was, now = (one.failure or "good" for one in (alone, watched))
+        return Finding(Failure.LATE, f"{name}/leave is {was} alone, {now} when watched", {})
+    before, after = (one.evidence.get("median_steps") for one in (alone, watched))
+    if not isinstance(before, float) or not isinstance(after, float):
+        return None
+    if abs(after - before) <= MOST_DIFFERENCE_STEPS:
+        return None
+    said = f"{name}/leave takes {before:.1f} steps alone, {after:.1f} when watched"
+    return Finding(Failure.LATE, said, {})
