@@ -325,7 +325,7 @@ class Bench:
 
     def judged(self, tries: Sequence[Try], *, bound_steps: float = 4.0) -> Finding:
         """After `watch_steps` and the tries. Raises CannotDecideError."""
-        after = self._steps_now(_LONG_SPAN)
+        after = self.steps_now(_LONG_SPAN)
         now = Conditions.of(self._before or after, after, self.lag_s)
         finding = judge_recovery(tries, now, bound_steps=bound_steps)
         finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
@@ -333,7 +333,7 @@ class Bench:
 
     def note_steps(self) -> None:
         """Right before a leave; the first one of a case counts."""
-        self._before = self._before or self._steps_now()
+        self._before = self._before or self.steps_now()
 
     def _try_queued(self, way: "_Leaving", number: int) -> Try:
         others = self.fill(self.slots - 1)
@@ -397,7 +397,7 @@ class Bench:
         probe.join(self.patience_s)
         return Try(waited_s - self.ttft_s - self.lag_s, waited_s, came)
 
-    def _steps_now(self, most: int = 20) -> list[float]:
+    def steps_now(self, most: int = 20) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
         gaps = [gap for filler in self._fillers for gap in latest_gaps(filler, most)]
         if self.slots == 1:
