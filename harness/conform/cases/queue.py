@@ -9,7 +9,7 @@ from harness.conform.cases.unary import unary_leave
 from harness.conform.verdict import Try
 from harness.load.live import LiveStream
 from harness.load.session import canary_prompt
-from harness.records import Outcome, RequestRow, Role, Way
+from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 
 ENDER_TOKENS: Final = 60  # of the stream whose end frees a slot
@@ -154,13 +154,16 @@ def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     ),
 )
 def queue_mass(bench: Bench) -> Finding:
+    # Over gRPC the requests of one client share a connection, and end with it as cancels.
+    way = Way.RST if bench.session.plan.protocol is Protocol.HTTP else None
+
     def die() -> int:
         running = bench.fill()
         queued = [bench.start(bench.long(role=Role.USER)) for _ in range(MASS * bench.slots)]
         bench.pause(bench.ttft_s + 4 * bench.step_s)
         check_queued(queued)
         for stream in [*running, *queued]:
-            stream.leave(Way.RST)
+            stream.leave(way)
         return len(running) + len(queued)
 
     held = bench.held(die)

@@ -53,6 +53,7 @@ def fin_decode(bench: Bench) -> Finding:
     methods="P",
     why="A crashed client, a killed app or a proxy that gives up sends a reset, which servers see "
     "as an error of writing or reading, not as an end.",
+    needs=("http",),
     quick=True,
     caught=("https://github.com/Neroued/ninfer/issues/111",),
 )
