@@ -91,6 +91,7 @@ def counts(result: ConformResult) -> list[tuple[str, int]]:
 
 def facts(result: ConformResult) -> list[tuple[str, str]]:
     target, machine = result.target, result.machine
+    flags = (", quick" if result.quick else "") + (", strict" if result.strict else "")
     told = {
         "server": server_name(result),
         "configuration": target.configuration,
@@ -101,13 +102,8 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
         "first token when idle": quantity(result.ttft_s, "s"),
         "client lag": quantity(result.lag_s, "s"),
         "machine": f"{machine.cpu}, {quantity(machine.cores, 'cores')}, Python {machine.python}",
-        "suite": ", ".join(
-            (
-                "quick" if result.quick else "whole",
-                "strict" if result.strict else "a should never fails it",
-                f"seed {result.seed}, walkaway {result.walkaway}",
-            )
-        ),
+        "suite": f"{quantity(len(result.cases), 'cases')}{flags}, seed {result.seed}",
+        "by": f"walkaway {result.walkaway}",
         "started": result.started_at,
     }
     return [(name, text) for name, text in told.items() if text]

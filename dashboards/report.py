@@ -28,6 +28,7 @@ from harness.export.tables import client_facts
 from harness.formatting import bounded, quantity
 from harness.metrics import headline_figures, spoken
 from harness.records import ArmsSummary, is_disaggregated
+from harness.store.conform_result import conformance_beside
 from harness.store.manifest import Manifest
 
 CONFIG_SHOWN: Final = (
@@ -84,11 +85,13 @@ def _common_facts(run: Run) -> list[tuple[str, str]]:
     summary, interval = run.summary, run.manifest.scrape_interval_s
     runs = list(run.rounds.values()) if isinstance(summary, ArmsSummary) else [run]
     config = _common_config([one.manifest for one in runs])
+    conformance = conformance_beside(run.path, summary.engine)
     return [
         ("workload", str(summary.workload)),
         ("server", ", ".join([summary.engine or "not known", *_settings_in_words(config)])),
         ("model", summary.model or "not known"),
         ("scraped", "never" if interval is None else f"every {quantity(interval, 's')}"),
+        *([] if conformance is None else [("conformance", conformance)]),
     ]
 
 

@@ -130,6 +130,22 @@ def read_conform(file: Path) -> ConformResult:
         raise ConfigError(f"{file} is no result of `walkaway conform`: {error}") from error
 
 
+def conformance_beside(run: Path, engine: str | None) -> str | None:
+    """The newest result about this kind of server in a folder beside the run's: counts and page."""
+    found = []
+    for file in run.resolve().parent.glob(f"*/{CONFORM_FILE}"):
+        with suppress(ConfigError):
+            result = read_conform(file)
+            if result.target.engine == engine:
+                found.append((result.started_at, file, result))
+    if not found:
+        return None
+    _, file, result = max(found, key=lambda one: one[0])
+    counts = [f"{n} {one.replace('_', ' ')}" for one, n in counted(result.cases).items()]
+    page = file.with_name("index.html")
+    return f"{', '.join(counts)}: {page if page.is_file() else file}"
+
+
 def counted(results: Sequence[CaseResult]) -> dict[Verdict, int]:
     verdicts = [one.verdict for one in results]
     return {one: verdicts.count(one) for one in Verdict if one in verdicts}

@@ -35,6 +35,7 @@ from harness.run.pipeline import execute
 from harness.run.process import Interruption
 from harness.run.progress import Progress, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
+from harness.store.conform_result import conformance_beside
 from harness.store.run_folder import RunFolder
 from harness.web.tab import final_rows, live_rows
 from harness.workload.form import check_startable, form_settings, without_place
@@ -134,10 +135,14 @@ def record(resolved: ResolvedRun, stop: Stop) -> None:
         )
     if finished.summary is None and finished.failure is not None:
         raise finished.failure
+    summary, folder = finished.summary, finished.folder.path
+    rows = []
+    if isinstance(summary, Summary):
+        rows = final_rows(summary, conformance_beside(folder, summary.engine))
     tell(
         "done",
-        folder=str(finished.folder.path),
-        rows=final_rows(finished.summary) if isinstance(finished.summary, Summary) else [],
+        folder=str(folder),
+        rows=rows,
         report=None if finished.report is None else str(finished.report.resolve()),
         why=None if finished.failure is None else short(finished.failure),
     )

@@ -86,7 +86,7 @@ def live_rows(live: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def final_rows(summary: Summary) -> list[dict[str, str]]:
+def final_rows(summary: Summary, conformance: str | None) -> list[dict[str, str]]:
     rows = [
         _row(said.level, DASH, said.text)
         for said in summary.validity
@@ -100,6 +100,8 @@ def final_rows(summary: Summary) -> list[dict[str, str]]:
             rows.append(
                 _row(one.label, DASH, f"not measurable here: {summary.not_measurable[one.name]}")
             )
+    if conformance is not None:
+        rows.append(_row("conformance", *conformance.split(": ", 1)))
     return rows
 
 

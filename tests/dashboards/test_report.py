@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dashboards.__main__ import main
 from tests.dashboards.reading import page_by
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change
+from tests.made_up.conform import conform_cases, conform_result, save_conform
 from tests.made_up.played import save_played
 
 
@@ -89,3 +91,19 @@ def test_two_chunk_sizes_are_enough_for_the_frontiers_sentence(tmp_path: Path) -
     arms["128"]["metrics"] = {}
     change(run, "summary.json", arms=arms)
     assert "From chunks of 32 tokens to 512" in page_by("report", run).body
+
+
+def test_the_newest_conformance_of_the_same_kind_of_server_stands_beside_the_run(
+    tmp_path: Path,
+) -> None:
+    run = save_played(tmp_path / "run", abandons=3)
+    engine = json.loads((run / "summary.json").read_text())["engine"]
+    of_ours = msgspec.structs.replace(conform_result().target, engine=engine)
+    for day in ("21", "23", "22"):
+        at = f"2026-11-{day}T00:00:00"
+        save_conform(tmp_path / day, target=of_ours, started_at=at, cases=conform_cases()[:2])
+    save_conform(tmp_path / "another", started_at="2026-11-30")
+    (tmp_path / "23" / "index.html").touch()
+    body = page_by("report", run).body
+    assert f"1 pass, 1 fail: {tmp_path / '23' / 'index.html'}" in body
+    assert body.count("conform.json") == 0

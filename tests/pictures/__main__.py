@@ -18,6 +18,7 @@ from harness.run.process import free_port
 from tests.dashboards.browsing import WAIT_MS, chromium, opened
 from tests.e2e.running import page_served
 from tests.made_up.gated import save_night, save_nights
+from tests.reference_engine.running_engine import running
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 DEMO: Final = ("demo", "--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=10")
@@ -96,6 +97,25 @@ def trend(browser: Browser, folder: Path) -> None:
         take(page, "trend", height=1500)
 
 
+def conform(browser: Browser, folder: Path) -> None:
+    """A server that is slow to abort, as its page draws it."""
+    engine = ("--runner", "simulated", "--sim-fixed-ms", "10", "--fault", "delay-abort=0.3")
+    with running(*engine) as server:
+        found = ("conform", "unary/", "stream/fin-decode", "queue/", "--target", server.url)
+        command = [sys.executable, "-m", "harness", *found, "--out", "checked"]
+        subprocess.run(command, cwd=folder, check=False)  # 3: it fails
+    with opened(browser, folder / "checked/index.html") as (page, _):
+        take(page, "conform", height=1500)
+
+
+def matrix(browser: Browser, folder: Path) -> None:
+    """The kept results of real engines."""
+    results = sorted(map(str, (DOCS.parent / "results/engines").glob("*/conform.json")))
+    walkaway(folder, "matrix", *results, "-o", "matrix.html")
+    with opened(browser, folder / "matrix.html") as (page, _):
+        page.locator(".matrix").screenshot(path=DOCS / "matrix.png")
+
+
 def web(browser: Browser, folder: Path) -> None:
     port = str(free_port())
     url = f"http://127.0.0.1:{port}"
@@ -140,6 +160,8 @@ PICTURES: Final = {
     "comparison": comparison,
     "frontier": frontier,
     "trend": trend,
+    "conform": conform,
+    "matrix": matrix,
     "web": web,
 }
 

@@ -65,7 +65,7 @@ def test_final_rows_begin_with_the_warnings() -> None:
             {"level": "invalid", "text": "the client was too slow"},
         ],
     }
-    rows = final_rows(made_up_summary(summary))
+    rows = final_rows(made_up_summary(summary), "2 fail: results/c/index.html")
     assert [row["about"] for row in rows[:2]] == ["a process died", "the client was too slow"]
     figures = {row["figure"]: row for row in rows}
     assert figures["abandoned"]["value"] == "2"
@@ -73,6 +73,8 @@ def test_final_rows_begin_with_the_warnings() -> None:
     assert figures["wasted tokens"]["value"] == DASH
     assert figures["wasted tokens"]["about"] == "not measurable here: no log"
     assert "ghosts" not in figures
+    assert figures["conformance"]["value"] == "2 fail"
+    assert figures["conformance"]["about"] == "results/c/index.html"
 
 
 @pytest.mark.parametrize(
