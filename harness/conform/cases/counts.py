@@ -190,10 +190,11 @@ def rest(bench: Bench) -> Finding:
     gauges = [role for role in GAUGES if role in before]
     if not gauges:
         raise RefusedError("the target shows no gauge")
-    streams, until_s = bench.fill(), time.monotonic() + LONGEST_WAIT_S
     moved: list[str] = []
+    streams, until_s = bench.fill(), time.monotonic() + LONGEST_WAIT_S
     while not moved and time.monotonic() < until_s:
         bench.pause(0.1)  # some gauges move only every few seconds
+        streams = bench.fill()
         busy = bench.counters()
         moved = [role for role in gauges if busy.get(role) != before[role]]
     leave_each(bench, streams)
