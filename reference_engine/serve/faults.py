@@ -69,6 +69,11 @@ class FaultyLink(WorkerLink):
     ) -> bool:
         if self.faults.cancel_does_nothing and reason is CancelReason.API:
             return not request.is_ended
+        if self.faults.abort_by_prefix and reason is CancelReason.API and request.client_request_id:
+            for other in list(self.live.values()):
+                if (other.client_request_id or "").startswith(request.client_request_id):
+                    super().cancel(other, reason, method)
+            return True
         return super().cancel(request, reason, method)
 
     def _is_ignored(self, request: ClientRequest) -> bool:

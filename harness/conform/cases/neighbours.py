@@ -34,8 +34,8 @@ SHOWN: Final = 200  # characters
     "bystander/text",
     Level.MUST,
     "The text of other clients does not change when clients leave.",
-    wire="Greedy streams in half of the slots, three times: beside answers that end, beside "
-    "clients that leave, and beside answers that end.",
+    wire="Greedy streams in half of the slots, three times: twice beside answers that end, then "
+    "beside clients that leave.",
     passes="each text is that of the controls",
     methods="B",
     why="A block that is reused before its last step has ended mixes two users' texts.",
@@ -44,9 +44,9 @@ SHOWN: Final = 200  # characters
     ),
 )
 def text(bench: Bench) -> Finding:
-    control, storm, again = (
+    control, again, storm = (
         [row.answer or "" for row in beside(bench, leaving=leaving)]
-        for leaving in (False, True, False)
+        for leaving in (False, False, True)
     )
     if control != again:
         raise CannotDecideError("a greedy answer differs between two runs without any leave")

@@ -37,7 +37,7 @@ TEMPLATE_TOKENS: Final = 12  # that a chat template may put around an empty answ
     Level.MUST,
     "The next request gets all the tokens that it asked for.",
     wire="As many requests of 8 tokens as slots queue behind full slots; the streams before them "
-    "are left, or, in the control, end.",
+    "are left, or, in the control, end; as many more are sent right then.",
     passes="each gets 8 tokens, as in the control",
     methods="R",
     why="State of the request that was left, such as its stop flag, can end the one after it.",
@@ -63,8 +63,8 @@ def lengths(bench: Bench, *, leaving: bool) -> list[int]:
     "next/text",
     Level.MUST,
     "A freed slot carries nothing over to the next request.",
-    wire="As many greedy requests as slots queue behind full slots whose streams are left; each "
-    "was asked alone before, twice.",
+    wire="As many greedy requests as slots queue behind full slots whose streams are left, and as "
+    "many more are sent right then; each was asked alone before, twice.",
     passes="each text is that of the request alone",
     methods="R",
     why="Penalties, a grammar or a block of the request that was left can colour the next answer.",
@@ -78,7 +78,7 @@ def text(bench: Bench) -> Finding:
     )
     if alone != again:
         raise CannotDecideError("a greedy answer differs between two runs alone")
-    control = [answer or "" for answer in alone]
+    control = 2 * [answer or "" for answer in alone]
     after = [row.answer or "" for row in queued_behind(bench, TEXT_TOKENS, leaving=True)]
     if after != control:
         ended = queued_behind(bench, TEXT_TOKENS, leaving=False)
@@ -92,7 +92,8 @@ def numbers(bench: Bench) -> range:
 
 
 def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> list[RequestRow]:
-    """Greedy requests that get the slots of streams that were left, or have ended."""
+    """Greedy requests that get the slots of streams that were left, or have ended: as many as slots
+    queue behind them, and as many come right after the leaves."""
     visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
     asked = bench.long() if leaving else bench.short(visit)
     before = [bench.start(asked) for _ in range(bench.slots)]
@@ -102,6 +103,7 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> list[RequestRo
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:
         leave_each(bench, before, within_s=bench.step_s)
+    queued += start_greedy(bench, numbers(bench), tokens)
     return [joined(stream) for stream in queued]
 
 
