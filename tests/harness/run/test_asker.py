@@ -56,7 +56,7 @@ def no_answer(_: httpx.Request) -> httpx.Response:
 @pytest.mark.parametrize(
     ("answer", "step_s", "error", "is_silent"),
     [
-        (lambda _: httpx.Response(503), 1, "status 503", False),
+        (lambda _: httpx.Response(503), 1, "HTTP 503", False),
         (stream(), 1, "the answer was empty", False),
         (stream({"error": {"message": "no"}}), 1, "an error in the stream", False),
         (stream("?"), 1, "an event is not in the dialect of OpenAI", False),
