@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,11 +12,16 @@ import pytest
 
 from dashboards.__main__ import main
 from dashboards.page import GENERATOR, save
+from harness.conform.suite import all_cases
+from harness.workload.workload import SHIPPED_TARGETS, shipped
 from tests.conftest import Snapshot
 from tests.dashboards.pages import PAGES
 from tests.dashboards.reading import Page
 from tests.made_up.conform import save_engines
 from tests.made_up.played import save_played
+
+
+EXPLANATIONS = Path(__file__).parents[2] / "results" / "engines" / "explanations.toml"
 
 
 class Made(NamedTuple):
@@ -115,6 +121,15 @@ def test_a_page_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) ->
         save("half of it\udc80", page)
     assert page.read_text() == f"{GENERATOR.decode()} before"
     assert list(tmp_path.iterdir()) == [page]
+
+
+def test_the_kept_explanations_are_of_cases_and_engines_that_there_are(tmp_path: Path) -> None:
+    files = list(map(str, save_engines(tmp_path)))
+    page = ["-o", str(tmp_path / "m.html"), "--explanations", str(EXPLANATIONS)]
+    assert main(["matrix", *files, *page]) == 0
+    kept = tomllib.loads(EXPLANATIONS.read_text())["explanation"]
+    assert {one["case"] for one in kept} <= {one.id for one in all_cases()}
+    assert {one["engine"] for one in kept} <= set(shipped(SHIPPED_TARGETS))
 
 
 def test_explanations_that_cannot_be_read_are_one_message(
