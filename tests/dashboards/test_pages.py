@@ -20,7 +20,6 @@ from tests.dashboards.reading import Page
 from tests.made_up.conform import save_engines
 from tests.made_up.played import save_played
 
-
 EXPLANATIONS = Path(__file__).parents[2] / "results" / "engines" / "explanations.toml"
 
 
