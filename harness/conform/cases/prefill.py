@@ -18,6 +18,7 @@ CHUNKS: Final = 2  # that may still be computed
 STEPS: Final = 4  # and the steps beside them
 _FEWEST_CHUNKS: Final = 8
 _LONG_ENOUGH_STEPS: Final = 20
+_MOST_LOOKS: Final = 4
 _FIRST_GUESS: Final = 2048  # tokens
 _ANSWER_TOKENS: Final = 4
 _ROOM: Final = 0.75  # of the context
@@ -48,22 +49,28 @@ class Prefill(NamedTuple):
 
 
 def long_prefill(bench: Bench) -> Prefill:
-    """A prompt that takes 20 steps, or the longest that the context allows. Raises
-    CannotDecideError if it is computed in fewer than 8 chunks."""
+    """A prompt that takes 20 steps, or the longest that the context allows. A stall of the machine
+    looks like a chunk, so what looks too coarse is looked at again.
+
+    Raises CannotDecideError if it is computed in fewer than 8 chunks.
+    """
     context = bench.facts.context or _MOST_TOKENS
     most = int(_ROOM * context)
     tokens = min(_FIRST_GUESS, most)
-    while (seen := _watched(bench, tokens)).ttft_s < _LONG_ENOUGH_STEPS * bench.step_s:
-        if tokens == most:
+    looks = 1
+    while True:
+        seen = _watched(bench, tokens)
+        if seen.ttft_s < _LONG_ENOUGH_STEPS * bench.step_s and tokens < most:
+            tokens = min(2 * tokens, most)
+        elif seen.ttft_s >= _FEWEST_CHUNKS * seen.chunk_s:
+            return seen
+        elif (looks := looks + 1) > _MOST_LOOKS:
             break
-        tokens = min(2 * tokens, most)
-    if seen.ttft_s < _FEWEST_CHUNKS * seen.chunk_s:
-        raise CannotDecideError(
-            f"a prompt of {tokens} tokens is computed in {1e3 * seen.ttft_s:.0f} ms, in chunks of "
-            f"up to {1e3 * seen.chunk_s:.0f} ms: too few to see where it stops (a longer context, "
-            "or smaller chunks such as --max-num-batched-tokens 512)"
-        )
-    return seen
+    raise CannotDecideError(
+        f"a prompt of {tokens} tokens is computed in {1e3 * seen.ttft_s:.0f} ms, in chunks of up "
+        f"to {1e3 * seen.chunk_s:.0f} ms: too few to see where it stops (a longer context, or "
+        "smaller chunks such as --max-num-batched-tokens 512)"
+    )
 
 
 def _watched(bench: Bench, tokens: int) -> Prefill:
