@@ -8,6 +8,7 @@ ROOMS: Final = (
     "unary",
     "queue",
     "prefill",
+    "crowds",
     "leaks",
     "neighbours",
     "next_request",

@@ -1,0 +1,177 @@
+"""Many clients leave at once, or again and again."""
+
+from statistics import median
+from typing import Final
+
+import numpy as np
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.cases.prefill import Prefill, judged, long_prefill, time_probe
+from harness.conform.verdict import Try
+from harness.conform.waves import leave_each
+from harness.load.live import LiveStream
+from harness.load.session import canary_prompt
+from harness.records import Role
+from harness.store.conform_result import Failure, Level
+from harness.workload.abandon import RequestSpec
+
+CANARIES: Final = 3
+CANARY_TOKENS: Final = 24
+PROMPT_TOKENS: Final = 24
+DOSES: Final = (1, 2, 5, 10, 30)
+ROUNDS: Final = 3
+MOST_STEPS_A_LEAVE: Final = 1.0
+RETRIES: Final = 3
+RETRY_TRIES: Final = 4
+LIMIT: Final = 0.5  # of the time to first token, after which the client gives up
+
+
+@case(
+    "storm/all",
+    Level.MUST,
+    "All clients may leave at once.",
+    wire="As many streams as slots run and as many queue; all connections are closed within 10 ms. "
+    "Before and after, greedy requests.",
+    passes="no slot is held, and the greedy texts are as before",
+    methods="O B",
+    why="A load balancer that restarts, or a network that blinks, cancels everything in one step.",
+    quick=True,
+    caught=reports("NVIDIA/TensorRT-LLM#13713 ai-dynamo/dynamo#12389 ray-project/ray#52533"),
+)
+def storm_all(bench: Bench) -> Finding:
+    scale = bench.session.plan.prompt_scale
+    prompts = [canary_prompt(n, tokens=PROMPT_TOKENS, scale=scale) for n in range(CANARIES)]
+    before, again = (bench.greedy_texts(prompts, CANARY_TOKENS) for _ in range(2))
+    spread_ms = 0.0
+
+    def leave() -> int:
+        nonlocal spread_ms
+        running = bench.fill()
+        queued = [bench.start(bench.long(role=Role.USER)) for _ in running]
+        bench.pause(bench.ttft_s + 2 * bench.step_s)
+        rows = leave_each(bench, [*running, *queued])
+        moments_ns = [row.abandoned_ns for row in rows if row.abandoned_ns is not None]
+        spread_ms = (max(moments_ns) - min(moments_ns)) / 1e6
+        return len(rows)
+
+    held = bench.held(leave)
+    after = bench.greedy_texts(prompts, CANARY_TOKENS)
+    evidence: Evidence = {
+        "left": 2 * bench.slots,
+        "within_ms": round(spread_ms, 1),
+        "held": held,
+        "texts": len(prompts),
+    }
+    if held:
+        return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
+    if after != before:
+        if again != before:
+            raise CannotDecideError("no slot is held, but greedy texts differ without any leave")
+        return Finding(Failure.HARM, "a greedy text has changed after the storm", evidence)
+    return Finding(None, f"{evidence['left']} left at once: no slot is held", evidence)
+
+
+@case(
+    "dose/sweep",
+    Level.MUST,
+    "Recovery does not depend on how many left.",
+    wire="1, 2, 5, 10 and 30 long prompts are sent beside a running stream, and all their "
+    "connections closed in mid-prefill; a short request comes after each dose. Three times.",
+    passes="its first token comes at most two chunks and 4 steps later than on the idle server at "
+    "the median of all and of each dose, and at most one step later for each client that left",
+    methods="P",
+    why="Clean-up that takes turns with work, or a queue of aborts read one a step, is seen only "
+    "when many leave; a leak only after some time.",
+    caught=reports("ollama/ollama#18477 Trans-N-ai/swama#116"),
+)
+def dose_sweep(bench: Bench) -> Finding:
+    prefill = long_prefill(bench)
+    before = bench.steps_now()
+    tries: list[Try] = []
+    doses: list[int] = []
+    for turn in range(ROUNDS):
+        for dose in DOSES:
+            bench.wire.begin_try(turn * len(DOSES) + DOSES.index(dose))
+            tries.append(_dose(bench, dose, prefill))
+            doses.append(dose)
+            if tries[-1].recovery_s is None:
+                return judged(bench, tries, before, prefill)
+    finding = judged(bench, tries, before, prefill)
+    if finding.failure is not None:
+        return finding
+    return _judge_doses(bench, doses, [one.recovery_s or 0.0 for one in tries], finding)
+
+
+def _dose(bench: Bench, dose: int, prefill: Prefill) -> Try:
+    beside = bench.fill(1)
+    streams = [bench.start(prefill.spec()) for _ in range(dose)]
+    bench.pause(prefill.ttft_s / 2)
+    for stream in streams:
+        stream.leave()
+    bench.pause(0)
+    tried = time_probe(bench, beside, bench.ttft_s)
+    if not all(stream.join(bench.settle_s) for stream in streams):
+        raise CannotDecideError("a stream could not leave")
+    return tried
+
+
+def _judge_doses(
+    bench: Bench, doses: list[int], recoveries_s: list[float], finding: Finding
+) -> Finding:
+    steps = [taken_s / bench.step_s for taken_s in recoveries_s]
+    middles = [
+        median(taken for taken, left in zip(steps, doses, strict=True) if left == dose)
+        for dose in DOSES
+    ]
+    slope = float(np.polyfit(DOSES, middles, 1)[0])
+    evidence = finding.evidence | {
+        f"median_steps_{dose}": round(middle, 2)
+        for dose, middle in zip(DOSES, middles, strict=True)
+    }
+    evidence["steps_a_leave"] = round(slope, 3)
+    bound = float(finding.evidence["bound_steps"] or 0.0)
+    worst = max(middles)
+    if worst > bound:
+        said = f"{worst:.1f} steps after {DOSES[middles.index(worst)]} clients left"
+        return Finding(Failure.LATE, f"{said}; at most {bound:g} were allowed", evidence)
+    if slope > MOST_STEPS_A_LEAVE:
+        said = f"each client that leaves costs {slope:.1f} steps more; 1 was allowed"
+        return Finding(Failure.LATE, said, evidence)
+    return finding._replace(evidence=evidence)
+
+
+@case(
+    "retry/while-alive",
+    Level.MUST,
+    "A retry does not wait for its own dead attempt.",
+    wire="A long prompt is sent and given up after half of its time to first token; so is each of "
+    "two retries, which come at once. The third retry is read. All begin differently, so that no "
+    "prefix cache helps.",
+    passes="the last one's first token comes at most two chunks and 4 steps later than that of the "
+    "same prompt alone, at the median of the tries, and at most three times that in each",
+    methods="P",
+    why="A client's time limit below the server's first token turns each request into several: "
+    "if the dead ones are computed, each retry comes later than the one before.",
+    caught=reports("antirez/ds4#333 vllm-project/vllm#20520"),
+)
+def while_alive(bench: Bench) -> Finding:
+    prefill = long_prefill(bench)
+    before = bench.steps_now()
+    tries: list[Try] = []
+    for number in range(RETRY_TRIES):
+        bench.wire.begin_try(number)
+        beside = bench.fill(bench.slots - 1)
+        for _ in range(RETRIES):
+            attempt = _attempt(bench, prefill.spec())
+            bench.pause(LIMIT * prefill.ttft_s)
+            attempt.leave()
+            bench.pause(0)
+        tries.append(time_probe(bench, beside, prefill.ttft_s, prefill.spec(2)))
+        if tries[-1].recovery_s is None:
+            break
+    return judged(bench, tries, before, prefill)
+
+
+def _attempt(bench: Bench, spec: RequestSpec) -> LiveStream:
+    return bench.start(spec, bench.session.prompt(spec, n=bench.rng.getrandbits(32)))
