@@ -30,7 +30,7 @@ from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog, masked
 from harness.records import Protocol
-from harness.store.conform_result import Aftermath, CaseResult, wire_log_name
+from harness.store.conform_result import Aftermath, CaseResult, Failure, wire_log_name
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 1000
@@ -106,7 +106,8 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     bench.wire.begin(folder / log)
     bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
     outcome, again = _attempt(case, bench), None
-    if "P" in case.methods and isinstance(outcome, Finding) and outcome.failure is not None:
+    times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
+    if "P" in case.methods and isinstance(outcome, Finding) and outcome.failure in times:
         bench.end_case()
         bench.rest()
         again = _attempt(case, bench)

@@ -19,6 +19,7 @@ STEPS: Final = 4  # and the steps beside them
 _FEWEST_CHUNKS: Final = 8
 _LONG_ENOUGH_STEPS: Final = 20
 _MOST_LOOKS: Final = 4
+_SHOWN_STEPS: Final = 22  # after the last try, which the step is then judged by
 _FIRST_GUESS: Final = 2048  # tokens
 _ANSWER_TOKENS: Final = 4
 _ROOM: Final = 0.75  # of the context
@@ -105,6 +106,7 @@ def time_probe(
 
 
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
+    bench.pause(_SHOWN_STEPS * bench.step_s)
     now = Conditions.of(before, bench.steps_now(), bench.lag_s)
     finding = judge_recovery(tries, now, bound_steps=prefill.bound_steps(now.step_s))
     return finding._replace(evidence=finding.evidence | prefill.evidence)
