@@ -53,6 +53,7 @@ _READY_S: Final = 30.0  # for what a server that serves at all does at once
 _SLOW: Final = 10  # times the idle time to first token
 _FEWEST_TOKENS: Final = 64
 _PAGE_S: Final = 5.0
+_NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 _POLL_S: Final = 0.1
 _LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
 _SMOOTHED: Final = 4  # tokens
@@ -204,6 +205,13 @@ class Bench:
     ) -> RequestRow:
         """Like `ask`; raises CannotDecideError unless it is answered whole."""
         return whole(self.ask(spec, text, session=session), "a request of the set-up")
+
+    def offered(self, spec: RequestSpec, what: str, text: str | None = None) -> RequestRow:
+        """Its whole answer. Raises RefusedError if the server says that it does not offer this."""
+        row = self.ask(spec, text)
+        if row.status_code in _NOT_OFFERED:
+            raise RefusedError(f"{what}: {row.error}")
+        return whole(row, what)
 
     def rows(self) -> list[RequestRow]:
         """Of the case's streams, as far as they have ended."""

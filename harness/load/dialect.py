@@ -197,6 +197,12 @@ def dialect_of(path: str) -> Dialect:
     return next(found, _COMPLETIONS)
 
 
+def route(path: str, name: str) -> str:
+    """The route of this name ("chat/completions") beside a route of any dialect."""
+    known = (path.removesuffix(ending) for ending in _BY_ENDING if path.endswith(ending))
+    return f"{next(known, path.removesuffix('/completions'))}/{name}"
+
+
 def request_body(
     target: Target,
     model: str,

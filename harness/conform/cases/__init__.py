@@ -9,6 +9,8 @@ ROOMS: Final = (
     "queue",
     "prefill",
     "crowds",
+    "fan_out",
+    "dialects",
     "leaks",
     "neighbours",
     "next_request",

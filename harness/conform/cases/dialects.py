@@ -1,0 +1,136 @@
+"""The other routes by which a stream is asked for, and a request that brings a grammar."""
+
+from typing import Any, Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Finding, case, reports
+from harness.load.dialect import route
+from harness.store.conform_result import Level
+from harness.workload.abandon import RequestSpec
+
+CHECK_TOKENS: Final = 64  # an answer of so many shows that its length can be asked for
+CAUGHT: Final = reports("BerriAI/litellm#36123")
+WIRE: Final = "As stream/fin-decode; the streams that leave are asked for on this route."
+PASSES: Final = (
+    "the queued request's first token comes at most 4 steps later at the median of the tries, and "
+    "at most 12 in each"
+)
+WHY: Final = "Each route has its own handler, and each handler its own way to miss a disconnect."
+MOST_STEPS: Final = 20.0
+FEWEST_STEPS: Final = 4.0  # that a compilation must take
+FIELDS: Final = 400  # of the schema
+
+
+def _on_route(bench: Bench, name: str) -> Finding:
+    path = route(bench.session.plan.target.path, name)
+    row = bench.offered(bench.short(CHECK_TOKENS, path=path), f"POST {path}")
+    if row.tokens_read < CHECK_TOKENS // 2:
+        raise CannotDecideError(
+            f"an answer of {CHECK_TOKENS} tokens was asked for and {row.tokens_read} came: a "
+            "stream that leaves could as well have ended"
+        )
+    return bench.recovery(bench.long(path=path))
+
+
+@case(
+    "dialect/chat",
+    Level.MUST,
+    "A stream of /v1/chat/completions is cancelled like any other.",
+    wire=WIRE,
+    passes=PASSES,
+    methods="P",
+    why=WHY,
+    needs=("http",),
+    quick=True,
+    caught=CAUGHT,
+)
+def chat(bench: Bench) -> Finding:
+    return _on_route(bench, "chat/completions")
+
+
+@case(
+    "dialect/responses",
+    Level.MUST,
+    "A stream of /v1/responses is cancelled like any other.",
+    wire=WIRE,
+    passes=PASSES,
+    methods="P",
+    why=WHY,
+    needs=("http",),
+    caught=CAUGHT,
+)
+def responses(bench: Bench) -> Finding:
+    return _on_route(bench, "responses")
+
+
+@case(
+    "dialect/messages",
+    Level.MUST,
+    "A stream of Anthropic's /v1/messages is cancelled like any other.",
+    wire=WIRE,
+    passes=PASSES,
+    methods="P",
+    why=WHY,
+    needs=("http",),
+    caught=CAUGHT,
+)
+def messages(bench: Bench) -> Finding:
+    return _on_route(bench, "messages")
+
+
+@case(
+    "structured/leave",
+    Level.SHOULD,
+    "The compilation of a grammar does not outlive its client.",
+    wire="All slots but one are full. A request with a large JSON schema, a new one each time, is "
+    "sent and its connection closed a step later; a short request comes then.",
+    passes="the short request's first token comes at most 20 steps later than on the idle server "
+    "at the median of the tries, and at most 60 in each",
+    methods="P",
+    why="Compiling a schema takes seconds, often on the thread that steps the engine, and nobody "
+    "looks at the connection meanwhile.",
+    needs=("http",),
+    caught=reports("vllm-project/vllm#14151 vllm-project/vllm#54003"),
+)
+def structured(bench: Bench) -> Finding:
+    def asked(tokens: int) -> RequestSpec:
+        return bench.short(tokens, body={"response_format": schema(bench.rng.getrandbits(32))})
+
+    plain = bench.whole(bench.short(1))
+    row = bench.offered(asked(1), "a request with a JSON schema")
+    first, usual = (one.first_token_ns or one.ended_ns for one in (row, plain))
+    compiled_s = (first - row.sent_ns - usual + plain.sent_ns) / 1e9
+    if compiled_s < FEWEST_STEPS * bench.step_s:
+        raise CannotDecideError(
+            f"a schema of {FIELDS} fields takes {1e3 * compiled_s:.0f} ms, less than 4 steps: "
+            "there is no compilation to leave"
+        )
+    finding = bench.recovery(
+        begin=lambda _spec: bench.start(asked(bench.long_tokens)),
+        ready=lambda *_: bench.pause(bench.step_s),
+        queues_first=False,
+        bound_steps=MOST_STEPS,
+    )
+    return finding._replace(
+        evidence=finding.evidence | {"compilation_ms": round(1e3 * compiled_s, 1)}
+    )
+
+
+def schema(number: int) -> dict[str, Any]:
+    """No server has compiled this one before: its names are new."""
+    names = [f"field_{number}_{field}" for field in range(FIELDS)]
+    text = {"type": "string", "pattern": "^[a-z]{3,40}(-[a-z]{3,40}){0,5}$"}
+    properties = dict.fromkeys(names, text)
+    return {
+        "type": "json_schema",
+        "json_schema": {
+            "name": f"answer_{number}",
+            "strict": True,
+            "schema": {
+                "type": "object",
+                "properties": properties,
+                "required": names,
+                "additionalProperties": False,
+            },
+        },
+    }

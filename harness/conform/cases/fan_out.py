@@ -1,0 +1,68 @@
+"""One request with many answers: all of them end with it."""
+
+from typing import Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError, case, reports
+from harness.load.dialect import route
+from harness.store.conform_result import Failure, Level
+from harness.workload.abandon import RequestSpec
+
+READ_TOKENS: Final = 8  # of each answer
+LOOK_TOKENS: Final = 4
+READY_S: Final = 20.0
+
+
+@case(
+    "n/parent",
+    Level.MUST,
+    "All n answers end with their request.",
+    wire="One request asks for as many answers (`n`) as there are slots, reads 8 tokens of each, "
+    "and closes its connection.",
+    passes="no slot is held afterwards",
+    methods="O",
+    why="An abort that knows the request's own id alone leaves its children running.",
+    quick=True,
+    caught=reports("vllm-project/vllm#14326 vllm-project/vllm#14512 sgl-project/sglang#39461"),
+)
+def parent(bench: Bench) -> Finding:
+    slots = bench.slots
+    return _leave_all(bench, bench.long(n=slots), bench.short(LOOK_TOKENS, n=slots), "n")
+
+
+@case(
+    "n/prompts",
+    Level.MUST,
+    "All prompts of a list end with their request.",
+    wire="One completions request has a list of as many prompts as there are slots, reads 8 tokens "
+    "of each answer, and closes its connection.",
+    passes="no slot is held afterwards",
+    methods="O",
+    why="A list of prompts becomes as many requests inside, which share one connection and no id.",
+    needs=("http",),
+)
+def prompts(bench: Bench) -> Finding:
+    path = route(bench.session.plan.target.path, "completions")
+    texts = [bench.session.prompt(bench.long(), n=number) for number in range(bench.slots)]
+    asked = {"n": bench.slots, "path": path, "body": {"prompt": texts, "n": 1}}
+    return _leave_all(bench, bench.long(**asked), bench.short(LOOK_TOKENS, **asked), "a list")
+
+
+def _leave_all(bench: Bench, asked: RequestSpec, look: RequestSpec, what: str) -> Finding:
+    row = bench.offered(look, f"a request with {what} of {bench.slots}")
+    wanted, came = bench.slots * LOOK_TOKENS, row.completion_tokens or row.tokens_read
+    if came <= wanted // bench.slots:
+        raise RefusedError(f"{came} tokens came where {wanted} were asked for: {what} is ignored")
+
+    def leave() -> int:
+        stream = bench.start(asked)
+        if not stream.wait_tokens(bench.slots * READ_TOKENS, READY_S):
+            raise CannotDecideError(f"{READ_TOKENS} tokens of each answer did not come")
+        stream.leave()
+        return bench.slots
+
+    held = bench.held(leave)
+    evidence: Evidence = {"answers": bench.slots, "held": held}
+    if held:
+        return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
+    return Finding(None, f"{bench.slots} answers ended with their request", evidence)
