@@ -22,7 +22,7 @@ BLOCK: Final = 50
 MOST_GHOSTS: Final = 0.003
 LOOPS: Final = 20
 QUICK_LOOPS: Final = 4
-STORMS: Final = 3
+STORMS: Final = 5
 SLOW: Final = 10  # times the idle time of a request
 PAIRS: Final = 8
 PAIR_LEAVES: Final = 64
@@ -229,7 +229,7 @@ def what_is_held(bench: Bench, memory: Memory | None, *, has_traffic: bool) -> s
     "wedge/health",
     Level.MUST,
     "A server that says it is healthy generates.",
-    wire="Three times as many clients as slots run, as many queue, and all leave at once; after "
+    wire="Five times as many clients as slots run, as many queue, and all leave at once; after "
     "the settle time one request is sent, and /health is read.",
     passes="the request is answered within 10 times its idle time; /health says 200, or is not "
     "offered",
