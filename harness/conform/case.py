@@ -27,11 +27,12 @@ Evidence = dict[str, float | str | None]  # the names hold the units
 
 
 class Finding(NamedTuple):
-    """`failure` None: good, or merely told."""
+    """`failure` None: good, or, if not `is_judged`, merely told."""
 
     failure: Failure | None
     reason: str
     evidence: Evidence
+    is_judged: bool = True
 
 
 def found(good: str, wrong: str | None, evidence: Evidence, how: Failure) -> Finding:

@@ -146,9 +146,11 @@ def settle_case(
         caught=case.caught,
     )
     match outcome:
-        case Finding(failure, reason, evidence):
+        case Finding(failure, reason, evidence, is_judged):
             result.reason, result.evidence = reason, evidence
             result.verdict = Verdict.PASS if failure is None else Verdict.FAIL
+            if not is_judged:
+                result.verdict = Verdict.INFORMATIONAL
             result.kind = failure
         case RefusedError():
             result.verdict, result.reason = Verdict.NOT_SUPPORTED, str(outcome)

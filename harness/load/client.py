@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import Event
 from typing import Final, Protocol
 from urllib.parse import quote
 
@@ -349,6 +350,7 @@ class Exchange:
         self._think_ns: int | None = None
         self._has_tokens = False
         self._leaves_at_once = self._is_leaving = False
+        self._resumed: Event | None = None  # of a user that reads nothing for a while
 
     def see_through(self) -> None:
         try:
@@ -378,6 +380,14 @@ class Exchange:
         self._way = way or self._way
         self._leaves_at_once, self._think_ns = True, 0
         self._request.leaves_at_ns = time.perf_counter_ns()
+
+    def stall(self) -> None:
+        """After the next bytes read nothing more, until `resume`, or until the user leaves."""
+        self._resumed = Event()
+
+    def resume(self) -> None:
+        assert self._resumed is not None
+        self._resumed.set()
 
     @property
     def waits_for_interrupt(self) -> bool:
@@ -417,6 +427,8 @@ class Exchange:
                 self._think_and_leave(connection, self._think_ns)
                 continue
             with suppress(GaveUpError):  # `leave_at_once`
+                if self._resumed is not None:
+                    self._resumed.wait()
                 if not connection.receive_each(take):
                     self._reader.end()
 
@@ -431,7 +443,8 @@ class Exchange:
             if connection.limit is not None:
                 connection.limit = self._later_limit
             return False
-        return self._think_ns is None and stream.outcome is None
+        is_stalled = self._resumed is not None and not self._resumed.is_set()
+        return self._think_ns is None and stream.outcome is None and not is_stalled
 
     def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
         stream, self._is_leaving = self.stream, True

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import gevent
 from gevent.event import Event
 
-from harness.load.client import Conversation
+from harness.load.client import Conversation, Exchange
 from harness.load.session import LoadSession
 from harness.load.transport import GaveUpError
 from harness.records import RequestRow, Way
@@ -82,6 +82,15 @@ class LiveStream:
         if self._conversation is not None:
             self._conversation.leave_at_once(way)
         gevent.get_hub().loop.run_callback(self._interrupt)
+
+    def stall(self) -> None:
+        """Read nothing more until `resume`. Over HTTP/1.1 alone."""
+        assert isinstance(self._conversation, Exchange)
+        self._conversation.stall()
+
+    def resume(self) -> None:
+        assert isinstance(self._conversation, Exchange)
+        self._conversation.resume()
 
     def join(self, timeout_s: float | None = None) -> RequestRow | None:
         """Wait until it has ended: its row, or None if the time was too short."""

@@ -44,6 +44,7 @@ _MOST_TIMES_ASKED: Final = 16
 _ROOM_TOKENS: Final = 10_000
 _CHARS_A_TOKEN: Final = 64  # no whole text has so many
 
+ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
 _BUSY_STATUSES: Final = frozenset({429, 503})
 
 
@@ -250,9 +251,7 @@ class StreamMachine:
             self._late_tokens = self._late_tokens or 0
             self._server_ended_ns = t_ns
             return
-        self._end(
-            Signal.BODY_END, t_ns, "the stream ended early: neither a finish reason nor [DONE]"
-        )
+        self._end(Signal.BODY_END, t_ns, ENDED_EARLY)
 
     def _decoded(self, what: str, data: bytes, t_ns: int) -> Chunk | None:
         try:

@@ -11,6 +11,7 @@ ROOMS: Final = (
     "crowds",
     "fan_out",
     "dialects",
+    "shapes",
     "leaks",
     "neighbours",
     "next_request",
