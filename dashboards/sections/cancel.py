@@ -10,7 +10,7 @@ from dashboards.figures import curves
 from dashboards.figures.ladders import ladders
 from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
 from harness.analysis.cancellation import was_cancelled
-from harness.analysis.recovery import control_answer_tokens, probes
+from harness.analysis.probe_train import probes
 from harness.export.library import Run
 from harness.formatting import DASH, figure_of
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
@@ -123,23 +123,20 @@ def probe_requests(run: Run) -> pd.DataFrame:
 @section(
     "recovery",
     "How soon the slot worked for another request",
-    "A probe waits for a slot. Each dot is one trial: from the moment a user left to the probe's "
-    "first token (abandon), the probe on an idle server (unloaded), and the same queue when no "
-    "user leaves (control): then the probe waits for a filler's natural end. The box holds the "
-    "middle half, its line is the median.",
-    good="abandon close to unloaded, and far from control.",
+    "A probe waits behind full slots. Each dot is one sample: from the moment a stream left to the "
+    "probe's first token (abandon), the first token on an idle server (unloaded), and the "
+    "hand-over of a slot from a request that ended by itself (control). The box holds the middle "
+    "half, its line is the median.",
+    good="abandon within about a step and a half of t0, as a control with the wait for the step.",
 )
 def recovery(run: Run) -> Iterator[Part]:
     waited = probes(probe_requests(run))
     if waited.empty:
-        yield "No trial of this run is valid."
+        yield "No stream left while a probe waited."
         return
-    tokens = control_answer_tokens(run.frames.manifest)
-    end = "" if tokens is None else f"A filler's answer ends after {tokens:,} tokens, as the "
     yield Picture(
         name="recovery",
         figure=curves.slot_recovery(waited),
-        alt="One dot for each trial in three rows: unloaded, abandon and control. Recovery: "
+        alt="One dot for each sample in three rows: unloaded, abandon and control. Recovery: "
         + median_and_p99(run.metrics.get("slot_recovery_s")),
-        note=f"{end}workload says." if end else None,
     )

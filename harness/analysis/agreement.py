@@ -17,7 +17,7 @@ from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures
 from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
-from harness.analysis.recovery import probes
+from harness.analysis.probe_train import probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
@@ -26,7 +26,6 @@ from harness.records import Agreement, Metric, Role, TrialArm
 from harness.store.frames import RunFrames
 
 _BY_BLOCKS: Final = (
-    (CANCEL_LATENCY, "counter"),
     (CANCEL_LATENCY, "gauge"),
     ("wasted_tokens", "counter"),
 )
@@ -79,7 +78,7 @@ def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
 def _by_blocks(outside: Outside, left: pd.DataFrame) -> Iterator[Agreement]:
     for metric, method in _BY_BLOCKS:
         is_time = metric == CANCEL_LATENCY
-        balance = outside.totals[method] if is_time else outside.unread
+        balance = outside.total if is_time else outside.unread
         column = "held_s" if is_time else "wasted"
         if not isinstance(balance, Balance) or left[column].isna().any() or left.empty:
             continue

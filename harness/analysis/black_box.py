@@ -3,10 +3,9 @@
 Where exact logs exist, the exact figure keeps its place and these stand beside it. Over several
 runs sums are added up, never means, and a method counts only if every run has it.
 
-A ghost that came to its natural end before the settle time was over is not seen by the gauge. The
-counter of aborts sees it, but only if it can be believed: one that stands still for another reason
-would make every request a ghost, so the ghosts may not outnumber the requests that are still there
-or may have ended since.
+At most two methods a figure, the better one first: a train of probes or occupancy, which see the
+slots themselves but need a workload of their own, then the gauges, which work under any load. A
+ghost that came to its natural end before the settle time was over is not seen by the gauge.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,37 +17,29 @@ import pandas as pd
 
 from harness.analysis.counters import wasted_by_counter, wasted_in_all
 from harness.analysis.facts import Facts
-from harness.analysis.figure import Figure, NotMeasurable, rate, with_other
+from harness.analysis.figure import Figure, NotMeasurable, with_other
 from harness.analysis.littles_law import (
     Balance,
     as_figure,
-    delay_of_aborts,
     held_after_leaving,
     pooled,
     unread_tokens,
 )
-from harness.analysis.open_requests import (
-    LEFT,
-    RACE,
-    is_unopened,
-    let_go_ns,
-    num_abandoned,
-    open_in_run,
-)
+from harness.analysis.occupancy import NO_ROUNDS, Rounds, ghost_rate_of, rounds_of
+from harness.analysis.open_requests import LEFT, is_unopened, num_abandoned, open_in_run
+from harness.analysis.probe_train import NO_PROBES, Train, cancel_latency, train_of
 from harness.analysis.scraped import typical_step_s, why_no_lag
-from harness.analysis.stats import rate_upper95
 from harness.analysis.tokens import tokens_read, without_tokens
-from harness.metrics import CANCEL_LATENCY
+from harness.metrics import CANCEL_LATENCY, GHOST_RATE
 from harness.records import Metric
 from harness.store.frames import RunFrames
 
-# With no more tokens than this to come, the end may be on its way before a server can know.
-_ON_THE_WAY: Final = 4
+_LATE_SHARE: Final = 0.9  # of the client's own lag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ghosts:
-    """At least `low` of `n` requests that were left went on, and at most `high` (None: not known).
+    """At least `low` of `n` requests that were left went on.
 
     `lost_slots`: slots held by no request; None where slots and ghosts cannot be told apart.
     `still_generating`: tokens counted after the settle time, when no client waits for any.
@@ -56,7 +47,6 @@ class Ghosts:
 
     n: int
     low: int
-    high: int | None
     lost_slots: int | None = 0
     still_generating: float | None = None
 
@@ -67,7 +57,7 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     The gauge counts a lost slot like a ghost. If the server is known to compute nothing any more,
     all of them are lost slots; else they may be.
     """
-    left, there = _left(frames, facts), facts.still_there
+    left, there = _left(frames), facts.still_there
     n = len(left)
     if there is None:
         return NotMeasurable(f"{facts.engine}'s running requests were not read when it was idle")
@@ -86,75 +76,31 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
     return Ghosts(
         n=n,
         low=there - (lost or 0),
-        high=None,
         lost_slots=lost if there else 0,
         still_generating=going_on if going_on or is_at_rest else None,
     )
 
 
-def ghosts_by_counter(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
-    """Requests that were left - aborts counted, idle after the settle time - before.
-
-    A client that left before it had read anything may be gone before the server saw the request,
-    and one with the end on the way may have had it first: it is not known whether these are ghosts.
-    """
-    left, aborted = _left(frames, facts), facts.idle_change("aborted")
-    if aborted is None or facts.trust.get("aborted") != "exact":
-        return NotMeasurable(f"{facts.engine} has no counter of aborts that can be believed")
-    if facts.idle_later.get("aborted", facts.idle_after["aborted"]) != facts.idle_after["aborted"]:
-        return NotMeasurable(f"{facts.metric_names['aborted']} still moved after the settle time")
-    n, missing, there = len(left), round(len(left) - aborted), facts.still_there
-    unsure = int(left["is_unsure"].sum())
-    is_unlikely = missing < 0 or (there is None and not aborted)
-    if there is not None and left["time_left_s"].notna().all():
-        may_have_ended = int((left["time_left_s"] < left["watched_s"]).sum())
-        is_unlikely |= missing > max(0, there) + unsure + may_have_ended
-    if is_unlikely:
-        return NotMeasurable(
-            f"{facts.metric_names['aborted']} moved by {aborted:g} for {n} requests left, which "
-            "no other reading explains: it does not count all of them, or others too"
-        )
-    return Ghosts(n=n, low=max(0, missing - unsure), high=missing)
-
-
-def _left(frames: RunFrames, facts: Facts) -> pd.DataFrame:
+def _left(frames: RunFrames) -> pd.DataFrame:
     """The requests that their clients left, one row for each answer that they asked for.
 
     `time_left_s`: how long it would have gone on at the pace of a typical step (NaN if no step was
-    seen); `watched_s`: for how long the server was observed since; `is_unsure`: left without any
-    answer, or with the end on its way.
+    seen).
     """
     read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
     rows = without_tokens(frames.requests)
-    to_come = rows["max_tokens"] - read / rows["n"]
-    is_race = (to_come <= _ON_THE_WAY) | (rows["plan"] == RACE)
     step_s = typical_step_s(frames)
-    found = pd.DataFrame(
-        {
-            "time_left_s": to_come * (np.nan if step_s is None else step_s),
-            "watched_s": (facts.observed_until_ns - let_go_ns(rows)) / 1e9,
-            "is_unsure": rows["first_token_ns"].isna() | is_race,
-        }
-    )
+    to_come = rows["max_tokens"] - read / rows["n"]
+    found = pd.DataFrame({"time_left_s": to_come * (np.nan if step_s is None else step_s)})
     is_left = rows["outcome"].isin(LEFT) & ~is_unopened(rows)
     return found[is_left].loc[found.index[is_left].repeat(rows.loc[is_left, "n"])]
 
 
 def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:
-    """The share of requests that went on, of one run or of several.
-
-    With at least one certain ghost it is a lower bound, without a word about how many more there
-    may be. If there may be none, only the upper limit is known (95 %).
-    """
+    """The share of requests that went on, of one run or of several: a lower bound, since ghosts may
+    have ended before the gauge was read."""
     n, low = sum(one.n for one in found), sum(one.low for one in found)
-    highs = [one.high for one in found if one.high is not None]
-    is_bounded = len(highs) == len(found)
-    if is_bounded and sum(highs) == low:
-        return rate(low, n, method=method)
     figure = Metric(unit="ratio", n=n, mean=low / n, method=method, bound="lower")
-    if is_bounded and not low:
-        figure.mean, figure.bound = None, "upper"
-        figure.upper95 = rate_upper95(sum(highs), n)
     going_on = [one.still_generating for one in found if one.still_generating is not None]
     if going_on:
         figure.others["still_generating"] = sum(going_on)
@@ -180,30 +126,34 @@ class Outside:
 
     num_left: int
     num_abandoned: int
-    totals: Mapping[str, Balance | NotMeasurable]
-    ghosts: Mapping[str, Ghosts | NotMeasurable]
+    train: Train | NotMeasurable
+    rounds: Rounds | NotMeasurable
+    total: Balance | NotMeasurable
+    ghosts: Ghosts | NotMeasurable
     waste: Metric | NotMeasurable
     unread: Balance | NotMeasurable
     step_s: float | None
 
 
 def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
-    totals = {"counter": delay_of_aborts(frames, facts), "gauge": held_after_leaving(frames, facts)}
-    for method, role in (("counter", "aborted"), ("gauge", "running")):
-        if (why := why_no_lag(frames, facts, role)) is not None:
-            totals[method] = NotMeasurable(why)
+    why = why_no_lag(frames, facts, "running")
     return Outside(
         num_left=open_in_run(frames).n_left,
         num_abandoned=num_abandoned(frames.requests),
-        totals=totals,
-        ghosts={
-            "counter": ghosts_by_counter(frames, facts),
-            "gauge": ghosts_by_gauge(frames, facts),
-        },
+        train=train_of(frames.requests, late_s=_lateness_s(frames)),
+        rounds=rounds_of(frames.requests, facts.settle_s),
+        total=held_after_leaving(frames, facts) if why is None else NotMeasurable(why),
+        ghosts=ghosts_by_gauge(frames, facts),
         waste=wasted_by_counter(frames.requests, facts),
         unread=unread_tokens(frames, facts),
         step_s=typical_step_s(frames),
     )
+
+
+def _lateness_s(frames: RunFrames) -> float:
+    """By how much the client reads what has come later than it could, but seldom more."""
+    lag_ns = frames.client["lag_ns"]
+    return 0.0 if lag_ns.empty else float(lag_ns.quantile(_LATE_SHARE)) / 1e9
 
 
 def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
@@ -214,30 +164,23 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     """
     runs = [run for run in runs if run.num_left]
     if not any(run.num_abandoned for run in runs):
-        return {name: {} for name in (CANCEL_LATENCY, "ghost_rate", "wasted_tokens")}
-    latency = _best_first(
-        {
-            method: _of_all([run.totals[method] for run in runs], _mean_latency, method)
-            for method in runs[0].totals
-        }
-    )
-    ghosts = {
-        method: _of_all([run.ghosts[method] for run in runs], ghost_rate, method)
-        for method in runs[0].ghosts
-    }
+        return {name: {} for name in (CANCEL_LATENCY, GHOST_RATE, "wasted_tokens")}
+    latency: Methods = {"gauge": _of_all([run.total for run in runs], _mean_latency, "gauge")}
+    if not _all_lack([run.train for run in runs], NO_PROBES):
+        latency = {"probe": _of_all([run.train for run in runs], cancel_latency, "probe")} | latency
+    ghosts: Methods = {"gauge": _of_all([run.ghosts for run in runs], ghost_rate, "gauge")}
+    if not _all_lack([run.rounds for run in runs], NO_ROUNDS):
+        ghosts = {"probe": _of_all([run.rounds for run in runs], ghost_rate_of, "probe")} | ghosts
     best = next((one for one in latency.values() if isinstance(one, Metric)), None)
     return {
         CANCEL_LATENCY: latency,
-        "ghost_rate": _best_first(ghosts),
+        GHOST_RATE: ghosts,
         "wasted_tokens": {"counter": waste_by_counter(runs, best)},
     }
 
 
-def _best_first(figures: dict[str, Figure]) -> dict[str, Figure]:
-    has_no_mean = {
-        name: isinstance(one, Metric) and one.mean is None for name, one in figures.items()
-    }
-    return {name: figures[name] for name in sorted(figures, key=has_no_mean.__getitem__)}
+def _all_lack(found: Sequence[object], why: str) -> bool:
+    return all(isinstance(one, NotMeasurable) and one.reason == why for one in found)
 
 
 def _mean_latency(found: Sequence[Balance], method: str) -> Figure:

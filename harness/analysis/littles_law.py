@@ -9,9 +9,6 @@ spend in it, over a span at whose ends the system is empty:
 
     mean cancel latency = area / number of requests left.
 
-So is the area between the clients that have left and the requests counted as aborted, but for the
-few that left before the server saw their request.
-
 The area is a sum over scrapes of (difference at the scrape) * (time that the scrape stands for). An
 old page biases it: with the mean delays of what it shows
 
@@ -216,33 +213,6 @@ def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurab
     return _less(found, *_lateness(frames, facts, held, running))
 
 
-def delay_of_aborts(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
-    held = open_in_run(frames)
-    if not held.n_left:
-        return NotMeasurable("no request was left before its end")
-    aborted, change = readings_of(frames, facts, "aborted"), facts.idle_change("aborted")
-    if aborted is None or change is None or facts.trust.get("aborted") == "stuck":
-        return NotMeasurable(f"{facts.engine} shows no counter of aborted requests that moves")
-    missing = held.n_left - change
-    there = max(0.0, facts.still_there or 0.0)
-    missing -= min(max(0.0, missing), there)  # these may be counted yet
-    seen = aborted.level - facts.idle_before["aborted"]
-    lost = _never_came(held, aborted, seen, int(missing))
-    if missing < 0 or len(lost) != missing or missing > MOST_LOST * held.n_left:
-        return NotMeasurable(
-            f"{facts.metric_names['aborted']} moved by {change:g} for {held.n_left} requests "
-            "left: which of them it counted is not known"
-        )
-    counted = replace(held, left_ns=np.setdiff1d(held.left_ns, lost, assume_unique=True))
-    found = _area(aborted, counted.left_by(aborted.t_ns) - seen, counted, facts)
-    late = facts.late.get("aborted")
-    if late is None:
-        return replace(found, bias=(0.0, aborted.lag_ns / 1e9))
-    step_s = met_step_s(frames) or 0.0
-    added_s = late["left"] * step_s * _share_left_behind(counted, step_s)
-    return _less(found, added_s, (-step_s / 2, step_s / 2))
-
-
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
     held = open_requests(frames.requests.assign(n=1))
     generated = readings_of(frames, facts, "generated_tokens")
@@ -299,25 +269,6 @@ def _unusable_gauges(
     if waiting is None and not (facts.slots is not None and most <= facts.slots):
         return f"{facts.engine} does not show how many requests wait: they would count as let go"
     return None
-
-
-def _never_came(held: OpenRequests, aborted: Readings, seen: Floats, missing: int) -> Ints:
-    """The leavings that the counter will never count: so early that the server never saw the
-    request, or with the last token made.
-
-    After the j-th of them the counter stays at least j behind for ever. So it is the first
-    candidate after the last scrape at which the counter was less than j behind.
-    """
-    behind = held.left_by(aborted.t_ns) - seen
-    lost: list[int] = []
-    for level in range(1, missing + 1):
-        near = np.flatnonzero(behind < level)
-        since = aborted.t_ns[near[-1]] - aborted.lag_ns if len(near) else 0
-        later = held.uncounted_ns[held.uncounted_ns > max(since, *lost, 0)]
-        if not len(later):
-            break
-        lost.append(int(later[0]))
-    return np.array(lost, dtype=np.int64)
 
 
 def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) -> Balance:

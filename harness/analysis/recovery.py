@@ -1,38 +1,27 @@
-"""How soon a freed slot worked for another request: from inside, and by a probe from outside.
+"""How soon a freed slot worked for another request, from inside.
 
-Inside: before the schedule of a step, the worker's queue holds as many requests as the step log
+Before the schedule of a step, the worker's queue holds as many requests as the step log
 shows waiting after it, plus those it took, minus those it preempted. A slot given back is *wanted*
 if a request waits for it then, and there was no room anyway. Wanted slots are paired with the
 requests that are taken next, first come, first served.
-
-Outside: a probe is queued behind full slots, one stream is abandoned, and the probe's first token
-is the measurement.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.facts import Facts, is_among
-from harness.analysis.figure import Figures, NotMeasurable, Sample, proportion, same_reason, sampled
+from harness.analysis.figure import Figures, Sample, proportion, same_reason, sampled
 from harness.analysis.stats import Ints
 from harness.analysis.timeline import StepTimes, timeline
-from harness.analysis.tokens import without_tokens
-from harness.metrics import SLOT_RECOVERY
-from harness.records import Role, TrialArm
 from harness.store.frames import RunFrames
 
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
-_PROBE_ARMS: Final = {
-    SLOT_RECOVERY: TrialArm.ABANDON,
-    "probe_ttft_unloaded_s": TrialArm.UNLOADED,
-    "probe_ttft_control_s": TrialArm.CONTROL,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,45 +166,3 @@ def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -
             "refilled_next_schedule", at_once, why, method="exact"
         ),
     }
-
-
-def probes(requests: pd.DataFrame) -> pd.DataFrame:
-    """The probes of valid trials: arm, recovery_s, censored.
-
-    unloaded: from the probe's sending to its first token; abandon: from t0 of the filler that left;
-    control: from the moment when it would have left. Censored: no first token until the probe
-    ended. A loaded trial without that moment, or whose probe was served before it, is void.
-    """
-    rows = without_tokens(requests)[requests["role"] == Role.PROBE]
-    is_unloaded = rows["arm"] == TrialArm.UNLOADED
-    since = rows["reference_ns"].where(~is_unloaded, rows["sent_ns"]).astype("Int64")
-    until = rows["first_token_ns"].fillna(rows["ended_ns"]).astype("Int64")
-    waited = pd.DataFrame(
-        {
-            "arm": rows["arm"],
-            "recovery_s": (until - since).to_numpy(dtype=float, na_value=np.nan) / 1e9,
-            "censored": rows["first_token_ns"].isna(),
-        }
-    )
-    return waited[waited["recovery_s"] >= 0].reset_index(drop=True)
-
-
-def control_answer_tokens(manifest: Mapping[str, Any]) -> int | None:
-    load = (manifest.get("workload") or {}).get("load") or {}
-    tokens: int | None = load.get("control_answer_tokens")
-    return tokens
-
-
-def probe_figures(requests: pd.DataFrame) -> Figures:
-    if not (requests["role"] == Role.PROBE).any():
-        return {SLOT_RECOVERY: NotMeasurable("the workload has no probes")}
-    found: Figures = {}
-    waited = probes(requests)
-    for name, arm in _PROBE_ARMS.items():
-        rows = waited[waited["arm"] == arm]
-        sample = Sample(
-            values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
-        )
-        why_empty = f"no trial of the arm `{arm}` is valid"
-        found[name] = sampled(name, sample, why_empty, method="probe")
-    return found

@@ -22,7 +22,7 @@ from harness.analysis.load_side import (
     why_schedule_means_nothing,
 )
 from harness.analysis.open_requests import LEFT, RACE, reset_warnings
-from harness.analysis.recovery import control_answer_tokens, probes
+from harness.analysis.probe_train import Train
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import (
@@ -34,7 +34,7 @@ from harness.analysis.tokens import (
 )
 from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
-from harness.records import Audit, Delivery, Level, Metric, Outcome, Remark, Role, Steady, Summary
+from harness.records import Audit, Delivery, Level, Metric, Outcome, Remark, Steady, Summary
 from harness.store.frames import RunFrames
 from harness.workload.tasks import parse_text
 
@@ -54,12 +54,12 @@ _BROKEN_OFF: Final = {
 
 def remarks(
     frames: RunFrames,
-    observed: tuple[pd.DataFrame, KillEffects],
+    observed: tuple[pd.DataFrame, KillEffects, Train | NotMeasurable],
     facts: Facts,
     figures: Figures,
     summary: Summary,
 ) -> list[Remark]:
-    cancels, kills = observed
+    cancels, kills, train = observed
     requests, manifest = without_tokens(frames.requests), frames.manifest
     audit = summary.audit
     texts: dict[Level, list[Iterable[str]]] = {
@@ -82,7 +82,7 @@ def remarks(
             _too_little_left(frames, cancels, facts),
             _about_queued(frames, facts),
             reset_warnings(requests, cancels, facts),
-            _void_probes(requests),
+            _about_the_train(train),
             (f"{name}: {why}" for name, why in summary.flags.items()),
             _unwatched_load(frames),
             map(str, manifest.get("warnings") or []),
@@ -102,7 +102,6 @@ def remarks(
             _ended_before(cancels, facts),
             _about_races(requests, cancels, facts),
             about_kills(frames, kills),
-            _about_controls(frames),
             _about_counting(requests),
             map(str, manifest.get("notes") or []),
             _too_few(figures),
@@ -248,22 +247,13 @@ def _about_queued(frames: RunFrames, facts: Facts) -> Iterator[str]:
         )
 
 
-def _void_probes(requests: pd.DataFrame) -> Iterator[str]:
-    sent = int((requests["role"] == Role.PROBE).sum())
-    if sent and (void := sent - len(probes(requests))):
+def _about_the_train(train: Train | NotMeasurable) -> Iterator[str]:
+    if isinstance(train, Train) and train.drops_differ():
+        (after, n), (controls, m) = train.dropped, train.dropped_controls
         yield (
-            f"{void} of {sent} probe trials are void: no filler left, or the probe was served "
-            "before"
-        )
-
-
-def _about_controls(frames: RunFrames) -> Iterator[str]:
-    control = control_answer_tokens(frames.manifest)
-    if control is not None and (frames.requests["role"] == Role.PROBE).any():
-        yield (
-            "probe_ttft_control_s: without an abandon the probe waits for a filler's natural end, "
-            f"here after {control} tokens: that wait is the workload's choice "
-            "(`control_answer_tokens`), not the server's"
+            f"the stall guard dropped {after} of {n} readings after a cancel, but {controls} of "
+            f"{m} controls: the server may stall because of a cancel, and cancel_latency_s by the "
+            "train leaves these stalls out"
         )
 
 

@@ -22,6 +22,8 @@ Ints = npt.NDArray[np.int64]
 NEVER: Final = int(np.iinfo(np.int64).max)  # a time that lies after all others
 Z95: Final = float(special.ndtri(0.975))
 _OF_A_PRODUCT: Final = 1e-9  # rounding of a running product of up to some million factors
+_CELLS: Final = 200  # of Turnbull's estimate
+_ROUNDS: Final = 300
 _ROUNDING: Final = 1e-12  # P(X <= 3) of 7 at one half is one half, but computed a little less
 
 
@@ -193,3 +195,26 @@ def fewest_for_rate_below(rate: float) -> int:
 def _has_interval(n: int, share: float) -> bool:
     low_rank, high_rank = _interval_ranks(n, share)
     return low_rank >= 1 and high_rank <= n
+
+
+def turnbull_median(low: Floats, high: Floats) -> float | None:
+    """The median of times of which each lies in (low, high], by Turnbull's estimator (expectation
+    and maximisation from an even start, so that mass which no end divides stays even). None: beyond
+    the last finite end. Ends are rounded up to a grid of 1/200 of their range."""
+    finite = high[np.isfinite(high)]
+    if not len(finite):
+        return None
+    grid = np.linspace(0.0, float(finite.max()), _CELLS + 1)[1:]
+    cells = np.append(grid, np.inf)
+    is_in = (cells > low[:, None]) & (cells <= _rounded_up(high, grid)[:, None])
+    mass = np.full(len(cells), 1 / len(cells))
+    for _ in range(_ROUNDS):
+        expected = is_in * mass
+        mass = (expected / expected.sum(axis=1, keepdims=True)).mean(axis=0)
+    reached = int(np.searchsorted(np.cumsum(mass), 0.5 - _OF_A_PRODUCT))
+    return float(cells[reached]) if np.isfinite(cells[reached]) else None
+
+
+def _rounded_up(values: Floats, grid: Floats) -> Floats:
+    place = np.searchsorted(grid, values)
+    return np.where(place < len(grid), grid[place.clip(max=len(grid) - 1)], np.inf)

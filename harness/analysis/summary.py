@@ -45,7 +45,9 @@ from harness.analysis.latency import (
 )
 from harness.analysis.leaks import growth_figures, is_wedged, leak_figures, leaks_in_use, leaks_lost
 from harness.analysis.load_side import load_sides, sent_of_schedule, steady_window
-from harness.analysis.recovery import probe_figures, refill_figures, refills_after_abandons
+from harness.analysis.occupancy import occupancy_figures, with_probe
+from harness.analysis.probe_train import probe_figures
+from harness.analysis.recovery import refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
 from harness.analysis.stats import Floats
 from harness.analysis.tokens import over_read_figures, token_counting
@@ -123,7 +125,8 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
             }
         ),
     )
-    summary.validity = remarks(frames, (cancels, observed.kills), facts, found, summary)
+    seen = cancels, observed.kills, observed.outside.train
+    summary.validity = remarks(frames, seen, facts, found, summary)
     return summary
 
 
@@ -141,7 +144,7 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
     facts = observed.facts
     needing_logs = {
         **cached_again_figures(frames, facts),
-        **leak_figures(facts),
+        **_leaks(observed),
         "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
         **growth_figures(frames, facts),
         **count_figures(frames.lifecycle, facts),
@@ -149,6 +152,14 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
         **whole_answers_rate(observed.tasks, facts),
     }
     return pooled_figures([observed], needing_logs)
+
+
+def _leaks(observed: Observed) -> Figures:
+    figures = leak_figures(observed.facts)
+    for name, one in occupancy_figures(observed.requests, observed.outside.rounds).items():
+        if isinstance(one, Metric):
+            figures[name] = with_probe(figures.get(name), one)
+    return figures
 
 
 def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:

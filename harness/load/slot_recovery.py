@@ -34,7 +34,7 @@ import gevent
 
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
-from harness.records import Delivery, RequestRow, Role, TrialArm, Way
+from harness.records import Delivery, Outcome, RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
 
 Where = Literal["decode", "queued", "prefill"]
@@ -477,6 +477,8 @@ class _Beat:
 
     def edit(self, row: RequestRow) -> None:
         since_ns = self.since_ns
+        if row.outcome is Outcome.CUT_OFF and row.first_token_ns is None:
+            return  # the load ended first
         if since_ns is not None and (row.first_token_ns or since_ns) >= since_ns:
             row.reference_ns = since_ns
 

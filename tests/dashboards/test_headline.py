@@ -6,7 +6,7 @@ import numpy as np
 
 from dashboards.headline import cards, without_praise
 from harness.analysis.black_box import Ghosts, ghost_rate
-from harness.analysis.figure import Sample, describe
+from harness.analysis.figure import Sample, describe, rate
 from harness.export.headline import headline_sentences, report_sentence
 from harness.records import Metric
 from tests.conftest import Snapshot
@@ -36,10 +36,8 @@ def by_gauge(**more: Any) -> dict[str, Metric]:
     return {"cancel_latency_s": Metric(unit="s", n=20, method="gauge", **more)}
 
 
-def ghosts(low: int, high: int | None, **more: Any) -> dict[str, Metric]:
-    one = ghost_rate([Ghosts(n=51, low=low, high=high, **more)], "gauge")
-    assert isinstance(one, Metric)
-    return {"ghost_rate": one}
+def ghosts(low: int, **more: Any) -> dict[str, Metric]:
+    return {"ghost_rate": ghost_rate([Ghosts(n=51, low=low, **more)], "gauge")}
 
 
 def prompts(mean: float, limits: tuple[float, float] | None = None) -> dict[str, Metric]:
@@ -89,10 +87,10 @@ CASES: Final[dict[str, tuple[dict[str, Metric], dict[str, Any]]]] = {
     "a limit of the mean": (by_gauge(upper95=0.03, bound="upper"), {}),
     "limits of quantiles": (by_gauge(p50=0.03, p99=0.05, bound="upper"), {}),
     "a limit that is not known": ({"cancel_latency_s": UNKNOWN}, {}),
-    "a gauge of 0": (ghosts(0, None), {}),
-    "a gauge of 2": (ghosts(2, None), {}),
-    "a gauge of 2, or lost slots": (ghosts(2, None, lost_slots=None), {}),
-    "all ghosts are known": (ghosts(51, 51), {}),
+    "a gauge of 0": (ghosts(0), {}),
+    "a gauge of 2": (ghosts(2), {}),
+    "a gauge of 2, or lost slots": (ghosts(2, lost_slots=None), {}),
+    "all ghosts are known": ({"ghost_rate": rate(51, 51, method="probe")}, {}),
     "prompts computed in vain": (prompts(378.0), {}),
     "perhaps no prompt in vain": (prompts(378.0, (-40.0, 800.0)), {}),
     "no prompt in vain": (prompts(-3.0), {}),

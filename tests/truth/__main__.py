@@ -1,20 +1,35 @@
-"""The proof that the harness measures right: `python -m tests.truth [--settings A-B] [--clean N]`.
+"""The proof that the harness measures right: `python -m tests.truth [--settings N...]
+[--clean N...] [--train N...] [--seed N]`.
 
-Twenty seeded settings of the scripted server are measured as a black box and held to the truth, and
-twenty servers with nothing wrong must raise no alarm. The exit status is 1 if anything misses.
+Twenty seeded settings of the scripted server are measured as a black box and held to the truth,
+twenty servers with nothing wrong must raise no alarm, and twenty more, drawn fresh from `--seed`,
+are measured by a train of probes and by occupancy. The exit status is 1 if anything misses.
 """
 
 import argparse
+import math
+import random
 import sys
 import tempfile
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.truth.black_box import Line, alarms, hold_to_truth, look_at_users
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting, draw, draw_clean
+from tests.truth.train import (
+    cover_lines,
+    draw_train,
+    occupancy_lines,
+    rate_lines,
+    run_occupancy,
+    run_train,
+    train_lines,
+)
 
 SETTINGS = range(1, 21)
+FEWEST_COVER = 0.85  # 17 of 20 intervals of 95 %
 
 
 def say(text: str) -> None:
@@ -49,10 +64,47 @@ def check_clean(setting: Setting, folder: Path) -> int:
     return len(found)
 
 
+def check_train(number: int, seed: int, folder: Path) -> tuple[int, list[Line]]:
+    """How many lines miss, and the intervals, of which one in twenty may."""
+    setting = draw_train(number, seed)
+    script = replace(setting.script, ghost_share=setting.ghost_share)
+    say(f"train {number} of seed {seed}: {describe(script)}, {setting.max_seconds:g} s")
+    seen = run_train(setting, folder)
+    covers = list(cover_lines(seen))
+    counted = list(occupancy_lines(run_occupancy(setting, folder)))
+    lines = [*train_lines(seen), *counted[:-1]]
+    covers.append(counted[-1])
+    for line in (*lines, *covers):
+        say(row(line))
+    return sum(not line.is_right for line in lines), covers
+
+
+def check_trains(numbers: list[int], seed: int, folder: Path) -> int:
+    misses, covers = 0, Counter[str]()
+    of: Counter[str] = Counter()
+    for number in numbers:
+        missed, intervals = check_train(number, seed, folder / f"train-{number}")
+        misses += missed
+        of.update(line.what for line in intervals)
+        covers.update(line.what for line in intervals if line.is_right)
+    for what, n in of.items():
+        least = math.ceil(FEWEST_COVER * n)
+        is_right = covers[what] >= least
+        say(f"  {what} covers in {covers[what]} of {n}{'' if is_right else '  MISS'}")
+        misses += not is_right
+    if numbers:
+        for line in rate_lines(folder):
+            say(row(line))
+            misses += not line.is_right
+    return misses
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=int, nargs="*", default=list(SETTINGS))
     parser.add_argument("--clean", type=int, nargs="*", default=list(SETTINGS))
+    parser.add_argument("--train", type=int, nargs="*", default=list(SETTINGS))
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     arguments = parser.parse_args()
     misses = 0
     say(f"  {'quantity':<46}{'truth':>9}{'shown':>10}  allowed")
@@ -61,7 +113,11 @@ def main() -> int:
             misses += check_setting(draw(number), Path(folder, f"setting-{number}"))
         for number in arguments.clean:
             misses += check_clean(draw_clean(number), Path(folder, f"clean-{number}"))
-    say(f"{misses} misses in {len(arguments.settings)} settings, {len(arguments.clean)} clean runs")
+        misses += check_trains(arguments.train, arguments.seed, Path(folder, "trains"))
+    say(
+        f"{misses} misses in {len(arguments.settings)} settings, {len(arguments.clean)} clean "
+        f"runs, {len(arguments.train)} trains"
+    )
     return 1 if misses else 0
 
 

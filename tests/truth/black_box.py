@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from harness.export.headline import report_sentence
 from harness.records import Metric
 from harness.run.settle import LATER_S
 from tests.e2e.running import Run
-from tests.truth.known import Observed, Work, observe, seconds
+from tests.truth.known import Observed, observe, seconds
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import Setting
 
@@ -83,9 +83,7 @@ def _was_read_too_seldom(run: Run) -> bool:
 
 
 def hold_to_truth(setting: Setting, folder: Path) -> list[Line]:
-    recovery = look(setting, setting.delays_only, setting.recovery_workload(), folder / "recovery")
-    users = look_at_users(setting, folder)
-    return [*recovery_lines(recovery), *user_lines(users)]
+    return list(user_lines(look_at_users(setting, folder)))
 
 
 # Accusations, which a server with nothing wrong must not get...
@@ -121,40 +119,6 @@ def accusations(summary: dict[str, Any]) -> list[str]:
     return [part for part in parts if any(words in part for words in ACCUSING)]
 
 
-# Figures from probes...
-
-
-def recovery_lines(seen: Observed) -> Iterator[Line]:
-    rows, works, metrics = seen.run.rows("requests"), seen.works, seen.run.metrics
-    left = {row["trial"]: row for row in rows if row["outcome"] == "abandoned"}
-    probes: dict[str, list[tuple[dict[str, Any], Work]]] = {}
-    for row in rows:
-        if row["role"] == "probe":
-            probes.setdefault(row["arm"], []).append((row, works[row["request_id"]]))
-    taken = [
-        work["slot_from"] == left[row["trial"]]["request_id"] for row, work in probes["abandon"]
-    ]
-    yield count_line("probes served in the abandoned slot", len(taken), sum(taken))
-    freed = [works.get(work["slot_from"], {}) for _, work in probes["control"]]
-    ended = sum(work.get("finish_reason") == "length" for work in freed)
-    yield count_line("probes served after a natural end", len(probes["control"]), ended)
-    began_ns = {
-        "abandon": [left[row["trial"]]["abandoned_ns"] for row, _ in probes["abandon"]],
-        "control": [row["reference_ns"] for row, _ in probes["control"]],
-        "unloaded": [row["sent_ns"] for row, _ in probes["unloaded"]],
-    }
-    for what, arm, name in (
-        ("slot recovery by probe", "abandon", "slot_recovery_s"),
-        ("probe after a natural end", "control", "probe_ttft_control_s"),
-        ("probe of an idle server", "unloaded", "probe_ttft_unloaded_s"),
-    ):
-        served_ns = [work["sent_times_ns"][0] for _, work in probes[arm]]
-        known = median(map(seconds, began_ns[arm], served_ns))
-        yield delay_line(what, known, metrics[name]["p50"], seen.script)
-    found = seen.run.manifest["target"].get("slots_found")
-    yield count_line("batch slots, found by trying", seen.script.slots, found)
-
-
 # Figures from gauges and counters...
 
 
@@ -178,8 +142,6 @@ def user_lines(seen: Observed) -> Iterator[Line]:
     yield count_line("lost slots that are no ghosts", apart, rate["others"].get("lost_slots", 0))
     going_on = rate["others"].get("still_generating")
     yield count_line("some of them still generate", ghosts > 0, bool(going_on))
-    if "counter" in rates:
-        yield counted_ghosts_line(left, rates["counter"])
     yield count_line("leaked slots", ghosts + lost, metrics["leaked_slots"]["mean"])
     if not ghosts:
         blocks = sum(work["leaked_blocks"] for work in seen.truth["requests"])
@@ -196,19 +158,6 @@ def audit_line(seen: Observed) -> Line:
     if any(work["is_ghost"] for _, work in seen.left()):
         possible.add("lower")  # than the abandons: the server need not know all
     return count_line(f"audit: aborts are {expected}", 1, shown in possible, note=f"said: {shown}")
-
-
-def counted_ghosts_line(left: list[tuple[int, dict[str, Any]]], rate: dict[str, Any]) -> Line:
-    """Abandoned and not aborted: an exact number, a lower bound, or an upper one."""
-    known = sum(work["finish_reason"] != "abort" for _, work in left)
-    what = "ghosts, by counter"
-    if rate["bound"] == "upper":
-        shown = rate["upper95"] * rate["n"]
-        return Line(what, known, (known, rate["n"]), shown, "at most")
-    shown = rate["mean"] * rate["n"]
-    if rate["bound"] == "lower":
-        return Line(what, known, (1, known + 1e-6), shown, "at least")
-    return count_line(what, known, shown)
 
 
 def waste_line(seen: Observed, ghosts: int) -> Line:
@@ -239,14 +188,10 @@ def by_method(metric: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def latency_lines(seen: Observed, left: list[tuple[int, dict[str, Any]]]) -> Iterator[Line]:
-    """The mean, from totals: the counter moves when a request is out, the gauge when it is free."""
+    """The mean, from totals: the gauge moves when a request is free."""
     methods = by_method(seen.run.metrics["cancel_latency_s"])
     held = fmean(seconds(t0, gone_ns(work)) for t0, work in left)
     yield from bounded_lines("cancel latency by gauge", held, methods.get("gauge"), seen.script)
-    if seen.script.aborted_counter == "exact":
-        out = fmean(seconds(t0, work["removed_ns"]) for t0, work in left)
-        counted = methods.get("counter")
-        yield from bounded_lines("cancel latency by counter", out, counted, seen.script)
 
 
 def gone_ns(work: dict[str, Any]) -> int:

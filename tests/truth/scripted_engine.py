@@ -12,6 +12,7 @@ blocks (`leaving`), and the free slots in the order in which they became free.
 """
 
 import math
+import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
@@ -26,10 +27,10 @@ class Script:
 
     `linger_steps`: whole steps that it goes on for a client that it saw leave. `free_delay_s`: from
     leaving the batch until slot and blocks are given back (at the boundary after that). Every
-    `ghost_every`-th client that leaves is not noticed (0: all are). `leak_blocks`: of each aborted
-    request that had been admitted, so many blocks are never given back. `leak_slots`: nor are the
-    slots of the first so many of them. `wedge_after`: when so many clients have left, no request
-    is admitted any more (0: never so).
+    `ghost_every`-th client that leaves is not noticed (0: all are), nor a `ghost_share` of them.
+    `leak_blocks`: of each aborted request that had been admitted, so many blocks are never given
+    back. `leak_slots`: nor are the slots of the first so many of them. `wedge_after`: when so many
+    clients have left, no request is admitted any more (0: never so).
 
     Its pages may be wrong too (see `Shown`): `gauge_every_s` and
     `gauge_every_steps`, how seldom the gauges move; `aborted_counter`, what is wrong with the
@@ -43,6 +44,8 @@ class Script:
     linger_steps: int = 0
     free_delay_s: float = 0.0
     ghost_every: int = 0
+    ghost_share: float = 0.0
+    ghost_seed: int = 0
     leak_blocks: int = 0
     leak_slots: int = 0
     wedge_after: int = 0
@@ -114,6 +117,7 @@ class ScriptedEngine:
         # For each free slot: which client had it, and when it was given back.
         self._free_slots = deque[tuple[str | None, int]]([(None, 0)] * script.slots)
         self._num_left = 0
+        self._rng = random.Random(script.ghost_seed)
         self._slots_to_leak = script.leak_slots
 
     @property
@@ -159,6 +163,7 @@ class ScriptedEngine:
         self._num_left += 1
         every = self.script.ghost_every
         work.is_ghost = every > 0 and self._num_left % every == 0
+        work.is_ghost |= self._rng.random() < self.script.ghost_share
         self._tell(work, "disconnected", now_ns, reason="user_disconnect")
         if not work.is_ghost:
             work.boundaries_left = self.script.linger_steps

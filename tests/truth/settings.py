@@ -6,7 +6,7 @@ blocks, so blocks leak in settings without ghosts; nothing else is looked for on
 """
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tests.truth.scripted_engine import Script
 
@@ -40,23 +40,6 @@ refresh = "at once"
 trust = "exact"
 """
 
-RECOVERY = """
-question = "How soon does a slot serve the next?"
-[run]
-seed = {number}
-users = 1
-max_seconds = 40
-timeout_s = 20
-[load]
-kind = "slot_recovery"
-trials = {trials}
-prompt_tokens = [10, 20]
-answer_tokens = 1000
-control_answer_tokens = 8
-probe_tokens = 2
-abandon_after_tokens = 3
-"""
-
 WALKING_AWAY = """
 question = "What is left of those who left?"
 [run]
@@ -82,14 +65,6 @@ class Setting:
     number: int
     script: Script
 
-    @property
-    def delays_only(self) -> Script:
-        """The part of the script that a probe can measure: it waits for ever behind a ghost."""
-        kept = ("slots", "step_s", "num_blocks", "linger_steps", "free_delay_s")
-        return Script(
-            **{name: value for name, value in asdict(self.script).items() if name in kept}
-        )
-
     def target(self) -> str:
         """Its description tells the true refresh rule of its gauges, and nothing of how its counter
         of aborts lies.
@@ -101,9 +76,6 @@ class Setting:
         )
         counter = 'refresh = "at once", trust = "exact"'
         return TARGET.format(settle_s=SETTLE_S, gauge=gauge, counter=counter)
-
-    def recovery_workload(self) -> str:
-        return RECOVERY.format(number=self.number, trials=3)
 
     def abandon_workload(self, *, answer_tokens: int = 2000) -> str:
         script = self.script

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from harness.analysis.black_box import Ghosts, ghost_rate
-from tests.truth.black_box import bounded_lines, counted_ghosts_line
+from tests.truth.black_box import bounded_lines
 from tests.truth.scripted_engine import Script
 
 SCRIPT = Script(step_s=0.01)  # with 5 ms, 15 ms are allowed
@@ -35,16 +33,3 @@ def test_a_delay_is_right_if_the_summary_shows_it(
 ) -> None:
     lines = bounded_lines("cancel latency by gauge", 0.05, shown, SCRIPT)
     assert all(line.is_right for line in lines) is is_right
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "is_right"),
-    [(2, 2, True), (1, 1, False), (1, 4, True), (3, 4, False), (0, 2, True)],
-)
-def test_ghosts_by_counter_are_told_exactly_or_with_a_limit(
-    low: int, high: int, *, is_right: bool
-) -> None:
-    """Two of eight abandoned requests were not aborted."""
-    left = [(0, {"finish_reason": "abort" if i < 6 else None}) for i in range(8)]
-    rate = msgspec.to_builtins(ghost_rate([Ghosts(n=8, low=low, high=high)], "counter"))
-    assert counted_ghosts_line(left, rate).is_right is is_right

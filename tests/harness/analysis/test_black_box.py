@@ -14,7 +14,6 @@ from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.littles_law import (
     Balance,
     as_figure,
-    delay_of_aborts,
     held_after_leaving,
 )
 from harness.analysis.open_requests import open_requests
@@ -23,13 +22,10 @@ from harness.store.frames import RunFrames
 from harness.store.manifest import ClockCheck
 from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, lonely_run, seen
 from tests.harness.told import MakeRun, metric, ms, reason, remarks, summary_of
-from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
-from tests.made_up.servers import alone_one_by_one, busy_server, lonely, stepping_server
+from tests.made_up.servers import busy_server, lonely, stepping_server
 
 BalanceOf = Callable[[RunFrames, Facts], Balance | NotMeasurable]
-
-BOTH = {held_after_leaving: "gauge", delay_of_aborts: "counter"}
 
 
 def total(run: RunBuilder, balance_of: BalanceOf) -> Balance | NotMeasurable:
@@ -48,16 +44,15 @@ def test_the_delay_of_a_busy_server_is_recovered(
     run: RunBuilder, delay: float, every: float
 ) -> None:
     busy_server(run, delay=delay, every=every)
-    for balance_of, method in BOTH.items():
-        found = metric(as_figure(total(run, balance_of), method))
-        estimate = found.others["estimate"]
-        assert estimate == pytest.approx(delay / 1e3, abs=0.005 + 0.1 * delay / 1e3)
-        if delay:
-            assert found.mean_ci95 is not None
-            assert found.mean_ci95[0] <= delay / 1e3 <= found.mean_ci95[1]
-        else:
-            assert (found.mean, found.bound) == (None, "upper")
-            assert found.upper95 == pytest.approx(0.0, abs=0.005)
+    found = metric(as_figure(total(run, held_after_leaving), "gauge"))
+    estimate = found.others["estimate"]
+    assert estimate == pytest.approx(delay / 1e3, abs=0.005 + 0.1 * delay / 1e3)
+    if delay:
+        assert found.mean_ci95 is not None
+        assert found.mean_ci95[0] <= delay / 1e3 <= found.mean_ci95[1]
+    else:
+        assert (found.mean, found.bound) == (None, "upper")
+        assert found.upper95 == pytest.approx(0.0, abs=0.005)
 
 
 def test_the_interval_is_right_as_often_as_it_says(run: RunBuilder) -> None:
@@ -81,8 +76,8 @@ def test_an_old_page_biases_the_gauge_no_more_than_it_says(run: RunBuilder) -> N
     assert run.manifest.target is not None
     for source in run.manifest.target.spec["metrics"].values():
         source["lag_s"] = 0.025
-    for balance_of, method in BOTH.items():
-        found = metric(as_figure(total(run, balance_of), method))
+    found = metric(as_figure(total(run, held_after_leaving), "gauge"))
+    if True:
         assert found.mean_ci95 is not None
         low, high = found.others["bias_low"], found.others["bias_high"]
         assert found.mean_ci95[0] - high <= 0.050 <= found.mean_ci95[1] - low
@@ -103,7 +98,6 @@ def test_why_no_method_could_tell_is_said_of_each(run: RunBuilder) -> None:
     reason = summary_of(run.frames())["not_measurable"]["cancel_latency_s"]
     assert "gave no lifecycle log" in reason
     assert "running requests were not scraped during the load" in reason
-    assert "shows no counter of aborted requests that moves" in reason
     assert reason.count("running requests were not scraped") == 1
 
 
@@ -157,59 +151,17 @@ def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
 def test_a_method_counts_if_all_rounds_have_it(run: RunBuilder) -> None:
     one = seen(lonely_run(run))
     there, missing = balance([0.1, 0.2]), NotMeasurable("it moved too little")
-    rounds = [replace(one, totals={"counter": of, "gauge": there}) for of in (there, missing)]
-    methods = figures_from_outside(rounds)["cancel_latency_s"]
-    assert reason(methods["counter"]) == "it moved too little"
-    assert metric(methods["gauge"]).n == 40
+    rounds = [replace(one, total=of) for of in (there, missing)]
+    assert reason(figures_from_outside(rounds)["cancel_latency_s"]["gauge"]) == missing.reason
+    rounds = [replace(one, total=there)] * 2
+    assert metric(figures_from_outside(rounds)["cancel_latency_s"]["gauge"]).n == 40
 
 
 def test_a_round_in_which_nobody_left_says_nothing(run: RunBuilder) -> None:
     one = seen(lonely_run(run))
-    empty = replace(one, num_left=0, totals={"gauge": NotMeasurable("nobody left")})
+    empty = replace(one, num_left=0, total=NotMeasurable("nobody left"))
     assert figures_from_outside([one, empty]) == figures_from_outside([one])
     assert figures_from_outside([empty])["cancel_latency_s"] == {}
-
-
-def left_unseen(run: RunBuilder, left: int, unseen: int) -> RunBuilder:
-    """One leaves every 100 ms and is counted as aborted 20 ms later; then some more leave
-    at about 506 ms, before the server saw them."""
-    alone_one_by_one(run, 0)
-    run.metrics(running="exact", waiting="exact", aborted="exact")
-    for i in range(left):
-        sent, end = 100.0 * i, 100.0 * i + 50
-        run.request(str(i), sent=sent, tokens=[sent + 20], outcome="abandoned", end=end)
-    for i in range(unseen):
-        run.request(f"unseen {i}", sent=504, tokens=[], outcome="abandoned", end=506 + i)
-    run.manifest.window.load_ended_ns = at(100.0 * left)
-    for t in np.arange(5.0, 100.0 * left, 10.0):
-        run.scrape(t, "its_aborted", float(max(0, (t + 30) // 100)))
-    run.idle({"aborted": 0.0}, {"aborted": float(left)})
-    return run
-
-
-def test_who_left_before_the_server_saw_them_is_not_waited_for_unless_still_there(
-    run: RunBuilder,
-) -> None:
-    run = left_unseen(run, left=30, unseen=2)
-    gone = known(run, delay_of_aborts)
-    assert gone.n == 30
-    assert gone.mean == pytest.approx(0.020, abs=0.005)
-    run.idle({"running": 0.0, "aborted": 0.0}, {"running": 2.0, "aborted": 30.0})
-    there = known(run, delay_of_aborts)
-    assert (there.n, there.goes_on) == (32, True)
-    assert there.mean == pytest.approx((30 * 0.020 + 3.494 + 3.493) / 32, abs=0.005)
-
-
-@pytest.mark.parametrize(("left", "counted"), [(10, 10.0), (30, 33.0)])
-def test_a_counter_that_does_not_add_up_shows_no_delay(
-    run: RunBuilder, left: int, counted: float
-) -> None:
-    """It misses two of twelve, or counted one more than left."""
-    run = left_unseen(run, left=left, unseen=2)
-    run.manifest.idle.after["aborted"] = counted
-    found = total(run, delay_of_aborts)
-    assert isinstance(found, NotMeasurable)
-    assert "which of them it counted is not known" in found.reason
 
 
 def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() -> None:
@@ -226,27 +178,9 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
 def test_the_mean_age_of_a_page_is_put_right(run: RunBuilder, step: float, stays: float) -> None:
     """Half a step is what a cancel takes, and as long do those who come wait."""
     true_s = stepping_server(run, step=step, stays=stays)
-    for balance_of in BOTH:
-        found = known(run, balance_of)
-        assert found.mean == pytest.approx(true_s, abs=0.25 * step / 1e3)
-        assert found.bias[0] + found.mean - found.grain <= true_s + step / 1e3
-
-
-def test_the_page_of_an_empty_server_is_right_at_once(make_run: MakeRun) -> None:
-    """Nobody is left to compute a step for, so nothing is to be put right."""
-    found = []
-    for late in (None, {"coming": 1.0, "ended": 0.0, "left": 1.0}):
-        run = make_run()
-        lonely(run)
-        run.metrics(running="exact", waiting="exact", aborted="exact")
-        assert run.manifest.target is not None
-        if late is not None:
-            run.manifest.target.spec["metrics"]["aborted"]["late_steps"] = late
-        for t, aborts in ((90, 0), (110, 0), (130, 0), (150, 1), (170, 1)):
-            run.scrape(t, "its_aborted", aborts)
-        run.idle({"running": 0, "aborted": 0}, {"running": 0, "aborted": 1})
-        found.append(known(run, delay_of_aborts).mean)
-    assert found[0] == found[1] == pytest.approx(0.040)
+    found = known(run, held_after_leaving)
+    assert found.mean == pytest.approx(true_s, abs=0.25 * step / 1e3)
+    assert found.bias[0] + found.mean - found.grain <= true_s + step / 1e3
 
 
 def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(run: RunBuilder) -> None:

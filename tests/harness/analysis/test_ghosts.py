@@ -11,7 +11,6 @@ from harness.analysis.cancel import latency_by, storm_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.stats import rate_upper95
 from tests.harness.analysis.scenes import (
     figures_of,
     four_steps,
@@ -20,7 +19,7 @@ from tests.harness.analysis.scenes import (
     only_row,
     seen,
 )
-from tests.harness.told import metric, ms, reason, summary_of
+from tests.harness.told import metric, ms, reason
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 from tests.made_up.servers import alone_one_by_one
@@ -176,36 +175,25 @@ def test_a_storm_with_a_ghost_is_censored(run: RunBuilder, ghosts: Collection[in
     assert metric(figures["storm_spread_s"]).p50 == ms(2)
 
 
-@pytest.mark.parametrize(
-    ("found", "mean", "bound", "upper95"),
-    [
-        ([Ghosts(n=10, low=0, high=0)] * 3, 0.0, "point", rate_upper95(0, 30)),
-        ([Ghosts(n=10, low=2, high=None), Ghosts(n=10, low=0, high=0)], 0.1, "lower", None),
-        ([Ghosts(n=10, low=0, high=3)], None, "upper", rate_upper95(3, 10)),
-    ],
-)
-def test_ghosts_of_rounds_are_added_up_as_far_as_they_are_known(
-    run: RunBuilder, found: list[Ghosts], mean: float | None, bound: str, upper95: float | None
-) -> None:
+def test_ghosts_of_rounds_are_added_up(run: RunBuilder) -> None:
     one = seen(lonely_run(run))
-    rounds = [replace(one, ghosts={"counter": ghosts}) for ghosts in found]
-    rate = metric(figures_from_outside(rounds)["ghost_rate"]["counter"])
-    assert (rate.n, rate.mean, rate.bound) == (10 * len(found), mean, bound)
-    assert rate.upper95 == pytest.approx(upper95)
+    rounds = [replace(one, ghosts=Ghosts(n=10, low=low)) for low in (2, 0)]
+    rate = metric(figures_from_outside(rounds)["ghost_rate"]["gauge"])
+    assert (rate.n, rate.mean, rate.bound, rate.upper95) == (20, 0.1, "lower", None)
 
 
-def counting(run: RunBuilder, *, aborted: float, max_tokens: int) -> RunBuilder:
-    """Eight requests that were left, one a second, and a counter of aborts that moved so far.
+def counting(run: RunBuilder, *, max_tokens: int) -> RunBuilder:
+    """Eight requests that were left, one a second.
 
     Twenty tokens of 30 ms are over long before the settle time is; 100,000 are not.
     """
     alone_one_by_one(run, 8)
-    run.metrics(running="exact", waiting="exact", aborted="exact")
+    run.metrics(running="exact", waiting="exact")
     run.manifest.window.load_ended_ns, run.manifest.window.settled_ns = at(9_000), at(12_000)
     for row in run.requests:
         row.max_tokens = max_tokens
     idle = {"running": 0.0, "waiting": 0.0}
-    run.idle({**idle, "aborted": 0}, {**idle, "aborted": aborted})
+    run.idle(idle, idle)
     return run
 
 
@@ -213,53 +201,12 @@ def ghosts_of(run: RunBuilder) -> dict[str, Figure]:
     return figures_from_outside([seen(run)])["ghost_rate"]
 
 
-UNEXPLAINED = "which no other reading explains"
-
-
-@pytest.mark.parametrize(
-    ("aborted", "max_tokens", "found"),
-    [
-        (0, 20, (1.0, None)),
-        (7, 20, (1 / 8, None)),
-        (8, 100_000, (0.0, rate_upper95(0, 8))),
-        (0, 100_000, UNEXPLAINED),  # all would still be there, and nobody is
-        (9, 100_000, UNEXPLAINED),
-        (16, 100_000, UNEXPLAINED),
-    ],
-)
-def test_what_a_counter_of_aborts_tells_of_ghosts(
-    run: RunBuilder, aborted: float, max_tokens: int, found: tuple[float, float | None] | str
-) -> None:
-    figure = ghosts_of(counting(run, aborted=aborted, max_tokens=max_tokens))["counter"]
-    if isinstance(found, str):
-        assert found in reason(figure)
-        return
-    rate = metric(figure)
-    assert (rate.mean, rate.bound) == (found[0], "point")
-    assert found[1] is None or rate.upper95 == pytest.approx(found[1])
-
-
 def test_a_gauge_shows_no_ghost_that_would_have_ended_by_itself(run: RunBuilder) -> None:
-    run = counting(run, aborted=0, max_tokens=20)
+    run = counting(run, max_tokens=20)
     assert reason(ghosts_of(run)["gauge"]).startswith(
         "no ghost was there after the settle time, but only 0 of 8 requests left had twice that"
     )
-    assert summary_of(run.frames())["metrics"]["ghost_rate"]["mean"] == 1.0
     for row in run.requests:
         row.max_tokens = 100_000
     gauge = metric(ghosts_of(run)["gauge"])
     assert (gauge.mean, gauge.bound, gauge.upper95) == (0.0, "lower", None)
-
-
-def test_a_counter_that_still_moves_tells_of_no_ghosts(run: RunBuilder) -> None:
-    run = counting(run, aborted=7.0, max_tokens=20)
-    run.manifest.idle.later = {"running": 0, "waiting": 0, "aborted": 8.0}
-    assert reason(ghosts_of(run)["counter"]) == "its_aborted still moved after the settle time"
-
-
-def test_who_left_before_an_answer_or_at_its_end_may_be_no_ghost(run: RunBuilder) -> None:
-    run = counting(run, aborted=6.0, max_tokens=100_000)
-    run.requests[0].first_token_ns = None
-    run.requests[1].max_tokens = 6
-    counter = metric(ghosts_of(run)["counter"])
-    assert (counter.mean, counter.bound) == (None, "upper")

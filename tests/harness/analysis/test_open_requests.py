@@ -10,7 +10,6 @@ from harness.analysis.audit import audit
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import NotMeasurable
-from harness.analysis.littles_law import delay_of_aborts
 from harness.analysis.open_requests import most_open, open_requests
 from harness.store.manifest import IdleReading
 from tests.harness.told import ms, remarks
@@ -43,7 +42,7 @@ def aborts_counted_late(run: RunBuilder) -> None:
         run.scrape(t, "its_aborted", sum(moment <= t for moment in counted))
 
 
-def test_who_may_not_be_counted_takes_nothing_from_the_delay_of_the_others(
+def test_who_may_not_be_counted_is_known(
     run: RunBuilder,
 ) -> None:
     aborts_counted_late(run)
@@ -53,10 +52,6 @@ def test_who_may_not_be_counted_takes_nothing_from_the_delay_of_the_others(
     assert held.unanswered_ns.tolist() == [at(40 * QUEUED + 20)]
     assert held.uncounted_ns.tolist() == [at(40 * RACER + 20), at(40 * QUEUED + 20)]
     facts = run_facts(frames)
-    found = delay_of_aborts(frames, facts)
-    assert not isinstance(found, NotMeasurable), found
-    assert found.counts.sum() == USERS - 1
-    assert found.mean == pytest.approx(0.010, abs=0.001)
     entries = {one.role: one for one in audit(frames, facts, NotMeasurable("no")).counters}
     assert entries["aborted"].verdict == "exact"
     assert entries["aborted"].due == (USERS - 2, USERS)

@@ -5,11 +5,11 @@ import pytest
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import (
     Refill,
     Schedule,
     pair_refills,
-    probe_figures,
     refill_figures,
     refills_after_abandons,
 )
@@ -135,7 +135,7 @@ def at_reference(run: RunBuilder, t: float) -> None:
     run.requests[-1].reference_ns = run.requests[0].sent_ns + round((t - 100) * 1e6)
 
 
-def test_void_trials_and_probes_never_served(run: RunBuilder) -> None:
+def test_cycles_without_a_leaver_and_probes_never_served(run: RunBuilder) -> None:
     none = NotMeasurable("the workload has no probes")
     assert probe_figures(run.frames().requests) == {"slot_recovery_s": none}
     probe(run, "unloaded", 0, sent=100, first=125)

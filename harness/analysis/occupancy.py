@@ -1,0 +1,96 @@
+"""What occupancy counted (harness/load/occupancy.py): ghosts, lost slots and lost KV, pure.
+
+A round's requests are sent at once when its streams have left. One that got its first token within
+the settle time found a free slot; one that got it later had to wait for a ghost's natural end; one
+that got none waits for a lost slot.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from harness.analysis.figure import Figure, Figures, NotMeasurable, rate, reading
+from harness.analysis.tokens import without_tokens
+from harness.records import Metric, Outcome, TrialArm
+
+NO_ROUNDS: Final = "the workload has no rounds in which all leave"
+
+
+class Rounds(NamedTuple):
+    """Sums over the rounds of a run. `left`: streams that left; `ghosts` of them held their slot
+    beyond the settle time, `lost` slots beyond the natural end."""
+
+    rounds: int
+    left: int
+    ghosts: int
+    lost: int
+
+
+def rounds_of(requests: pd.DataFrame, settle_s: float) -> Rounds | NotMeasurable:
+    rows = without_tokens(requests)
+    rows = rows[rows["arm"] == TrialArm.OCCUPANCY]
+    checks = rows[rows["reference_ns"].notna()]
+    if checks.empty:
+        return NotMeasurable(NO_ROUNDS)
+    has_begun = checks["first_token_ns"].notna()
+    waited_s = (checks["first_token_ns"] - checks["reference_ns"]).astype("Float64") / 1e9
+    lost = int((~has_begun & (checks["outcome"] == Outcome.ABANDONED)).sum())
+    ghosts = int((has_begun & (waited_s > settle_s)).sum())
+    left = rows[(rows["outcome"] == Outcome.ABANDONED) & rows["first_token_ns"].notna()]
+    is_counted = left["abandoned_ns"] <= checks["reference_ns"].max()
+    return Rounds(checks["trial"].nunique(), int(is_counted.sum()), ghosts, lost)
+
+
+def ghost_rate_of(found: Sequence[Rounds], method: str) -> Figure:
+    """The share, with the exact interval of Clopper and Pearson."""
+    hits, n = sum(one.ghosts for one in found), sum(one.left for one in found)
+    if not n:
+        return NotMeasurable("no stream left before its end")
+    figure = rate(hits, n, method=method)
+    low = special.betaincinv(hits, n - hits + 1, 0.025) if hits else 0.0
+    high = special.betaincinv(hits + 1, n - hits, 0.975) if hits < n else 1.0
+    figure.mean_ci95 = (float(low), float(high))
+    return figure
+
+
+def occupancy_figures(requests: pd.DataFrame, found: Rounds | NotMeasurable) -> Figures:
+    """`leaked_slots` and `leaked_kv_share`, as far as the run counted them."""
+    figures: Figures = {}
+    if isinstance(found, Rounds):
+        lost = float(found.lost)
+        figures["leaked_slots"] = reading("leaked_slots", lost, method="probe", n=found.rounds)
+    before, after = (_most_held(requests, trial) for trial in (0, 1))
+    if before and after is not None:
+        share = max(0.0, 1.0 - after / before)
+        figures["leaked_kv_share"] = reading("leaked_kv_share", share, method="probe", n=2)
+    return figures
+
+
+def _most_held(requests: pd.DataFrame, trial: int) -> float | None:
+    """The most tokens, of prompts and of answers so far, that were held at once. A stream counts
+    until its last token: after that it may have lost its blocks."""
+    is_of_it = (requests["arm"] == TrialArm.CAPACITY) & (requests["trial"] == trial)
+    changes: list[tuple[int, float]] = []
+    for _, row in requests[is_of_it & requests["first_token_ns"].notna()].iterrows():
+        if pd.isna(row["prompt_tokens"]):
+            return None
+        prompt, tokens = float(row["prompt_tokens"]), row["event_tokens"]
+        changes.append((int(row["first_token_ns"]), prompt))
+        changes += zip((int(t) for t in row["token_times_ns"]), map(float, tokens), strict=True)
+        changes.append((int(row["last_token_ns"]) + 1, -prompt - float(np.sum(tokens))))
+    if not changes:
+        return None
+    return float(np.cumsum([change for _, change in sorted(changes)]).max())
+
+
+def with_probe(figure: Figure | None, probe: Metric) -> Figure:
+    """The exact figure first, then the probe's, then what gauges show."""
+    if isinstance(figure, Metric) and figure.method == "exact":
+        figure.others["probe"] = probe
+        return figure
+    if isinstance(figure, Metric):
+        probe.others[figure.method] = figure
+    return probe

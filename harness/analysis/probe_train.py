@@ -1,0 +1,272 @@
+"""Cancel latency and slot recovery by a train of probes (harness/load/slot_recovery.py), pure.
+
+    metronome   ──┴──────┴──────┴──────┴──     its tokens are the ends of the steps
+    leaver      ─────┤t0        ┊
+    probe                       ┊      ├─      first token; the step before it is the hand-over
+                        (gap)   free
+
+The recovery is the probe's first token - t0. The slot came free where the step began from which the
+probe got its token: that is the first token less the hand-over. How many steps a hand-over takes,
+and how much it exceeds them, the controls show: there a request ended by itself. Its steps are
+those of the sample itself, so a slow step is no error. The cancel latency is free - t0: the server
+was ready at some moment of the step before (`gap`), which Turnbull's estimator places within it.
+
+All times are readings of the client: each is late by the way from the server, which the bound
+(`late_s`) of the interval allows for. A reading whose neighbours came in one burst says nothing of
+steps: the stall guard drops it, after cancels and in controls alike.
+
+Sources: Turnbull, Journal of the Royal Statistical Society B 38 (1976), 290-295.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, sampled
+from harness.analysis.stats import Bools, Floats, Ints, clustered_mean_ci95, turnbull_median
+from harness.analysis.tokens import without_tokens
+from harness.metrics import CANCEL_LATENCY, SLOT_RECOVERY
+from harness.records import Metric, Role, TrialArm
+
+NO_PROBES: Final = "the workload has no probes"
+_PROBE_ARMS: Final = {
+    SLOT_RECOVERY: TrialArm.ABANDON,
+    "probe_ttft_unloaded_s": TrialArm.UNLOADED,
+    "probe_ttft_control_s": TrialArm.CONTROL,
+}
+_BURST: Final = 0.5  # of a typical step: tokens closer than this were read together
+_MOST_BLOCKS: Final = 20
+_FEWEST_BLOCKS: Final = 8
+_FEWEST_IN_BLOCK: Final = 5
+_TOLD_APART_SD: Final = 3.0  # standard deviations between two shares of dropped readings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """`latency_s` of the cancels that could be read, in order; where `censored`, longer than that.
+    `ready_low_s` to `ready_high_s`: when the server was ready. `dropped`: readings in a burst, of
+    how many, after cancels and in controls. `in_queue`: the leavers waited for a slot."""
+
+    latency_s: Floats
+    censored: Bools
+    ready_low_s: Floats
+    ready_high_s: Floats
+    dropped: tuple[int, int]
+    dropped_controls: tuple[int, int]
+    in_queue: bool
+    late_s: float
+
+    def drops_differ(self) -> bool:
+        (a, n), (b, m) = self.dropped, self.dropped_controls
+        if not n or not m or not 0 < a + b < n + m:
+            return False
+        share = (a + b) / (n + m)
+        return bool(
+            abs(a / n - b / m) > _TOLD_APART_SD * np.sqrt(share * (1 - share) * (1 / n + 1 / m))
+        )
+
+
+def probes(requests: pd.DataFrame) -> pd.DataFrame:
+    """Each probe's wait: arm, recovery_s, censored.
+
+    unloaded: from its sending to its first token; abandon: from t0 of the stream that left;
+    control: from the natural end of the request before it. Censored: no first token until it ended.
+    """
+    rows = without_tokens(requests)
+    is_unloaded = rows["arm"] == TrialArm.UNLOADED
+    is_control = (rows["arm"] == TrialArm.CONTROL) & rows["reference_ns"].notna()
+    rows = rows[(rows["role"] == Role.PROBE) | (is_control & rows["first_token_ns"].notna())]
+    since = rows["reference_ns"].where(~is_unloaded[rows.index], rows["sent_ns"]).astype("Int64")
+    until = rows["first_token_ns"].fillna(rows["ended_ns"]).astype("Int64")
+    waited = pd.DataFrame(
+        {
+            "arm": rows["arm"],
+            "recovery_s": (until - since).to_numpy(dtype=float, na_value=np.nan) / 1e9,
+            "censored": rows["first_token_ns"].isna(),
+        }
+    )
+    return waited[waited["recovery_s"] >= 0].reset_index(drop=True)
+
+
+def probe_figures(requests: pd.DataFrame) -> Figures:
+    if not (requests["role"] == Role.PROBE).any():
+        return {SLOT_RECOVERY: NotMeasurable(NO_PROBES)}
+    found: Figures = {}
+    waited = probes(requests)
+    for name, arm in _PROBE_ARMS.items():
+        rows = waited[waited["arm"] == arm]
+        sample = Sample(
+            values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
+        )
+        figure = sampled(name, sample, f"no probe of the arm `{arm}` was served", method="probe")
+        found[name] = _by_blocks(figure, sample.values)
+    return found
+
+
+def train_of(requests: pd.DataFrame, late_s: float) -> Train | NotMeasurable:
+    rows = without_tokens(requests)
+    sample_rows = rows[
+        (rows["role"] == Role.PROBE)
+        & (rows["arm"] == TrialArm.ABANDON)
+        & rows["reference_ns"].notna()
+    ].sort_values("reference_ns")
+    if sample_rows.empty:
+        return NotMeasurable(NO_PROBES)
+    has_begun = rows["first_token_ns"].notna() & rows["reference_ns"].notna()
+    is_control = (rows["arm"] == TrialArm.CONTROL) & (rows["role"] != Role.PROBE) & has_begun
+    if not is_control.any():
+        return NotMeasurable(
+            "no request took over a slot that came free by itself: without this control the "
+            "hand-over cannot be taken out"
+        )
+    steps = _Steps.of(requests)
+    controls = _Readings.of(rows[is_control], steps)
+    hand_over = controls.typical()
+    samples = _Readings.of(sample_rows[sample_rows["first_token_ns"].notna()], steps)
+    free_ns, gap_ns, is_burst = samples.less(hand_over)
+    served = sample_rows[sample_rows["first_token_ns"].notna()][~is_burst]
+    left_ns = _left_ns(served, rows)
+    since_ns = served["reference_ns"].to_numpy(dtype=np.float64)
+    in_queue = bool((left_ns < since_ns).any())
+    free_ns, gap_ns = free_ns[~is_burst], gap_ns[~is_burst]
+    latency = np.maximum(free_ns - left_ns, 0.0) / 1e9
+    low = np.maximum(free_ns - gap_ns - left_ns, 0.0) / 1e9
+    never = sample_rows[sample_rows["first_token_ns"].isna()]
+    never_s = (never["ended_ns"] - never["reference_ns"]).to_numpy(dtype=np.float64) / 1e9
+    return Train(
+        latency_s=np.concatenate([latency, never_s]),
+        censored=np.concatenate([np.zeros(len(latency), bool), np.ones(len(never_s), bool)]),
+        ready_low_s=np.concatenate([low, never_s]),
+        ready_high_s=np.concatenate([latency, np.full(len(never_s), np.inf)]),
+        dropped=(int(is_burst.sum()), len(is_burst)),
+        dropped_controls=(int(controls.is_burst.sum()), len(controls.is_burst)),
+        in_queue=in_queue,
+        late_s=late_s,
+    )
+
+
+def cancel_latency(trains: Sequence[Train], method: str) -> Figure:
+    """Of all runs together. The interval's low end allows for the way to the client. For leavers in
+    the queue it is an upper bound: a slot seldom comes free in the moment in which they leave."""
+    late_s = max(train.late_s for train in trains)
+    values = np.concatenate([train.latency_s for train in trains])
+    censored = np.concatenate([train.censored for train in trains])
+    in_queue = any(train.in_queue for train in trains)
+    figure = sampled(
+        CANCEL_LATENCY,
+        Sample(values=values, censored=censored),
+        "every reading of the train was dropped: its tokens came in bursts",
+        method=method,
+        bound="upper" if in_queue else "point",
+    )
+    figure = _by_blocks(figure, values)
+    if isinstance(figure, NotMeasurable):
+        return figure
+    for name in ("mean_ci95", "p50_ci95", "p99_ci95"):
+        if (limits := getattr(figure, name)) is not None:
+            setattr(figure, name, (max(0.0, limits[0] - late_s), limits[1]))
+    low = np.concatenate([train.ready_low_s for train in trains])
+    high = np.concatenate([train.ready_high_s for train in trains])
+    if not in_queue and (ready_s := turnbull_median(low, high)) is not None:
+        figure.others["ready_p50"] = ready_s
+    return figure
+
+
+def _by_blocks(figure: Figure, values: Floats) -> Figure:
+    """Neighbouring cycles depend on each other: an interval takes a block of them for one. Blocks
+    that are too few would tell less than cycles."""
+    blocks = min(_MOST_BLOCKS, len(values) // _FEWEST_IN_BLOCK)
+    if isinstance(figure, Metric) and not figure.n_censored and blocks >= _FEWEST_BLOCKS:
+        sizes = [len(block) for block in np.array_split(values, blocks)]
+        figure.mean_ci95 = clustered_mean_ci95(values, np.array(sizes, dtype=np.int64))
+    return figure
+
+
+def _left_ns(served: pd.DataFrame, rows: pd.DataFrame) -> Floats:
+    """t0 of the cycle's leaver; where the slot came free later, that of the one in the queue."""
+    queued = rows[(rows["plan"] == "queued") & rows["abandoned_ns"].notna()]
+    since = served["reference_ns"].astype(np.float64)
+    by_trial = queued.drop_duplicates("trial").set_index("trial")["abandoned_ns"]
+    left = served["trial"].map(by_trial).astype(np.float64)
+    return np.asarray(left.fillna(since).to_numpy(), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """The metronomes' tokens: the ends of the steps, as they were read."""
+
+    read_ns: Floats
+    typical_ns: float
+
+    @classmethod
+    def of(cls, requests: pd.DataFrame) -> "_Steps":
+        """Where one metronome follows another, the earlier one goes on until its end."""
+        metronomes = requests[requests["role"] == Role.METRONOME].sort_values("sent_ns")
+        parts, until = [np.empty(0)], -np.inf
+        for times in metronomes["token_times_ns"]:
+            read = np.asarray(times, dtype=np.float64)
+            parts.append(read[read > until])
+            until = max(until, read[-1]) if len(read) else until
+        read_ns = np.concatenate(parts)
+        gaps = np.diff(read_ns)
+        return cls(read_ns, float(np.median(gaps)) if len(gaps) else np.nan)
+
+    def nearest(self, t_ns: Floats) -> Ints:
+        after = np.searchsorted(self.read_ns, t_ns).clip(1, len(self.read_ns) - 1)
+        is_before = t_ns - self.read_ns[after - 1] < self.read_ns[after] - t_ns
+        return np.asarray(after - is_before, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """First tokens, and the steps before them. Without a metronome (one slot) they have none."""
+
+    steps: _Steps
+    since_ns: Floats
+    first_ns: Floats
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, steps: _Steps) -> "_Readings":
+        since, first = (
+            rows[name].astype(np.float64) for name in ("reference_ns", "first_token_ns")
+        )
+        return cls(steps, np.asarray(since), np.asarray(first))
+
+    @property
+    def has_steps(self) -> bool:
+        return len(self.steps.read_ns) > 2
+
+    @property
+    def is_burst(self) -> Bools:
+        if not self.has_steps:
+            return np.zeros(len(self.first_ns), dtype=bool)
+        ends = self.steps.nearest(self.first_ns)
+        gap = self.steps.read_ns[ends] - self.steps.read_ns[(ends - 1).clip(0)]
+        return np.asarray(gap < _BURST * self.steps.typical_ns, dtype=bool)
+
+    def typical(self) -> tuple[int, float]:
+        """Of the controls: how many steps a hand-over takes, and what it takes beyond these."""
+        keep = ~self.is_burst if not self.is_burst.all() else np.ones(len(self.first_ns), bool)
+        took = self.first_ns - self.since_ns
+        if not self.has_steps:
+            return 0, float(np.median(took))
+        last, first = self.steps.nearest(self.since_ns), self.steps.nearest(self.first_ns)
+        number = max(1, round(float(np.median((first - last)[keep]))))
+        spans = self.steps.read_ns[first] - self.steps.read_ns[(first - number).clip(0)]
+        return number, float(np.median((took - spans)[keep & (first - last == number)]))
+
+    def less(self, hand_over: tuple[int, float]) -> tuple[Floats, Floats, Bools]:
+        """When the slot came free, how long the step before that took, and which came in bursts."""
+        number, beyond = hand_over
+        if not self.has_steps:
+            free = self.first_ns - beyond
+            return free, np.full(len(free), beyond), self.is_burst
+        ends = self.steps.nearest(self.first_ns)
+        began = (ends - number).clip(1)
+        spans = self.steps.read_ns[ends] - self.steps.read_ns[began]
+        gaps = self.steps.read_ns[began] - self.steps.read_ns[began - 1]
+        is_burst = self.is_burst | (spans < _BURST * number * self.steps.typical_ns)
+        return self.first_ns - spans - beyond, gaps, np.asarray(is_burst, dtype=bool)
