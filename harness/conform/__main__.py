@@ -24,11 +24,12 @@ from harness.conform.case import CASES, CannotDecideError, Case, Finding, Refuse
 from harness.conform.cases import load_cases
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case, with_aftermath
+from harness.errors import TargetError
 from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
-from harness.load.wire_log import WireLog, masked
+from harness.load.wire_log import WireLog, masked, secrets_of
 from harness.records import Protocol
 from harness.store.conform_result import Aftermath, CaseResult, Failure, wire_log_name
 from harness.workload.plan import LoadPlan
@@ -44,8 +45,8 @@ def main() -> None:
     order = msgspec.json.decode(line, type=Order)
     plan = LoadPlan.model_validate_json(bytes(order.plan))
     gevent.spawn(_end_with_input)
-    api_key = read_api_key(plan.api_key_env)
-    secrets = [*plan.headers.values(), *([api_key] if api_key else [])]
+    headers = request_headers(plan.headers, plan.api_key_env)
+    secrets = secrets_of(headers)
     tell = partial(_tell, secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:
@@ -53,20 +54,21 @@ def main() -> None:
 
         use_gevent()
     load_cases()
-    wire = WireLog(secrets)
+    wire = WireLog(headers)
     session = LoadSession(
         plan,
-        api_key=api_key,
+        api_key=read_api_key(plan.api_key_env),
         tell=lambda _row: None,
         enough=lambda: None,
-        give_up=lambda why: tell(Event(event="unusable", why=why)),
+        give_up=lambda why: tell(Event(event="gone", why=why)),
         wire=wire,
     )
     lag = LagWatch(open_streams=lambda: session.client.open_streams, give_up=lambda _why: None)
     try:
         bench = _bench(order, plan, session, lag, wire)
-    except CannotDecideError as error:
-        tell(Event(event="unusable", why=str(error)))
+    except (CannotDecideError, TargetError) as error:
+        is_gone = isinstance(error, TargetError)
+        tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
         return
     tell(Event(event="facts", facts=bench.facts._asdict() | {"lag_s": bench.lag_s}))
     for case_id in order.cases:
@@ -105,12 +107,12 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     log = wire_log_name(case.id)
     bench.wire.begin(folder / log)
     bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
-    outcome, again = _attempt(case, bench), None
+    outcome, again = _attempt(case, bench, secrets), None
     times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
     if "P" in case.methods and isinstance(outcome, Finding) and outcome.failure in times:
         bench.end_case()
         bench.rest()
-        again = _attempt(case, bench)
+        again = _attempt(case, bench, secrets)
     bench.end_case()
     result = settle_case(case, outcome, again)
     bench.wire.end()
@@ -121,11 +123,10 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
         aftermath = Aftermath.DEAD  # not even when all that was left must have ended by itself
     result = with_aftermath(result, aftermath, told)
     result.took_s = round(time.monotonic() - started_s, 2)
-    result.reason = masked(result.reason, secrets)
     return result
 
 
-def _attempt(case: Case, bench: Bench) -> Finding | Exception:
+def _attempt(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception:
     limit_s = case.limit_s + 3 * bench.settle_s
     too_long = CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
     try:
@@ -133,13 +134,19 @@ def _attempt(case: Case, bench: Bench) -> Finding | Exception:
             return case.check(bench)
     except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
         if not isinstance(error, CannotDecideError | RefusedError):
-            traceback.print_exc()
+            sys.stderr.write(masked(traceback.format_exc(), secrets))
         return error
 
 
 def _tell(event: Event, *, secrets: list[str]) -> None:
-    line = masked(msgspec.json.encode(event).decode(), secrets)
-    os.write(sys.stdout.fileno(), line.encode() + b"\n")
+    event.why = masked(event.why, secrets)
+    if (result := event.case) is not None:
+        result.reason = masked(result.reason, secrets)
+        result.evidence = {
+            name: masked(value, secrets) if isinstance(value, str) else value
+            for name, value in result.evidence.items()
+        }
+    os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
 
 
 def _end_with_input() -> None:

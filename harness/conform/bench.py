@@ -29,6 +29,7 @@ from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.errors import TargetError
 from harness.http_client import http_client, request_headers
 from harness.load.lag import LagWatch
 from harness.load.live import LiveStream, start
@@ -52,6 +53,7 @@ _QUEUED_STEPS: Final = 3  # that a probe waits, beyond its idle time, before the
 _READY_S: Final = 30.0  # for what a server that serves at all does at once
 _SLOW: Final = 10  # times the idle time to first token
 _FEWEST_TOKENS: Final = 64
+_LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
 _PAGE_S: Final = 5.0
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 _POLL_S: Final = 0.1
@@ -61,12 +63,13 @@ _LONGEST_REST_S: Final = 90.0
 
 
 class Facts(NamedTuple):
-    """Of the server when it is idle. `slots`: None if no limit was found."""
+    """Of the server when it is idle. `slots`: None if none were found, and `why`."""
 
     slots: int | None
     step_s: float
     ttft_s: float
     context: int | None
+    why: str = ""
 
 
 class Asked(NamedTuple):
@@ -141,11 +144,9 @@ class Bench:
     def slots(self) -> int:
         slots = self.facts.slots
         if slots is None or slots > MOST_SLOTS:
-            found = "no limit was found" if slots is None else f"it has {slots}"
             raise CannotDecideError(
-                f"this case needs a server whose slots can be filled, and {found} (with up to "
-                f"{MOST_SLOTS} streams): start it with 4 to 8 slots (such as --max-num-seqs 8, "
-                "--parallel 8), or name them with --slots"
+                f"this case needs a server whose slots can be filled, but {self.facts.why}: start "
+                "it with 4 to 8 slots (such as --max-num-seqs 8, --parallel 8)"
             )
         return slots
 
@@ -570,21 +571,23 @@ def _end(stream: LiveStream) -> str:
 def find_facts(session: LoadSession, *, slots: int | None, context: int | None) -> Facts:
     """The idle server's first-token time, its step, and its slots, if they were not named.
 
-    Raises CannotDecideError if it does not serve, ignores `max_tokens`, or shows no step.
+    Raises TargetError if it does not serve, and CannotDecideError if it ignores `max_tokens`, or
+    shows no step.
     """
     probes = [_first(session, 8) for _ in range(_IDLE_PROBES)]
     ttft_s = median((row.token_times_ns[0] - row.sent_ns) / 1e9 for row in probes[1:])
+    why = f"it has {slots}"
     if slots is None:
-        slots = _count_slots(session)
+        slots, why = _count_slots(session)
     gaps = _gaps_of(session, 1 if slots is None else min(slots, MOST_SLOTS))
-    return Facts(slots, median(gaps), ttft_s, context)
+    return Facts(slots, median(gaps), ttft_s, context, why)
 
 
 def _first(session: LoadSession, tokens: int) -> RequestRow:
-    row = start(session, _plain(tokens, Role.PROBE)).join(_READY_S)
-    if row is None:
-        raise CannotDecideError(f"a request of {tokens} tokens was not answered in {_READY_S:g} s")
-    whole(row, "the first request")
+    (row,) = _at_once(session, 1, tokens, Role.PROBE)
+    if row is None or row.outcome is not Outcome.COMPLETED:
+        why = f"no end within {_READY_S:g} s" if row is None else row.error or row.outcome
+        raise TargetError(f"{session.plan.url} does not answer a request of {tokens} tokens: {why}")
     if row.tokens_read > tokens:
         raise CannotDecideError(
             f"the server ignores max_tokens: {tokens} were asked for, {row.tokens_read} came"
@@ -594,39 +597,44 @@ def _first(session: LoadSession, tokens: int) -> RequestRow:
     return row
 
 
-def _plain(tokens: int, role: Role) -> RequestSpec:
-    return RequestSpec(user=0, max_tokens=tokens, prompt_tokens=_PROMPT_TOKENS, role=role)
+def _at_once(
+    session: LoadSession, streams: int, tokens: int, role: Role
+) -> list[RequestRow | None]:
+    spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=_PROMPT_TOKENS, role=role)
+    return join_all([start(session, spec) for _ in range(streams)], _READY_S)
 
 
-def _at_once(session: LoadSession, streams: int, tokens: int, role: Role) -> list[RequestRow]:
-    live = [start(session, _plain(tokens, role)) for _ in range(streams)]
-    rows = join_all(live, _READY_S)
-    return [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
+def _count_slots(session: LoadSession) -> tuple[int | None, str]:
+    """The number, or why there is none."""
 
-
-def _count_slots(session: LoadSession) -> int | None:
     def ask(streams: int, tokens: int) -> list[Sequence[int]]:
         if streams > MOST_SLOTS:
-            raise NotServedError
+            raise NotServedError(f"{MOST_SLOTS} streams run at once")
         rows = _at_once(session, streams, tokens, Role.CHECK)
-        if len(rows) < streams:
-            raise NotServedError
-        return [row.token_times_ns for row in rows]
+        for row in rows:
+            if row is None or row.outcome is not Outcome.COMPLETED:
+                why = "no answer" if row is None else row.error or row.outcome
+                raise NotServedError(f"of {streams} streams at once one had {why}")
+        return [row.token_times_ns for row in rows if row is not None]
 
     try:
-        return find_limit(ask)
-    except NotServedError:
-        return None
+        return find_limit(ask) or None, "no two streams were seen to overlap"
+    except NotServedError as error:
+        return None, str(error)
 
 
 def _gaps_of(session: LoadSession, streams: int) -> list[float]:
-    rows = _at_once(session, streams, 32, Role.FILLER)
+    rows = _at_once(session, streams, _TOGETHER_TOKENS, Role.FILLER)
+    whole_rows = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
+    if not whole_rows:
+        why = next((row.error or row.outcome for row in rows if row is not None), "no answer")
+        raise TargetError(f"{session.plan.url} no longer answers: {why}")
     gaps = [
         (row.token_times_ns[-1] - row.token_times_ns[0]) / 1e9 / (row.tokens_read - 1)
-        for row in rows
+        for row in whole_rows
         if row.tokens_read > 1
     ]
-    if not gaps or median(gaps) <= 0:
+    if not gaps or median(gaps) <= _LEAST_STEP_S:
         raise CannotDecideError(
             "the server shows no step: the tokens of an answer come in one piece (a proxy that "
             "buffers, or an answer made beforehand)"

@@ -29,9 +29,9 @@ class Order(msgspec.Struct, kw_only=True):
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Exactly one is set, but for `facts`, which are the bench's."""
+    """`unusable`: the server serves, but nothing can be measured on it; `gone`: it does not."""
 
-    event: Literal["facts", "started", "case", "unusable"]
+    event: Literal["facts", "started", "case", "unusable", "gone"]
     facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s
     id: str = ""
     case: CaseResult | None = None

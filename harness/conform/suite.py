@@ -31,6 +31,8 @@ from harness.conform.verdict import (
     settle_case,
 )
 from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.http_client import check_host, check_target_url
+from harness.load.wire_log import masked, secrets_of
 from harness.run.preflight import (
     find_server,
     note_target,
@@ -129,6 +131,10 @@ def conform(
     if config.quick and not config.wanted:
         chosen = [one for one in chosen if one.quick]
     resolved = resolve_run(_as_run(config))
+    if config.direct is not None:
+        check_host(
+            check_target_url(config.direct, flag="--direct"), is_allowed=config.loads_any_host
+        )
     expected: list[Expectation] = []
     if config.expected is not None:
         expected = read_expectations(config.expected, CASES)
@@ -146,6 +152,8 @@ def conform(
         with ExitStack() as children:
             suite = _prepare(config, run, result, expected, chosen, show, children)
             failure = suite.run()
+            if failure is not None:
+                result.notes.append(str(failure).splitlines()[0])
     except (ConfigError, TargetError, InterruptedRunError):
         if not result.cases:
             _discard_if_empty(folder)
@@ -209,8 +217,9 @@ def _prepare(
     show: Show,
     children: ExitStack,
 ) -> "Suite":
+    secrets = secrets_of(run.resolved.headers)
     client = children.enter_context(run.new_client(_PAGE_S))
-    server = find_server(run, client, children)
+    server = find_server(run, client, children, takes_first_model=True)
     facts = note_target(run, client, server)
     run.notes = Notes()  # those about scraping are of runs
     asker = Asker(
@@ -221,7 +230,7 @@ def _prepare(
         clock_ns=time.perf_counter_ns,
     )
     if run.target.http:
-        check_serves(asker)
+        check_serves(asker, secrets)
     # The load that is not made needs slots, which the suite finds out later.
     known = server if server.slots is not None else replace(server, slots_found=1)
     plan = make_load_plan(run.resolved, known, rows_dir=run.folder.path)
@@ -277,7 +286,7 @@ def _prepare(
     )
 
 
-def check_serves(asker: Asker) -> None:
+def check_serves(asker: Asker, secrets: Sequence[str]) -> None:
     """One short request, so that a wrong key or model is said in one sentence.
 
     Raises ConfigError for a refusal, and TargetError for no answer or a wrong one.
@@ -285,14 +294,17 @@ def check_serves(asker: Asker) -> None:
     try:
         asker.ask("is anybody there?", 4, longest_s=_PAGE_S)
     except NotServedError as error:
-        said = f"{asker.url}{asker.target.path} does not answer a first request: {error}"
-        if "401" in str(error) or "403" in str(error):
-            raise ConfigError(f"{said}; name the key's variable with --api-key-env") from error
-        if "404" in str(error) or "400" in str(error):
-            raise ConfigError(
-                f"{said}; is --model {asker.model} served there, and is it --engine "
-                f"{asker.target.name}?"
-            ) from error
+        told = masked(str(error), secrets)
+        said = f"{asker.url}{asker.target.path} does not answer a first request: {told}"
+        status = error.status
+        if status in (401, 403):
+            said += "; name the variable with its key: --api-key-env"
+        elif status in (400, 404, 405, 422):
+            said += (
+                f"; is it --engine {asker.target.name}, and does it serve --model {asker.model}?"
+            )
+        if status is not None and 400 <= status < 500 and status != 429:
+            raise ConfigError(said) from error
         raise TargetError(said) from error
 
 
@@ -428,11 +440,13 @@ class Suite:
                 if event.case.aftermath is Aftermath.DEAD:
                     self._lost = f"the server is gone since {event.id}"
             case "unusable":
+                self._has_begun, self._lost = True, event.why
+            case "gone":
                 self._lost = event.why
         return None
 
     def _give_up(self, current: Case | None, code: int | None, follower: "Follower") -> None:
-        if code == 0 and not self._rest:
+        if self._lost is not None or (code == 0 and not self._rest):
             return
         how = "took too long" if code is None else f"ended with code {code}: {follower.last}"
         if current is not None:

@@ -209,7 +209,7 @@ class Expectation(NamedTuple):
         return is_engine and (target.version or "").startswith(self.version)
 
 
-_LINE: Final = re.compile(r"(?P<id>\S+)\s+(?:\[(?P<where>[^\]]*)\]\s+)?(?P<reason>\S.*)")
+_LINE: Final = re.compile(r"(?P<id>\S+)\s+(?:\[(?P<where>[^\]]*)\]\s+)?(?P<reason>[^\s\[].*)")
 
 
 def read_expectations(file: Path, known: Collection[str]) -> list[Expectation]:

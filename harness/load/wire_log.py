@@ -5,7 +5,8 @@ spent. Secrets are masked wherever they stand: in heads that go out, and in what
 back.
 """
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,6 +17,8 @@ from harness.store.conform_result import WireEvent
 from harness.workload.abandon import RequestSpec
 
 MASK: Final = "***"
+_LONG_CHARS: Final = 6
+_OPEN_HEADERS: Final = ("accept", "content-type", "user-agent")
 _SHOWN_BYTES: Final = 600
 _NAMES: Final = {Role.USER: "leaver", Role.CHECK: "check", Role.LONG_PROMPT: "long prompt"}
 _CALLS: Final = {
@@ -31,6 +34,14 @@ Sent = Literal["", "FIN", "RST", "RST_STREAM", "nothing"]
 _SENT: Final[dict[WireClose, Sent]] = {WireClose.FIN: "FIN", WireClose.RST: "RST"}
 
 
+def secrets_of(headers: Mapping[str, str]) -> list[str]:
+    """The values that are masked wherever they stand. A short one would also be found in figures:
+    it is masked in heads alone."""
+    values = [value for name, value in headers.items() if name.lower() not in _OPEN_HEADERS]
+    words = [word for value in values for word in (value, value.removeprefix("Bearer "))]
+    return [word for word in words if len(word) >= _LONG_CHARS]
+
+
 def masked(text: str, secrets: Collection[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, MASK)
@@ -40,8 +51,11 @@ def masked(text: str, secrets: Collection[str]) -> str:
 class WireLog:
     """`file`: None logs nothing. `attempt` numbers the tries of a case."""
 
-    def __init__(self, secrets: Collection[str] = ()) -> None:
-        self._secrets = [secret for secret in secrets if secret]
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """`headers`: with their secret values, the key's included."""
+        self._secrets = secrets_of(headers)
+        names = "|".join(re.escape(name) for name in {"authorization", *headers})
+        self._secret_lines = re.compile(rf"(?im)^({names}):[^\r\n]*")
         self._encoder = msgspec.json.Encoder()
         self._file: Path | None = None
         self._lines: list[bytes] = []
@@ -71,7 +85,8 @@ class WireLog:
 
     def write(self, event: WireEvent) -> None:
         if event.text:
-            event.text = masked(event.text, self._secrets)
+            text = self._secret_lines.sub(rf"\1: {MASK}", event.text)
+            event.text = masked(text, self._secrets)
         if self._file is not None:
             self._lines.append(self._encoder.encode(event))
 

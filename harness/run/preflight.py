@@ -57,8 +57,11 @@ MOST_TOKENS: Final = 1024
 LONGEST_COUNT_S: Final = 60.0
 
 
-def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Server:
-    """Find the server, or start it: it then ends with `children`.
+def find_server(
+    run: RunState, client: httpx.Client, children: ExitStack, *, takes_first_model: bool = False
+) -> Server:
+    """Find the server, or start it: it then ends with `children`. If no model is named, the server
+    must list exactly one, unless the first is taken.
 
     Raises TargetError, ConfigError and InterruptedRunError.
     """
@@ -102,7 +105,15 @@ def find_server(run: RunState, client: httpx.Client, children: ExitStack) -> Ser
     else:
         run.progress.phase(f"connecting to {url}")
     assert url is not None
-    return attach(url, run.target, model=config.model, client=client, engine=engine, ready=ready)
+    return attach(
+        url,
+        run.target,
+        model=config.model,
+        client=client,
+        engine=engine,
+        ready=ready,
+        takes_first_model=takes_first_model,
+    )
 
 
 def _write_texts(load: AnyLoad, file: Path) -> Path | None:

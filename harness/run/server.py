@@ -231,6 +231,7 @@ def attach(
     client: httpx.Client,
     engine: Child | None,
     ready: Mapping[str, Any],
+    takes_first_model: bool = False,
 ) -> Server:
     config: dict[str, Any] | None = None
     if not target.http:
@@ -250,13 +251,13 @@ def attach(
         )
         model = model or str(config["model"])
     elif model is None:
-        model = _only_model(client, url)
+        model = _listed_model(client, url, takes_first=takes_first_model)
     else:
         _get(client, f"{url}/v1/models")
     return Server(url=url, model=model, config=config, engine=engine, ready=ready)
 
 
-def _only_model(client: httpx.Client, url: str) -> str:
+def _listed_model(client: httpx.Client, url: str, *, takes_first: bool) -> str:
     models = _read(
         client,
         url,
@@ -265,7 +266,7 @@ def _only_model(client: httpx.Client, url: str) -> str:
         f"{url} does not list its models",
         "name one with --model",
     )
-    if len(models) != 1:
+    if not models or (len(models) > 1 and not takes_first):
         listed = ", ".join(models) or "none"
         raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
     return models[0]
@@ -284,6 +285,8 @@ def _read(
         return parse(response.raise_for_status().json())
     except (httpx.HTTPStatusError, ValueError, KeyError, TypeError) as error:
         status = response.status_code
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            remedy = "name the variable with its key: --api-key-env"
         raise ConfigError(f"{problem} (GET {page}: status {status}); {remedy}") from error
 
 

@@ -156,7 +156,12 @@ class IdlePages:
 
 
 class NotServedError(Exception):
-    """A request got a wrong answer or none; the message says which."""
+    """A request got a wrong answer or none; the message says which. `status`: HTTP's, of a request
+    that was refused."""
+
+    def __init__(self, message: str = "", status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class NoAnswerError(NotServedError):
@@ -190,7 +195,8 @@ class Asker:
                 timeout=longest_s,
             ) as response:
                 if response.status_code != httpx.codes.OK:
-                    raise NotServedError(refusal_message(response.status_code, response.read()))
+                    told = refusal_message(response.status_code, response.read())
+                    raise NotServedError(told, response.status_code)
                 return self._read(response, until_ns)
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error
