@@ -95,12 +95,7 @@ def a_suite(
         server=None,
         show=Shown(),
         interruption=Interruption(),
-        command=lambda: [
-            sys.executable,
-            "-c",
-            CHILD,
-            json.dumps(dict(zip(IDS, acts, strict=True))),
-        ],
+        command=lambda: [sys.executable, "-c", CHILD, script],
         clock_s=lambda: next(clock),
         **changes,
     )

@@ -1,0 +1,145 @@
+"""`walkaway conform` as it is typed: on the bundled engine, on odd servers, and interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+from harness.store.conform_result import CONFORM_FILE, Verdict, WireEvent, read_conform
+from tests.e2e.running import ROOT, UNDECIDED, until_decided, wait_until
+from tests.harness.conform.odd_server import Oddity, serving
+from tests.reference_engine.running_engine import running
+
+KEY = "sk-secret-of-a-test-41c7"
+FEW_SLOTS = ("--runner", "simulated", "--sim-fixed-ms", "10", "--max-num-seqs", "4")
+LONGEST_S = 120
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", "conform", *arguments]
+
+
+def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments),
+        env={**os.environ, "TEST_KEY": KEY},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+
+
+def test_a_server_needs_nothing_but_its_url(tmp_path: Path) -> None:
+    """Its slots are found, its key is kept nowhere, and the wire's log says what the client did."""
+    folders: list[Path] = []
+
+    def conform(turn: int) -> subprocess.CompletedProcess[str]:
+        folders.append(tmp_path / f"{turn}")
+        return typed(
+            *("stream/fin-decode", "--target", engine.url, "--engine", "openai", "--tries", "3"),
+            *("--api-key-env", "TEST_KEY", "--header", f"X-Other={KEY}"),
+            *("--out", str(folders[-1]), "--junit", str(tmp_path / "junit.xml"), "--json"),
+        )
+
+    with running(*FEW_SLOTS) as engine:
+        ended = until_decided(conform, lambda ended: ended.returncode != UNDECIDED)
+    assert ended.returncode == 0, ended.stderr
+    result = read_conform(folders[-1] / CONFORM_FILE)
+    assert json.loads(ended.stdout)["slots"] == result.slots == 4
+    (case,) = result.cases
+    assert case.verdict is Verdict.PASS
+    assert case.wire_log is not None
+    lines = (folders[-1] / case.wire_log).read_bytes().splitlines()
+    events = [msgspec.json.decode(line, type=WireEvent) for line in lines]
+    acts = [event for event in events if event.what == "act" and event.stream.startswith("leaver")]
+    assert len(acts) == 3
+    assert {act.call for act in acts} == {"close()"}
+    for act in acts:
+        probe = [one for one in events if one.stream.startswith("probe") and one.tokens]
+        assert any(one.attempt == act.attempt and one.t_ns > act.t_ns for one in probe)
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert any(b"authorization: ***" in file.read_bytes() for file in kept)
+    assert not [file for file in kept if KEY.encode() in file.read_bytes()]
+    assert ET.parse(tmp_path / "junit.xml").getroot().get("failures") == "0"
+
+
+def test_a_fault_is_red_and_an_expected_one_is_not(tmp_path: Path) -> None:
+    known = tmp_path / "expected"
+    known.write_text("unary/leave [reference] a test's own fault\n")
+    with running(*FEW_SLOTS, "--fault", "ignore-disconnect-unary") as engine:
+        asked = ("unary/leave", "--target", engine.url, "--tries", "2")
+        red = typed(*asked, "--out", str(tmp_path / "red"))
+        listed = typed(*asked, "--out", str(tmp_path / "listed"), "--expected-failures", str(known))
+    assert red.returncode == 3, red.stdout
+    assert "(never)" in red.stdout
+    assert listed.returncode == 0, listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("oddity", "code", "why"),
+    [
+        (401, 2, "--api-key-env"),
+        (404, 2, "does it serve --model odd?"),
+        (429, 5, "HTTP 429"),
+        (503, 5, "HTTP 503"),
+        ("dies", 5, "connection refused"),
+        ("instant", UNDECIDED, "the tokens of an answer come in one piece"),
+        ("endless", UNDECIDED, "ignores max_tokens: 8 were asked for"),
+        ("none", UNDECIDED, "start it with 4 to 8 slots"),
+    ],
+)
+def test_an_odd_server(tmp_path: Path, oddity: Oddity, code: int, why: str) -> None:
+    with serving(oddity) as server:
+        ended = typed(
+            *("stream/fin-decode", "--target", server.url, "--engine", "openai"),
+            *("--api-key-env", "TEST_KEY", "--out", str(tmp_path / "out")),
+        )
+    assert ended.returncode == code, ended.stderr
+    assert why in ended.stdout + ended.stderr
+    assert KEY not in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("stream/fin-decod",), "the nearest is stream/fin-decode"),
+        (("--target", "127.0.0.1:8000"), "must be a URL such as"),
+        (("--target", "http://192.0.2.1"), "--yes-load-this-host"),
+        (("--engine", "vllm"), "needs --target URL"),
+        (("--direct", "nowhere"), "must be a URL such as"),
+        (("--junit", "no/such/folder.xml"), "there is no folder"),
+    ],
+)
+def test_a_mistake_is_said_in_a_sentence(arguments: tuple[str, ...], why: str) -> None:
+    ended = typed(*arguments)
+    assert ended.returncode == 2
+    assert why in ended.stderr
+
+
+def test_an_earlier_result_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / CONFORM_FILE).write_text("{}")
+    ended = typed("stream/fin-decode", "--out", str(tmp_path))
+    assert ended.returncode == 2
+    assert (tmp_path / CONFORM_FILE).read_text() == "{}"
+
+
+def test_an_interrupted_run_keeps_what_was_decided(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("stream/fin-decode", "stream/last-token", "--out", str(tmp_path / "out")),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until((tmp_path / "out" / CONFORM_FILE).is_file, "a case is decided", LONGEST_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONGEST_S) == 130
+    assert read_conform(tmp_path / "out" / CONFORM_FILE).cases[0].id == "stream/fin-decode"
+    assert (tmp_path / "out" / "index.html").is_file()
