@@ -19,7 +19,6 @@ from tests.truth.expected import complaints
 from tests.truth.known import Observed, Work, observe
 from tests.truth.scripted_engine import Script
 from tests.truth.settings import ABANDONS_WITH_GHOSTS, Setting, draw, draw_clean
-from tests.truth.train import draw_train, occupancy_lines, run_occupancy, run_train, train_lines
 
 pytestmark = pytest.mark.e2e
 
@@ -142,14 +141,6 @@ GHOSTS, LEAKS, DELAYS = 6, 2, 8
 
 def misses(lines: Iterable[Line]) -> set[str]:
     return {line.what for line in lines if not line.is_right}
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_train_and_occupancy_tell_what_a_server_did(number: int, tmp_path: Path) -> None:
-    setting = draw_train(number, seed=0, longest_s=8)
-    assert misses(train_lines(run_train(setting, tmp_path))) == set()
-    counted = occupancy_lines(run_occupancy(setting, tmp_path, rounds=2))
-    assert misses(counted) - {"interval of the share"} == set()
 
 
 @pytest.mark.slow
