@@ -155,7 +155,7 @@ def test_a_passing_case_that_is_listed_is_stale(tmp_path: Path) -> None:
 
 def needing() -> Iterator[tuple[str, str]]:
     for case in all_cases():
-        for need in case.needs:
+        for need in sorted(case.needs):
             yield case.id, need
 
 
