@@ -133,6 +133,7 @@ class Bench:
         self.rng = random.Random(asked.seed)
         self._streams: list[LiveStream] = []
         self._fillers: list[LiveStream] = []
+        self.fitting_prompt: int | None = None  # tokens, of method K
         self._canary: str | None = None
         self._shortened: int | None = None
         self._resets = 0

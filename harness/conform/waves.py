@@ -120,12 +120,15 @@ class Memory:
             raise CannotDecideError(
                 f"{bench.slots} prompts of {longest} tokens take too long to fill its memory"
             )
+        if bench.fitting_prompt is not None and self.fits(bench.fitting_prompt):
+            self.prompt_tokens = bench.fitting_prompt  # found by a case before
+            return
         if self.fits(longest):
             raise CannotDecideError(
                 f"{bench.slots} contexts of {longest} tokens fit at once: its slots, not its "
                 "memory, are the limit"
             )
-        self.prompt_tokens = self.find(longest)
+        self.prompt_tokens = bench.fitting_prompt = self.find(longest)
 
     @property
     def tokens(self) -> int:
