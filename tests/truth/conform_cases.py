@@ -28,7 +28,7 @@ from harness.store.conform_result import (
     Verdict,
     read_conform,
 )
-from tests.reference_engine.running_engine import running
+from tests.reference_engine.running_engine import RunningEngine
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "conform" / "faults.md"
 LONGEST_S: Final = 600
@@ -120,11 +120,14 @@ def judge(row: Row, folder: Path) -> dict[str, CaseResult]:
     """The results of the row's cases, in its order."""
     found: dict[str, CaseResult] = {}
     for number, ids in enumerate([[one] for one in row.ids] if row.alone else [row.ids]):
-        with running(*engine_flags(row.fault)) as engine:
-            where = folder / f"{row.fault}-{number}"
-            pid = str(engine.process.pid)
-            target = ("--target", engine.url, "--engine", "reference", "--pid", pid)
-            found |= {one.id: one for one in conform(where, *ids, *target).cases}
+        engine = RunningEngine(*engine_flags(row.fault), stderr=subprocess.DEVNULL)
+        try:
+            target = ("--target", engine.url, "--engine", "reference")
+            pid = ("--pid", str(engine.process.pid))
+            result = conform(folder / f"{row.fault}-{number}", *ids, *target, *pid)
+        finally:
+            engine.stop()  # some faults end it before
+        found |= {one.id: one for one in result.cases}
     return {one: found[one] for one in row.ids}
 
 
