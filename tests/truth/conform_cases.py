@@ -51,10 +51,12 @@ class Row(NamedTuple):
 
 
 LEFT = ("stream/fin-decode", "stream/rst-decode", "stream/before-first", "stream/reused-conn")
+FANNED = ("n/parent", "n/prompts", "dialect/chat")
+CROWDS = ("storm/all", "retry/while-alive")
 OTHERS = ("bystander/text", "bystander/ends", "next/length", "next/text")
 
 ROWS: Final = (
-    Row("ignore-disconnect", (*LEFT, "unary/leave", "ghost/rate"), OTHERS),
+    Row("ignore-disconnect", (*LEFT, *FANNED, *CROWDS, "unary/leave", "ghost/rate"), OTHERS),
     Row("ignore-disconnect-unary", ("unary/leave",), ("stream/fin-decode",), soon=True),
     Row(
         "ignore-disconnect-while-waiting",
@@ -66,8 +68,9 @@ ROWS: Final = (
     Row("lose-abort=0.02", ("ghost/rate",), ("next/length", "next/text")),
     Row("die-on-abort", ("stream/fin-decode", "unary/leave"), (), alone=True, soon=True),
     Row("abort-by-prefix", ("api/ids",), ("stream/fin-decode",)),
+    Row("abort-parent-only", ("n/parent",), ("stream/fin-decode",)),
     Row("stall-survivors-on-abort=0.1", ("bystander/pace",), ("bystander/text",)),
-    Row("leak-slot", (*LEFT, "leak/slots"), (), alone=True),
+    Row("leak-slot", (*LEFT, "leak/slots", "storm/all"), ("queue/bystander",), alone=True),
     Row("leak-blocks=2", ("leak/kv",), ("stream/fin-decode",)),
     Row("hold-blocks=30", ("leak/kv", "rest/no-traffic"), ("stream/fin-decode",), alone=True),
     Row("drop-prefix-on-cancel", (), ("prefix/survives", "stream/fin-decode", "next/text")),
@@ -77,9 +80,9 @@ ROWS: Final = (
     Row("queued-abort-ends-running", ("queue/bystander",), ("stream/fin-decode",), soon=True),
     Row("next-short", ("next/length",), ("stream/fin-decode",)),
     Row("reuse-before-step-ends", ("bystander/text", "next/text"), ("stream/fin-decode",)),
-    Row("wedge-after=70", ("wedge/health", "queue/mass"), ("stream/fin-decode",), alone=True),
+    Row("wedge-after=40", ("wedge/health", "dose/sweep"), ("stream/fin-decode",), alone=True),
     Row("clean-up-on-traffic", ("rest/no-traffic",), ("stream/fin-decode",)),
-    Row("prefill-runs-on", ("prefill/leave",), ("stream/fin-decode",)),
+    Row("prefill-runs-on", ("prefill/leave", "dose/sweep"), ("stream/fin-decode",)),
     Row(
         "second-prefill-dies",
         ("prefill/retry-at-once", "prefill/beside"),
