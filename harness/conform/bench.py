@@ -507,6 +507,8 @@ class Bench:
         until_ns = time.perf_counter_ns() + int(self.settle_s * 1e9)
         while row is not None and row.outcome is not Outcome.COMPLETED:
             if time.perf_counter_ns() > until_ns:
+                if row.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                    return Aftermath.SLOW, f"a short request is refused: {row.error}"
                 return Aftermath.DEAD, f"the server no longer serves: {row.error or row.outcome}"
             gevent.sleep(0.1)
             row = self._ask_canary(longest_s)
