@@ -116,6 +116,10 @@ def queue_bystander(bench: Bench) -> Finding:
     return Finding(Failure.HARM, "the text of a running stream changed", evidence)
 
 
+def _was_cut(stream: LiveStream) -> bool:
+    return stream.row is not None and stream.row.outcome is not Outcome.COMPLETED
+
+
 def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     scale = bench.session.plan.prompt_scale
     asked = bench.short(GREEDY_TOKENS, role=Role.CANARY, prompt_tokens=PROMPT_TOKENS)
@@ -129,7 +133,8 @@ def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     for _ in range(leavers):
         queued = bench.start(bench.long(role=Role.USER))
         bench.pause(bench.ttft_s + 3 * bench.step_s)
-        check_queued([queued])
+        if not any(_was_cut(stream) for stream in streams):  # else its slot was free for this one
+            check_queued([queued])
         queued.leave()
     rows = [stream.join(READY_S) for stream in streams]
     if None in rows:
