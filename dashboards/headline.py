@@ -57,7 +57,7 @@ def cards(
         SLOT_RECOVERY: _timed_card(
             metrics,
             SLOT_RECOVERY,
-            "near the unloaded time, far below the wait without abandons.",
+            "about a step more than after a natural end.",
             *_other_waits(metrics),
         ),
         WASTED_TOKENS: _waste_card(metrics),
@@ -114,7 +114,7 @@ def _median_and_p99(metric: Metric) -> str:
 def _other_waits(metrics: Metrics) -> Iterator[str]:
     for name, words in (
         ("probe_ttft_unloaded_s", "unloaded"),
-        ("probe_ttft_control_s", "without abandons, when a stream ends by itself:"),
+        ("probe_ttft_control_s", "after a stream that ended by itself"),
     ):
         if one := metrics.get(name):
             yield f"{words} {figure_of(one, 'p50')} (median)"

@@ -205,9 +205,9 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         rank=13,
     ),
     "probe_ttft_control_s": MetricInfo(
-        shows="The probe's first token when no filler leaves, to judge slot recovery by.",
-        formula="first token - the moment at which a filler would have left",
-        better="neither",  # the control waits for a natural end, which the workload sets
+        shows="The next request's first token after one ended by itself, to judge slot recovery by.",
+        formula="first token - last token of the request that ended before it",
+        better="neither",
         rank=14,
     ),
     WASTED_TOKENS: MetricInfo(

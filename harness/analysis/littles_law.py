@@ -194,7 +194,6 @@ def mean_wait_s(requests: pd.DataFrame, held: OpenRequests, step_s: float) -> fl
 
 MOST_BLOCKS: Final = 20
 FEWEST_IN_BLOCK: Final = 5  # clients that leave, on average
-MOST_LOST: Final = 0.1  # of the requests left, so many may have gone before the server saw them
 
 
 def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:

@@ -90,7 +90,7 @@ def _waste(waste: Metric) -> str:
 def _other_waits(metrics: Metrics) -> Iterator[str]:
     waits = {
         "an idle server takes": metrics.get("probe_ttft_unloaded_s"),
-        "without abandons it takes": metrics.get("probe_ttft_control_s"),
+        "after a natural end it takes": metrics.get("probe_ttft_control_s"),
     }
     for name, one in waits.items():
         if one is not None and one.p50 is not None:
