@@ -205,7 +205,7 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         rank=13,
     ),
     "probe_ttft_control_s": MetricInfo(
-        shows="The next request's first token after one ended by itself, to judge slot recovery by.",
+        shows="The next request's first token after one ended by itself, beside slot recovery.",
         formula="first token - last token of the request that ended before it",
         better="neither",
         rank=14,
