@@ -30,6 +30,7 @@ _SPARE_TOKENS: Final = 32
 _WARM_UP_TOKENS: Final = 8
 _FEWEST_TOKENS: Final = 12  # of a stream that leaves: it ends earlier than those sent after it
 _SPARE_STEPS: Final = 4
+_MOST_FILLS: Final = 4
 _SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
 _STANDS_STILL_STEPS: Final = 6
 _HOLD_TOKENS: Final = 1000
@@ -81,7 +82,6 @@ class Occupancy:
         wanted = len(self._running) if leave is None else leave
         leavers, self._running = self._running[:wanted], self._running[wanted:]
         for stream in leavers:
-            stream.wait_tokens(_FEWEST_TOKENS, self._settle_s)
             gevent.spawn_later(self._rng.random() * self.step_s, stream.leave, way)
         gevent.sleep(2 * self.step_s)
         longest = max((one.spec.max_tokens - one.tokens for one in leavers), default=0)
@@ -135,6 +135,22 @@ class Occupancy:
         if not self._running:
             warm_up = self._start(None, None, max_tokens=_WARM_UP_TOKENS)
             warm_up.join()
+        for _ in range(_MOST_FILLS):
+            self._drop_short()
+            if len(self._running) >= self.slots:
+                return
+            new = [self._start(None, None) for _ in range(self.slots - len(self._running))]
+            until_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
+            for stream in self._waiting(new, until_ns=until_ns):
+                stream.leave()
+                self.slots -= 1
+            self._running += [one for one in new if one.tokens]
+        raise NotCountedError("the steps change so much that no answer has a known length in time")
+
+    def _drop_short(self) -> None:
+        """Let those end by themselves that have too little to go, by the steps seen until now."""
+        for stream in self._running:
+            stream.wait_tokens(_FEWEST_TOKENS, self._settle_s)
         needed = math.ceil(_LEFT_IN_SETTLES * self._settle_s / self.step_s)
         if needed > self._most_tokens:
             raise NotCountedError(
@@ -145,12 +161,6 @@ class Occupancy:
             if stream.spec.max_tokens - stream.tokens < needed:
                 stream.join()
         self._running = [one for one in self._running if not one.has_ended]
-        new = [self._start(None, None) for _ in range(self.slots - len(self._running))]
-        until_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
-        for stream in self._waiting(new, until_ns=until_ns):
-            stream.leave()
-            self.slots -= 1
-        self._running += [one for one in new if one.tokens]
 
     def _start(
         self, trial: int | None, reference_ns: int | None, max_tokens: int | None = None
