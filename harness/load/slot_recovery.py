@@ -43,6 +43,7 @@ Edit = Callable[[RequestRow], None]
 logger = logging.getLogger(__name__)
 
 _Z95: Final = 1.96
+_SAYS_NOTHING: Final = (Outcome.CUT_OFF, Outcome.FAILED, Outcome.REJECTED)  # of a server's slots
 _LOOKS: Final = 5  # probes on the idle server
 _GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples spread evenly over the phases of a step
 _TOKENS_TO_QUEUE: Final = 2  # of the metronome: the second is from a step begun after the sending
@@ -278,7 +279,7 @@ class Train:
 
     def _observe(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
         """Wait for the probe's first token, and for its follower's: False if its slot is lost."""
-        has_begun = self._has_begun(probe, follower)
+        has_begun = self._has_begun(beat, probe, follower)
         t0_ns, since_ns = beat.leaver.abandoned_ns if beat.leaver else None, beat.since_ns
         if t0_ns is None or since_ns is None:
             follower.wait_tokens(1, self._patience_s)
@@ -305,10 +306,11 @@ class Train:
             self._give_up_slot()
         return is_kept
 
-    def _has_begun(self, probe: LiveStream, follower: LiveStream) -> bool:
+    def _has_begun(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
         until_ns = time.perf_counter_ns() + int(self._patience_s * 1e9)
         while not probe.wait_tokens(1, 2 * self.step_ns / 1e9) and not probe.has_ended:
             if follower.tokens:  # it holds the slot for as long as it likes
+                beat.is_void = True
                 probe.leave()
                 if self._leaver.is_filler:
                     self._fillers.append(follower)
@@ -467,6 +469,7 @@ class _Beat:
         self.leaver: LiveStream | None = None
         self.slot_from: LiveStream | None = None
         self.probe_ended_ns: int | None = None
+        self.is_void = False
 
     @property
     def since_ns(self) -> int | None:
@@ -477,8 +480,9 @@ class _Beat:
 
     def edit(self, row: RequestRow) -> None:
         since_ns = self.since_ns
-        if row.outcome is Outcome.CUT_OFF and row.first_token_ns is None:
-            return  # the load ended first
+        is_unserved = row.first_token_ns is None
+        if self.is_void or (is_unserved and row.outcome in _SAYS_NOTHING):
+            return
         if since_ns is not None and (row.first_token_ns or since_ns) >= since_ns:
             row.reference_ns = since_ns
 
