@@ -30,7 +30,7 @@ from harness.collect.source import SourceError
 from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.verdict import Conditions, Try, judge_recovery
 from harness.errors import TargetError
-from harness.http_client import http_client, request_headers
+from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.lag import LagWatch
 from harness.load.live import LiveStream, start
 from harness.load.rows import most_at_once
@@ -232,6 +232,31 @@ class Bench:
         plan = self.session.plan
         run = plan.run.model_copy(update={"keep_alive": True})
         return self.session.with_plan(plan.model_copy(update={"run": run}))
+
+    @contextmanager
+    def over_http2(self) -> Iterator[None]:
+        """All requests go over HTTP/2. Raises RefusedError if the server does not speak it, and
+        CannotDecideError without its package."""
+        try:
+            from harness.load.http2 import Http2Client, NoHttp2Error
+        except ImportError as error:
+            why = "HTTP/2 needs a package more: pip install 'walkaway[conform]'"
+            raise CannotDecideError(why) from error
+        usual = self.session
+        plan = usual.plan
+        self.session = session = usual.with_plan(plan)
+        session.client = client = Http2Client(plan, api_key=read_api_key(plan.api_key_env))
+        try:
+            client.connection(client.frontend_of(0))
+            yield
+        except NoHttp2Error as error:
+            raise RefusedError(f"the server speaks no HTTP/2: {error}") from error
+        except httpx.TransportError as error:
+            raise CannotDecideError(f"no connection for HTTP/2: {error}") from error
+        finally:
+            self.end_case()
+            session.close()
+            self.session = usual
 
     @contextmanager
     def polling(self) -> Iterator["Polled"]:

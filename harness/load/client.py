@@ -37,6 +37,7 @@ from harness.workload.workload import RunSettings
 MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 _MAX_REFUSAL_BYTES: Final = 65536
 _SHOWN_CHARS: Final = 200
+Message = tuple[bytes, list[tuple[bytes, bytes]], bytes]  # path, header fields, body
 _KEEP_OPEN: Final = "import os\nwhile os.read(0, 4096): pass"
 
 
@@ -163,10 +164,20 @@ class StreamClient(LoadClient):
     def frontend_of(self, user: int) -> Frontend:
         return self._frontends[user % len(self._frontends)]
 
-    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Exchange":
+    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> Conversation:
         return Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
+        raw_path, fields, encoded = self.message(spec, prompt)
+        return WireRequest(
+            head=head_of(raw_path, fields, encoded),
+            body=encoded,
+            connect_s=self.connect_s,
+            next_byte_s=self.plan.run.timeout_s,
+            way=spec.way,
+        )
+
+    def message(self, spec: RequestSpec, prompt: str) -> Message:
         frontend, target = self.frontend_of(spec.user), self.plan.target
         raw_path = frontend.url.raw_path
         if spec.path is not None:
@@ -190,13 +201,7 @@ class StreamClient(LoadClient):
             (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
-        return WireRequest(
-            head=head_of(raw_path, fields, encoded),
-            body=encoded,
-            connect_s=self.connect_s,
-            next_byte_s=self.plan.run.timeout_s,
-            way=spec.way,
-        )
+        return raw_path, fields, encoded
 
     def build_cancel(self, spec: RequestSpec) -> WireRequest:
         path, frontend = self.plan.target.cancel_path, self.frontend_of(spec.user)

@@ -89,6 +89,11 @@ class Tls:
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._end = context.wrap_bio(self._received, self._to_send, server_hostname=host)
 
+    @property
+    def protocol(self) -> str | None:
+        """Agreed on by ALPN."""
+        return self._end.selected_alpn_protocol()
+
     def shake_hands(self, data: bytes) -> bool:
         self._received.write(data)
         try:

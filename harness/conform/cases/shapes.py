@@ -18,6 +18,7 @@ STALLED_TOKENS: Final = 90
 STALLED_STEPS: Final = 50
 SHORT_STALL_STEPS: Final = 20  # of a reader that then leaves
 PROMPT_TOKENS: Final = 24
+SIBLINGS: Final = 4
 SILENT_STREAMS: Final = 2
 SILENCE_TIMES: Final = 2  # the declared time, which their answers must at least take
 UNDECLARED_TIMES: Final = 3  # the settle time: how long a silent client is waited for
@@ -119,6 +120,58 @@ def _judge_text(first: RequestRow, second: RequestRow, paused: RequestRow) -> st
             "stream ended as if nothing were missing"
         )
     return "the stream was cut without an error" if paused.error == ENDED_EARLY else None
+
+
+@case(
+    "h2/rst-one",
+    Level.MUST,
+    "RST_STREAM ends one stream of an HTTP/2 connection.",
+    wire="Four greedy streams on one connection; RST_STREAM with CANCEL on one of them. Then, all "
+    "requests over HTTP/2, four on a connection, the same behind full slots.",
+    passes="the other three are answered whole, with the text of the control; the queued request's "
+    "first token comes at most 4 steps later at the median of the tries, and at most 12 in each",
+    methods="P B",
+    why="On HTTP/2 a closed tab closes no connection. A server that watches connections sees "
+    "nothing; one that takes the reset for a broken connection ends the neighbours.",
+    needs=("http",),
+    caught=reports("emmett-framework/granian#917"),
+)
+def rst_one(bench: Bench) -> Finding:
+    with bench.over_http2():
+        control, siblings = _four(bench, leaves=False)[1:], _four(bench, leaves=True)[1:]
+        harm = _judge_siblings(control, siblings)
+        if harm is not None:
+            return Finding(Failure.HARM, harm, {"streams": SIBLINGS})
+        return bench.recovery()
+
+
+def _four(bench: Bench, *, leaves: bool) -> list[RequestRow]:
+    scale = bench.session.plan.prompt_scale
+    asked = bench.short(HALF_CLOSED_TOKENS, role=Role.CANARY)
+    streams = [
+        bench.start(asked, canary_prompt(number, tokens=PROMPT_TOKENS, scale=scale))
+        for number in range(SIBLINGS)
+    ]
+    for stream in streams:
+        if not stream.wait_tokens(READ_TOKENS, READY_S):
+            raise CannotDecideError(f"{SIBLINGS} streams do not run on one connection")
+    if leaves:
+        streams[0].leave()
+    rows = [stream.join(READY_S) for stream in streams]
+    if None in rows:
+        raise CannotDecideError(f"a stream had not ended after {READY_S:g} s")
+    return [row for row in rows if row is not None]
+
+
+def _judge_siblings(control: list[RequestRow], siblings: list[RequestRow]) -> str | None:
+    if any(row.outcome is not Outcome.COMPLETED for row in control):
+        raise CannotDecideError("a stream of the control was not answered whole")
+    for row in siblings:
+        if row.outcome is not Outcome.COMPLETED:
+            return f"a stream beside the one that was reset ended: {row.error or row.outcome}"
+    if [row.answer for row in siblings] != [row.answer for row in control]:
+        return "the text of a stream beside the one that was reset has changed"
+    return None
 
 
 @case(
