@@ -227,7 +227,20 @@ class TruthServer:
 @contextmanager
 def scripted_server(**settings: float | str) -> Iterator[TruthServer]:
     """`settings`: of tests.truth.server, both kinds."""
-    command = [sys.executable, "-m", "tests.truth.server", json.dumps(settings)]
+    with _scripted("tests.truth.server", settings) as server:
+        yield server
+
+
+@contextmanager
+def dialect_server(**settings: float | str) -> Iterator[TruthServer]:
+    """`settings`: of tests.truth.dialects, both kinds."""
+    with _scripted("tests.truth.dialects", settings) as server:
+        yield server
+
+
+@contextmanager
+def _scripted(module: str, settings: dict[str, float | str]) -> Iterator[TruthServer]:
+    command = [sys.executable, "-m", module, json.dumps(settings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:

@@ -57,7 +57,7 @@ class Manners:
 
 
 class TruthServer:
-    """Connections on one side, the step loop on the other; `_arrival` wakes an idle loop."""
+    """Connections on one side, the step loop on the other; `arrival` wakes an idle loop."""
 
     def __init__(self, script: Script, manners: Manners) -> None:
         self._manners = manners
@@ -65,7 +65,7 @@ class TruthServer:
         self._num_sent = 0
         self.engine = ScriptedEngine(script, time.perf_counter_ns)
         self._shown = Shown(self.engine, time.perf_counter_ns)
-        self._arrival = asyncio.Event()
+        self.arrival = asyncio.Event()
         self._reads_ns: dict[str, list[int]] = {}
         self._pages: dict[str, Callable[[], Any]] = {
             "/health": dict,
@@ -78,8 +78,8 @@ class TruthServer:
     async def run_steps(self) -> None:
         while True:
             if not self.engine.has_work:
-                self._arrival.clear()
-                await self._arrival.wait()
+                self.arrival.clear()
+                await self.arrival.wait()
             started_s = time.perf_counter()
             step = self.engine.boundary()
             await asyncio.sleep(self.engine.script.step_s - (time.perf_counter() - started_s))
@@ -94,7 +94,7 @@ class TruthServer:
                 if method == "POST":
                     await self._generate(headers, json.loads(body), reader, writer)
                     return
-                writer.write(self._answer(target, headers))
+                writer.write(self.answer(target, headers))
         except ConnectionError:
             return  # a client that leaves during a small answer does not matter
         finally:
@@ -134,7 +134,7 @@ class TruthServer:
             return
         client_id = headers.get("x-request-id", "")
         work = self.engine.submit(client_id, len(body["prompt"]), num_tokens, deliver)
-        self._arrival.set()
+        self.arrival.set()
         closing = asyncio.ensure_future(wait_for_close(reader))
         ending = asyncio.ensure_future(finished.wait())
         await asyncio.wait([closing, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +143,7 @@ class TruthServer:
         closing.cancel()
         ending.cancel()
 
-    def _answer(self, target: str, headers: dict[str, str]) -> bytes:
+    def answer(self, target: str, headers: dict[str, str]) -> bytes:
         wanted = self._manners.metrics_key
         parts = urlsplit(target)
         self._reads_ns.setdefault(parts.path, []).append(time.perf_counter_ns())
@@ -263,12 +263,12 @@ async def wait_for_stdin() -> None:
     await stdin.read()
 
 
-async def main(script: Script, manners: Manners) -> None:
-    server = TruthServer(script, manners)
+async def main(server: TruthServer, certificate: str) -> None:
     tls = None
-    if manners.certificate:
+    if certificate:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(manners.certificate)
+        tls.load_cert_chain(certificate)
+        tls.set_alpn_protocols(["h2", "http/1.1"])
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
     port, scheme = listener.sockets[0].getsockname()[1], "http" if tls is None else "https"
     ready = {"event": "ready", "url": f"{scheme}://127.0.0.1:{port}", "pid": os.getpid()}
@@ -283,4 +283,5 @@ async def main(script: Script, manners: Manners) -> None:
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     bad = {one.name: given.pop(one.name) for one in fields(Manners) if one.name in given}
-    asyncio.run(main(Script(**given), Manners(**bad)))
+    manners = Manners(**bad)
+    asyncio.run(main(TruthServer(Script(**given), manners), manners.certificate))

@@ -57,7 +57,7 @@ def half_close(bench: Bench) -> Finding:
     if came >= HALF_CLOSED_TOKENS:
         return Finding(None, "a half-closed client is answered whole", evidence)
     finding = bench.recovery(leave=lambda leaver: leaver.leave(Way.HALF_CLOSE))
-    said = f"a half-closed client is cancelled: {finding.reason}"
+    said = f"the stream of a half-closed client is cut: {finding.reason}"
     return finding._replace(reason=said, evidence=finding.evidence | evidence)
 
 
