@@ -1,0 +1,107 @@
+"""Cases of `walkaway conform` that the bundled engine does not speak: green and red on a scripted
+server with other dialects, HTTP/2 and odd behaviour (tests/truth/dialects.py)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import trustme
+
+from harness.store.conform_result import CaseResult, Failure, Verdict
+from tests.e2e.running import dialect_server, until_decided
+from tests.truth.conform_cases import conform
+
+TARGET = """
+description = "The scripted server of other dialects"
+stream_options = { include_usage = true, continuous_usage_stats = true }
+continuous_usage = true
+bytes_are_tokens = true
+slots_from = "workload"
+settle_s = 0.6
+"""
+SLOTS = 4
+CASES = (
+    *("dialect/chat", "dialect/responses", "dialect/messages", "n/parent", "n/prompts"),
+    *("structured/leave", "shape/half-close", "shape/stall", "h2/rst-one", "session/clean"),
+)
+COMPILES = {"compile_s": 0.4}
+
+
+Settings = Mapping[str, float | str]
+
+
+def judged(
+    folder: Path, *cases: str, settings: Settings, ca_file: Path | None = None
+) -> list[CaseResult]:
+    target = folder / "target.toml"
+    target.write_text(TARGET)
+
+    def run(turn: int) -> list[CaseResult]:
+        with dialect_server(slots=SLOTS, step_s=0.01, num_blocks=4096, **settings) as server:
+            flags = ["--target", server.url, "--engine", str(target), "--slots", str(SLOTS)]
+            flags += [] if ca_file is None else ["--ca-file", str(ca_file)]
+            return conform(folder / f"{turn}", *cases, *flags, "--tries", "3").cases
+
+    return until_decided(
+        run, lambda results: all(one.verdict is not Verdict.CANNOT_DECIDE for one in results)
+    )
+
+
+@pytest.mark.e2e
+def test_a_good_server_passes_over_tls(tmp_path: Path) -> None:
+    """HTTP/2 is agreed on by ALPN."""
+    authority, key = trustme.CA(), tmp_path / "key.pem"
+    key.write_bytes(authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ca_file, certificate = tmp_path / "ca.pem", str(key)
+    results = judged(
+        tmp_path, *CASES, ca_file=ca_file, settings={"certificate": certificate, **COMPILES}
+    )
+    assert {one.id: (one.verdict, one.reason) for one in results if one.verdict != "pass"} == {}
+    assert {one.id for one in results} == set(CASES)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("case", "odd", "kind"),
+    [
+        ("h2/rst-one", {"rst_stream": "end all"}, Failure.HARM),
+        ("shape/stall", {"stalled": "cut"}, Failure.HARM),
+        ("session/clean", {"keeps_stopped": 1}, Failure.HARM),
+    ],
+)
+def test_harm_is_red(tmp_path: Path, case: str, odd: Settings, kind: Failure) -> None:
+    (result,) = judged(tmp_path, case, settings=odd)
+    assert (result.verdict, result.kind) == (Verdict.FAIL, kind), result.reason
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "odd", "kind"),
+    [
+        ("h2/rst-one", {"rst_stream": "ignore"}, Failure.NEVER),
+        ("shape/stall", {"stalled": "forget"}, Failure.NEVER),
+        ("shape/half-close", {"half_close": "ghost"}, Failure.NEVER),
+        ("structured/leave", {"compiles_on": 1, **COMPILES}, Failure.LATE),
+        ("n/parent", {"forgets_others": 1}, Failure.NEVER),
+        ("n/prompts", {"forgets_others": 1}, Failure.NEVER),
+        ("dialect/chat", {"deaf_route": "/chat/completions"}, Failure.NEVER),
+        ("dialect/responses", {"deaf_route": "/responses"}, Failure.NEVER),
+        ("dialect/messages", {"deaf_route": "/messages"}, Failure.NEVER),
+    ],
+)
+def test_a_leave_that_is_not_seen_is_red(
+    tmp_path: Path, case: str, odd: Settings, kind: Failure
+) -> None:
+    (result,) = judged(tmp_path, case, settings=odd)
+    assert (result.verdict, result.kind) == (Verdict.FAIL, kind), result.reason
+
+
+@pytest.mark.e2e
+def test_a_half_closed_client_may_be_answered_whole(tmp_path: Path) -> None:
+    (result,) = judged(tmp_path, "shape/half-close", settings={"half_close": "answer"})
+    assert (result.verdict, result.reason) == (
+        Verdict.PASS,
+        "a half-closed client is answered whole",
+    )
