@@ -41,6 +41,10 @@ Direct = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The server behind the hop at --target, for hop/."),
 ]
+Configuration = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="How it was started, for walkaway matrix."),
+]
 Tries = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Leaves a timed case. Default 8, quick 5.")
 ]
@@ -76,6 +80,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     slots: Slots = None,
     pid: Pid = None,
     direct: Direct = None,
+    configuration: Configuration = None,
     tries: Tries = None,
     strict: Strict = False,
     quick: Quick = False,
@@ -117,6 +122,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         slots=slots,
         pid=pid,
         direct=direct,
+        configuration=configuration,
         tries=tries,
         strict=strict,
         quick=quick,

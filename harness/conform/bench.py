@@ -31,6 +31,7 @@ from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.verdict import Conditions, Try, judge_recovery
 from harness.errors import TargetError
 from harness.http_client import http_client, read_api_key, request_headers
+from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.load.lag import LagWatch
 from harness.load.live import LiveStream, start
 from harness.load.rows import most_at_once
@@ -235,13 +236,7 @@ class Bench:
 
     @contextmanager
     def over_http2(self) -> Iterator[None]:
-        """All requests go over HTTP/2. Raises RefusedError if the server does not speak it, and
-        CannotDecideError without its package."""
-        try:
-            from harness.load.http2 import Http2Client, NoHttp2Error
-        except ImportError as error:
-            why = "HTTP/2 needs a package more: pip install 'walkaway[conform]'"
-            raise CannotDecideError(why) from error
+        """All requests go over HTTP/2. Raises RefusedError if the server does not speak it."""
         usual = self.session
         plan = usual.plan
         self.session = session = usual.with_plan(plan)

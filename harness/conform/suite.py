@@ -91,6 +91,7 @@ class ConformConfig:
     slots: int | None = None
     pid: int | None = None
     direct: str | None = None
+    configuration: str | None = None
     tries: int | None = None
     strict: bool = False
     quick: bool = False
@@ -244,7 +245,8 @@ def _prepare(
         url=server.url,
         model=server.model,
         version=facts.version or (result.walkaway if server.engine is not None else None),
-        configuration="started by walkaway" if server.engine is not None else "",
+        configuration=config.configuration
+        or ("started by walkaway" if server.engine is not None else ""),
         metrics_urls=facts.metrics_urls,
     )
     result.notes = [*run.notes.texts(), *run.notes.warnings()]

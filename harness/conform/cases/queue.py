@@ -186,6 +186,7 @@ def queue_mass(bench: Bench) -> Finding:
     "0.1 s.",
     passes="both have the same verdict, and medians at most 4 steps apart",
     methods="P",
+    limit_s=180.0,
     why="A dashboard must not be what keeps requests of clients that left alive, nor what ends "
     "them.",
     needs=("http",),
