@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from dashboards.figures.wire import SHOWN_TRIES, tries
 from dashboards.page import document, save
-from harness.formatting import number, quantity
+from harness.formatting import DASH, number, quantity
 from harness.store.conform_result import (
     CONFORM_FILE,
     NOT_MEANT,
@@ -26,7 +27,7 @@ WORDS: Final = {
     Verdict.FAIL: "fail",
     Verdict.CANNOT_DECIDE: "cannot decide",
     Verdict.NOT_SUPPORTED: "not supported",
-    Verdict.INFORMATIONAL: "told",
+    Verdict.INFORMATIONAL: "figure only",
 }
 MEANINGS: Final = {
     "pass": "the server did what the case demands",
@@ -34,10 +35,10 @@ MEANINGS: Final = {
     "harm: something else broke",
     "cannot decide": "something got in the way: this is no pass",
     "not supported": "the server does not offer what the case is about",
-    "told": "a figure that is not judged",
+    "figure only": "told, not judged",
     "not run": "the case needs something that was not given",
 }
-MARKS: Final = dict(zip(MEANINGS, "✓✗?/i·", strict=True))  # beside the word
+MARKS: Final = dict(zip(MEANINGS, ("✓", "✗", "?", DASH, "", "·"), strict=True))  # beside the word
 ANSWERS: Final = {  # by exit code
     0: ("good", "no unexpected failure"),
     3: ("bad", "failed"),
@@ -45,7 +46,10 @@ ANSWERS: Final = {  # by exit code
     5: ("bad", "the server failed before the first case"),
     130: ("unknown", "interrupted"),
 }
+GENERIC: Final = "openai"  # the kind of a server that says no name
 _UNITS: Final = {"steps": "steps", "s": "s", "ms": "ms", "tokens": "tokens", "ratio": "times"}
+_BOUND: Final = re.compile(r"(.+)_(?:low|lower|high|upper)95")
+SAYS_NOTHING: Final = ("left_by_reset", 0.0)
 _GITHUB: Final = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)")
 
 
@@ -76,7 +80,10 @@ def write_conform(folder: Path, output: Path) -> None:
 
 
 def server_name(result: ConformResult) -> str:
-    return " ".join(filter(None, (result.target.engine, result.target.version)))
+    target = result.target
+    if target.engine == GENERIC and not target.version:
+        return f"the server at {urlsplit(target.url).netloc}"
+    return " ".join(filter(None, (target.engine, target.version)))
 
 
 def anchor(case_id: str) -> str:
@@ -110,17 +117,31 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
 
 
 def evidence(figures: Mapping[str, float | str | None]) -> list[str]:
-    """ "median 0.7 steps": the unit ends the name."""
+    """ "median 0.7 steps": the unit ends the name. The bounds of 95 % stand behind their figure,
+    or for it. What was not measured is left out."""
+    bounds: dict[str, list[str]] = {}
+    for name, value in figures.items():
+        if (found := _BOUND.fullmatch(name)) and isinstance(value, int | float):
+            bounds.setdefault(found[1], []).append(number(value))
     said = []
     for name, value in figures.items():
-        stem, _, unit = name.rpartition("_")
-        if isinstance(value, str) or value is None or unit not in _UNITS or not stem:
-            text = value if isinstance(value, str) else quantity(value, "")
-            said.append(f"{name.replace('_', ' ')} {text}")
-        else:
-            text = quantity(value, "s") if unit == "s" else f"{number(value)} {_UNITS[unit]}"
-            said.append(f"{stem.replace('_', ' ')} {text}")
-    return said
+        if value is not None and (name, value) != SAYS_NOTHING and not _BOUND.fullmatch(name):
+            of = f" ({' to '.join(bounds.pop(name))}, 95 %)" if name in bounds else ""
+            said.append(_figure(name, value) + of)
+    rest = (f"{_spoken(name)} {' to '.join(those)} (95 %)" for name, those in bounds.items())
+    return [*said, *rest]
+
+
+def _figure(name: str, value: float | str) -> str:
+    stem, _, unit = name.rpartition("_")
+    if isinstance(value, str) or unit not in _UNITS or not stem:
+        return f"{_spoken(name)} {value if isinstance(value, str) else number(value)}"
+    text = quantity(value, "s") if unit == "s" else f"{number(value)} {_UNITS[unit]}"
+    return f"{_spoken(stem)} {text}"
+
+
+def _spoken(name: str) -> str:
+    return name if "{" in name else name.replace("_", " ")  # a counter with labels keeps its name
 
 
 def link(text: str) -> dict[str, str | None]:

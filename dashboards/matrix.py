@@ -64,7 +64,7 @@ def write_matrix(files: Sequence[Path], output: Path, explained: Path | None) ->
     html = document(
         "matrix.html.j2",
         {},
-        scripts=(),
+        scripts=("matrix.js",),
         columns=columns,
         groups=[
             (group, [one for one in cases.values() if _group(one.id) == group])
@@ -143,7 +143,7 @@ def _column(
 
 def _about(result: ConformResult) -> Iterator[str]:
     target = result.target
-    yield from filter(None, (target.configuration, target.model))
+    yield target.model
     step = quantity(result.step_s, "s")
     yield f"{'unknown' if result.slots is None else result.slots} slots, step {step}"
     yield f"{'quick, ' if result.quick else ''}{result.started_at[:10]}, {result.machine.cpu}"

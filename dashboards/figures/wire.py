@@ -1,11 +1,12 @@
 """A wire log as a drawing: a lane for each stream, time from left to right, t0 as a line.
 
 Places are percentages, so one drawing fits a wide screen and a phone. Of the tries of a case the
-slowest are drawn: those in which the probe waited longest after the act.
+slowest are drawn: those in which the probe waited longest after the act, or, where checks come at
+once after the streams that leave, those with the slowest check.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -16,6 +17,8 @@ from harness.store.conform_result import WireEvent
 SHOWN_TRIES: Final = 2
 SHOWN_LANES: Final = 12
 SHOWN_MOMENTS: Final = 80
+MOMENTS_BEFORE: Final = 20  # t0, where not all are shown
+PROBE, CHECK = "probe", "check"
 LANE_PX: Final = 40
 TOP_PX: Final = 24
 TICKS: Final = 5
@@ -57,29 +60,45 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A part of the log, which other tries may overlap: streams live on from try to try. `t0_ns`:
-    its first act. `answer`: the first token of a probe after that."""
+    """A part of the log, which other tries may overlap: streams live on from try to try. `number`
+    counts from 1. `t0_ns`: its first act. `left`, `asked`: streams that leave, and the probes or
+    checks after them. `answer`: the first token of a probe, or of the last check, after t0."""
 
-    attempt: int
+    number: int
     events: list[WireEvent]
-    t0_ns: int | None
-    answer: WireEvent | None
+    t0_ns: int | None = None
+    left: int = 0
+    asked: tuple[str, ...] = ()
+    answer: WireEvent | None = None
+    unanswered: int = 0
 
     @property
     def wait_s(self) -> float | None:
-        """Infinite without an answer, None without an act."""
-        if self.t0_ns is None:
+        """Infinite without an answer, None if nothing waits for one."""
+        if self.t0_ns is None or not self.asked:
             return None
         return math.inf if self.answer is None else (self.answer.t_ns - self.t0_ns) / 1e9
 
     @property
     def title(self) -> str:
         if self.t0_ns is None:
-            return f"Try {self.attempt}, in which no stream leaves"
+            return f"Try {self.number}, in which no stream leaves"
+        leave = f"{quantity(self.left, 'streams')} {'leaves' if self.left == 1 else 'leave'}"
+        if not self.asked:
+            return f"Try {self.number}: {leave}"
+        is_probe = _is_probe(self.asked)
+        if self.answer is None and is_probe:
+            return f"Try {self.number}: no probe got its first token after t0"
         if self.answer is None:
-            return f"Try {self.attempt}: no probe got its first token after t0"
+            none = f"{self.unanswered} of {quantity(len(self.asked), 'checks')} got no first token"
+            return f"Try {self.number}: {leave}; {none}"
         wait = quantity(self.wait_s, "s")
-        return f"Try {self.attempt}: the first token of {self.answer.stream} came {wait} after t0"
+        if is_probe:
+            whose = f"the first token of {self.answer.stream} came"
+        else:
+            last = f"the last of {quantity(len(self.asked), 'checks')} got its first token"
+            whose = f"{leave}; {last}"
+        return f"Try {self.number}: {whose} {wait} after t0"
 
     @property
     def drawings(self) -> list[Drawing]:
@@ -95,8 +114,9 @@ class Try:
         return [_draw(self, *near, "Around the act of leaving"), whole]
 
     @property
-    def moments(self) -> list[tuple[str, str, str]]:
-        """The drawing in words: when, which stream, what. Reads in a row are one moment."""
+    def moments(self) -> tuple[int, list[tuple[str, str, str]], int]:
+        """The drawing in words: when, which stream, what; and how many moments come before and
+        after those. Reads in a row are one moment. Checks stand at the end of their part."""
         origin = self.events[0].t_ns if self.t0_ns is None else self.t0_ns
 
         def kind(event: WireEvent) -> tuple[object, ...]:
@@ -105,27 +125,39 @@ class Try:
         by_stream = sorted(self.events, key=lambda event: event.stream)
         runs = [list(run) for _, run in groupby(by_stream, kind)]
         runs.sort(key=lambda run: run[0].t_ns)
-        return [
+        after_t0 = sum(run[0].t_ns < origin for run in runs) if _is_probe(self.asked) else len(runs)
+        first = max(0, min(after_t0 - MOMENTS_BEFORE, len(runs) - SHOWN_MOMENTS))
+        shown = [
             (f"{(run[0].t_ns - origin) / 1e6:+,.1f} ms", run[0].stream, _in_words(run, origin))
-            for run in runs[:SHOWN_MOMENTS]
+            for run in runs[first : first + SHOWN_MOMENTS]
         ]
+        return first, shown, len(runs) - first - len(shown)
 
 
 def tries(events: Iterable[WireEvent]) -> list[Try]:
     """The slowest first. Without any act, the whole log is one try."""
     log = sorted(events, key=lambda event: event.t_ns)
     acts = [event for event in log if event.what == "act"]
-    first_tokens = [token for name, those in _streams(log) if (token := _first_token(name, those))]
+    waits = {name: _first_token(those) for name, those in _by_stream(log).items() if _waits(name)}
     # Fillers close when a case is over, too.
     left = [act for act in acts if not act.stream.startswith("filler")] or acts
-    groups = list(_acts_of_each_try(left, first_tokens))
+    groups = list(_acts_of_each_try(left, [token for token in waits.values() if token]))
     if not groups:
-        return [Try(log[0].attempt, log, None, None)] if log else []
+        return [Try(1, log)] if log else []
     ends = [*(group[0].t_ns for group in groups[1:]), log[-1].t_ns + 1]
     found = [
-        _try(log, group, until, first_tokens) for group, until in zip(groups, ends, strict=True)
+        _try(number, log, group, until, waits)
+        for number, (group, until) in enumerate(zip(groups, ends, strict=True), 1)
     ]
     return sorted(found, key=lambda one: one.wait_s or 0.0, reverse=True)
+
+
+def _waits(name: str) -> bool:
+    return name.startswith((PROBE, CHECK))
+
+
+def _is_probe(asked: Sequence[str]) -> bool:
+    return bool(asked) and asked[0].startswith(PROBE)
 
 
 def _acts_of_each_try(
@@ -144,38 +176,61 @@ def _acts_of_each_try(
 
 
 def _try(
+    number: int,
     log: Sequence[WireEvent],
     acts: Sequence[WireEvent],
     until: int,
-    first_tokens: Sequence[WireEvent],
+    waits: Mapping[str, WireEvent | None],
 ) -> Try:
-    t0 = acts[0]
-    later = (one for one in first_tokens if t0.t_ns < one.t_ns < until)
-    answer = min(later, key=lambda one: one.t_ns, default=None)
-    names = {act.stream for act in acts} | ({answer.stream} if answer else set())
-    own = [event.t_ns for event in log if event.stream in names]
-    start, end = own[0], until if answer is None else min(until, own[-1])
-    within = [event for event in log if start <= event.t_ns <= end]
-    return Try(t0.attempt, within, t0.t_ns, answer)
+    t0_ns, left = acts[0].t_ns, {act.stream for act in acts}
+    start = next(event.t_ns for event in log if event.stream in left)
+    within = [event for event in log if start <= event.t_ns < until]
+    tokens = {name: waits[name] for name in _by_stream(within) if name in waits}
+    asked = tuple(name for name, one in tokens.items() if one is None or one.t_ns > t0_ns)
+    probes = tuple(name for name in asked if name.startswith(PROBE))
+    found = (tokens[name] for name in probes or asked)
+    answers = [one for one in found if one is not None and one.t_ns < until]
+    answer = None
+    if probes:
+        answer = min(answers, key=lambda one: one.t_ns, default=None)
+    elif len(answers) == len(asked):
+        answer = max(answers, key=lambda one: one.t_ns, default=None)
+    if answer is not None:
+        own = left | {answer.stream}
+        end = max(event.t_ns for event in within if event.stream in own)
+        within = [event for event in within if event.t_ns <= end]
+    unanswered = len(asked) - len(answers)
+    return Try(number, within, t0_ns, len(left), probes or asked, answer, unanswered)
 
 
-def _streams(events: Iterable[WireEvent]) -> Iterator[tuple[str, list[WireEvent]]]:
-    """What leaves first, then the probes, then the others as they began."""
+def _by_stream(events: Iterable[WireEvent]) -> dict[str, list[WireEvent]]:
     found: dict[str, list[WireEvent]] = {}
     for event in events:
         found.setdefault(event.stream, []).append(event)
+    return found
 
-    def rank(name: str) -> int:
+
+def _lanes(one: Try, events: Iterable[WireEvent]) -> list[tuple[str, list[WireEvent]]]:
+    """What leaves first, then what waits, the slowest first; then what may be harmed."""
+    found = _by_stream(events)
+    t0 = next((event.stream for event in one.events if event.t_ns == one.t0_ns), None)
+
+    def rank(name: str) -> tuple[int, float]:
+        if name == t0:
+            return 0, 0
+        if name in one.asked:
+            token = _first_token(found[name])
+            return 1, -math.inf if token is None else -token.t_ns
+        if name.startswith("canary"):
+            return 2, 0
         if name.startswith("filler"):
-            return 2
-        return 1 if all(event.what != "act" for event in found[name]) else 0
+            return 5, 0
+        return (3 if any(event.what == "act" for event in found[name]) else 4), 0
 
-    return ((name, found[name]) for name in sorted(found, key=rank))
+    return sorted(found.items(), key=lambda lane: rank(lane[0]))
 
 
-def _first_token(name: str, events: Iterable[WireEvent]) -> WireEvent | None:
-    if not name.startswith("probe"):
-        return None
+def _first_token(events: Iterable[WireEvent]) -> WireEvent | None:
     return next((event for event in events if event.what == "read" and event.tokens), None)
 
 
@@ -183,7 +238,7 @@ def _draw(one: Try, start: int, end: int, caption: str) -> Drawing:
     def place(t_ns: float) -> float:
         return round(100 * min(1.0, max(0.0, (t_ns - start) / (end - start))), 2)
 
-    streams = list(_streams(event for event in one.events if start <= event.t_ns <= end))
+    streams = _lanes(one, (event for event in one.events if start <= event.t_ns <= end))
     lanes = [
         Lane(
             name=name,

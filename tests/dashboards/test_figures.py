@@ -13,10 +13,12 @@ from dashboards.figures import bars, curves, ladders, timeline
 from dashboards.figures.canvas import Figure
 from dashboards.figures.curves import rising_note, rising_steps
 from dashboards.figures.timeline import min_max
+from dashboards.figures.wire import SHOWN_LANES, SHOWN_MOMENTS, tries
 from dashboards.sections.section import CLIENT_TIMES
 from dashboards.sections.waste import point_bars
 from harness.export.library import Clock
 from harness.records import Metric
+from harness.store.conform_result import WireEvent
 
 CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_000)
 
@@ -198,3 +200,39 @@ def test_a_long_curve_is_drawn_nowhere_above_itself(rises: list[int]) -> None:
     assert rising_note(5_000, steps=10) == (
         "5,000 requests, drawn in 10 steps: nowhere above the true curve."
     )
+
+
+def wave(at_ms: float, slowest_ms: float | None, leavers: int = 20) -> list[WireEvent]:
+    """`leavers` leave one after the other; 20 ms later four checks come, the last is slow."""
+    name = f"{at_ms:g}"
+
+    def event(ms: float, stream: str, what: Any, **more: Any) -> WireEvent:
+        t_ns = round((at_ms + ms) * 1e6)
+        return WireEvent(t_ns=t_ns, attempt=0, stream=f"{stream}.{name}", what=what, **more)
+
+    log = []
+    for number in range(leavers):
+        log += [event(number / 10, f"leaver {number}", what) for what in ("connect", "act", "end")]
+    for number, ms in enumerate((30, 31, 32, slowest_ms)):
+        log.append(event(20, f"check {number}", "connect"))
+        if ms is not None:
+            log.append(event(ms, f"check {number}", "read", tokens=1))
+    return log
+
+
+def test_waves_are_drawn_where_a_check_waits_longest_and_told_to_their_end() -> None:
+    first, second = tries([*wave(0, 40), *wave(100, None), *wave(200, 90)])[:2]
+    assert first.title == "Try 2: 20 streams leave; 1 of 4 checks got no first token"
+    last = "20 streams leave; the last of 4 checks got its first token 90 ms after t0"
+    assert second.title == f"Try 3: {last}"
+    (picture,) = first.drawings
+    assert [lane.name for lane in picture.lanes[:2]] == ["leaver 0.100", "check 3.100"]
+    assert (len(picture.lanes), picture.hidden) == (SHOWN_LANES, 24 - SHOWN_LANES)
+    before, moments, after = tries(wave(0, 40, leavers=90))[0].moments
+    assert (before, len(moments), after) == (3 * 90 + 8 - SHOWN_MOMENTS, SHOWN_MOMENTS, 0)
+    assert moments[-1] == ("+40.0 ms", "check 3.0", "1 read, 0 B, 1 token")
+
+
+def test_streams_that_leave_with_nothing_that_waits_are_no_probe_without_an_answer() -> None:
+    (one,) = tries([event for event in wave(0, None) if event.stream.startswith("leaver")])
+    assert (one.title, one.wait_s) == ("Try 1: 20 streams leave", None)

@@ -114,7 +114,7 @@ def test_a_failed_case_is_opened_by_the_keyboard_and_shows_its_wire(
         assert noise == []
 
 
-def test_a_red_cell_of_the_matrix_says_its_sentence_when_focused(
+def test_a_cell_of_the_matrix_says_its_sentence_when_focused(
     browser: Browser, tmp_path: Path
 ) -> None:
     page_by("matrix", *save_engines(tmp_path), output=tmp_path / "matrix.html")
@@ -125,6 +125,11 @@ def test_a_red_cell_of_the_matrix_says_its_sentence_when_focused(
         expect(said.first).to_be_visible()
         page.keyboard.press("Enter")
         assert page.url.endswith("#column0-case-unary-leave")
+        passed = page.locator(".matrix [data-verdict=pass]").first
+        passed.focus()
+        expect(passed.locator(".tip")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(passed.locator(".tip")).to_be_hidden()
         expect(page.get_by_role("link", name="an/engine#8")).to_be_visible()
         assert noise == []
 

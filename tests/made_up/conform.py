@@ -122,8 +122,8 @@ def save_conform(folder: Path, **changed: Any) -> Path:
             waits = (8, 12, None) if one.kind is Failure.NEVER else (8, 12, 213)
             lines = [
                 msgspec.json.encode(event)
-                for attempt, wait_ms in enumerate(waits, 1)
-                for event in wire_try(attempt, wait_ms)
+                for number, wait_ms in enumerate(waits, 1)
+                for event in wire_try(number, wait_ms)
             ]
             file.write_bytes(b"\n".join(lines) + b"\n{cut off")
     return folder
@@ -140,14 +140,14 @@ def save_engines(folder: Path) -> list[Path]:
     return [folder / name / "conform.json" for name in ("vllm", "llamacpp")]
 
 
-def wire_try(attempt: int, wait_ms: float | None) -> Iterator[WireEvent]:
+def wire_try(number: int, wait_ms: float | None) -> Iterator[WireEvent]:
     """Two streams run, a probe queues, one leaves at 200 ms; `wait_ms` later the probe starts."""
 
     def event(ms: float, stream: str, what: Any, **more: Any) -> WireEvent:
-        t_ns = round((5_000 * attempt + ms) * 1e6)
-        return WireEvent(t_ns=t_ns, attempt=attempt, stream=stream, what=what, **more)
+        t_ns = round((5_000 * number + ms) * 1e6)
+        return WireEvent(t_ns=t_ns, attempt=number - 1, stream=stream, what=what, **more)
 
-    filler, leaver, probe = (f"{part} {attempt}" for part in ("filler", "leaver", "probe"))
+    filler, leaver, probe = (f"{part} {number}" for part in ("filler", "leaver", "probe"))
     answered = None if wait_ms is None else 200 + wait_ms
     for place, stream in enumerate((filler, leaver)):
         yield event(place, stream, "connect")
