@@ -14,7 +14,7 @@
 #             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
-# make conform-docs  write docs/conform/cases.md from the declarations of the cases
+# make conform-docs  write docs/conform/*.md from the declarations of the cases
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
 # make pictures  take the pictures of the documents again; PICTURE=NAME takes one kind of them
 # make clean  remove the virtual environment and the tools' caches (results stay)

@@ -2,7 +2,8 @@
 
 `make matrix`, or `python -m tests.engines_matrix [--quick] [--out DIR] [ENGINE ...]`. What it
 leaves in results/engines/ENGINE-VERSION/ is kept: conform.json, the wire logs of what failed, each
-run's manifest and summary, and runs.json with every command, its exit code and how long it took.
+run's manifest and summary, and runs.json with every command, its exit code and how long it took;
+at last matrix.html of all that stand there.
 An engine that does not start, or a run that fails, is told at the end, and the exit code is 1.
 """
 
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from harness.run.recipes import load_recipes
 from harness.store.conform_result import CONFORM_FILE, WIRE_FOLDER, Verdict, read_conform
+from harness.store.manifest import find_versions
 
 ENGINES: Final = ("reference", "vllm", "llamacpp", "dynamo", "triton")
 HOPS: Final = ("nginx", "nginx-unbuffered", "litellm", "litellm-cancelling")
@@ -75,8 +77,11 @@ def flags_of(up: dict[str, Any]) -> list[str]:
     return ["--target", up["url"], "--engine", up["engine"], "--model", up["model"], *pages]
 
 
-def conform(folder: Path, steps: list[Step], flags: list[str], *, quick: bool) -> None:
-    words = [*flags, "--out", str(folder), *(["--quick"] if quick else [])]
+def conform(
+    folder: Path, steps: list[Step], flags: list[str], configuration: str, *, quick: bool
+) -> None:
+    words = [*flags, "--configuration", configuration, "--out", str(folder)]
+    words += ["--quick"] if quick else []
     walkaway(steps, "conform", "conform", *words)
     file = folder / CONFORM_FILE
     if not file.exists():
@@ -109,28 +114,41 @@ def column(engine: str, out: Path, *, quick: bool) -> list[Step]:
     steps: list[Step] = []
     folder = fresh(out, engine)
     if engine == "reference":
-        conform(folder, steps, [], quick=quick)
-        measure(folder, steps, [], slots=8, unfit=())
+        ours: dict[str, Any] = {"name": engine, "slots": 8, "model": "tiny"}
+        conform(folder, steps, [], configuration(ours, ours), quick=quick)
+        measure(folder, steps, [], slots=ours["slots"], unfit=())
     elif engine in HOPS:
         with served(BEHIND, steps) as direct:
             if direct is not None:
                 with served(engine, steps, "--direct", direct["url"]) as hop:
                     if hop is not None:
                         flags = [*flags_of(hop), "--direct", direct["url"], *HOP_CASES]
-                        conform(folder, steps, flags, quick=quick)
+                        conform(folder, steps, flags, configuration(hop, direct), quick=quick)
     else:
         with served(engine, steps) as up:
             if up is not None:
                 slots = up["slots"]
-                conform(folder, steps, [*flags_of(up), "--slots", str(slots)], quick=quick)
+                # The last process is the one that is talked to.
+                own = [*flags_of(up), "--slots", str(slots), "--pid", str(up["pids"][-1])]
+                conform(folder, steps, own, configuration(up, up), quick=quick)
                 measure(folder, steps, flags_of(up), slots=slots, unfit=UNFIT.get(engine, ()))
     (folder / "runs.json").write_text(json.dumps(steps, indent=1) + "\n")
     return steps
 
 
+def version_of(engine: str) -> str:
+    return find_versions()["walkaway"] if engine == "reference" else load_recipes()[engine].version
+
+
+def configuration(up: dict[str, Any], server: dict[str, Any]) -> str:
+    """`server`: itself, or the one behind the hop."""
+    name = f"{up['name']} {version_of(up['name'])}"
+    behind = "" if server is up else f" before {server['name']}"
+    return f"{name}{behind}, {server['slots']} slots, {up['model']}"
+
+
 def fresh(out: Path, engine: str) -> Path:
-    version = "" if engine == "reference" else f"-{load_recipes()[engine].version}"
-    folder = out / f"{engine}{version}"
+    folder = out / f"{engine}-{version_of(engine)}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -149,6 +167,11 @@ def main() -> None:
         # A suite that finds something ends with 3 or 4: that is a result.
         if step["exit_code"] not in ((0, 3, 4) if step["what"] == "conform" else (0,))
     ]
+    results = sorted(map(str, given.out.glob(f"*/{CONFORM_FILE}")))
+    last: list[Step] = []
+    if results:
+        walkaway(last, "matrix", "matrix", *results, "-o", str(given.out / "matrix.html"))
+    failed += [("matrix", step) for step in last if step["exit_code"] != 0]
     for engine, step in failed:
         print(f"{engine}: {step['what']} ended with code {step['exit_code']}: {step['said']}")  # noqa: T201
     sys.exit(1 if failed else 0)

@@ -9,7 +9,7 @@ import trustme
 
 from harness.store.conform_result import CaseResult, Failure, Verdict
 from tests.e2e.running import dialect_server, until_decided
-from tests.truth.conform_cases import conform
+from tests.truth.conform_cases import ODD, Odd, conform
 
 TARGET = """
 description = "The scripted server of other dialects"
@@ -63,39 +63,17 @@ def test_a_good_server_passes_over_tls(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("case", "odd", "kind"),
+    "odd",
     [
-        ("h2/rst-one", {"rst_stream": "end all"}, Failure.HARM),
-        ("shape/stall", {"stalled": "cut"}, Failure.HARM),
-        ("session/clean", {"keeps_stopped": 1}, Failure.HARM),
+        pytest.param(
+            one, marks=[] if one.kind is Failure.HARM else pytest.mark.slow, id=f"{one.case} {one}"
+        )
+        for one in ODD
     ],
 )
-def test_harm_is_red(tmp_path: Path, case: str, odd: Settings, kind: Failure) -> None:
-    (result,) = judged(tmp_path, case, settings=odd)
-    assert (result.verdict, result.kind) == (Verdict.FAIL, kind), result.reason
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "odd", "kind"),
-    [
-        ("h2/rst-one", {"rst_stream": "ignore"}, Failure.NEVER),
-        ("shape/stall", {"stalled": "forget"}, Failure.NEVER),
-        ("shape/half-close", {"half_close": "ghost"}, Failure.NEVER),
-        ("structured/leave", {"compiles_on": 1, **COMPILES}, Failure.LATE),
-        ("n/parent", {"forgets_others": 1}, Failure.NEVER),
-        ("n/prompts", {"forgets_others": 1}, Failure.NEVER),
-        ("dialect/chat", {"deaf_route": "/chat/completions"}, Failure.NEVER),
-        ("dialect/responses", {"deaf_route": "/responses"}, Failure.NEVER),
-        ("dialect/messages", {"deaf_route": "/messages"}, Failure.NEVER),
-    ],
-)
-def test_a_leave_that_is_not_seen_is_red(
-    tmp_path: Path, case: str, odd: Settings, kind: Failure
-) -> None:
-    (result,) = judged(tmp_path, case, settings=odd)
-    assert (result.verdict, result.kind) == (Verdict.FAIL, kind), result.reason
+def test_an_oddity_is_red(tmp_path: Path, odd: Odd) -> None:
+    (result,) = judged(tmp_path, odd.case, settings=odd.settings)
+    assert (result.verdict, result.kind) == (Verdict.FAIL, odd.kind), result.reason
 
 
 @pytest.mark.e2e

@@ -1,15 +1,15 @@
-"""docs/conform/cases.md, made from the declarations of the cases: `make conform-docs`."""
+"""docs/conform/cases.md and faults.md, made from declarations: `make conform-docs`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from harness.conform.case import Case
 from harness.conform.suite import all_cases
-from tests.truth.conform_cases import ROWS
+from tests.truth.conform_cases import ODD, ROWS
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "conform" / "cases.md"
+FOLDER: Final = Path(__file__).parents[2] / "docs" / "conform"
 METHODS: Final = {
     "P": "probe behind full slots",
     "O": "occupancy",
@@ -18,6 +18,7 @@ METHODS: Final = {
     "R": "repeat",
     "W": "wire",
     "C": "counters",
+    "pid": "memory and handles of the server's process",
 }
 NEEDS: Final = {
     "pid": "`--pid N`, the server's process on this machine",
@@ -32,8 +33,29 @@ HEAD: Final = """\
 
 Made from the cases' own declarations by `make conform-docs`. [conform.md](../conform.md) explains
 levels, methods and verdicts. Each case is tried with faults of the bundled engine
-([faults.md](../faults.md)).
+([which turns which red](faults.md)).
 
+"""
+
+
+FAULTS: Final = """\
+# Which fault turns which case red
+
+Each fault of the bundled engine ([faults.md](../faults.md)) must turn these cases of
+`walkaway conform` red, and leave these green: simulated runner, steps of 10 ms, 8 slots.
+`python -m tests.truth.conform_cases` measures the table; with `--times 3` it demands equal verdicts
+three times, and `--clean 20` runs `--quick` 20 times on the correct engine and counts what is red
+or undecided. `make conform-docs` writes this page.
+
+| fault | red | stays green |
+|---|---|---|
+"""
+SCRIPTED: Final = """
+A scripted server (tests/truth/dialects.py) speaks what the engine does not, and misbehaves on
+demand (tests/e2e/test_conform_doors.py):
+
+| setting | red | kind |
+|---|---|---|
 """
 
 
@@ -41,13 +63,27 @@ def anchor(case_id: str) -> str:
     return case_id.replace("/", "-")
 
 
-def page() -> str:
+def pages() -> dict[str, str]:
+    return {"cases.md": case_page(), "faults.md": fault_page()}
+
+
+def case_page() -> str:
     cases = all_cases()
     index = "".join(
         f"- {', '.join(f'[`{one.id}`](#{anchor(one.id)})' for one in those)}\n"
         for _, those in groupby(cases, lambda one: one.group)
     )
     return HEAD + index + "".join(map(section, cases))
+
+
+def fault_page() -> str:
+    rows = (f"| `{row.fault}` | {linked(row.red)} | {linked(row.green)} |\n" for row in ROWS)
+    odd = (f"| `{one}` | {linked([one.case])} | {one.kind} |\n" for one in ODD)
+    return "".join([FAULTS, *rows, SCRIPTED, *odd])
+
+
+def linked(ids: Sequence[str]) -> str:
+    return ", ".join(f"[`{one}`](cases.md#{anchor(one)})" for one in ids) or "nothing"
 
 
 def section(case: Case) -> str:
@@ -62,14 +98,16 @@ def rows_of(case: Case) -> Iterator[tuple[str, str]]:
     yield "passes", sentence(case.passes)
     if case.why:
         yield "why", sentence(case.why)
-    letters = [letter for letter in case.methods if letter in METHODS]
-    yield "judged by", ", ".join(f"{letter} ({METHODS[letter]})" for letter in letters)
+    yield "judged by", ", ".join(f"{one} ({METHODS[one]})" for one in case.methods.split())
     if case.needs:
         yield "needs", "; ".join(NEEDS[need] for need in sorted(case.needs))
     if case.caught:
         yield "would have caught", " ".join(f"[{short(url)}]({url})" for url in case.caught)
-    red = [f"`{row.fault}`" for row in ROWS if case.id in row.red]
-    yield "goes red under", ", ".join(red) or "no fault of the bundled engine"
+    red = ", ".join(f"`{row.fault}`" for row in ROWS if case.id in row.red)
+    odd = ", ".join(f"`{one}`" for one in ODD if one.case == case.id)
+    on_script = f"on the scripted server: {odd}" if odd else ""
+    told = "; ".join(filter(None, (red, on_script)))
+    yield "goes red under", told or "no fault of the bundled engine"
 
 
 def sentence(text: str) -> str:
@@ -82,4 +120,5 @@ def short(url: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -11,14 +11,15 @@ import yaml
 
 from tests.harness.documents import ROOT
 from tests.harness.test_documents import flags_by_command
-from tests.truth.conform_docs import PAGE, page
+from tests.truth.conform_docs import FOLDER, pages
 
 CI = ROOT / "docs" / "ci"
 ACTION, JOB = CI / "conform" / "action.yml", CI / "conform-gitlab.yml"
 
 
-def test_the_page_of_the_cases_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run `make conform-docs`"
+def test_the_pages_of_the_cases_and_faults_are_up_to_date() -> None:
+    for name, text in pages().items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == text, "run `make conform-docs`"
 
 
 def run_of_action() -> str:
