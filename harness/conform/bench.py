@@ -51,7 +51,7 @@ _CANARY_TOKENS: Final = 16
 _TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots so long
 _IDLE_PROBES: Final = 7
 _QUEUED_STEPS: Final = 3  # that a probe waits, beyond its idle time, before the leave
-_READY_S: Final = 30.0  # for what a server that serves at all does at once
+READY_S: Final = 30.0  # for what a server that serves at all does at once
 _SLOW: Final = 10  # times the idle time to first token
 _FEWEST_TOKENS: Final = 64
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
@@ -197,7 +197,7 @@ class Bench:
     ) -> RequestRow:
         """Read to its end. Raises CannotDecideError if that takes too long."""
         stream = self.start(spec, text, session=session)
-        limit_s = _READY_S + 4 * (self.ttft_s + spec.max_tokens * self.step_s)
+        limit_s = READY_S + 4 * (self.ttft_s + spec.max_tokens * self.step_s)
         row = stream.join(limit_s)
         if row is None:
             raise CannotDecideError(f"a request was not answered in {limit_s:.0f} s")
@@ -223,9 +223,9 @@ class Bench:
     def whole_at_once(self, tokens: int) -> list[RequestRow]:
         """As many whole answers as slots, asked for at once."""
         streams = [self.start(self.short(tokens, role=Role.CHECK)) for _ in range(self.slots)]
-        rows = join_all(streams, _READY_S)
+        rows = join_all(streams, READY_S)
         if None in rows:
-            raise CannotDecideError(f"short requests were not answered in {_READY_S:g} s")
+            raise CannotDecideError(f"short requests were not answered in {READY_S:g} s")
         return [whole(row, "a short request") for row in rows if row is not None]
 
     def session_that_keeps(self) -> LoadSession:
@@ -286,7 +286,7 @@ class Bench:
         while len(self._fillers) < wanted:
             self._fillers.append(self.start(self.long(role=Role.FILLER)))
         for number, filler in enumerate(self._fillers):
-            if not filler.wait_tokens(1, _READY_S / 3):
+            if not filler.wait_tokens(1, READY_S / 3):
                 row, self._fillers = filler.row, self._fillers[:number]
                 raise CannotDecideError(
                     f"only {number} of {wanted} long streams ran at once"
@@ -329,7 +329,7 @@ class Bench:
         to queue behind it."""
 
         def until_read(leaver: LiveStream, number: int) -> None:
-            leaver.wait_tokens(tokens[number % len(tokens)], _READY_S)
+            leaver.wait_tokens(tokens[number % len(tokens)], READY_S)
 
         way = _Leaving(spec or self.long(), begin or self.start, ready or until_read, leave)
         tries: list[Try] = []
@@ -386,7 +386,7 @@ class Bench:
         slot it must wait."""
         tokens = int(self.ttft_s / self.step_s) + 4 * _QUEUED_STEPS
         short = self.start(self.short(tokens, role=Role.FILLER))
-        if not short.wait_tokens(1, _READY_S / 3):
+        if not short.wait_tokens(1, READY_S / 3):
             raise CannotDecideError(f"a short request did not begin: {_end(short)}")
         probe = self.queue_probe()
         if not probe.wait_tokens(1, self.patience_s):
@@ -404,24 +404,26 @@ class Bench:
         came = others[0].tokens - counted if others else None
         row = leaver.row
         self._resets += row is not None and row.wire_close is WireClose.RST
-        return self._timed(leaver, probe, came)
+        if leaver.abandoned_ns is None:
+            raise CannotDecideError(f"the stream could not leave: {_end(leaver)}")
+        return self.timed(leaver.abandoned_ns, probe, came)
 
     def _wait_admitted(self, leaver: LiveStream) -> None:
         if leaver.spec.delivery is Delivery.UNARY:
             gevent.sleep(self.ttft_s + 4 * self.step_s)
-        elif not leaver.wait_tokens(1, _READY_S / 3):
+        elif not leaver.wait_tokens(1, READY_S / 3):
             raise CannotDecideError(f"the stream that was to leave did not begin: {_end(leaver)}")
 
-    def _timed(self, leaver: LiveStream, probe: LiveStream, came: int | None) -> Try:
-        t0_ns = leaver.abandoned_ns
-        if t0_ns is None:
-            raise CannotDecideError(f"the stream could not leave: {_end(leaver)}")
+    def timed(self, t0_ns: int, probe: LiveStream, came: int | None) -> Try:
+        """`t0_ns`: when the slot became free for the probe."""
         if probe.first_token_ns is None:
             if probe.row is not None:
                 raise CannotDecideError(f"the probe was not answered: {_end(probe)}")
             return Try(None, self.patience_s, came)
         if probe.first_token_ns < t0_ns:
-            raise CannotDecideError("the control's probe did not wait: it began before the leave")
+            raise CannotDecideError(
+                "the control's probe did not wait: it began before a slot was free"
+            )
         since_ns = max(t0_ns, probe.spec.intended_start_ns)
         waited_s = (probe.first_token_ns - since_ns) / 1e9
         probe.join(self.patience_s)
@@ -473,14 +475,6 @@ class Bench:
 
     # Methods B, R, C
 
-    def greedy_texts(self, prompts: Sequence[str], tokens: int) -> list[str]:
-        """The texts of these prompts, asked at once, with the most likely tokens."""
-        streams = [self.start(self.short(tokens, role=Role.CANARY), text) for text in prompts]
-        rows = join_all(streams, _READY_S)
-        return [
-            whole(row, "a greedy request").answer or "" if row is not None else "" for row in rows
-        ]
-
     def counters(self) -> dict[str, float]:
         """The target's metrics by role, read now. Raises RefusedError without any."""
         return read_roles(self.samples(), self.session.plan.target.metrics)
@@ -504,7 +498,7 @@ class Bench:
 
     def learn_canary(self) -> None:
         """A greedy answer to compare with later; none if the server does not repeat itself."""
-        first, second = (self._ask_canary(_READY_S) for _ in range(2))
+        first, second = (self._ask_canary(READY_S) for _ in range(2))
         is_stable = first is not None and second is not None and first.answer == second.answer
         self._canary = first.answer if is_stable and first is not None else None
 
@@ -609,7 +603,7 @@ def find_facts(session: LoadSession, *, slots: int | None, context: int | None) 
 def _first(session: LoadSession, tokens: int) -> RequestRow:
     (row,) = _at_once(session, 1, tokens, Role.PROBE)
     if row is None or row.outcome is not Outcome.COMPLETED:
-        why = f"no end within {_READY_S:g} s" if row is None else row.error or row.outcome
+        why = f"no end within {READY_S:g} s" if row is None else row.error or row.outcome
         raise TargetError(f"{session.plan.url} does not answer a request of {tokens} tokens: {why}")
     if row.tokens_read > tokens:
         raise CannotDecideError(
@@ -624,7 +618,7 @@ def _at_once(
     session: LoadSession, streams: int, tokens: int, role: Role
 ) -> list[RequestRow | None]:
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=_PROMPT_TOKENS, role=role)
-    return join_all([start(session, spec) for _ in range(streams)], _READY_S)
+    return join_all([start(session, spec) for _ in range(streams)], READY_S)
 
 
 def _count_slots(session: LoadSession) -> tuple[int | None, str]:

@@ -1,4 +1,9 @@
-"""Clients that leave in numbers, and the memory that they leave behind: what several cases do.
+"""Clients that leave in numbers, those that stay beside them, and the memory that is left behind:
+what several cases do.
+
+Method B, bystander: greedy streams beside clients that leave, against a control without. Servers
+whose texts depend on the batch repeat themselves only by chance. So another text is held against a
+server only if it comes twice, while the control repeats itself.
 
 Method K, capacity: as many requests as slots start at once, all with prompts of one length. They
 fit if all get their first token in time, while all of them run: then none waited for memory. The
@@ -6,21 +11,24 @@ longest prompts that fit are found by bisection; the server's context must not b
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from harness.conform.bench import Bench, whole
-from harness.conform.case import CannotDecideError
+from harness.conform.bench import READY_S, Bench, whole
+from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError
 from harness.load.live import LiveStream
-from harness.records import Delivery, Outcome, RequestRow
+from harness.load.session import canary_prompt
+from harness.records import Delivery, Outcome, RequestRow, Role, Way
+from harness.store.conform_result import Failure
 
-READY_S: Final = 30.0  # for what a server that serves at all does at once
 MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
 SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
 LONGEST_PROMPT: Final = 2000  # tokens
 LONGEST_PREFILL_S: Final = 8.0  # of all slots together
 LONGER: Final = 2  # times the time that the prompts take, before a wait is one for memory
 HELD_TOKENS: Final = 16  # beyond that time
+SHOWN: Final = 200  # characters
+Rows = list[RequestRow]
 
 
 def leave_after(
@@ -51,11 +59,71 @@ def read_whole(bench: Bench, count: int, tokens: int) -> None:
             joined(stream)
 
 
+def rows_of(streams: Sequence[LiveStream]) -> Rows:
+    """Raises CannotDecideError if one does not end, or was refused."""
+    rows = []
+    for stream in streams:
+        if (row := stream.join(READY_S)) is None:
+            raise CannotDecideError(f"a request was not answered in {READY_S:g} s")
+        if row.outcome is Outcome.REJECTED:
+            raise CannotDecideError(f"a request was refused: {row.error}")
+        rows.append(row)
+    return rows
+
+
 def joined(stream: LiveStream) -> RequestRow:
     """Raises CannotDecideError unless it is answered whole."""
-    if (row := stream.join(READY_S)) is None:
-        raise CannotDecideError(f"a request was not answered in {READY_S:g} s")
-    return whole(row, "a request")
+    return whole(rows_of([stream])[0], "a request")
+
+
+def start_greedy(
+    bench: Bench, numbers: Sequence[int], tokens: int, *, way: Way | None = None
+) -> list[LiveStream]:
+    """Streams of the most likely tokens; each number has a prompt."""
+    asked = bench.short(tokens, role=Role.CANARY, way=way)
+    size, scale = asked.prompt_tokens, bench.session.plan.prompt_scale
+    return [bench.start(asked, canary_prompt(one, tokens=size, scale=scale)) for one in numbers]
+
+
+def compared(
+    control: Callable[[], Rows],
+    act: Callable[[], Rows],
+    seen: Callable[[RequestRow], object] = lambda row: row.answer,
+    *,
+    what: str = "text",
+) -> Finding:
+    """Method B: what is `seen` of the streams of the act, against those of the control. A stream
+    that is not whole is red at once. Raises CannotDecideError."""
+    before = control()
+    first = _beside(before, act(), seen, what)
+    if "changed" not in first.evidence:
+        return first
+    again = control()
+    if list(map(seen, again)) != list(map(seen, before)):
+        raise CannotDecideError(f"a {what} differs between two runs without any leave")
+    second = _beside(again, act(), seen, what)
+    if second.failure is None:
+        raise CannotDecideError(f"{first.reason}, but not a second time")
+    return second
+
+
+def _beside(before: Rows, rows: Rows, seen: Callable[[RequestRow], object], what: str) -> Finding:
+    if any(row.outcome is not Outcome.COMPLETED for row in before):
+        raise CannotDecideError("a stream of the control was not answered whole")
+    says_why = all(row.finish_reason for row in before)
+    evidence: Evidence = {"streams": len(rows)}
+    for row in rows:
+        if row.outcome is not Outcome.COMPLETED or (says_why and not row.finish_reason):
+            how = row.error or "it has no finish reason"
+            return Finding(Failure.HARM, f"a stream that stayed was cut: {how}", evidence)
+    pairs = zip(map(seen, before), map(seen, rows), strict=True)
+    changed = [(str(was), str(now)) for was, now in pairs if was != now]
+    if not changed:
+        return Finding(None, f"{len(rows)} streams have the {what} of the control", evidence)
+    was, now = changed[0]
+    evidence |= {"changed": len(changed), "control": was[:SHOWN], "beside_leaves": now[:SHOWN]}
+    said = f"the {what} of {len(changed)} of {len(rows)} streams that stayed is not the control's"
+    return Finding(Failure.HARM, said, evidence)
 
 
 def wait_each(streams: Sequence[LiveStream], tokens: int) -> None:
@@ -67,14 +135,20 @@ def wait_each(streams: Sequence[LiveStream], tokens: int) -> None:
 def leave_each(
     bench: Bench, streams: Sequence[LiveStream], *, within_s: float = 0.0
 ) -> list[RequestRow]:
-    """Each leaves at a random moment within this time. Returns the rows of those that did."""
+    """Each leaves at a random moment within this time. Returns the rows of those that did; raises
+    CannotDecideError unless half of them did."""
     started_s = time.perf_counter()
     moments = sorted((bench.rng.random() * within_s, number) for number in range(len(streams)))
     for moment_s, number in moments:
         bench.pause(max(0.0, started_s + moment_s - time.perf_counter()))
         streams[number].leave()
     rows = [stream.join(READY_S) for stream in streams]
-    return [row for row in rows if row is not None and row.outcome is Outcome.ABANDONED]
+    left = [row for row in rows if row is not None and row.outcome is Outcome.ABANDONED]
+    if 2 * len(left) < len(rows):
+        ended = next((row for row in rows if row is not None and row not in left), None)
+        why = "no end" if ended is None else ended.error or ended.outcome
+        raise CannotDecideError(f"only {len(left)} of {len(rows)} clients could leave: {why}")
+    return left
 
 
 def wave(bench: Bench, *, prompt_tokens: int | None = None) -> int:
@@ -106,7 +180,7 @@ def _start(bench: Bench, prompt_tokens: int | None) -> list[LiveStream]:
 class Memory:
     """Method K. `prompt_tokens`: the longest prompt of which as many as slots fit at once.
 
-    Raises CannotDecideError if memory is not what limits this server.
+    Raises RefusedError if memory is not what limits this server.
     """
 
     def __init__(self, bench: Bench) -> None:
@@ -124,7 +198,7 @@ class Memory:
             self.prompt_tokens = bench.fitting_prompt  # found by a case before
             return
         if self.fits(longest):
-            raise CannotDecideError(
+            raise RefusedError(
                 f"{bench.slots} contexts of {longest} tokens fit at once: its slots, not its "
                 "memory, are the limit"
             )
@@ -156,8 +230,11 @@ class Memory:
             for stream in streams
             if not stream.wait_tokens(1, max(0.0, until_s - time.perf_counter()))
         ]
-        leave_each(bench, waiting)
+        for stream in waiting:
+            stream.leave()
         for stream in streams:
-            if stream not in waiting:
+            if stream in waiting:
+                stream.join(READY_S)
+            else:
                 joined(stream)
         return not waiting

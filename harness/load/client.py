@@ -356,6 +356,7 @@ class Exchange:
         self._has_tokens = False
         self._leaves_at_once = self._is_leaving = False
         self._resumed: Event | None = None  # of a user that reads nothing for a while
+        self.bytes_read = 0  # of the body
 
     def see_through(self) -> None:
         try:
@@ -440,6 +441,7 @@ class Exchange:
     def _take(self, connection: Connection, chunk: bytes, t_ns: int) -> bool:
         """Read; return whether reading simply goes on, as after most tokens."""
         stream = self.stream
+        self.bytes_read += len(chunk)
         self._reader.read(chunk, t_ns)
         think_ns = self._leave_rule(stream.tokens_read)
         self._think_ns = 0 if self._leaves_at_once else think_ns

@@ -14,8 +14,10 @@ import httpx
 from harness.http_client import why_unreached
 
 _RECEIVE_BYTES: Final = 65536
-# A server notices that reading stopped once all buffers between are full: ours is the smallest.
-_SMALL_BUFFER_BYTES: Final = 4096
+# A server notices that reading stopped once all buffers between are full: ours is the smallest, and
+# the server's kernel makes its own buffer as large as some segments.
+_SMALL_BUFFER_BYTES: Final = 1152
+_SMALL_SEGMENT_BYTES: Final = 536
 
 Address = tuple[int, Any]  # a family, and an address as sockets take it
 
@@ -162,6 +164,7 @@ def _connect_tcp(
             with _closed_on_failure(sock):
                 if is_small:  # before the handshake, which announces the size
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SMALL_SEGMENT_BYTES)
                 sock.settimeout(None if left_s is None else left_s / (len(to_try) - number))
                 sock.connect(address[1])
         except OSError as error:

@@ -92,6 +92,12 @@ class LiveStream:
         assert isinstance(self._conversation, Exchange)
         self._conversation.resume()
 
+    @property
+    def bytes_read(self) -> int:
+        """Of the answer's body. Over HTTP/1.1 alone."""
+        assert isinstance(self._conversation, Exchange)
+        return self._conversation.bytes_read
+
     def join(self, timeout_s: float | None = None) -> RequestRow | None:
         """Wait until it has ended: its row, or None if the time was too short."""
         self._greenlet.join(timeout_s)

@@ -1,12 +1,12 @@
 """A route to cancel by: it does what it answers, and to one request."""
 
+import json
 from collections.abc import Mapping
 from secrets import token_hex
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import READY_S
 from harness.records import Outcome, Way
 from harness.store.conform_result import Failure, Level
 
@@ -32,29 +32,28 @@ def cancel(bench: Bench) -> Finding:
     name = live.spec.request_id
     done = bench.whole(bench.short(4)).request_id
     names = {"live": name, "twice": name, "finished": done, "unknown": f"unknown-{token_hex(4)}"}
-    told = judge_answers({kind: routes.cancel(name) for kind, name in names.items()})
+    told = judge_answers({kind: (name, routes.cancel(name)) for kind, name in names.items()})
     if told.failure is not None:
         return told
     timed = bench.recovery(leave=lambda stream: stream.leave(Way.CANCEL))
     return timed._replace(evidence=told.evidence | timed.evidence)
 
 
-def judge_answers(answers: Mapping[str, Reply]) -> Finding:
-    live = answers["live"]
+def judge_answers(answers: Mapping[str, tuple[str, Reply]]) -> Finding:
+    """`answers`: the request's id and the reply, by the kind of request."""
     wrong = None
-    for kind, reply in answers.items():
+    for kind, (name, reply) in answers.items():
         if reply.status >= 500 or (kind == "live" and not 200 <= reply.status < 300):
             wrong = wrong or f"cancelling a request ({kind}) has status {reply.status}"
-        if kind in ("finished", "unknown") and gist(reply) == gist(live):
+        if kind in ("finished", "unknown") and gist(name, reply) == gist(*answers["live"]):
             wrong = wrong or f"cancelling a request ({kind}) is answered like that of a live one"
-    evidence: Evidence = {f"{kind}_status": reply.status for kind, reply in answers.items()}
+    evidence: Evidence = {f"{kind}_status": reply.status for kind, (_, reply) in answers.items()}
     return found("live, finished and unknown are told apart", wrong, evidence, Failure.HARM)
 
 
-def gist(reply: Reply) -> tuple[int, list[tuple[str, object]]]:
-    """Its status, and what in its body is no name."""
-    said = [(key, value) for key, value in reply.body.items() if isinstance(value, bool | int)]
-    return reply.status, sorted(said, key=str)
+def gist(name: str, reply: Reply) -> tuple[int, str]:
+    """Its status and its body, without the request's id."""
+    return reply.status, json.dumps(reply.body, sort_keys=True).replace(name, "")
 
 
 @case(

@@ -5,20 +5,18 @@ from typing import Final
 
 import numpy as np
 
-from harness.conform.bench import Bench
+from harness.conform.bench import Bench, whole
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
-from harness.conform.cases.prefill import Prefill, judged, long_prefill, time_probe
+from harness.conform.cases.prefill import Prefill, judged, long_prefill, steps_beside, time_probe
 from harness.conform.verdict import Try
-from harness.conform.waves import leave_each
+from harness.conform.waves import leave_each, rows_of, start_greedy
 from harness.load.live import LiveStream
-from harness.load.session import canary_prompt
 from harness.records import Role
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 
 CANARIES: Final = 3
 CANARY_TOKENS: Final = 24
-PROMPT_TOKENS: Final = 24
 DOSES: Final = (1, 2, 5, 10, 30)
 ROUNDS: Final = 3
 MOST_STEPS_A_LEAVE: Final = 1.0
@@ -41,9 +39,11 @@ LIMIT: Final = 0.5  # of the time to first token, after which the client gives u
     caught=reports("NVIDIA/TensorRT-LLM#13713 ai-dynamo/dynamo#12389 ray-project/ray#52533"),
 )
 def storm_all(bench: Bench) -> Finding:
-    scale = bench.session.plan.prompt_scale
-    prompts = [canary_prompt(n, tokens=PROMPT_TOKENS, scale=scale) for n in range(CANARIES)]
-    before, again = (bench.greedy_texts(prompts, CANARY_TOKENS) for _ in range(2))
+    def texts() -> list[str | None]:
+        rows = rows_of(start_greedy(bench, range(CANARIES), CANARY_TOKENS))
+        return [whole(row, "a greedy request").answer for row in rows]
+
+    before, again = texts(), texts()
     spread_ms = 0.0
 
     def leave() -> int:
@@ -61,14 +61,14 @@ def storm_all(bench: Bench) -> Finding:
         "left": 2 * bench.slots,
         "within_ms": round(spread_ms, 1),
         "held": held,
-        "texts": len(prompts),
+        "texts": CANARIES,
     }
     if held:
         return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
-    if bench.greedy_texts(prompts, CANARY_TOKENS) != before:
+    if texts() != before and texts() != before:
         if again != before:
             raise CannotDecideError("no slot is held, but greedy texts differ without any leave")
-        return Finding(Failure.HARM, "a greedy text has changed after the storm", evidence)
+        return Finding(Failure.HARM, "a greedy text has changed after the storm, twice", evidence)
     return Finding(None, f"{evidence['left']} left at once: no slot is held", evidence)
 
 
@@ -87,7 +87,8 @@ def storm_all(bench: Bench) -> Finding:
 )
 def dose_sweep(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
-    before = bench.steps_now()
+    bench.fill(1)  # as beside the doses: a step may grow with the batch
+    before = steps_beside(bench)
     tries: list[Try] = []
     doses: list[int] = []
     for turn in range(ROUNDS):

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError, case, reports
 from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
@@ -10,7 +10,6 @@ from harness.workload.abandon import RequestSpec
 
 READ_TOKENS: Final = 8  # of each answer
 LOOK_TOKENS: Final = 4
-READY_S: Final = 20.0
 
 
 @case(

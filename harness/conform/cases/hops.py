@@ -1,14 +1,14 @@
 """A proxy before the server: does it pass a leave on, and what does that cost?
 
-The same server is asked twice: through the proxy, and directly (`--direct URL`).
+One server is asked twice: through the proxy, and directly (`--direct URL`).
 """
 
 import time
 from typing import Final
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
-from harness.conform.waves import READY_S, leave_each
+from harness.conform.waves import leave_each
 from harness.records import Delivery
 from harness.store.conform_result import Failure, Level
 
@@ -35,8 +35,10 @@ def tax(bench: Bench) -> Finding:
     most = 1 + max(0.0, bench.ttft_s - direct.ttft_s) / bench.step_s
     told: Evidence = {}
     for delivery in Delivery:
-        before = recovery_of(direct, delivery)
-        direct.end_case()
+        try:
+            before = recovery_of(direct, delivery)
+        finally:
+            direct.end_case()
         if before.failure is not None:
             raise CannotDecideError(f"the server itself does not pass: {before.reason}")
         after = recovery_of(bench, delivery)

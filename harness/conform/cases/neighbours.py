@@ -1,4 +1,4 @@
-"""What clients that stay notice of those that leave beside them.
+"""Clients that stay, and what they notice of those that leave beside them.
 
 Half of the slots read greedily. In the others short requests come and go: clients leave after a few
 tokens, or, in the control, their answers are so long. So batches have the same sizes in both, and
@@ -6,7 +6,7 @@ the control differs by the cancels alone.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from threading import Thread
 from typing import Final
@@ -14,29 +14,27 @@ from typing import Final
 import numpy as np
 
 from harness.analysis.stats import mean_ci95
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
-from harness.conform.waves import READY_S, joined
+from harness.conform.waves import Rows, compared, rows_of, start_greedy
 from harness.load.live import LiveStream
-from harness.load.session import canary_prompt
-from harness.records import Outcome, RequestRow, Role
+from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 
 TOKENS: Final = 96  # of a greedy answer
 VISIT_TOKENS: Final = (3, 12)  # of those that come and go
-PROMPT_TOKENS: Final = 24
+FEWEST_VISITS: Final = 3
 MOST_RATIO: Final = 1.5
 FEWEST_TURNS, MOST_TURNS = 3, 8
-SHOWN: Final = 200  # characters
 
 
 @case(
     "bystander/text",
     Level.MUST,
     "The text of other clients does not change when clients leave.",
-    wire="Greedy streams in half of the slots, three times: twice beside answers that end, then "
-    "beside clients that leave.",
-    passes="each text is that of the controls",
+    wire="Greedy streams in half of the slots, beside answers that end and then beside clients "
+    "that leave; both a second time if a text differs.",
+    passes="each text is that of the control",
     methods="B",
     why="A block that is reused before its last step has ended mixes two users' texts.",
     caught=reports(
@@ -44,23 +42,7 @@ SHOWN: Final = 200  # characters
     ),
 )
 def text(bench: Bench) -> Finding:
-    control, again, storm = (
-        [row.answer or "" for row in beside(bench, leaving=leaving)]
-        for leaving in (False, False, True)
-    )
-    if control != again:
-        raise CannotDecideError("a greedy answer differs between two runs without any leave")
-    return judge_texts(control, storm, "while other clients left")
-
-
-def judge_texts(control: Sequence[str], texts: Sequence[str], when: str) -> Finding:
-    changed = [pair for pair in zip(control, texts, strict=True) if pair[0] != pair[1]]
-    evidence: Evidence = {"texts": len(texts), "changed": len(changed)}
-    if changed:
-        evidence |= {"control_text": changed[0][0][:SHOWN], "text": changed[0][1][:SHOWN]}
-    said = f"{len(changed)} of {len(texts)} greedy texts changed {when}"
-    good = f"{len(texts)} greedy texts are those of the control"
-    return found(good, said if changed else None, evidence, Failure.HARM)
+    return compared(*turns_of(bench))
 
 
 @case(
@@ -116,8 +98,8 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     "bystander/ends",
     Level.MUST,
     "No other client's stream ends early when clients leave.",
-    wire="Greedy streams in half of the slots, beside answers that end and beside clients that "
-    "leave.",
+    wire="Greedy streams in half of the slots, beside answers that end and then beside clients "
+    "that leave; both a second time if an end differs.",
     passes="all are whole, with the finish reasons and lengths of the control",
     methods="B W",
     why="An abort that hits the wrong request ends a stream whose client is still reading.",
@@ -127,55 +109,57 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     ),
 )
 def ends(bench: Bench) -> Finding:
-    control, rows = beside(bench, leaving=False), beside(bench, leaving=True)
-    if any(row.outcome is not Outcome.COMPLETED for row in control):
-        raise CannotDecideError("a stream of the control was not answered whole")
-    wrong = [row for was, row in zip(control, rows, strict=True) if end_of(row) != end_of(was)]
-    evidence: Evidence = {"streams": len(rows), "cut_short": len(wrong)}
-    if not wrong:
-        return Finding(None, f"{len(rows)} streams were read to their end", evidence)
-    first = wrong[0]
-    how = first.error or f"finish reason {first.finish_reason}"
-    said = f"{len(wrong)} of {len(rows)} streams that stayed ended otherwise: {how}"
-    return Finding(Failure.HARM, said, evidence | {"tokens_read": first.tokens_read})
+    return compared(*turns_of(bench), end_of, what="end")
 
 
-def end_of(row: RequestRow) -> tuple[Outcome, str | None, int | None]:
-    return row.outcome, row.finish_reason, row.completion_tokens
+def end_of(row: RequestRow) -> tuple[str | None, int | None]:
+    return row.finish_reason, row.completion_tokens
 
 
-def beside(bench: Bench, *, leaving: bool) -> list[RequestRow]:
-    """The greedy streams' rows."""
+def turns_of(bench: Bench) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
+    """The control, and the same beside clients that leave."""
+    return lambda: beside(bench, leaving=False), lambda: beside(bench, leaving=True)
+
+
+def beside(bench: Bench, *, leaving: bool) -> Rows:
+    """The rows of the greedy streams. Raises CannotDecideError if hardly any other request came and
+    went as it should."""
     if bench.slots < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
     streams = start_greedy(bench, range(bench.slots // 2), TOKENS)
+    visits: Rows = []
     visitors = [
-        Thread(target=visit, args=(bench, streams, number), kwargs={"leaving": leaving})
+        Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})
         for number in range(bench.slots - len(streams))
     ]
     for visitor in visitors:
         visitor.start()
     for visitor in visitors:
         visitor.join()
-    return [stream.join(READY_S) or joined(stream) for stream in streams]
+    rows = rows_of(streams)
+    went = [row for row in visits if (row.outcome is Outcome.ABANDONED) == leaving]
+    if len(went) < FEWEST_VISITS and all(row.outcome is Outcome.COMPLETED for row in rows):
+        how = "left" if leaving else "ended"
+        why = next((row.error or row.outcome for row in visits if row not in went), "no end")
+        raise CannotDecideError(f"only {len(went)} clients beside the streams {how}: {why}")
+    return rows
 
 
-def start_greedy(bench: Bench, numbers: Sequence[int], tokens: int) -> list[LiveStream]:
-    asked = bench.short(tokens, role=Role.CANARY, prompt_tokens=PROMPT_TOKENS)
-    scale = bench.session.plan.prompt_scale
-    texts = (canary_prompt(number, tokens=PROMPT_TOKENS, scale=scale) for number in numbers)
-    return [bench.start(asked, text) for text in texts]
-
-
-def visit(bench: Bench, streams: Sequence[LiveStream], seed: int, *, leaving: bool) -> None:
-    """One request after the other comes and goes, as long as one of the streams lasts."""
+def visit(
+    bench: Bench, streams: Sequence[LiveStream], seed: int, visits: Rows, *, leaving: bool
+) -> None:
+    """One request after the other comes and goes, as long as one of the streams lasts, or until one
+    fails or is refused."""
     rng = random.Random(seed)
     while not all(stream.has_ended for stream in streams):
         tokens = rng.randint(*VISIT_TOKENS)
         visitor = bench.start(bench.long() if leaving else bench.short(tokens))
-        if not visitor.wait_tokens(tokens, READY_S) and not visitor.has_ended:
-            return
+        visitor.wait_tokens(tokens, READY_S)
         if leaving:
             bench.pause(rng.random() * bench.step_s)
             visitor.leave()
-        visitor.join(READY_S)
+        if (row := visitor.join(READY_S)) is None:
+            return
+        visits.append(row)
+        if row.outcome not in (Outcome.COMPLETED, Outcome.ABANDONED):
+            return

@@ -1,4 +1,4 @@
-"""What the request gets that comes after one that was left: its length, its text, its cache."""
+"""The request that comes after one that was left: its length, its text, its cache."""
 
 import json
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from contextlib import closing
 from statistics import median
 from typing import Any, Final
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import (
     CannotDecideError,
     Evidence,
@@ -16,10 +16,8 @@ from harness.conform.case import (
     found,
     reports,
 )
-from harness.conform.cases.neighbours import judge_texts, start_greedy
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import READY_S, joined, leave_each
-from harness.records import RequestRow
+from harness.conform.waves import Rows, compared, leave_each, rows_of, start_greedy
 from harness.store.conform_result import Failure, Level
 
 ROUNDS: Final = 3
@@ -64,34 +62,21 @@ def lengths(bench: Bench, *, leaving: bool) -> list[int]:
     Level.MUST,
     "A freed slot carries nothing over to the next request.",
     wire="As many greedy requests as slots queue behind full slots whose streams are left, and as "
-    "many more are sent right then; each was asked alone before, twice.",
-    passes="each text is that of the request alone",
+    "many more are sent right then. In the control the streams end. Both again if a text differs.",
+    passes="each text is that of the control",
     methods="R",
     why="Penalties, a grammar or a block of the request that was left can colour the next answer.",
     quick=True,
     caught=reports("sgl-project/sglang#35049 sgl-project/sglang#33547"),
 )
 def text(bench: Bench) -> Finding:
-    alone, again = (
-        [joined(start_greedy(bench, [number], TEXT_TOKENS)[0]).answer for number in numbers(bench)]
-        for _ in range(2)
+    return compared(
+        lambda: queued_behind(bench, TEXT_TOKENS, leaving=False),
+        lambda: queued_behind(bench, TEXT_TOKENS, leaving=True),
     )
-    if alone != again:
-        raise CannotDecideError("a greedy answer differs between two runs alone")
-    control = 2 * [answer or "" for answer in alone]
-    after = [row.answer or "" for row in queued_behind(bench, TEXT_TOKENS, leaving=True)]
-    if after != control:
-        ended = queued_behind(bench, TEXT_TOKENS, leaving=False)
-        if [row.answer or "" for row in ended] != control:
-            raise CannotDecideError("a greedy answer depends on its batch, also without any leave")
-    return judge_texts(control, after, "in a slot whose client had left")
 
 
-def numbers(bench: Bench) -> range:
-    return range(FIRST_NUMBER, FIRST_NUMBER + bench.slots)
-
-
-def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> list[RequestRow]:
+def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     """Greedy requests that get the slots of streams that were left, or have ended: as many as slots
     queue behind them, and as many come right after the leaves."""
     visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
@@ -99,12 +84,13 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> list[RequestRo
     before = [bench.start(asked) for _ in range(bench.slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)
-    queued = start_greedy(bench, numbers(bench), tokens)
+    numbers = range(FIRST_NUMBER, FIRST_NUMBER + bench.slots)
+    queued = start_greedy(bench, numbers, tokens)
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:
         leave_each(bench, before, within_s=bench.step_s)
-    queued += start_greedy(bench, numbers(bench), tokens)
-    return [joined(stream) for stream in queued]
+    queued += start_greedy(bench, numbers, tokens)
+    return rows_of(queued)
 
 
 @case(
@@ -127,7 +113,7 @@ def survives(bench: Bench) -> Finding:
         stopped.wait_tokens(SHORT, READY_S)
         left = leave_each(bench, [stopped], within_s=bench.step_s)
         row = bench.whole(bench.short(4), f"{prompt} And then?")
-        if not left or not left[0].first_token_ns or not row.first_token_ns:
+        if not left[0].first_token_ns or not row.first_token_ns:
             raise CannotDecideError("the first turn ended by itself")
         cold_ns = left[0].first_token_ns - left[0].sent_ns
         ratios.append((row.first_token_ns - row.sent_ns) / cold_ns)

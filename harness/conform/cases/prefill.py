@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
 from harness.conform.verdict import Conditions, Try, judge_recovery
 from harness.load.live import LiveStream
@@ -13,13 +13,12 @@ from harness.workload.abandon import RequestSpec
 
 # Of the prompt's time, after which its client leaves. Mostly early: late there is little to save.
 SHARES: Final = (0.1, 0.5, 0.1, 0.9, 0.1)
-READY_S: Final = 20.0
 CHUNKS: Final = 2  # that may still be computed
 STEPS: Final = 4  # and the steps beside them
 _FEWEST_CHUNKS: Final = 8
 _LONG_ENOUGH_STEPS: Final = 20
 _MOST_LOOKS: Final = 4
-_SHOWN_STEPS: Final = 22  # after the last try, which the step is then judged by
+_SHOWN_STEPS: Final = 24  # by which a step is judged
 _FIRST_GUESS: Final = 2048  # tokens
 _ANSWER_TOKENS: Final = 4
 _ROOM: Final = 0.75  # of the context
@@ -105,9 +104,14 @@ def time_probe(
     return Try(waited_s - idle_s - bench.lag_s, waited_s, others)
 
 
-def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
+def steps_beside(bench: Bench) -> list[float]:
+    """The next steps, in seconds: no prompt is computed beside them."""
     bench.pause(_SHOWN_STEPS * bench.step_s)
-    now = Conditions.of(before, bench.steps_now(), bench.lag_s)
+    return bench.steps_now()
+
+
+def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
+    now = Conditions.of(before, steps_beside(bench), bench.lag_s)
     finding = judge_recovery(tries, now, bound_steps=prefill.bound_steps(now.step_s))
     return finding._replace(evidence=finding.evidence | prefill.evidence)
 

@@ -3,19 +3,18 @@ the server changes that."""
 
 from typing import Final
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Finding, RefusedError, case
 from harness.conform.cases.unary import unary_leave
 from harness.conform.verdict import Try
+from harness.conform.waves import compared, rows_of, start_greedy
 from harness.load.live import LiveStream
-from harness.load.session import canary_prompt
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 
 ENDER_TOKENS: Final = 60  # of the stream whose end frees a slot
 GREEDY_TOKENS: Final = 60
-PROMPT_TOKENS: Final = 24
-READY_S: Final = 20.0
+LEAVERS: Final = 3
 MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
 MASS: Final = 8  # times the slots: the requests that queue
 
@@ -69,11 +68,7 @@ def _leave_queue(bench: Bench) -> Try:
     counted = others[0].tokens if others else 0
     probe.wait_tokens(1, bench.patience_s)
     came = others[0].tokens - counted if others else None
-    if probe.first_token_ns is None:
-        return Try(None, bench.patience_s, came)
-    waited_s = (probe.first_token_ns - ended.last_token_ns) / 1e9
-    probe.join(READY_S)
-    return Try(waited_s - bench.ttft_s - bench.lag_s, waited_s, came)
+    return bench.timed(ended.last_token_ns, probe, came)
 
 
 def check_queued(queued: list[LiveStream]) -> None:
@@ -91,7 +86,8 @@ def check_queued(queued: list[LiveStream]) -> None:
     Level.MUST,
     "A client that leaves the queue ends no running stream.",
     wire="Greedy streams in all slots; requests queue behind them and close their connections, one "
-    "after the other. The control is the same without the requests that queue.",
+    "after the other. The control is the same without the requests that queue. Both run a second "
+    "time if a text differs.",
     passes="every running stream is answered whole, with the text of the control",
     methods="B",
     why="An abort that names a slot instead of a request hits the stream that runs there.",
@@ -99,21 +95,7 @@ def check_queued(queued: list[LiveStream]) -> None:
     caught=("https://github.com/ikawrakow/ik_llama.cpp/issues/1929",),
 )
 def queue_bystander(bench: Bench) -> Finding:
-    control = _beside(bench, leavers=0)
-    rows = _beside(bench, leavers=3)
-    evidence: dict[str, float | str | None] = {"streams": len(rows), "left": 3}
-    cut = [row for row in rows if row.outcome is not Outcome.COMPLETED]
-    if any(row.outcome is not Outcome.COMPLETED for row in control):
-        raise CannotDecideError("a stream of the control was not answered whole")
-    if cut:
-        said = f"{len(cut)} of {len(rows)} running streams ended: {cut[0].error or cut[0].outcome}"
-        return Finding(Failure.HARM, said, evidence | {"cut": len(cut)})
-    if [row.answer for row in rows] == [row.answer for row in control]:
-        return Finding(None, f"{len(rows)} streams were whole, with their own text", evidence)
-    again = _beside(bench, leavers=0)
-    if [row.answer for row in again] != [row.answer for row in control]:
-        raise CannotDecideError("two controls without a leave have different texts")
-    return Finding(Failure.HARM, "the text of a running stream changed", evidence)
+    return compared(lambda: _beside(bench, leavers=0), lambda: _beside(bench, leavers=LEAVERS))
 
 
 def _was_cut(stream: LiveStream) -> bool:
@@ -121,25 +103,16 @@ def _was_cut(stream: LiveStream) -> bool:
 
 
 def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
-    scale = bench.session.plan.prompt_scale
-    asked = bench.short(GREEDY_TOKENS, role=Role.CANARY, prompt_tokens=PROMPT_TOKENS)
-    streams = [
-        bench.start(asked, canary_prompt(number, tokens=PROMPT_TOKENS, scale=scale))
-        for number in range(bench.slots)
-    ]
-    for stream in streams:
-        if not stream.wait_tokens(1, READY_S):
-            raise CannotDecideError("the streams do not run at once")
+    streams = start_greedy(bench, range(bench.slots), GREEDY_TOKENS)
+    if not all(stream.wait_tokens(1, READY_S) for stream in streams):
+        raise CannotDecideError("the streams do not run at once")
     for _ in range(leavers):
         queued = bench.start(bench.long(role=Role.USER))
         bench.pause(bench.ttft_s + 3 * bench.step_s)
         if not any(_was_cut(stream) for stream in streams):  # else its slot was free for this one
             check_queued([queued])
         queued.leave()
-    rows = [stream.join(READY_S) for stream in streams]
-    if None in rows:
-        raise CannotDecideError(f"greedy streams were not answered in {READY_S:g} s")
-    return [row for row in rows if row is not None]
+    return rows_of(streams)
 
 
 @case(

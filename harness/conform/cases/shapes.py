@@ -3,22 +3,26 @@
 import time
 from typing import Final
 
-from harness.conform.bench import Bench
+from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.waves import Rows, compared, rows_of, start_greedy, wait_each
+from harness.load.dialect import ABORT
 from harness.load.live import LiveStream
-from harness.load.session import canary_prompt
 from harness.load.stream import ENDED_EARLY
-from harness.records import Outcome, RequestRow, Role, Way, WireClose
+from harness.records import Outcome, RequestRow, Way, WireClose
 from harness.store.conform_result import Failure, Level
 
 READ_TOKENS: Final = 8
-READY_S: Final = 20.0
 HALF_CLOSED_TOKENS: Final = 40  # of an answer whose client has closed its sending side
-STALLED_TOKENS: Final = 90
-STALLED_STEPS: Final = 50
+LOOK_TOKENS: Final = 32  # of an answer that shows how many bytes a token takes
+# Of an answer, so that a server sees the stall: a kernel holds 50 kB for a client whose buffer and
+# segments are the smallest, and servers hold up to 64 kB themselves.
+STALLED_BYTES: Final = 128 << 10
+STALLED_MARGIN: Final = 1.2
+MOST_STALLED_S: Final = 20.0
 SHORT_STALL_STEPS: Final = 20  # of a reader that then leaves
-PROMPT_TOKENS: Final = 24
 SIBLINGS: Final = 4
+SIBLING_TOKENS: Final = 40
 SILENT_STREAMS: Final = 2
 SILENCE_TIMES: Final = 2  # the declared time, which their answers must at least take
 UNDECLARED_TIMES: Final = 3  # the settle time: how long a silent client is waited for
@@ -42,8 +46,7 @@ LOOK_S: Final = 1.0
 )
 def half_close(bench: Bench) -> Finding:
     stream = bench.start(bench.short(HALF_CLOSED_TOKENS))
-    if not stream.wait_tokens(READ_TOKENS, READY_S):
-        raise CannotDecideError(f"a stream did not get {READ_TOKENS} tokens")
+    wait_each([stream], READ_TOKENS)
     stream.leave(Way.HALF_CLOSE)
     patience_s = bench.settle_s + 2 * HALF_CLOSED_TOKENS * bench.step_s
     row = stream.join(patience_s)
@@ -53,8 +56,8 @@ def half_close(bench: Bench) -> Finding:
     if row.outcome is not Outcome.ABANDONED:
         raise CannotDecideError(f"the stream could not leave: {row.error or row.outcome}")
     came = row.tokens_read + (row.tokens_after_leaving or 0)
-    evidence: Evidence = {"tokens": came, "asked": HALF_CLOSED_TOKENS}
-    if came >= HALF_CLOSED_TOKENS:
+    evidence: Evidence = {"tokens": came, "finish_reason": row.finish_reason}
+    if row.finish_reason not in (None, ABORT):
         return Finding(None, "a half-closed client is answered whole", evidence)
     finding = bench.recovery(leave=lambda leaver: leaver.leave(Way.HALF_CLOSE))
     said = f"the stream of a half-closed client is cut: {finding.reason}"
@@ -65,8 +68,9 @@ def half_close(bench: Bench) -> Finding:
     "shape/stall",
     Level.MUST,
     "A reader that pauses loses nothing, and is let go when it closes.",
-    wire="A client with the smallest receive buffer reads 8 tokens, nothing for 50 steps, and then "
-    "the rest. Another reads nothing for 20 steps and closes, behind full slots.",
+    wire="A client with the smallest receive buffer asks for 128 KiB, reads 8 tokens, nothing for "
+    "as long as the whole answer takes, and then the rest. Another reads nothing for 20 steps and "
+    "closes, behind full slots.",
     passes="the text is whole, or the stream is broken off with an error; the queued request's "
     "first token comes at most 4 steps later at the median of the tries, and at most 12 in each",
     methods="W P",
@@ -76,9 +80,10 @@ def half_close(bench: Bench) -> Finding:
     caught=reports("Neroued/ninfer#111 sysid/sse-starlette#89 BerriAI/litellm#30244"),
 )
 def stall(bench: Bench) -> Finding:
-    harm = _judge_text(*_pause(bench))
-    if harm is not None:
-        return Finding(Failure.HARM, harm, {"stalled_steps": STALLED_STEPS})
+    if (harm := _pause(bench)) is not None:
+        if _pause(bench) is None:
+            raise CannotDecideError(f"{harm}, but not a second time")
+        return Finding(Failure.HARM, harm, {})
 
     def stop(leaver: LiveStream, _number: int) -> None:
         leaver.wait_tokens(READ_TOKENS, READY_S)
@@ -90,44 +95,55 @@ def stall(bench: Bench) -> Finding:
     )
 
 
-def _pause(bench: Bench) -> tuple[RequestRow, RequestRow, RequestRow]:
-    """Two greedy answers read without a pause, and one with."""
-    scale = bench.session.plan.prompt_scale
-    text = canary_prompt(1, tokens=PROMPT_TOKENS, scale=scale)
-    asked = {"role": Role.CANARY, "max_tokens": STALLED_TOKENS}
-    paused = bench.start(bench.long(way=Way.STOP_READING, **asked), text)
-    controls = [bench.start(bench.long(**asked), text) for _ in range(2)]
-    if not paused.wait_tokens(READ_TOKENS, READY_S):
-        raise CannotDecideError(f"a stream did not get {READ_TOKENS} tokens")
+def _pause(bench: Bench) -> str | None:
+    """A greedy answer is read with a pause: what is wrong with its text."""
+    (look,) = start_greedy(bench, [1], LOOK_TOKENS)
+    rows_of([look])
+    tokens = 1 + int(STALLED_BYTES * LOOK_TOKENS / max(1, look.bytes_read) * STALLED_MARGIN)
+    if tokens * bench.step_s > MOST_STALLED_S:
+        told = f"an answer of {tokens} tokens, which no buffer holds"
+        raise CannotDecideError(f"{told}, takes more than {MOST_STALLED_S:g} s")
+    room = (bench.facts.context or tokens) - 4 * look.spec.prompt_tokens
+    asked = max(LOOK_TOKENS, min(tokens, room))
+    controls = start_greedy(bench, [1, 1], asked)
+    (paused,) = start_greedy(bench, [1], asked, way=Way.STOP_READING)
+    wait_each([paused], READ_TOKENS)
     paused.stall()
-    bench.pause(STALLED_STEPS * bench.step_s)
+    first, second = rows_of(controls)
+    before = paused.bytes_read
     paused.resume()
-    first, second, row = (stream.join(READY_S) for stream in (*controls, paused))
-    if first is None or second is None or row is None:
-        raise CannotDecideError(f"a stream had not ended after {READY_S:g} s")
-    return first, second, row
+    (row,) = rows_of([paused])
+    return judge_pause(first, second, row, paused.bytes_read - before)
 
 
-def _judge_text(first: RequestRow, second: RequestRow, paused: RequestRow) -> str | None:
-    """What is wrong with the text of the one that paused."""
+def judge_pause(
+    first: RequestRow, second: RequestRow, paused: RequestRow, late_bytes: int
+) -> str | None:
+    """`late_bytes`: read after the pause. A text that is whole says nothing if buffers held it."""
     if first.outcome is not Outcome.COMPLETED or first.answer != second.answer:
         raise CannotDecideError("two greedy answers without a pause differ")
-    if paused.outcome is Outcome.COMPLETED:
-        if paused.answer == first.answer:
-            return None
+    if paused.outcome is not Outcome.COMPLETED:
+        return "the stream was cut without an error" if paused.error == ENDED_EARLY else None
+    if paused.answer != first.answer:
         return (
             f"of {len(first.answer or '')} characters {len(paused.answer or '')} came, and the "
             "stream ended as if nothing were missing"
         )
-    return "the stream was cut without an error" if paused.error == ENDED_EARLY else None
+    if late_bytes < STALLED_BYTES:
+        raise CannotDecideError(
+            f"only {late_bytes} bytes came after the pause: the buffers between may have held "
+            f"them, and the server saw no pause (a longer context; {STALLED_BYTES} are enough)"
+        )
+    return None
 
 
 @case(
     "h2/rst-one",
     Level.MUST,
     "RST_STREAM ends one stream of an HTTP/2 connection.",
-    wire="Four greedy streams on one connection; RST_STREAM with CANCEL on one of them. Then, all "
-    "requests over HTTP/2, four on a connection, the same behind full slots.",
+    wire="Four streams on one connection; RST_STREAM with CANCEL on one of them, or, in the "
+    "control, its end. Both again if a greedy text of the others differs. Then, all requests over "
+    "HTTP/2, four on a connection, the same behind full slots.",
     passes="the other three are answered whole, with the text of the control; the queued request's "
     "first token comes at most 4 steps later at the median of the tries, and at most 12 in each",
     methods="P B",
@@ -138,40 +154,20 @@ def _judge_text(first: RequestRow, second: RequestRow, paused: RequestRow) -> st
 )
 def rst_one(bench: Bench) -> Finding:
     with bench.over_http2():
-        control, siblings = _four(bench, leaves=False)[1:], _four(bench, leaves=True)[1:]
-        harm = _judge_siblings(control, siblings)
-        if harm is not None:
-            return Finding(Failure.HARM, harm, {"streams": SIBLINGS})
-        return bench.recovery()
+        beside = compared(
+            lambda: _siblings(bench, leaves=False), lambda: _siblings(bench, leaves=True)
+        )
+        return bench.recovery() if beside.failure is None else beside
 
 
-def _four(bench: Bench, *, leaves: bool) -> list[RequestRow]:
-    scale = bench.session.plan.prompt_scale
-    asked = bench.short(HALF_CLOSED_TOKENS, role=Role.CANARY)
-    streams = [
-        bench.start(asked, canary_prompt(number, tokens=PROMPT_TOKENS, scale=scale))
-        for number in range(SIBLINGS)
-    ]
-    for stream in streams:
-        if not stream.wait_tokens(READ_TOKENS, READY_S):
-            raise CannotDecideError(f"{SIBLINGS} streams do not run on one connection")
+def _siblings(bench: Bench, *, leaves: bool) -> Rows:
+    """In the control the first stream ends where it would be reset: the batch gets as small."""
+    first = bench.start(bench.long() if leaves else bench.short(READ_TOKENS + 1))
+    streams = start_greedy(bench, range(1, SIBLINGS), SIBLING_TOKENS)
+    wait_each([first, *streams], READ_TOKENS)
     if leaves:
-        streams[0].leave()
-    rows = [stream.join(READY_S) for stream in streams]
-    if None in rows:
-        raise CannotDecideError(f"a stream had not ended after {READY_S:g} s")
-    return [row for row in rows if row is not None]
-
-
-def _judge_siblings(control: list[RequestRow], siblings: list[RequestRow]) -> str | None:
-    if any(row.outcome is not Outcome.COMPLETED for row in control):
-        raise CannotDecideError("a stream of the control was not answered whole")
-    for row in siblings:
-        if row.outcome is not Outcome.COMPLETED:
-            return f"a stream beside the one that was reset ended: {row.error or row.outcome}"
-    if [row.answer for row in siblings] != [row.answer for row in control]:
-        return "the text of a stream beside the one that was reset has changed"
-    return None
+        first.leave()
+    return rows_of(streams)
 
 
 @case(
@@ -192,17 +188,15 @@ def vanish(bench: Bench) -> Finding:
     declared_s = bench.session.plan.target.silence_s
     longest_s = UNDECLARED_TIMES * bench.settle_s if declared_s is None else declared_s + LOOK_S
     tokens = int(SILENCE_TIMES * longest_s / bench.step_s)
-    room = (bench.facts.context or tokens + PROMPT_TOKENS) - 2 * PROMPT_TOKENS
+    prompt = bench.short().prompt_tokens
+    room = (bench.facts.context or tokens + prompt) - 2 * prompt
     if min(tokens, room) * bench.step_s < longest_s:
         raise CannotDecideError(f"an answer of {room} tokens ends before {longest_s:.0f} s")
     streams = [bench.start(bench.short(min(tokens, room))) for _ in range(SILENT_STREAMS)]
-    for stream in streams:
-        if not stream.wait_tokens(READ_TOKENS, READY_S):
-            raise CannotDecideError(f"a stream did not get {READ_TOKENS} tokens")
+    wait_each(streams, READ_TOKENS)
     for stream in streams:
         stream.leave(Way.VANISH)
-    rows = [stream.join(READY_S) for stream in streams]
-    if any(row is None or row.wire_close is not WireClose.SILENCE for row in rows):
+    if any(row.wire_close is not WireClose.SILENCE for row in rows_of(streams)):
         raise CannotDecideError("this machine gives no right to drop packets")
     began_s = time.perf_counter()
     while (held := bench.slots - bench.running_at_once()) and _since(began_s) < longest_s:

@@ -6,7 +6,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Finding, case
 from harness.load.client import StreamClient
 from harness.load.live import LiveStream
-from harness.records import Outcome, Way
+from harness.records import Outcome, RequestRow, Way
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 
@@ -95,7 +95,7 @@ def before_first(bench: Bench) -> Finding:
     wire="Answers of 12 tokens in all slots; each connection is closed within a step before or "
     "after its last token is due, 50 times in all.",
     passes="as many requests as slots run at once afterwards, no more and no fewer, and each gets "
-    "its tokens",
+    "as many tokens as before",
     methods="O R",
     why="The end of the answer and the abort race for one slot: freed twice, it is given to two "
     "requests; freed by neither, it is lost.",
@@ -104,6 +104,7 @@ def before_first(bench: Bench) -> Finding:
 def last_token(bench: Bench) -> Finding:
     races = QUICK_RACES if bench.is_quick else RACES
     left = 0
+    control = min(lengths_of(bench.whole_at_once(LAST_TOKENS)))
 
     def race() -> int:
         nonlocal left
@@ -117,22 +118,28 @@ def last_token(bench: Bench) -> Finding:
 
     held = bench.held(race)
     together = bench.running_at_once(extra=1)
-    short = [row.tokens_read for row in bench.whole_at_once(LAST_TOKENS)]
+    shortest = min(lengths_of(bench.whole_at_once(LAST_TOKENS)))
     evidence: dict[str, float | str | None] = {
         "races": races,
         "left_in_time": left,
         "held": held,
         "ran_at_once": together,
-        "fewest_tokens": min(short),
+        "fewest_tokens": shortest,
+        "fewest_tokens_before": control,
     }
     if held > 0:
         return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
     if together > bench.slots:
         return Finding(Failure.HARM, f"{together} requests run in {bench.slots} slots", evidence)
-    if min(short) < LAST_TOKENS:
-        said = f"a later answer has {min(short)} of {LAST_TOKENS} tokens"
+    if shortest < control:
+        said = f"a later answer has {shortest} tokens, and each before had {control}"
         return Finding(Failure.HARM, said, evidence)
     return Finding(None, f"{left} clients left in the last step, no slot is held", evidence)
+
+
+def lengths_of(rows: list[RequestRow]) -> list[int]:
+    """By the server's count, or else by the events."""
+    return [row.completion_tokens or row.tokens_read for row in rows]
 
 
 def _race(bench: Bench) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,13 @@ from harness.conform.cases.counts import judge_labels
 from harness.conform.cases.hops import judge_tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import judge_pace
+from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.routes import Reply
-from harness.records import Delivery, MetricSample
+from harness.conform.waves import compared
+from harness.records import Delivery, MetricSample, Outcome, RequestRow
 from harness.store.conform_result import Failure
 from harness.workload.target import MetricSource
+from tests.made_up.rows import request_row
 
 
 def page(name: str, labels: Mapping[str, str], value: float) -> list[MetricSample]:
@@ -111,24 +115,30 @@ def test_a_leave_may_cost_as_much_memory_as_an_answer() -> None:
     assert found.failure is Failure.HARM
 
 
-LIVE = Reply(200, {"id": "a", "cancelled": True})
-DONE = Reply(200, {"id": "b", "cancelled": False})
-UNKNOWN = Reply(404, {"error": {"message": "no such request"}})
+LIVE = "req-1", Reply(200, {"id": "req-1", "status": "cancelled"})
+DONE = "req-2", Reply(200, {"id": "req-2", "status": "ended"})
+UNKNOWN = "req-3", Reply(404, {"error": {"message": "no such request"}})
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({}, None),
-        ({"live": Reply(404, {})}, "(live) has status 404"),
-        ({"twice": Reply(500, {})}, "(twice) has status 500"),
+        ({"live": ("req-1", Reply(404, {}))}, "(live) has status 404"),
+        ({"twice": ("req-1", Reply(500, {}))}, "(twice) has status 500"),
         ({"twice": LIVE}, None),
-        ({"finished": Reply(200, {"id": "b", "cancelled": True})}, "(finished) is answered like"),
-        ({"unknown": Reply(200, {"id": "c", "cancelled": True})}, "(unknown) is answered like"),
+        (
+            {"finished": ("req-2", Reply(200, {"id": "req-2", "status": "cancelled"}))},
+            "(finished) is answered like",
+        ),
+        (
+            {"unknown": ("req-3", Reply(200, {"status": "cancelled", "id": "req-3"}))},
+            "(unknown) is answered like",
+        ),
     ],
 )
 def test_a_cancel_endpoint_tells_requests_apart(
-    changed: Mapping[str, Reply], said: str | None
+    changed: Mapping[str, tuple[str, Reply]], said: str | None
 ) -> None:
     answers = {"live": LIVE, "twice": DONE, "finished": DONE, "unknown": UNKNOWN, **changed}
     found = judge_answers(answers)
@@ -146,3 +156,49 @@ def test_a_hop_may_cost_a_step_and_a_round_trip() -> None:
     assert through(1.6).failure is None
     assert through(1.8).failure is Failure.LATE
     assert through(None, Failure.NEVER).failure is Failure.NEVER
+
+
+def row(answer: str, **more: Any) -> RequestRow:
+    known = {"outcome": Outcome.COMPLETED, "finish_reason": "length", **more}
+    return request_row("r", sent_ns=1, ended_ns=2, answer=answer, **known)
+
+
+@pytest.mark.parametrize(
+    ("controls", "acts", "failure"),
+    [
+        ("a", "a", None),
+        ("aa", "bb", Failure.HARM),
+        ("aa", "bc", Failure.HARM),
+        ("ab", "b", "without any leave"),
+        ("aa", "ba", "not a second time"),
+    ],
+)
+def test_another_text_must_come_twice_beside_a_control_that_repeats_itself(
+    controls: str, acts: str, failure: Failure | str | None
+) -> None:
+    """A server whose texts depend on the batch is not blamed for it."""
+    answers = iter(controls), iter(acts)
+
+    def run() -> Finding:
+        return compared(lambda: [row(next(answers[0]))], lambda: [row(next(answers[1]))])
+
+    if failure is None or isinstance(failure, Failure):
+        assert run().failure is failure
+    else:
+        with pytest.raises(CannotDecideError, match=failure):
+            run()
+    assert not [*answers[0], *answers[1]]
+
+
+@pytest.mark.parametrize("cut", [row("a", outcome=Outcome.FAILED), row("a", finish_reason=None)])
+def test_a_stream_that_is_cut_is_red_at_once(cut: RequestRow) -> None:
+    assert compared(lambda: [row("a")], lambda: [cut]).failure is Failure.HARM
+
+
+def test_a_pause_is_judged_only_if_the_server_saw_it() -> None:
+    assert judge_pause(row("abc"), row("abc"), row("abc"), STALLED_BYTES) is None
+    with pytest.raises(CannotDecideError, match="buffers"):
+        judge_pause(row("abc"), row("abc"), row("abc"), STALLED_BYTES - 1)
+    assert "1 came" in str(judge_pause(row("abc"), row("abc"), row("a"), 0))
+    broken = row("a", outcome=Outcome.FAILED, error="the connection was closed")
+    assert judge_pause(row("abc"), row("abc"), broken, 0) is None
