@@ -39,7 +39,7 @@ def run_of_job() -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With a `walkaway` that notes its arguments and ends as EXIT says."""
-    shutil.copytree(CI, tmp_path / "ci")
+    shutil.copytree(CI, tmp_path / "walkaway" / "docs" / "ci")
     stub = tmp_path / "bin" / "walkaway"
     stub.parent.mkdir()
     stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > given\nexit $EXIT\n')
@@ -49,7 +49,11 @@ def folder(tmp_path: Path) -> Path:
 
 def code_of(script: str, folder: Path, code: int, **variables: str) -> int:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
-    own = {"PATH": path, "EXIT": str(code), "GITHUB_ACTION_PATH": str(folder / "ci" / "conform")}
+    own = {
+        "PATH": path,
+        "EXIT": str(code),
+        "GITHUB_ACTION_PATH": str(folder / "walkaway" / "docs" / "ci" / "conform"),
+    }
     done = subprocess.run(["bash", "-ec", script], cwd=folder, env=own | variables, check=False)
     return done.returncode
 
