@@ -14,6 +14,7 @@
 #             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
+# make conform-faults  try each fault of the engine against the cases that it must turn red
 # make conform-docs  write docs/conform/*.md from the declarations of the cases
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
 # make pictures  take the pictures of the documents again; PICTURE=NAME takes one kind of them
@@ -28,7 +29,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth faults-table conform-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth faults-table conform-faults conform-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -78,6 +79,9 @@ truth: $(VENV)/.installed-dev
 
 faults-table: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.fault_cases
+
+conform-faults: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth.conform_cases
 
 conform-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_docs

@@ -34,6 +34,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     never_count: bool = False
     stale_gauge: float = 0.0
     queued_abort_ends_running: bool = False
+    running_abort_ends_running: bool = False
     next_short: bool = False
     reuse_before_step_ends: bool = False
     wedge_after: int = 0

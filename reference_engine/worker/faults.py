@@ -152,8 +152,11 @@ class FaultyEngine(Engine):
         self._next_is_short = faults.next_short
         if was_running and faults.reuse_before_step_ends:
             self._torn_by, self._torn_until = request.token_ids[-1], self._step + _TORN_STEPS
-        if not was_running and faults.queued_abort_ends_running and self._scheduler.running:
-            self._finish(self._scheduler.running[-1], FinishReason.ABORT, why.reason)
+        hits = (
+            faults.running_abort_ends_running if was_running else faults.queued_abort_ends_running
+        )
+        if hits and self._scheduler.running:
+            self._finish(self._scheduler.running[0], FinishReason.ABORT, why.reason)
         if faults.stall_survivors_on_abort and is_first:
             by.sleep(faults.stall_survivors_on_abort)
 

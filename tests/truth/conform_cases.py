@@ -77,9 +77,15 @@ ROWS: Final = (
     Row("never-count", ("count/aborts",), ("stream/fin-decode", "leak/slots")),
     Row("stale-gauge=6", ("gauge/rest",), ("count/aborts", "stream/fin-decode")),
     Row("queued-abort-ends-running", ("queue/bystander",), ("stream/fin-decode",), soon=True),
+    Row("running-abort-ends-running", ("bystander/ends",), ("queue/bystander",), soon=True),
     Row("next-short", ("next/length",), ("stream/fin-decode",)),
     Row("reuse-before-step-ends", ("bystander/text", "next/text"), ("stream/fin-decode",)),
-    Row("wedge-after=40", ("wedge/health", "dose/sweep"), ("stream/fin-decode",), alone=True),
+    Row(
+        "wedge-after=40",
+        ("wedge/health", "dose/sweep", "queue/mass"),
+        ("stream/fin-decode",),
+        alone=True,
+    ),
     Row("clean-up-on-traffic", ("rest/no-traffic",), ("stream/fin-decode",)),
     Row("prefill-runs-on", ("prefill/leave", "dose/sweep"), ("stream/fin-decode",)),
     Row(

@@ -222,6 +222,7 @@ GOES_WRONG = {
 }
 SHOWN_BY_CONFORM = {
     "queued-abort-ends-running": "the abort of a waiting request ends a running one too",
+    "running-abort-ends-running": "the abort of a running request ends the oldest running one too",
     "next-short": "the first request after an abort is a token short",
     "reuse-before-step-ends": "for three steps after an abort, others get the aborted one's token",
     "wedge-after": "after so many aborts nothing is generated; `/health` answers 200",

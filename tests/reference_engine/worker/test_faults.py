@@ -175,6 +175,16 @@ def test_an_abort_in_the_queue_may_end_a_running_request() -> None:
     assert list(bench.scheduler.requests) == ["next"], "a running one's abort ends it alone"
 
 
+def test_an_abort_may_end_a_running_neighbour() -> None:
+    bench = Bench(Faults(running_abort_ends_running=True), max_num_seqs=2)
+    bench.step(add("neighbour"), add("left"), add("queued"))
+    bench.step(abort("left"))
+    assert list(bench.scheduler.requests) == ["queued"]
+    bench.step(add("last"), add("waiting"))
+    bench.step(abort("waiting"))
+    assert list(bench.scheduler.requests) == ["queued", "last"], "a waiting one's ends it alone"
+
+
 def test_the_request_after_an_abort_may_be_a_token_short() -> None:
     bench = Bench(Faults(next_short=True))
     bench.step(add("gone"))
