@@ -77,9 +77,10 @@ def targets(
     With NAME (or a path): its file, with the metrics that are read, when each one moves, and how
     far to trust it. `walkaway run` takes a name with --engine.
 
-    `targets install RECIPE` installs vllm, llamacpp, dynamo, triton, or a hop (nginx, litellm) into
-    a folder of its own. `targets up RECIPE` starts it on loopback with a model of random weights
-    and prints its address; `targets down RECIPE` ends it.
+    `targets install RECIPE` installs vllm, llamacpp, dynamo, triton, or a hop (nginx,
+    nginx-unbuffered, litellm, litellm-cancelling) into a folder of its own. `targets up RECIPE`
+    starts it on loopback with a model of random weights and prints its address; `targets down
+    RECIPE` ends it.
 
     Example: walkaway targets vllm
     """

@@ -31,6 +31,7 @@ from harness.run.process import LOG_TAIL_LINES, Interruption
 from harness.run.tiny_model import SHAPES, Format, make_model
 
 HOME_VARIABLE: Final = "WALKAWAY_ENGINES"
+PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 CONTEXT: Final = 4096  # tokens of a request
 READY_S: Final = 180.0
 POLL_S: Final = 0.1
@@ -50,6 +51,7 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version: str = ""
     pip: list[list[str]] = []
     remove: list[str] = []
+    newest_python: str = ""  # that its packages are built for; empty: any
     debian: str | None = None
     copies: dict[str, str] = {}
     files: dict[str, str] = {}
@@ -169,11 +171,18 @@ def find_recipe(name: str) -> Recipe:
 def install(recipe: Recipe) -> bool:
     """Into its own folder, unless it is there with these versions. Returns whether it was needed.
 
-    Raises TargetError if a step fails. What a failed or killed one left is thrown away by the next.
+    Raises ConfigError if there is none for this Python, and TargetError if a step fails. What a
+    failed or killed one left is thrown away by the next.
     """
     home, marker = recipe.home, recipe.home / INSTALLED
     if _is_installed(recipe):
         return False
+    newest = recipe.newest_python
+    if newest and sys.version_info[:2] > tuple(map(int, newest.split("."))):
+        raise ConfigError(
+            f"{recipe.name} is built for Python {newest} at most, and this is {PYTHON}: install "
+            f"walkaway with Python {newest}"
+        )
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     log = engines_home() / f"{recipe.name}.install.log"
@@ -235,11 +244,11 @@ def _copy(source: Path, to: Path) -> None:
 
 def _places(recipe: Recipe) -> dict[str, str]:
     home = recipe.home
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return {
         "home": str(home),
         "python": str(home / "bin" / "python"),
-        "site": str(home / "lib" / version / "site-packages"),
+        "version": PYTHON,
+        "site": str(home / "lib" / f"python{PYTHON}" / "site-packages"),
         "libdir": str(sysconfig.get_config_var("LIBDIR")),
         "program": (recipe.debian and _program(home, recipe.debian)) or "",
     }

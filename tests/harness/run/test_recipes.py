@@ -106,6 +106,12 @@ def test_a_wrong_wish_is_refused(recipe: Recipe, wish: Wish, said: str) -> None:
         up(recipe, wish)
 
 
+def test_an_engine_that_is_not_built_for_this_python_is_not_installed(home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"files is built for Python 3\.8 at most, and this is 3"):
+        install(structs.replace(SERVER, newest_python="3.8"))
+    assert list(home.iterdir()) == []
+
+
 def test_a_start_that_fails_leaves_nothing(home: Path) -> None:
     install(SERVER)
     dies = structs.replace(SERVER, commands=[["/bin/sh", "-c", "echo no model; exit 3"]])
