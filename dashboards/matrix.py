@@ -143,9 +143,9 @@ def _column(
 
 def _about(result: ConformResult) -> Iterator[str]:
     target = result.target
-    yield target.model
     step = quantity(result.step_s, "s")
-    yield f"{'unknown' if result.slots is None else result.slots} slots, step {step}"
+    slots = "unknown" if result.slots is None else str(result.slots)
+    yield f"{target.model}, {slots} slots, step {step}"
     yield f"{'quick, ' if result.quick else ''}{result.started_at[:10]}, {result.machine.cpu}"
 
 
