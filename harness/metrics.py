@@ -396,7 +396,8 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
     ),
     GHOST_RATE: _share(
         shows="The share of abandoned requests that the server did not stop.",
-        formula="abandoned requests not aborted within the settle time / those watched so long",
+        formula="abandoned requests not aborted within the settle time / those watched so long; by "
+        "occupancy: requests that began only after the deadline / streams that left",
         rank=19,
         in_brief=True,
         on_web_tab=True,
@@ -407,7 +408,8 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
     "leaked_slots": _leak(
         unit="slots",
         shows="Batch slots that stay taken on an idle server.",
-        formula="running after the settle time - before the load",
+        formula="running after the settle time - before the load; by occupancy: requests without a "
+        "token even after the natural ends",
         rank=20,
         in_brief=True,
         good="0 in every run.",
@@ -424,7 +426,8 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
     "leaked_kv_share": _reading(
         unit="ratio",
         shows="The share of the KV cache that stays taken on an idle server.",
-        formula="share in use after the settle time - before the load",
+        formula="share in use after the settle time - before the load; by occupancy: 1 - the most "
+        "tokens held at once after / before",
         may_be_negative=True,
         from_server_alone=True,
         instead=("leaked_blocks", "leaked_slots"),

@@ -14,10 +14,10 @@ import pandas as pd
 from harness.analysis.black_box import Outside
 from harness.analysis.cancellation import branches_of, ends_of
 from harness.analysis.facts import Facts, is_among
-from harness.analysis.figure import Figures
+from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
-from harness.analysis.probe_train import probes
+from harness.analysis.probe_train import Train, probes
 from harness.analysis.stats import mean_ci95, ratio_ci95
 from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
@@ -41,7 +41,18 @@ def agreement(
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
-    return [*_by_blocks(outside, left), *_of_probes(frames, figures), *_of_the_rest(figures)]
+    late_s = _TOKENS_WAY_S + _lag_s(figures)
+    return [
+        *_by_blocks(outside, left),
+        *_of_probes(frames, late_s),
+        *_of_the_train(outside.train, left, late_s),
+        *of_the_rest(figures),
+    ]
+
+
+def _lag_s(figures: Figures) -> float:
+    lag = figures.get("client_lag_s")
+    return (lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0
 
 
 @lru_cache(maxsize=1)  # asked for by the audit, too
@@ -99,7 +110,7 @@ def _by_blocks(outside: Outside, left: pd.DataFrame) -> Iterator[Agreement]:
         )
 
 
-def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
+def _of_probes(frames: RunFrames, late_s: float) -> Iterator[Agreement]:
     if probes(frames.requests).empty:
         return
     rows, log = without_tokens(frames.requests), log_of(frames)
@@ -113,8 +124,6 @@ def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
         (times[column] - times["reference_ns"]).to_numpy(dtype=float) / 1e9
         for column in ("sampled_ns", "first_token_ns")
     )
-    lag = figures.get("client_lag_s")
-    late_s = (lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0
     yield _agreement(
         metric="slot_recovery_s",
         unit="s",
@@ -123,18 +132,40 @@ def _of_probes(frames: RunFrames, figures: Figures) -> Iterator[Agreement]:
         value=float(seen.mean()),
         n=len(exact),
         difference_ci95=mean_ci95(seen - exact),
-        bias=(0.0, _TOKENS_WAY_S + late_s),
+        bias=(0.0, late_s),
         note="the difference is the token's way from the server's sampler to the client",
     )
 
 
-def _of_the_rest(figures: Figures) -> Iterator[Agreement]:
+def _of_the_train(
+    train: Train | NotMeasurable, left: pd.DataFrame, late_s: float
+) -> Iterator[Agreement]:
+    if isinstance(train, NotMeasurable):
+        return
+    held_s = left.drop_duplicates("t_ns").set_index("t_ns")["held_s"].reindex(train.t0_ns)
+    is_known = ~train.censored & held_s.notna().to_numpy()
+    exact, seen = held_s.to_numpy()[is_known], train.latency_s[is_known]
+    if len(exact):
+        yield _agreement(
+            metric=CANCEL_LATENCY,
+            unit="s",
+            method="probe",
+            exact=float(exact.mean()),
+            value=float(seen.mean()),
+            n=len(exact),
+            difference_ci95=mean_ci95(seen - exact),
+            bias=(0.0, late_s),
+            note="of those that left while a probe waited; a token's way to the client is in it",
+        )
+
+
+def of_the_rest(figures: Figures) -> Iterator[Agreement]:
     for name, figure in figures.items():
         if not isinstance(figure, Metric) or figure.method != "exact" or figure.mean is None:
             continue
         for method, other in figure.others.items():
             is_known = isinstance(other, Metric) and other.mean is not None
-            if is_known and (name, method) not in _BY_BLOCKS:
+            if is_known and (name, method) not in (*_BY_BLOCKS, (CANCEL_LATENCY, "probe")):
                 bias, note = _slack(figure, figure.mean, other)
                 yield _agreement(
                     metric=name,
@@ -153,6 +184,10 @@ def _slack(figure: Metric, exact: float, other: Metric) -> tuple[Bias | None, st
     if figure.unit == "ratio":  # from outside, all or none of those cut off may be hits
         share = max(0.0, 1 - figure.n / other.n)
         bias = -exact * share, (1 - exact) * share
+        if other.n < figure.n:  # occupancy counts in its rounds alone
+            hits, elsewhere = exact * figure.n, figure.n - other.n
+            least, most = max(0.0, hits - elsewhere), min(hits, other.n)
+            bias = least / other.n - exact, most / other.n - exact
         note = f"of {other.n} requests, and exactly of {figure.n}"
     if other.bound == "lower":
         bias = -abs(exact), 0.0 if bias is None else bias[1]

@@ -141,7 +141,7 @@ def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
         num_left=open_in_run(frames).n_left,
         num_abandoned=num_abandoned(frames.requests),
         train=train_of(frames.requests, late_s=_lateness_s(frames)),
-        rounds=rounds_of(frames.requests, facts.settle_s),
+        rounds=rounds_of(frames.requests),
         total=held_after_leaving(frames, facts) if why is None else NotMeasurable(why),
         ghosts=ghosts_by_gauge(frames, facts),
         waste=wasted_by_counter(frames.requests, facts),

@@ -1,8 +1,8 @@
 """What occupancy counted (harness/load/occupancy.py): ghosts, lost slots and lost KV, pure.
 
-A round's requests are sent at once when its streams have left. One that got its first token within
-the settle time found a free slot; one that got it later had to wait for a ghost's natural end; one
-that got none waits for a lost slot.
+A round's requests are sent at once when its streams have left. One that got its first token by the
+round's deadline (`reference_ns`) found a free slot; one that got it later had to wait for a ghost's
+natural end; one that got none waits for a lost slot.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ NO_ROUNDS: Final = "the workload has no rounds in which all leave"
 
 
 class Rounds(NamedTuple):
-    """Sums over the rounds of a run. `left`: streams that left; `ghosts` of them held their slot
-    beyond the settle time, `lost` slots beyond the natural end."""
+    """Sums over the rounds of a run that came to their end. `left`: streams that left; `ghosts` of
+    them held their slot beyond the deadline, `lost` slots beyond the natural end."""
 
     rounds: int
     left: int
@@ -29,16 +29,19 @@ class Rounds(NamedTuple):
     lost: int
 
 
-def rounds_of(requests: pd.DataFrame, settle_s: float) -> Rounds | NotMeasurable:
+def rounds_of(requests: pd.DataFrame) -> Rounds | NotMeasurable:
     rows = without_tokens(requests)
     rows = rows[rows["arm"] == TrialArm.OCCUPANCY]
     checks = rows[rows["reference_ns"].notna()]
     if checks.empty:
         return NotMeasurable(NO_ROUNDS)
+    is_open = checks["first_token_ns"].isna() & (checks["outcome"] == Outcome.CUT_OFF)
+    checks = checks[~checks["trial"].isin(checks.loc[is_open, "trial"])]
+    if checks.empty:
+        return NotMeasurable("the run ended before its first round did")
     has_begun = checks["first_token_ns"].notna()
-    waited_s = (checks["first_token_ns"] - checks["reference_ns"]).astype("Float64") / 1e9
     lost = int((~has_begun & (checks["outcome"] == Outcome.ABANDONED)).sum())
-    ghosts = int((has_begun & (waited_s > settle_s)).sum())
+    ghosts = int((checks["first_token_ns"] > checks["reference_ns"]).sum())
     left = rows[(rows["outcome"] == Outcome.ABANDONED) & rows["first_token_ns"].notna()]
     is_counted = left["abandoned_ns"] <= checks["reference_ns"].max()
     return Rounds(checks["trial"].nunique(), int(is_counted.sum()), ghosts, lost)
@@ -62,27 +65,34 @@ def occupancy_figures(requests: pd.DataFrame, found: Rounds | NotMeasurable) -> 
     if isinstance(found, Rounds):
         lost = float(found.lost)
         figures["leaked_slots"] = reading("leaked_slots", lost, method="probe", n=found.rounds)
-    before, after = (_most_held(requests, trial) for trial in (0, 1))
-    if before and after is not None:
-        share = max(0.0, 1.0 - after / before)
-        figures["leaked_kv_share"] = reading("leaked_kv_share", share, method="probe", n=2)
+    rows = requests[requests["arm"] == TrialArm.CAPACITY]
+    if not rows.empty:
+        figures["leaked_kv_share"] = _leaked_share(*(rows[rows["trial"] == i] for i in (0, 1)))
     return figures
 
 
-def _most_held(requests: pd.DataFrame, trial: int) -> float | None:
+def _leaked_share(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
+    for rows in (before, after):
+        if rows.empty or rows["prompt_tokens"].isna().any():
+            return NotMeasurable("the KV cache was not measured both before and after")
+        if rows["first_token_ns"].notna().all():
+            return NotMeasurable(
+                "no prompt had to wait for KV blocks: the slots ran out first; take larger "
+                "`load.capacity_prompt_tokens`"
+            )
+    share = 1.0 - _most_held(after) / _most_held(before)
+    return reading("leaked_kv_share", share, method="probe", n=2)
+
+
+def _most_held(rows: pd.DataFrame) -> float:
     """The most tokens, of prompts and of answers so far, that were held at once. A stream counts
     until its last token: after that it may have lost its blocks."""
-    is_of_it = (requests["arm"] == TrialArm.CAPACITY) & (requests["trial"] == trial)
     changes: list[tuple[int, float]] = []
-    for _, row in requests[is_of_it & requests["first_token_ns"].notna()].iterrows():
-        if pd.isna(row["prompt_tokens"]):
-            return None
+    for _, row in rows[rows["first_token_ns"].notna()].iterrows():
         prompt, tokens = float(row["prompt_tokens"]), row["event_tokens"]
         changes.append((int(row["first_token_ns"]), prompt))
         changes += zip((int(t) for t in row["token_times_ns"]), map(float, tokens), strict=True)
         changes.append((int(row["last_token_ns"]) + 1, -prompt - float(np.sum(tokens))))
-    if not changes:
-        return None
     return float(np.cumsum([change for _, change in sorted(changes)]).max())
 
 

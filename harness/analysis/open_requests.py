@@ -18,6 +18,7 @@ from harness.store.frames import RunFrames
 # A server cannot know why a client went away: to it these are all alike.
 LEFT = (Outcome.ABANDONED, Outcome.CUT_OFF, Outcome.TIMED_OUT)
 RACE = "last_token"  # the plan of clients that leave as the last token is made
+QUEUED = "queued"  # the plan of clients that leave while they wait
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

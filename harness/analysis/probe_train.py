@@ -13,7 +13,9 @@ was ready at some moment of the step before (`gap`), which Turnbull's estimator 
 
 All times are readings of the client: each is late by the way from the server, which the bound
 (`late_s`) of the interval allows for. A reading whose neighbours came in one burst says nothing of
-steps: the stall guard drops it, after cancels and in controls alike.
+steps: the stall guard drops it, after cancels and in controls alike. If another stream of the full
+slots came to its own end before the slot was free, the probe may have got that one's slot: the
+sample is censored at that end.
 
 Sources: Turnbull, Journal of the Royal Statistical Society B 38 (1976), 290-295.
 """
@@ -26,10 +28,11 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, sampled
+from harness.analysis.open_requests import QUEUED
 from harness.analysis.stats import Bools, Floats, Ints, clustered_mean_ci95, turnbull_median
 from harness.analysis.tokens import without_tokens
 from harness.metrics import CANCEL_LATENCY, SLOT_RECOVERY
-from harness.records import Metric, Role, TrialArm
+from harness.records import Metric, Outcome, Role, TrialArm
 
 NO_PROBES: Final = "the workload has no probes"
 _PROBE_ARMS: Final = {
@@ -46,17 +49,17 @@ _TOLD_APART_SD: Final = 3.0  # standard deviations between two shares of dropped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """`latency_s` of the cancels that could be read, in order; where `censored`, longer than that.
+    """`latency_s` of the cancels at `t0_ns` that could be read; where `censored`, longer than that.
     `ready_low_s` to `ready_high_s`: when the server was ready. `dropped`: readings in a burst, of
-    how many, after cancels and in controls. `in_queue`: the leavers waited for a slot."""
+    how many, after cancels and in controls."""
 
+    t0_ns: Ints
     latency_s: Floats
     censored: Bools
     ready_low_s: Floats
     ready_high_s: Floats
     dropped: tuple[int, int]
     dropped_controls: tuple[int, int]
-    in_queue: bool
     late_s: float
 
     def drops_differ(self) -> bool:
@@ -73,19 +76,27 @@ def probes(requests: pd.DataFrame) -> pd.DataFrame:
     """Each probe's wait: arm, recovery_s, censored.
 
     unloaded: from its sending to its first token; abandon: from t0 of the stream that left;
-    control: from the natural end of the request before it. Censored: no first token until it ended.
+    control: from the natural end of the request before it. Censored: no first token until it ended,
+    or until a stream that filled a slot came to its own end.
     """
-    rows = without_tokens(requests)
+    every = without_tokens(requests)
+    rows = every[
+        ((every["role"] == Role.PROBE) & (every["arm"] != TrialArm.CONTROL)) | _controls(every)
+    ]
     is_unloaded = rows["arm"] == TrialArm.UNLOADED
-    is_control = (rows["arm"] == TrialArm.CONTROL) & rows["reference_ns"].notna()
-    rows = rows[(rows["role"] == Role.PROBE) | (is_control & rows["first_token_ns"].notna())]
-    since = rows["reference_ns"].where(~is_unloaded[rows.index], rows["sent_ns"]).astype("Int64")
-    until = rows["first_token_ns"].fillna(rows["ended_ns"]).astype("Int64")
+    since = (
+        rows["reference_ns"]
+        .where(~is_unloaded, rows["sent_ns"])
+        .to_numpy(dtype=float, na_value=np.nan)
+    )
+    until = rows["first_token_ns"].fillna(rows["ended_ns"]).to_numpy(dtype=float, na_value=np.nan)
+    ended = _first_own_end(every, since, until)
+    is_cut = (rows["arm"] == TrialArm.ABANDON).to_numpy() & ~np.isnan(ended)
     waited = pd.DataFrame(
         {
             "arm": rows["arm"],
-            "recovery_s": (until - since).to_numpy(dtype=float, na_value=np.nan) / 1e9,
-            "censored": rows["first_token_ns"].isna(),
+            "recovery_s": (np.where(is_cut, ended, until) - since) / 1e9,
+            "censored": rows["first_token_ns"].isna() | is_cut,
         }
     )
     return waited[waited["recovery_s"] >= 0].reset_index(drop=True)
@@ -115,8 +126,11 @@ def train_of(requests: pd.DataFrame, late_s: float) -> Train | NotMeasurable:
     ].sort_values("reference_ns")
     if sample_rows.empty:
         return NotMeasurable(NO_PROBES)
-    has_begun = rows["first_token_ns"].notna() & rows["reference_ns"].notna()
-    is_control = (rows["arm"] == TrialArm.CONTROL) & (rows["role"] != Role.PROBE) & has_begun
+    if (rows["plan"] == QUEUED).any():
+        return NotMeasurable(
+            "a request that leaves the queue gives no slot back: see `slot_recovery_s`"
+        )
+    is_control = _controls(rows)
     if not is_control.any():
         return NotMeasurable(
             "no request took over a slot that came free by itself: without this control the "
@@ -125,42 +139,57 @@ def train_of(requests: pd.DataFrame, late_s: float) -> Train | NotMeasurable:
     steps = _Steps.of(requests)
     controls = _Readings.of(rows[is_control], steps)
     hand_over = controls.typical()
-    samples = _Readings.of(sample_rows[sample_rows["first_token_ns"].notna()], steps)
-    free_ns, gap_ns, is_burst = samples.less(hand_over)
-    served = sample_rows[sample_rows["first_token_ns"].notna()][~is_burst]
-    left_ns = _left_ns(served, rows)
-    since_ns = served["reference_ns"].to_numpy(dtype=np.float64)
-    in_queue = bool((left_ns < since_ns).any())
-    free_ns, gap_ns = free_ns[~is_burst], gap_ns[~is_burst]
-    latency = np.maximum(free_ns - left_ns, 0.0) / 1e9
-    low = np.maximum(free_ns - gap_ns - left_ns, 0.0) / 1e9
-    never = sample_rows[sample_rows["first_token_ns"].isna()]
+    is_served = sample_rows["first_token_ns"].notna()
+    samples = _Readings.of(sample_rows[is_served], steps)
+    free_ns, gap_ns = samples.less(hand_over)
+    is_burst, of_controls = (one.in_burst(hand_over[0]) for one in (samples, controls))
+    t0_ns, free_ns, gap_ns = (one[~is_burst] for one in (samples.since_ns, free_ns, gap_ns))
+    ended_ns = _first_own_end(rows, t0_ns, free_ns + _BURST * gap_ns)
+    is_cut = ~np.isnan(ended_ns)
+    latency = np.maximum(np.where(is_cut, ended_ns, free_ns) - t0_ns, 0.0) / 1e9
+    low = np.maximum(free_ns - gap_ns - t0_ns, 0.0) / 1e9
+    never = sample_rows[~is_served]
     never_s = (never["ended_ns"] - never["reference_ns"]).to_numpy(dtype=np.float64) / 1e9
     return Train(
+        t0_ns=np.concatenate([t0_ns.astype(np.int64), never["reference_ns"].to_numpy(np.int64)]),
         latency_s=np.concatenate([latency, never_s]),
-        censored=np.concatenate([np.zeros(len(latency), bool), np.ones(len(never_s), bool)]),
-        ready_low_s=np.concatenate([low, never_s]),
-        ready_high_s=np.concatenate([latency, np.full(len(never_s), np.inf)]),
+        censored=np.concatenate([is_cut, np.ones(len(never_s), bool)]),
+        ready_low_s=np.concatenate([np.where(is_cut, latency, low), never_s]),
+        ready_high_s=np.concatenate(
+            [np.where(is_cut, np.inf, latency), np.full(len(never_s), np.inf)]
+        ),
         dropped=(int(is_burst.sum()), len(is_burst)),
-        dropped_controls=(int(controls.is_burst.sum()), len(controls.is_burst)),
-        in_queue=in_queue,
+        dropped_controls=(int(of_controls.sum()), len(of_controls)),
         late_s=late_s,
     )
 
 
+def _controls(rows: pd.DataFrame) -> pd.Series:
+    """Those that took over a slot that came free by itself; a probe did so in version 0.1 only."""
+    is_known = rows["reference_ns"].notna() & rows["first_token_ns"].notna()
+    return (rows["arm"] == TrialArm.CONTROL) & (rows["role"] != Role.PROBE) & is_known
+
+
+def _first_own_end(rows: pd.DataFrame, since_ns: Floats, until_ns: Floats) -> Floats:
+    """The first end in (since, until] of a stream that held a slot and did not leave; NaN: none."""
+    is_end = rows["role"].isin((Role.FILLER, Role.METRONOME)) & ~rows["outcome"].isin(
+        (Outcome.ABANDONED, Outcome.CUT_OFF)
+    )
+    ends = np.sort(rows.loc[is_end, "last_token_ns"].dropna().to_numpy(dtype=np.float64))
+    first = np.append(ends, np.nan)[np.searchsorted(ends, since_ns, side="right")]
+    return np.where(first <= until_ns, first, np.nan)
+
+
 def cancel_latency(trains: Sequence[Train], method: str) -> Figure:
-    """Of all runs together. The interval's low end allows for the way to the client. For leavers in
-    the queue it is an upper bound: a slot seldom comes free in the moment in which they leave."""
+    """Over all runs together. The interval's low end allows for the way to the client."""
     late_s = max(train.late_s for train in trains)
     values = np.concatenate([train.latency_s for train in trains])
     censored = np.concatenate([train.censored for train in trains])
-    in_queue = any(train.in_queue for train in trains)
     figure = sampled(
         CANCEL_LATENCY,
         Sample(values=values, censored=censored),
         "every reading of the train was dropped: its tokens came in bursts",
         method=method,
-        bound="upper" if in_queue else "point",
     )
     figure = _by_blocks(figure, values)
     if isinstance(figure, NotMeasurable):
@@ -170,7 +199,7 @@ def cancel_latency(trains: Sequence[Train], method: str) -> Figure:
             setattr(figure, name, (max(0.0, limits[0] - late_s), limits[1]))
     low = np.concatenate([train.ready_low_s for train in trains])
     high = np.concatenate([train.ready_high_s for train in trains])
-    if not in_queue and (ready_s := turnbull_median(low, high)) is not None:
+    if (ready_s := turnbull_median(low, high)) is not None:
         figure.others["ready_p50"] = ready_s
     return figure
 
@@ -183,15 +212,6 @@ def _by_blocks(figure: Figure, values: Floats) -> Figure:
         sizes = [len(block) for block in np.array_split(values, blocks)]
         figure.mean_ci95 = clustered_mean_ci95(values, np.array(sizes, dtype=np.int64))
     return figure
-
-
-def _left_ns(served: pd.DataFrame, rows: pd.DataFrame) -> Floats:
-    """t0 of the cycle's leaver; where the slot came free later, that of the one in the queue."""
-    queued = rows[(rows["plan"] == "queued") & rows["abandoned_ns"].notna()]
-    since = served["reference_ns"].astype(np.float64)
-    by_trial = queued.drop_duplicates("trial").set_index("trial")["abandoned_ns"]
-    left = served["trial"].map(by_trial).astype(np.float64)
-    return np.asarray(left.fillna(since).to_numpy(), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,34 +259,36 @@ class _Readings:
     def has_steps(self) -> bool:
         return len(self.steps.read_ns) > 2
 
-    @property
-    def is_burst(self) -> Bools:
+    def in_burst(self, number: int) -> Bools:
+        """Two neighbours were read together of the steps from the hand-over's begin, `number`
+        steps before the first token, to the step after it."""
         if not self.has_steps:
             return np.zeros(len(self.first_ns), dtype=bool)
+        is_short = np.diff(self.steps.read_ns) < _BURST * self.steps.typical_ns
         ends = self.steps.nearest(self.first_ns)
-        gap = self.steps.read_ns[ends] - self.steps.read_ns[(ends - 1).clip(0)]
-        return np.asarray(gap < _BURST * self.steps.typical_ns, dtype=bool)
+        after = [(ends + i).clip(0, len(is_short) - 1) for i in range(-number, 1)]
+        return np.asarray(is_short[after].any(axis=0), dtype=bool)
 
     def typical(self) -> tuple[int, float]:
         """Of the controls: how many steps a hand-over takes, and what it takes beyond these."""
-        keep = ~self.is_burst if not self.is_burst.all() else np.ones(len(self.first_ns), bool)
         took = self.first_ns - self.since_ns
         if not self.has_steps:
             return 0, float(np.median(took))
+        is_burst = self.in_burst(1)
+        keep = ~is_burst if not is_burst.all() else np.ones(len(self.first_ns), bool)
         last, first = self.steps.nearest(self.since_ns), self.steps.nearest(self.first_ns)
         number = max(1, round(float(np.median((first - last)[keep]))))
         spans = self.steps.read_ns[first] - self.steps.read_ns[(first - number).clip(0)]
         return number, float(np.median((took - spans)[keep & (first - last == number)]))
 
-    def less(self, hand_over: tuple[int, float]) -> tuple[Floats, Floats, Bools]:
-        """When the slot came free, how long the step before that took, and which came in bursts."""
+    def less(self, hand_over: tuple[int, float]) -> tuple[Floats, Floats]:
+        """When the slot came free, and how long the step before that took."""
         number, beyond = hand_over
         if not self.has_steps:
             free = self.first_ns - beyond
-            return free, np.full(len(free), beyond), self.is_burst
+            return free, np.full(len(free), beyond)
         ends = self.steps.nearest(self.first_ns)
         began = (ends - number).clip(1)
         spans = self.steps.read_ns[ends] - self.steps.read_ns[began]
         gaps = self.steps.read_ns[began] - self.steps.read_ns[began - 1]
-        is_burst = self.is_burst | (spans < _BURST * number * self.steps.typical_ns)
-        return self.first_ns - spans - beyond, gaps, np.asarray(is_burst, dtype=bool)
+        return self.first_ns - spans - beyond, gaps

@@ -21,7 +21,7 @@ from harness.analysis.load_side import (
     saturations,
     why_schedule_means_nothing,
 )
-from harness.analysis.open_requests import LEFT, RACE, reset_warnings
+from harness.analysis.open_requests import LEFT, QUEUED, RACE, reset_warnings
 from harness.analysis.probe_train import Train
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
@@ -38,7 +38,6 @@ from harness.records import Audit, Delivery, Level, Metric, Outcome, Remark, Ste
 from harness.store.frames import RunFrames
 from harness.workload.tasks import parse_text
 
-QUEUED = "queued"  # the plan of clients that leave while they wait
 _MOST_KINDS: Final = 3  # of errors that are listed
 MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for

@@ -159,6 +159,8 @@ def _leaks(observed: Observed) -> Figures:
     for name, one in occupancy_figures(observed.requests, observed.outside.rounds).items():
         if isinstance(one, Metric):
             figures[name] = with_probe(figures.get(name), one)
+        elif not isinstance(figures.get(name), Metric):
+            figures[name] = one
     return figures
 
 

@@ -1,9 +1,11 @@
 """Occupancy, black box: how many slots, or KV tokens, are still held after some users left?
 
-Slots are full; some streams leave at once, and as many requests as should fit now are sent at once.
-Each of them holds its slot, so the number that gets no token within the settle time is the number
-of slots still held. A ghost, a request that goes on for nobody, gives its slot back when its answer
-has come to its natural end; a lost slot stays away: those that still wait then say how many.
+Slots are full, which a request shows that has to wait. All streams leave at once, and as many
+requests follow at once. Each of them holds its slot, so the number that gets no token by the
+deadline is the number of slots still held. The deadline is the settle time and what as many
+requests take to begin on the idle server. A ghost, a request that goes on for nobody, gives its
+slot back when its answer has come to its natural end; a lost slot stays away: those that still wait
+then say how many.
 
 Only a round with something held waits for this. In a clean round the requests begin at once, and
 are the streams that leave in the next.
@@ -15,7 +17,8 @@ until one has to wait, and then their answers grow until a stream stands still.
 import math
 import random
 import time
-from typing import Final, NamedTuple
+from itertools import count
+from typing import Final
 
 import gevent
 
@@ -23,6 +26,7 @@ from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
+from harness.workload.load import CAPACITY_ANSWER_TOKENS
 
 _LIFE_IN_SETTLES: Final = 3  # of a stream: old enough to leave, and then young enough for a ghost
 _LEFT_IN_SETTLES: Final = 2  # so much it must have to go when it leaves
@@ -33,7 +37,6 @@ _SPARE_STEPS: Final = 4
 _MOST_FILLS: Final = 4
 _SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
 _STANDS_STILL_STEPS: Final = 6
-_HOLD_TOKENS: Final = 1000
 _PATIENCE_STEPS: Final = 6  # beside the time that a prompt as long took to begin
 
 
@@ -41,18 +44,9 @@ class NotCountedError(Exception):
     """The server refused or failed a request that was to hold a slot."""
 
 
-class Round(NamedTuple):
-    """`held`: slots after the settle time, of `left` streams that left; `held_later`: after the
-    natural end of what they had asked for, which are lost."""
-
-    left: int
-    held: int
-    held_later: int
-    took_s: float
-
-
 class Occupancy:
-    """`slots`: those that come back; a lost one is not counted again."""
+    """`slots`: those that come back; a lost one is not counted again. The figures are in the rows:
+    those of a round's requests have its number and, as `reference_ns`, its deadline."""
 
     def __init__(
         self,
@@ -60,52 +54,65 @@ class Occupancy:
         slots: int,
         rng: random.Random,
         *,
-        settle_s: float,
         prompt_tokens: tuple[int, int] = (16, 64),
         most_tokens: int = 4000,
     ) -> None:
         self.slots = slots
-        self.rounds: list[Round] = []
         self._session = session
         self._rng = rng
-        self._settle_s = settle_s
         self._prompt_tokens, self._most_tokens = prompt_tokens, most_tokens
+        self._settle_s = self._begin_s = 0.0
         self._running: list[LiveStream] = []
+        self._asked: list[LiveStream] = []
+        self._rounds = count()
+        self._ghosts_end_ns = 0
 
     @property
     def step_s(self) -> float:
         return self._session.client.step.median_ns() / 1e9
 
-    def round(self, leave: int | None = None, way: Way = Way.FIN) -> Round:
-        """So many streams leave, at random moments of a step; all, if not told."""
+    def warm_up(self) -> None:
+        """On the idle server: the step, and how long as many requests as slots take to begin."""
+        for number in (1, self.slots):
+            sent_ns = time.perf_counter_ns()
+            streams = [self._start(max_tokens=_WARM_UP_TOKENS) for _ in range(number)]
+            for stream in streams:
+                stream.join()
+            if self._waiting(streams, until_ns=0):
+                raise NotCountedError("a request to the idle server got no token")
+            self._begin_s = (max(one.first_token_ns or 0 for one in streams) - sent_ns) / 1e9
+        target = self._session.plan.target
+        settle_s = max(target.settle_s, (target.settle_steps or 0) * self.step_s)
+        self._settle_s = settle_s + self._begin_s
+
+    def round(self) -> None:
+        """All streams leave, at random moments of a step, and as many requests follow."""
         self._fill()
-        wanted = len(self._running) if leave is None else leave
-        leavers, self._running = self._running[:wanted], self._running[wanted:]
+        number = next(self._rounds)
+        if not number:
+            self._find_more()
+        leavers, self._running = self._running, []
         for stream in leavers:
-            gevent.spawn_later(self._rng.random() * self.step_s, stream.leave, way)
+            gevent.spawn_later(self._rng.random() * self.step_s, stream.leave, Way.FIN)
         gevent.sleep(2 * self.step_s)
         longest = max((one.spec.max_tokens - one.tokens for one in leavers), default=0)
-        return self.count(len(leavers), steps_to_go=longest)
-
-    def count(self, left: int, *, steps_to_go: int) -> Round:
-        """Send as many requests as slots should be free. `left` requests left just now; they would
-        have gone on for at most so many steps."""
-        began_ns = time.perf_counter_ns()
-        number, free = len(self.rounds), self.slots - len(self._running)
-        checks = [self._start(number, began_ns) for _ in range(free)]
-        waiting = self._waiting(checks, until_ns=began_ns + int(self._settle_s * 1e9))
-        held = len(waiting)
+        deadline_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
+        checks = [self._start(number, deadline_ns) for _ in range(self.slots)]
+        waiting = self._waiting(checks, until_ns=deadline_ns)
         if waiting:
-            self._wait_for_steps(checks, steps_to_go + _SPARE_STEPS)
+            self._wait_for_steps(checks, longest + _SPARE_STEPS)
             waiting = self._waiting(waiting, until_ns=0)
-            self.slots -= len(waiting)
-        for stream in waiting:
-            stream.leave()
-        self._running += [one for one in checks if one.tokens]
-        took_s = (time.perf_counter_ns() - began_ns) / 1e9
-        found = Round(left, held, len(waiting), took_s)
-        self.rounds.append(found)
-        return found
+        self._give_up(waiting)
+        self._running = [one for one in checks if one.tokens]
+
+    def end(self) -> None:
+        """Let the streams end by themselves: that leaves no ghost."""
+        for stream in self._asked:
+            stream.join()
+
+    def stop(self) -> None:
+        for stream in self._asked:
+            stream.cut()
 
     def _wait_for_steps(self, checks: list[LiveStream], steps: int) -> None:
         """By the tokens of one that has begun; it lasts longer than any of those that left."""
@@ -116,10 +123,10 @@ class Occupancy:
         else:
             checks[-1].wait_tokens(1, longest_s)
 
-    def stop(self) -> None:
-        for stream in self._running:
-            stream.cut()
-        self._running.clear()
+    def _give_up(self, waiting: list[LiveStream]) -> None:
+        self.slots -= len(waiting)
+        for stream in waiting:
+            stream.leave()
 
     def _waiting(self, streams: list[LiveStream], *, until_ns: int) -> list[LiveStream]:
         for stream in streams:
@@ -132,20 +139,28 @@ class Occupancy:
 
     def _fill(self) -> None:
         """Full slots, of streams that have long enough to go."""
-        if not self._running:
-            warm_up = self._start(None, None, max_tokens=_WARM_UP_TOKENS)
-            warm_up.join()
         for _ in range(_MOST_FILLS):
             self._drop_short()
             if len(self._running) >= self.slots:
                 return
-            new = [self._start(None, None) for _ in range(self.slots - len(self._running))]
-            until_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
-            for stream in self._waiting(new, until_ns=until_ns):
-                stream.leave()
-                self.slots -= 1
+            new = [self._start() for _ in range(self.slots - len(self._running))]
+            settled_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
+            self._give_up(self._waiting(new, until_ns=max(settled_ns, self._ghosts_end_ns)))
             self._running += [one for one in new if one.tokens]
         raise NotCountedError("the steps change so much that no answer has a known length in time")
+
+    def _find_more(self) -> None:
+        """The server may have more slots than were told: a short request behind full slots waits.
+        It ends by itself, before the others begin."""
+        patience_s = self._begin_s + _PATIENCE_STEPS * self.step_s
+        while self._start(max_tokens=1).wait_tokens(1, patience_s):
+            if any(stream.has_ended for stream in self._running):
+                return
+            one = self._start()
+            if self._waiting([one], until_ns=time.perf_counter_ns() + int(self._settle_s * 1e9)):
+                raise NotCountedError("a slot was free, and then it was not: other traffic?")
+            self.slots += 1
+            self._running.append(one)
 
     def _drop_short(self) -> None:
         """Let those end by themselves that have too little to go, by the steps seen until now."""
@@ -163,7 +178,10 @@ class Occupancy:
         self._running = [one for one in self._running if not one.has_ended]
 
     def _start(
-        self, trial: int | None, reference_ns: int | None, max_tokens: int | None = None
+        self,
+        trial: int | None = None,
+        reference_ns: int | None = None,
+        max_tokens: int | None = None,
     ) -> LiveStream:
         tokens = math.ceil(_LIFE_IN_SETTLES * self._settle_s / self.step_s) + _SPARE_TOKENS
         spec = RequestSpec(
@@ -178,59 +196,60 @@ class Occupancy:
         def edit(row: RequestRow) -> None:
             row.reference_ns = reference_ns
 
-        return LiveStream(self._session, spec, edit=edit)
+        self._asked = [one for one in self._asked if not one.has_ended]
+        self._asked.append(LiveStream(self._session, spec, edit=edit))
+        return self._asked[-1]
 
+    # KV tokens
 
-def capacity_tokens(
-    session: LoadSession, slots: int, rng: random.Random, *, prompt_tokens: int, trial: int
-) -> int | None:
-    """The most tokens, of prompts and of answers so far, that the server was seen to hold at once;
-    None: the slots ran out first. `trial` numbers the measurement in its rows."""
+    def count_tokens(self, prompt_tokens: int, trial: int) -> None:
+        """The rows say how many tokens, of prompts and of answers so far, were held at once, if a
+        prompt had to wait before the slots ran out. `trial` numbers the measurement."""
+        patience_s = self._session.plan.run.timeout_s
+        holders: list[LiveStream] = []
+        try:
+            while len(holders) < self.slots:
+                one = self._hold(prompt_tokens, trial)
+                if not one.wait_tokens(1, patience_s):
+                    one.leave()
+                    if holders:
+                        self._grow(holders, prompt_tokens, int(patience_s * 1e9))
+                        return
+                    raise NotCountedError(
+                        f"a prompt of {prompt_tokens} tokens got no token from the idle server: "
+                        f"{one.row and one.row.error}"
+                    )
+                if not holders:
+                    ttft_s = ((one.first_token_ns or 0) - one.spec.intended_start_ns) / 1e9
+                    patience_s = 2 * ttft_s + _PATIENCE_STEPS * self.step_s
+                holders.append(one)
+        finally:
+            for one in holders:
+                one.leave()
+            for one in holders:
+                one.join(self._session.plan.run.timeout_s)
+            ghost_s = _SLOWER * CAPACITY_ANSWER_TOKENS * self.step_s
+            self._ghosts_end_ns = time.perf_counter_ns() + int(ghost_s * 1e9)
 
-    def hold(tokens: int, max_tokens: int) -> LiveStream:
+    def _hold(self, prompt_tokens: int, trial: int) -> LiveStream:
         spec = RequestSpec(
-            user=rng.getrandbits(32),  # so that no prefix is shared
+            user=self._rng.getrandbits(32),  # so that no prefix is shared
             role=Role.LONG_PROMPT,
             arm=TrialArm.CAPACITY,
             trial=trial,
-            max_tokens=max_tokens,
-            prompt_tokens=tokens,
+            max_tokens=CAPACITY_ANSWER_TOKENS,
+            prompt_tokens=prompt_tokens,
         )
-        return LiveStream(session, spec)
+        return LiveStream(self._session, spec)
 
-    patience_s = session.plan.run.timeout_s
-    holders: list[LiveStream] = []
-    try:
-        while len(holders) < slots:
-            one = hold(prompt_tokens, _HOLD_TOKENS)
-            if not one.wait_tokens(1, patience_s):
-                one.leave()
-                break
-            if not holders:
-                ttft_s = ((one.first_token_ns or 0) - one.spec.intended_start_ns) / 1e9
-                patience_s = 2 * ttft_s + _PATIENCE_STEPS * session.client.step.median_ns() / 1e9
-            holders.append(one)
-        else:
-            return None
-        return _grow(holders, prompt_tokens, session.client.step.median_ns())
-    finally:
-        for one in holders:
-            one.leave()
-        for one in holders:
-            one.join(session.plan.run.timeout_s)
-
-
-def _grow(holders: list[LiveStream], prompt_tokens: int, step_ns: int) -> int:
-    """Let the answers grow until a stream stands still, as when its blocks are taken; at the latest
-    when one more such prompt would have fitted."""
-    most = 0
-    enough = holders[-1].tokens + prompt_tokens // len(holders)
-    while holders[-1].tokens < enough:
-        gevent.sleep(step_ns / 1e9)
-        latest = max(one.last_token_ns or 0 for one in holders)
-        if any(
-            latest - (one.last_token_ns or 0) > _STANDS_STILL_STEPS * step_ns for one in holders
-        ):
-            break
-        most = sum(one.spec.prompt_tokens + one.tokens for one in holders)
-    return most
+    def _grow(self, holders: list[LiveStream], prompt_tokens: int, patience_ns: int) -> None:
+        """Let the answers grow until a stream stands still, as when its blocks are taken; at the
+        latest when one more such prompt would have fitted."""
+        enough = holders[-1].tokens + prompt_tokens // len(holders)
+        still_ns = _STANDS_STILL_STEPS * self.step_s * 1e9
+        while holders[-1].tokens < enough and not any(one.has_ended for one in holders):
+            gevent.sleep(self.step_s)
+            read_ns = [one.last_token_ns or 0 for one in holders]
+            is_still = time.perf_counter_ns() - max(read_ns) > patience_ns
+            if is_still or max(read_ns) - min(read_ns) > still_ns:
+                return

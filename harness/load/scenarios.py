@@ -18,7 +18,7 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from harness.load.occupancy import NotCountedError, Occupancy, capacity_tokens
+from harness.load.occupancy import NotCountedError, Occupancy
 from harness.load.slot_recovery import Leaver, Sizes, Train, TrainStoppedError
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import Delivery, RequestRow, Role, Way
@@ -33,7 +33,6 @@ from harness.workload.observed_latency import ObservedLatency
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_SETTLE_S: Final = 0.5
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
 
@@ -179,7 +178,7 @@ class SlotRecoveryDirector(Director):
             train.run(lambda train: _is_enough(train, load))
         except TrainStoppedError as error:
             logger.warning("the train of probes stopped: %s", error)
-            if not train.recoveries:
+            if not train.recoveries_s:
                 session.give_up(f"no stream left while a probe waited: {error}")
 
 
@@ -196,7 +195,7 @@ def _leaver(load: SlotRecoveryLoad) -> Leaver:
 
 
 def _is_enough(train: Train, load: SlotRecoveryLoad) -> bool:
-    if load.trials is not None and len(train.recoveries) >= load.trials:
+    if load.trials is not None and len(train.recoveries_s) >= load.trials:
         return True
     width_s = None if load.width_s is None else train.median_width_s()
     return width_s is not None and width_s <= (load.width_s or 0.0)
@@ -205,33 +204,27 @@ def _is_enough(train: Train, load: SlotRecoveryLoad) -> bool:
 class OccupancyDirector(Director):
     def run_load(self) -> None:
         session = self.session
-        load, target = session.plan.load, session.plan.target
+        load = session.plan.load
         assert isinstance(load, OccupancyLoad)
         assert load.slots is not None  # the server was asked before the load
         low, high = load.prompt_tokens
-        rng = random.Random(f"{session.plan.run.seed}/occupancy")
         occupancy = Occupancy(
             session,
             load.slots,
-            rng,
-            settle_s=target.settle_s or _SHORTEST_SETTLE_S,
+            random.Random(f"{session.plan.run.seed}/occupancy"),
             prompt_tokens=(low, high),
             most_tokens=load.answer_tokens,
         )
         try:
-            self._count_tokens(load, rng, 0)
+            occupancy.warm_up()
+            if load.capacity_prompt_tokens is not None:
+                occupancy.count_tokens(load.capacity_prompt_tokens, trial=0)
             for _ in range(load.rounds):
                 occupancy.round()
-            occupancy.stop()
-            gevent.sleep(target.settle_s)
-            self._count_tokens(load, rng, 1)
+            if load.capacity_prompt_tokens is not None:
+                occupancy.end()
+                occupancy.count_tokens(load.capacity_prompt_tokens, trial=1)
         except NotCountedError as error:
             session.give_up(str(error))
         finally:
             occupancy.stop()
-
-    def _count_tokens(self, load: OccupancyLoad, rng: random.Random, trial: int) -> None:
-        if load.capacity_prompt_tokens is not None:
-            assert load.slots is not None
-            tokens = load.capacity_prompt_tokens
-            capacity_tokens(self.session, load.slots, rng, prompt_tokens=tokens, trial=trial)

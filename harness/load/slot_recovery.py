@@ -24,11 +24,10 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import gevent
 
@@ -49,6 +48,8 @@ _GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples spread evenly over the phases
 _TOKENS_TO_QUEUE: Final = 2  # of the metronome: the second is from a step begun after the sending
 _TOKENS_OF_SHORT: Final = 10  # of the request that holds the slot while leaver and probe queue
 _PREFILLS_TO_LEARN: Final = 3
+_PREFILL_SHARE: Final = (0.1, 0.9)  # a leaver leaves between these parts of its prefill
+_PATIENCE_S: Final = 2.0  # where no settle time is known
 _MARGIN_TOKENS: Final = 24  # a filler with fewer to come, for each slot, is the next to leave
 _MOST_VOID: Final = 12  # cycles in a row
 
@@ -64,13 +65,11 @@ class _VoidError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaver:
     """Which stream leaves, and when: after so many tokens and a random part of a step ("decode"; a
-    unary answer: so many steps), in the queue, or at a share of its prefill, uniform between the
-    two. `changes` are of its RequestSpec."""
+    unary answer: so many steps), in the queue, or at a random part of its prefill. `changes` are
+    made to its RequestSpec."""
 
     where: Where = "decode"
     tokens: int = 1
-    share: tuple[float, float] = (0.1, 0.9)
-    way: Way = Way.FIN
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,25 +97,11 @@ class Sizes:
     probe_tokens: int = 2
 
 
-class Recovery(NamedTuple):
-    """`since_ns`: t0, or, where the leaver was in the queue, when the slot came free after that.
-    `first_ns`: the probe's first token; None: not within the train's patience."""
-
-    trial: int
-    t0_ns: int
-    since_ns: int
-    first_ns: int | None
-    control_ns: int | None
-
-    @property
-    def recovery_s(self) -> float | None:
-        return None if self.first_ns is None else (self.first_ns - self.since_ns) / 1e9
-
-
 class Train:
-    """`ttft_ns`: of a probe on the idle server, which the train measures first unless it is told.
-    `void`: why cycles gave no sample. `_seats`: how many fillers fit beside what the cycle needs;
-    a slot that does not come back makes them fewer, one that is found free makes them more."""
+    """`recoveries_s`: each sample's wait; infinite: longer than the train's patience. `_ttft_ns`:
+    that of a probe on the idle server, which the train measures first. `_seats`: how many fillers
+    fit beside what the cycle needs; a slot that does not come back makes them fewer, one that is
+    found free makes them more."""
 
     def __init__(
         self,
@@ -126,17 +111,14 @@ class Train:
         rng: random.Random,
         *,
         sizes: Sizes = Sizes(),
-        patience_s: float | None = None,
-        ttft_s: float | None = None,
     ) -> None:
-        self.recoveries: list[Recovery] = []
-        self.void: Counter[str] = Counter()
-        self.ttft_ns = 0 if ttft_s is None else int(ttft_s * 1e9)
+        self.recoveries_s: list[float] = []
+        self._ttft_ns = 0
         self._session = session
         self._leaver = leaver
         self._rng = rng
         self._sizes = sizes
-        self._patience_s = patience_s or session.plan.target.settle_s or 2.0
+        self._patience_s = session.plan.target.settle_s or _PATIENCE_S
         self._slots = slots
         self._seats = slots if leaver.is_filler else slots - 1
         self._fillers: list[LiveStream] = []
@@ -155,7 +137,7 @@ class Train:
 
     def median_width_s(self) -> float | None:
         """Of the 95 % interval of the median recovery, by order statistics; None: too few."""
-        times = sorted(one.recovery_s or math.inf for one in self.recoveries)
+        times = sorted(self.recoveries_s)
         reach = math.ceil(_Z95 * math.sqrt(len(times)) / 2) + 1  # ranks beside the median
         low, high = len(times) // 2 - reach, len(times) // 2 + reach
         return times[high] - times[low] if low >= 0 and high < len(times) else None
@@ -163,8 +145,7 @@ class Train:
     def run(self, until: Callable[["Train"], bool]) -> None:
         """Raises TrainStoppedError; the streams have ended then, too."""
         try:
-            if not self.ttft_ns:
-                self._look()
+            self._look()
             while not until(self):
                 self._cycle()
         finally:
@@ -187,7 +168,6 @@ class Train:
                 self._pass_through(trial)
         except _VoidError as why:
             logger.info("cycle %d gives no sample: %s", trial, why)
-            self.void[str(why)] += 1
             self._void_in_a_row += 1
             if self._void_in_a_row >= _MOST_VOID:
                 raise TrainStoppedError(str(why)) from None
@@ -196,7 +176,7 @@ class Train:
 
     def _rotate(self, trial: int) -> None:
         leaver = self._next_to_leave()
-        beat = _Beat(self, trial)
+        beat = _Beat()
         probe = self._start(Role.PROBE, arm=TrialArm.ABANDON, trial=trial, edit=beat.edit)
         self._pace(1)
         next_filler = self._start_filler(arm=TrialArm.CONTROL, trial=trial, edit=beat.edit_control)
@@ -204,7 +184,7 @@ class Train:
         gevent.sleep(self._phase(trial) * self.step_ns / 1e9)
         if probe.tokens or next_filler.tokens or any(one.has_ended for one in self._fillers):
             self._take_in(probe, next_filler)
-        leaver.leave(self._leaver.way)
+        leaver.leave(Way.FIN)
         self._fillers.remove(leaver)
         beat.leaver = leaver
         if self._observe(beat, probe, next_filler):
@@ -217,7 +197,7 @@ class Train:
             if not short.wait_tokens(1, self._patience_s):
                 short.leave()
                 raise _VoidError("no slot was free")
-        beat = _Beat(self, trial)
+        beat = _Beat()
         leaver = self._start(
             Role.FILLER, trial=trial, max_tokens=self._sizes.answer_tokens, **self._planned()
         )
@@ -231,31 +211,33 @@ class Train:
             max_tokens=self._short_tokens(),
             edit=beat.edit_control,
         )
-        beat.leaver = leaver
-        if self._leave_in_time(short, leaver, trial, beat):
-            self._observe(beat, probe, self._short)
-            return
-        leaver.leave()
-        probe.join(self._patience_s)
-        self._short.wait_tokens(1, self._patience_s)
+        try:
+            self._leave_in_time(short, leaver, trial, beat)
+        except _VoidError:
+            leaver.leave()
+            probe.join(self._patience_s)
+            self._short.wait_tokens(1, self._patience_s)
+            raise
+        self._observe(beat, probe, self._short)
 
     def _leave_in_time(
         self, short: LiveStream, leaver: LiveStream, trial: int, beat: "_Beat"
-    ) -> bool:
-        """False: the prefill was only watched, to learn how long it takes."""
+    ) -> None:
         self._wait_until_queued(leaver)
-        _check_is_running(short, leaver)
+        _check_is_running(short)
         if self._leaver.where == "queued":
             left = short.spec.max_tokens - short.tokens
             gevent.sleep(self._phase(trial) * left * self.step_ns / 1e9)
-            _check_is_running(short, leaver)
+            _check_is_running(short)
             beat.slot_from = short
-        elif not self._wait_for_its_turn(short, leaver, trial):
-            return False
-        leaver.leave(self._leaver.way)
-        return True
+        else:
+            self._wait_for_its_turn(short, leaver, trial)
+        leaver.leave(Way.FIN)
+        if leaver.tokens:
+            raise _VoidError("the leaver had its first token before it left")
+        beat.leaver = leaver
 
-    def _wait_for_its_turn(self, short: LiveStream, leaver: LiveStream, trial: int) -> bool:
+    def _wait_for_its_turn(self, short: LiveStream, leaver: LiveStream, trial: int) -> None:
         """The leaver has the slot, and has come to the point where it leaves."""
         ended = short.join(self._patience_s)
         if ended is None or ended.last_token_ns is None:
@@ -265,42 +247,34 @@ class Train:
             if len(self._prefills_ns) < _PREFILLS_TO_LEARN:
                 if leaver.wait_tokens(1, self._session.plan.run.timeout_s):
                     self._prefills_ns.append((leaver.first_token_ns or 0) - began_ns)
-                return False
-            low, high = self._leaver.share
+                raise _VoidError("this prefill was only watched, to learn how long it takes")
+            low, high = _PREFILL_SHARE
             share = low + self._phase(trial) * (high - low)
             wait_ns = int(share * statistics.median(self._prefills_ns))
-        elif self._leaver.delivery is Delivery.UNARY:
-            wait_ns = int(self.ttft_ns + (self._leaver.tokens + self._phase(trial)) * self.step_ns)
-        else:
-            leaver.wait_tokens(self._leaver.tokens, self._patience_s)
-            began_ns, wait_ns = time.perf_counter_ns(), int(self._phase(trial) * self.step_ns)
+        else:  # a unary answer, which shows no tokens
+            wait_ns = int(self._ttft_ns + (self._leaver.tokens + self._phase(trial)) * self.step_ns)
         gevent.sleep(max(0, began_ns + wait_ns - time.perf_counter_ns()) / 1e9)
-        return True
 
     def _observe(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
         """Wait for the probe's first token, and for its follower's: False if its slot is lost."""
         has_begun = self._has_begun(beat, probe, follower)
-        t0_ns, since_ns = beat.leaver.abandoned_ns if beat.leaver else None, beat.since_ns
-        if t0_ns is None or since_ns is None:
+        since_ns = beat.since_ns
+        if since_ns is None:
             follower.wait_tokens(1, self._patience_s)
             raise _VoidError("the leaver had ended by itself")
         if probe.has_ended and probe.first_token_ns is None:
             follower.leave()
             raise _VoidError(f"the probe failed: {probe.row.error if probe.row else None}")
         if not has_begun:
-            self.recoveries.append(Recovery(beat.trial, t0_ns, since_ns, None, None))
+            self.recoveries_s.append(math.inf)
             for stream in (probe, follower):
                 stream.leave()
             self._give_up_slot()
             return False
         probe.join(self._patience_s)
         beat.probe_ended_ns = probe.last_token_ns
-        control_ns, is_kept = None, follower.wait_tokens(1, self._patience_s)
-        if is_kept and beat.probe_ended_ns is not None and follower.first_token_ns is not None:
-            control_ns = follower.first_token_ns - beat.probe_ended_ns
-        self.recoveries.append(
-            Recovery(beat.trial, t0_ns, since_ns, probe.first_token_ns, control_ns)
-        )
+        self.recoveries_s.append(((probe.first_token_ns or 0) - since_ns) / 1e9)
+        is_kept = follower.wait_tokens(1, self._patience_s)
         if not is_kept:
             follower.leave()
             self._give_up_slot()
@@ -346,7 +320,7 @@ class Train:
                 why = None if row is None else row.error
                 raise TrainStoppedError(f"a probe on the idle server got no token: {why}")
             ttfts_ns.append(row.first_token_ns - row.sent_ns)
-        self.ttft_ns = int(statistics.median(ttfts_ns))
+        self._ttft_ns = int(statistics.median(ttfts_ns))
 
     def _fill(self) -> None:
         self._live = [one for one in self._live if not one.has_ended]
@@ -404,13 +378,7 @@ class Train:
         )
 
     def _planned(self) -> dict[str, Any]:
-        tokens = self._leaver.tokens if self._leaver.where == "decode" else 0
-        return {
-            "plan": self._leaver.plan,
-            "planned_abandon": tokens,
-            "way": self._leaver.way,
-            **self._leaver.changes,
-        }
+        return {"plan": self._leaver.plan, "way": Way.FIN, **self._leaver.changes}
 
     def _start(
         self,
@@ -437,7 +405,7 @@ class Train:
         return (self._first_phase + trial * _GOLDEN) % 1
 
     def _short_tokens(self) -> int:
-        return _TOKENS_OF_SHORT + 2 * math.ceil(self.ttft_ns / self.step_ns)
+        return _TOKENS_OF_SHORT + 2 * math.ceil(self._ttft_ns / self.step_ns)
 
     def _pace(self, tokens: int) -> None:
         """Wait for tokens of the metronome, each of which comes from a step."""
@@ -450,22 +418,19 @@ class Train:
     def _wait_until_queued(self, stream: LiveStream) -> None:
         self._pace(_TOKENS_TO_QUEUE)
         queued_ns = time.perf_counter_ns() - stream.spec.intended_start_ns
-        if queued_ns < self.ttft_ns:
-            gevent.sleep((self.ttft_ns - queued_ns) / 1e9)
+        if queued_ns < self._ttft_ns:
+            gevent.sleep((self._ttft_ns - queued_ns) / 1e9)
 
 
-def _check_is_running(short: LiveStream, leaver: LiveStream) -> None:
+def _check_is_running(short: LiveStream) -> None:
     if short.has_ended:
-        leaver.leave()
         raise _VoidError("the short request ended before the leaver's turn to be tried")
 
 
 class _Beat:
     """A cycle's rows: what they say is known only when they end."""
 
-    def __init__(self, train: Train, trial: int) -> None:
-        self.train = train
-        self.trial = trial
+    def __init__(self) -> None:
         self.leaver: LiveStream | None = None
         self.slot_from: LiveStream | None = None
         self.probe_ended_ns: int | None = None
@@ -473,10 +438,11 @@ class _Beat:
 
     @property
     def since_ns(self) -> int | None:
-        stream = self.leaver if self.slot_from is None else self.slot_from
-        if stream is None:
-            return None
-        return stream.abandoned_ns if self.slot_from is None else stream.last_token_ns
+        """When it left; where it waited in the queue, when the slot came free after that."""
+        left_ns = None if self.leaver is None else self.leaver.abandoned_ns
+        if left_ns is None or self.slot_from is None:
+            return left_ns
+        return self.slot_from.last_token_ns
 
     def edit(self, row: RequestRow) -> None:
         since_ns = self.since_ns

@@ -191,9 +191,12 @@ def _described(plan: LoadPlan) -> str:
             return f"{users} for {most}"
         case AbandonLoad(stop_after_abandons=enough):
             return f"{users} until {enough} have walked away, at most {most}"
-        case SlotRecoveryLoad(slots=slots, trials=trials):
-            end = most if trials is None else f"{trials} samples, at most {most}"
-            return f"a train of probes behind {slots} full slots, for {end}"
+        case SlotRecoveryLoad(slots=slots, trials=trials, width_s=width_s):
+            ends = [] if trials is None else [f"for {trials} samples"]
+            if width_s is not None:
+                ends.append(f"until the median is known to {1e3 * width_s:g} ms")
+            end = " or ".join([*ends, f"at most {most}"])
+            return f"a train of probes behind {slots} full slots, {end}"
         case OccupancyLoad(slots=slots, rounds=rounds):
             return f"{rounds} rounds, in each {slots} streams leave and as many requests follow"
         case ChunkFrontierLoad(bystanders=others, pairs=pairs):

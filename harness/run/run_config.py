@@ -24,6 +24,7 @@ from harness.run.load_plan import (
     make_load,
 )
 from harness.run.server import Server, parse_command
+from harness.run.settle import settle_seconds
 from harness.workload.arms import ArmRun, arm_runs, check_engine_is_ours
 from harness.workload.arrivals import TraceArrivals
 from harness.workload.plan import ONLY_ARM, LoadPlan
@@ -201,7 +202,14 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
         url=urls[0],
         urls=urls if len(urls) > 1 else [],
         model=server.model,
-        target=target,
+        target=target.model_copy(
+            update={
+                "settle_s": settle_seconds(target, workload.settle, None),
+                "settle_steps": target.settle_steps
+                if workload.settle.steps is None
+                else workload.settle.steps,
+            }
+        ),
         run=workload.run,
         load=load,
         protocol=protocol,

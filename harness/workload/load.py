@@ -5,7 +5,7 @@ process gets the same classes, with the named files read (`harness.run.load_plan
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -186,6 +186,7 @@ class CancelStormLoad(_LeavesAtOnePoint):
     stay_tokens: Tokens
 
 
+CAPACITY_ANSWER_TOKENS: Final = 1000  # of the prompts that measure the KV cache; they are left
 Variant = Literal["decode", "queue", "prefill", "unary"]
 
 
@@ -229,6 +230,14 @@ class OccupancyLoad(Load):
     rounds: Count
     answer_tokens: Tokens
     capacity_prompt_tokens: Tokens | None = None
+
+    @property
+    def longest_requests(self) -> dict[str, int]:
+        found = super().longest_requests
+        if self.capacity_prompt_tokens is not None:
+            key = f"`load.capacity_prompt_tokens` + {CAPACITY_ANSWER_TOKENS}"
+            found[key] = self.capacity_prompt_tokens + CAPACITY_ANSWER_TOKENS
+        return found
 
 
 class ChunkFrontierLoad(Load):

@@ -1,6 +1,7 @@
 """The train of probes and occupancy: rows made by hand, or by a server of known steps and delay."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from harness.analysis.occupancy import (
 from harness.analysis.probe_train import Train, cancel_latency, probe_figures, train_of
 from harness.analysis.stats import turnbull_median
 from harness.records import Role
-from tests.harness.told import MakeRun, metric
+from tests.harness.told import MakeRun, metric, reason
 from tests.made_up.run import RunBuilder
 
 STEP, DELAY, WAY = 20.0, 7.0, 0.3  # ms
@@ -119,29 +120,43 @@ def test_a_stream_that_is_never_let_go_is_censored(run: RunBuilder) -> None:
     assert figure.lower_bounds["p99"] == pytest.approx(2.0)
 
 
-def test_readings_in_a_burst_are_dropped_and_counted(run: RunBuilder) -> None:
-    """The client stood still: the token of the probe's step was read with the one before."""
+def test_another_streams_own_end_is_not_the_cancel(run: RunBuilder) -> None:
+    """A filler of cycle 3 ends in the step in which the probe's slot seems to come free; one of
+    cycle 5 ends with the probe's first token."""
+    known = ride(run, 9)
+    rows = {row.request_id: row for row in run.requests}
+    for cycle, steps in ((3, 1), (5, 0)):
+        ms = ((rows[f"p{cycle}"].first_token_ns or 0) - rows["l0"].sent_ns) / 1e6 - steps * STEP
+        run.request(f"o{cycle}", sent=0, tokens=[ms], outcome="completed", end=ms, role=Role.FILLER)
+    found = train(run)
+    assert [i for i in range(9) if found.censored[i]] == [3]
+    assert found.latency_s == pytest.approx(np.array(known) / 1e3, abs=(WAY + 0.1) / 1e3)
+    assert metric(probe_figures(run.frames().requests)["slot_recovery_s"]).n_censored == 2
+
+
+def test_a_leaver_in_the_queue_has_no_cancel_latency(run: RunBuilder) -> None:
+    ride(run, 5)
+    for row in run.requests:
+        row.plan = "queued" if row.plan else row.plan
+    found = train_of(run.frames().requests, 0.0)
+    assert isinstance(found, NotMeasurable)
+    assert "see `slot_recovery_s`" in found.reason
+
+
+@pytest.mark.parametrize("beside", [-1, 1])
+def test_readings_in_a_burst_are_dropped_and_counted(run: RunBuilder, beside: int) -> None:
+    """The client stood still: the token of the probe's step was read with the one before, or it was
+    read as late as the one after."""
     ride(run, 30)
     probe = next(row for row in run.requests if row.request_id == "p7")
     metronome = run.requests[-1]
     near = np.abs(np.array(metronome.token_times_ns) - (probe.first_token_ns or 0)).argmin()
-    metronome.token_times_ns[near - 1] = metronome.token_times_ns[near] - 100_000
+    metronome.token_times_ns[near + beside] = metronome.token_times_ns[near] + beside * 100_000
     found = train(run)
     assert (found.dropped, found.dropped_controls) == ((1, 30), (0, 30))
     assert len(found.latency_s) == 29
     assert not found.drops_differ()
-    assert Train.drops_differ(
-        Train(
-            latency_s=found.latency_s,
-            censored=found.censored,
-            ready_low_s=found.ready_low_s,
-            ready_high_s=found.ready_high_s,
-            dropped=(15, 30),
-            dropped_controls=(1, 30),
-            in_queue=False,
-            late_s=0.0,
-        )
-    )
+    assert Train.drops_differ(replace(found, dropped=(15, 30), dropped_controls=(1, 30)))
 
 
 @pytest.mark.parametrize(
@@ -160,12 +175,20 @@ def test_turnbulls_median(intervals: list[tuple[float, float]], median: float | 
     )
 
 
-def check(run: RunBuilder, number: int, waited: float | None) -> None:
+def check(
+    run: RunBuilder,
+    number: int,
+    waited: float | None,
+    *,
+    trial: int = 0,
+    without: str = "abandoned",
+) -> None:
+    """Sent at 1 s; the deadline is 2 s later."""
     tokens = [] if waited is None else [1000 + waited]
-    outcome = "abandoned" if waited is None else "cut_off"
-    more = {"role": Role.FILLER, "arm": "occupancy", "trial": 0}
+    outcome = without if waited is None else "cut_off"
+    more = {"role": Role.FILLER, "arm": "occupancy", "trial": trial}
     run.request(f"c{number}", sent=1000, tokens=tokens, outcome=outcome, end=9000, **more)
-    run.requests[-1].reference_ns = run.requests[-1].sent_ns
+    run.requests[-1].reference_ns = run.requests[-1].sent_ns + (1 + trial) * 2_000_000_000
 
 
 def test_requests_that_wait_count_ghosts_and_lost_slots(run: RunBuilder) -> None:
@@ -175,12 +198,17 @@ def test_requests_that_wait_count_ghosts_and_lost_slots(run: RunBuilder) -> None
     for i, waited in enumerate((30.0, 1900.0, 2100.0, None)):
         check(run, i, waited)
     requests = run.frames().requests
-    found = rounds_of(requests, 2.0)
+    found = rounds_of(requests)
     assert found == Rounds(rounds=1, left=4, ghosts=1, lost=1)
     rate = metric(ghost_rate_of([found, found], "probe"))
     assert (rate.n, rate.mean) == (8, 0.25)
     assert rate.mean_ci95 == pytest.approx((0.0319, 0.6509), abs=1e-4)  # R: binom.test(2, 8)
     assert metric(occupancy_figures(requests, found)["leaked_slots"]).mean == 1
+    more = {"role": Role.FILLER, "arm": "occupancy"}
+    run.request("later", sent=3000, tokens=[3100], outcome="abandoned", end=3500, **more)
+    check(run, 4, 2100.0, trial=1)
+    check(run, 5, None, trial=1, without="cut_off")
+    assert rounds_of(run.frames().requests) == found  # the second round did not end
 
 
 def hold(run: RunBuilder, name: str, trial: int, tokens: list[float]) -> None:
@@ -194,8 +222,12 @@ def test_the_fall_of_what_can_be_held_is_the_leaked_share(run: RunBuilder) -> No
     hold(run, "b", 0, [15, 25])
     hold(run, "c", 1, [10, 20, 30])
     hold(run, "d", 1, [40])
+    hold(run, "e", 0, [])
+    found = occupancy_figures(run.frames().requests, NotMeasurable(""))["leaked_kv_share"]
+    assert "the slots ran out first" in reason(found)  # none of the later prompts had to wait
+    hold(run, "f", 1, [])
     requests = run.frames().requests
     share = metric(occupancy_figures(requests, NotMeasurable(""))["leaked_kv_share"])
     assert share.mean == pytest.approx(1 - 1003 / 2004)
     assert "leaked_slots" not in occupancy_figures(requests, NotMeasurable(""))
-    assert rounds_of(requests, 2.0) == NotMeasurable(NO_ROUNDS)
+    assert rounds_of(requests) == NotMeasurable(NO_ROUNDS)

@@ -35,12 +35,12 @@ class LoadProcess:
         target: dict[str, Any] | None = None,
     ) -> None:
         self.folder = folder
+        described: dict[str, Any] = {"name": "t", "description": "d", "settle_s": 0.0}
+        described["continuous_usage"] = True
         plan = LoadPlan(
             url=url,
             model="m",
-            target=Target(
-                name="t", description="d", settle_s=0.0, continuous_usage=True, **(target or {})
-            ),
+            target=Target(**described | (target or {})),
             protocol=protocol,
             run=RunSettings(seed=3, users=users, timeout_s=timeout_s, max_seconds=max_seconds),
             load=load,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import TargetError
-from harness.records import Outcome, Role, TrialArm
-from harness.workload.load import CancelStormLoad, OccupancyLoad, SlotRecoveryLoad
+from harness.records import Outcome, RequestRow, Role, TrialArm
+from harness.workload.load import CancelStormLoad, OccupancyLoad, SlotRecoveryLoad, Variant
 from tests.harness.load.asking import engine
 from tests.harness.load.conftest import Exchange, Script, Serve
 from tests.harness.load.load_process import LoadProcess
@@ -52,20 +52,44 @@ def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: P
     assert stayers <= {Outcome.COMPLETED, Outcome.CUT_OFF}
 
 
-def engine_with_slots(number: int, ghosts: Container[int] = ()) -> Script:
-    """First come, first served. Of the clients that leave in mid-stream the `ghosts` go on."""
+LONG = 1000  # tokens, of a prompt or of its answer
+
+
+def engine_with_slots(
+    number: int,
+    ghosts: Container[int] = (),
+    *,
+    gap_s: float = 0.005,
+    prefill_s: float = 0.0,
+    long_at_once: int = 99,
+    long_answer: int = LONG,
+) -> Script:
+    """First come, first served. Of the clients that leave in mid-stream the `ghosts` go on. All
+    prefills go through one lock. So many long requests have room in the KV cache at once."""
     here: list[Exchange] = []
-    left = count(1)
+    left, prefill = count(1), threading.Lock()
+
+    def is_long(x: Exchange) -> bool:
+        return x.body["max_tokens"] == LONG or len(x.body["prompt"]) >= LONG
+
+    def must_wait(x: Exchange) -> bool:
+        before = here[: here.index(x)]
+        if is_long(x) and sum(map(is_long, before)) >= long_at_once:
+            return True
+        return len(before) >= number
 
     def script(x: Exchange) -> None:
         here.append(x)
         x.accept()
-        while here.index(x) >= number and not x.client_left_within(0.002):
+        while must_wait(x) and not x.client_left_within(0.002):
             """It waits in the queue."""
-        if here.index(x) < number:
-            x.stream(tokens=x.body["max_tokens"], gap_s=0.005)
+        if not must_wait(x):
+            with prefill:
+                threading.Event().wait(prefill_s)
+            tokens = long_answer if is_long(x) else x.body["max_tokens"]
+            x.stream(tokens=tokens, gap_s=gap_s)
             if x.closed_ns is not None and next(left) in ghosts:
-                threading.Event().wait((x.body["max_tokens"] - x.tokens_sent) * 0.005)
+                threading.Event().wait((tokens - x.tokens_sent) * gap_s)
         here.remove(x)
 
     return script
@@ -124,18 +148,107 @@ def test_a_train_that_gets_no_sample_says_why(
 
 
 @e2e
-def test_requests_that_wait_after_a_round_count_what_is_held(serve: Serve, tmp_path: Path) -> None:
-    """Ghosts 3, 6 and 7 of 12 that leave."""
-    load = OccupancyLoad(
-        kind="occupancy", slots=4, rounds=3, prompt_tokens=[8, 16], answer_tokens=2000
-    )
-    server = serve(engine_with_slots(4, ghosts=(3, 6, 7)))
+@pytest.mark.parametrize("variant", ["prefill", "queue"])
+def test_only_those_that_left_in_their_phase_are_samples(
+    serve: Serve, tmp_path: Path, variant: Variant
+) -> None:
+    load = LOAD.model_copy(update={"trials": 4, "variant": variant, "prefill_tokens": LONG})
+    server = serve(engine_with_slots(2, prefill_s=0.02))
     rows = LoadProcess(tmp_path, server.url, load, users=1).result()
-    settle_ns = 500_000_000  # the shortest that is taken
-    held = [
-        row.first_token_ns is None or row.first_token_ns - row.reference_ns > settle_ns
-        for row in sorted(rows, key=lambda row: row.trial or 0)
-        if row.trial is not None and row.reference_ns is not None
+    plan = {"prefill": "prefill", "queue": "queued"}[variant]
+    leavers = {row.trial: row for row in rows if row.plan == plan}
+    samples = [row for row in rows if row.arm == TrialArm.ABANDON and row.reference_ns]
+    assert len(samples) == 4
+    for row in samples:
+        assert leavers[row.trial].outcome is Outcome.ABANDONED
+        assert leavers[row.trial].tokens_read == 0
+        assert row.sent_ns < (row.reference_ns or 0) <= (row.first_token_ns or 0)
+    watched = [row for row in leavers.values() if row.tokens_read]
+    assert len(watched) == (3 if variant == "prefill" else 0)
+
+
+OCCUPANCY = OccupancyLoad(
+    kind="occupancy", slots=4, rounds=3, prompt_tokens=[8, 16], answer_tokens=2000
+)
+
+
+def held_by_round(rows: list[RequestRow]) -> list[list[bool]]:
+    checks = [row for row in rows if row.arm == TrialArm.OCCUPANCY and row.reference_ns]
+    checks.sort(key=lambda row: (row.trial or 0, row.first_token_ns or 0))
+    return [
+        [row.first_token_ns is None or row.first_token_ns > (row.reference_ns or 0) for row in one]
+        for _, one in groupby(checks, key=lambda row: row.trial)
     ]
-    assert [sum(held[:4]), sum(held[4:8]), sum(held[8:])] == [1, 2, 0]
-    assert all(row.first_token_ns is not None for row in rows)
+
+
+@e2e
+@pytest.mark.parametrize("told", [3, 5])
+def test_requests_that_wait_after_a_round_count_what_is_held(
+    serve: Serve, tmp_path: Path, told: int
+) -> None:
+    """Ghosts 3, 6 and 7 of 12 that leave, whatever number of slots was told."""
+    load = OCCUPANCY.model_copy(update={"slots": told})
+    server = serve(engine_with_slots(4, ghosts=(3, 6, 7)))
+    target = {"settle_s": 0.5}
+    rows = LoadProcess(tmp_path, server.url, load, users=1, target=target).result()
+    rounds = held_by_round(rows)
+    assert [len(one) for one in rounds] == [4, 4, 4]
+    assert [sum(one) for one in rounds] == [1, 2, 0]
+    checks = [row for row in rows if row.trial is not None]
+    assert all(row.first_token_ns is not None for row in checks)
+
+
+@e2e
+def test_prefills_are_no_ghosts(serve: Serve, tmp_path: Path) -> None:
+    """Four prefills take longer than the settle time."""
+    load = OCCUPANCY.model_copy(update={"rounds": 1})
+    server = serve(engine_with_slots(4, prefill_s=0.15))
+    target = {"settle_s": 0.4}
+    rows = LoadProcess(tmp_path, server.url, load, users=1, target=target).result()
+    assert held_by_round(rows) == [[False] * 4]
+
+
+@e2e
+def test_ghosts_of_the_capacity_phase_are_waited_for(serve: Serve, tmp_path: Path) -> None:
+    """One of the two long prompts that have room goes on when it is left."""
+    load = OCCUPANCY.model_copy(update={"rounds": 1, "capacity_prompt_tokens": LONG})
+    script = engine_with_slots(4, ghosts=(1, 4), gap_s=0.002, long_at_once=2)
+    target = {"settle_s": 0.5}
+    rows = LoadProcess(tmp_path, serve(script).url, load, users=1, target=target).result()
+    assert [sum(one) for one in held_by_round(rows)] == [1]
+    assert len(held_by_round(rows)[0]) == 4
+    for trial in (0, 1):
+        of_it = [row for row in rows if row.arm == TrialArm.CAPACITY and row.trial == trial]
+        assert [row.first_token_ns is None for row in of_it].count(True) == 1
+        assert len(of_it) == 3
+
+
+@e2e
+def test_a_capacity_phase_whose_answers_all_end_comes_to_its_end(
+    serve: Serve, tmp_path: Path
+) -> None:
+    load = OCCUPANCY.model_copy(update={"rounds": 1, "capacity_prompt_tokens": LONG})
+    script = engine_with_slots(4, long_at_once=1, long_answer=30)
+    rows = LoadProcess(tmp_path, serve(script).url, load, users=1).result()
+    assert [row.trial for row in rows if row.arm == TrialArm.CAPACITY] == [0, 0, 1, 1]
+
+
+@e2e
+def test_a_refused_capacity_prompt_ends_the_load_with_its_reason(
+    serve: Serve, tmp_path: Path
+) -> None:
+    good = engine_with_slots(4)
+
+    def script(x: Exchange) -> None:
+        if x.body["max_tokens"] == LONG:
+            x.send(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 8\r\n\r\ntoo long")
+        else:
+            good(x)
+
+    load = OCCUPANCY.model_copy(update={"capacity_prompt_tokens": LONG})
+    child = LoadProcess(tmp_path, serve(script).url, load, users=1)
+    _, log = child.process.communicate(timeout=60)
+    child.stdin.close()
+    assert child.process.returncode == TargetError.exit_code
+    assert "a prompt of 1000 tokens got no token from the idle server: " in log.splitlines()[-1]
+    assert "too long" in log.splitlines()[-1]

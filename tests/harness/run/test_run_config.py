@@ -44,6 +44,11 @@ def planned(
     return make_load_plan(run, on or server(ENGINE_CONFIG), rows_dir=Path("rows"))
 
 
+def test_a_load_knows_the_settle_time_that_was_chosen() -> None:
+    target = planned("settle.seconds=0.3", "settle.steps=7").target
+    assert (target.settle_s, target.settle_steps) == (0.3, 7)
+
+
 def test_prompts_differ_between_runs_on_one_server() -> None:
     salts = {
         prompt_salt(server(ENGINE_CONFIG), run_id=run_id, created_at=created_at)
@@ -113,7 +118,12 @@ SCHEDULE = 'arrivals={kind="constant", rate=3, seconds=4, max_streams=5}'
     [
         ("demo", [], "12 users until 600 have walked away, at most 60 s"),
         ("demo", ["run.processes=4"], "12 users until 600 .* at most 60 s, in 4 processes"),
-        ("slot_recovery", [], "a train of probes behind 5 full slots, for .* s"),
+        ("slot_recovery", [], "a train of probes behind 5 full slots, at most 60 s"),
+        (
+            "slot_recovery",
+            ["load.trials=9", "load.width_s=0.005"],
+            ".* slots, for 9 samples or until the median is known to 5 ms or at most 60 s",
+        ),
         (
             "cancel_storm",
             ["load.streams=2", "load.stayers=1"],
