@@ -20,7 +20,7 @@ import gevent
 import msgspec
 
 from harness.conform.bench import Asked, Bench, find_facts, read_metrics
-from harness.conform.case import CASES, CannotDecideError, Case, Finding, RefusedError
+from harness.conform.case import CASES, CannotDecideError, Case, Check, Finding, RefusedError
 from harness.conform.cases import load_cases
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case, with_aftermath
@@ -36,6 +36,8 @@ from harness.workload.plan import LoadPlan
 
 _STREAMS = 1000
 _PAGE_S = 5.0
+_FILLS = {*"POK"}  # methods that are about all slots
+_TAKES_SLOTS = {*"POKBR"}  # methods whose requests another load keeps waiting
 
 
 def main() -> None:
@@ -107,31 +109,45 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     log = wire_log_name(case.id)
     bench.wire.begin(folder / log)
     bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
-    outcome, again = _attempt(case, bench, secrets), None
+    outcome, again = _attempt(case, partial(_check_free, case), bench, secrets), None
     times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
-    if "P" in case.methods and isinstance(outcome, Finding) and outcome.failure in times:
-        bench.end_case()
-        bench.rest()
-        again = _attempt(case, bench, secrets)
+    is_red = isinstance(outcome, Finding) and outcome.failure in times
+    if is_red and _TAKES_SLOTS & {*case.methods}:
+        facts = bench.facts
+        again = _once_more(case, bench, secrets)
+        bench.facts = facts
     bench.end_case()
     result = settle_case(case, outcome, again)
     bench.wire.end()
     result.wire_log = log
     aftermath, told = bench.aftermath()
     bench.rest()
-    if aftermath is Aftermath.WEDGED and bench.aftermath()[0] is Aftermath.WEDGED:
-        aftermath = Aftermath.DEAD  # not even when all that was left must have ended by itself
     result = with_aftermath(result, aftermath, told)
     result.took_s = round(time.monotonic() - started_s, 2)
     return result
 
 
-def _attempt(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception:
+def _check_free(case: Case, bench: Bench) -> Finding:
+    bench.check_free(wholly=bool(_FILLS & {*case.methods}))
+    return case.check(bench)
+
+
+def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
+    """After a red: the control, and, if times were judged, a second run. None: the red stands."""
+    bench.end_case()
+    control = _attempt(case, Bench.check_alone, bench, secrets)
+    bench.end_case()
+    if isinstance(control, Exception) or control.failure is not None:
+        return control
+    return _attempt(case, case.check, bench, secrets) if "P" in case.methods else None
+
+
+def _attempt(case: Case, check: Check, bench: Bench, secrets: list[str]) -> Finding | Exception:
     limit_s = case.limit_s + 3 * bench.settle_s
     too_long = CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
     try:
         with gevent.Timeout(limit_s, too_long):
-            return case.check(bench)
+            return check(bench)
     except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
         if not isinstance(error, CannotDecideError | RefusedError):
             sys.stderr.write(masked(traceback.format_exc(), secrets))

@@ -40,7 +40,7 @@ from harness.load.wire_log import WireLog
 from harness.records import Delivery, MetricSample, Outcome, RequestRow, Role, WireClose
 from harness.run.preflight import find_limit
 from harness.run.settle import NotServedError
-from harness.store.conform_result import Aftermath
+from harness.store.conform_result import Aftermath, Failure
 from harness.workload.abandon import RequestSpec
 
 MOST_SLOTS: Final = 64  # more streams at once would be a load of their own
@@ -53,6 +53,8 @@ _IDLE_PROBES: Final = 7
 _QUEUED_STEPS: Final = 3  # that a probe waits, beyond its idle time, before the leave
 READY_S: Final = 30.0  # for what a server that serves at all does at once
 _SLOW: Final = 10  # times the idle time to first token
+_LEAST_SLOW_S: Final = 2.0
+_BUSY: Final = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _FEWEST_TOKENS: Final = 64
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
 _PAGE_S: Final = 5.0
@@ -61,6 +63,7 @@ _POLL_S: Final = 0.1
 _LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
 _SMOOTHED: Final = 4  # tokens
 _LONGEST_REST_S: Final = 90.0
+_ANOTHER_LOAD: Final = "another load runs beside this one"
 
 
 class Facts(NamedTuple):
@@ -135,6 +138,7 @@ class Bench:
         self._streams: list[LiveStream] = []
         self._fillers: list[LiveStream] = []
         self.fitting_prompt: int | None = None  # tokens, of method K
+        self.running: int | None = None  # of as many requests as slots, when last all was at rest
         self._canary: str | None = None
         self._shortened: int | None = None
         self._resets = 0
@@ -179,6 +183,9 @@ class Bench:
 
     def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:
         return self.long(**{"max_tokens": tokens, **changes})
+
+    def probe(self) -> RequestSpec:
+        return self.short(_PROBE_TOKENS, role=Role.PROBE)
 
     def start(
         self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
@@ -273,7 +280,7 @@ class Bench:
         """Let so many long streams run (default: a stream a slot). Those of the last try are kept
         while they have more left than a probe is waited for."""
         wanted = self.slots if streams is None else streams
-        reserve = self.patience_s / self.step_s + 32
+        reserve = self.patience_s / self.step_s + max(READ_TOKENS) + 32
         kept = []
         for filler in self._fillers:
             if not filler.has_ended and filler.spec.max_tokens - filler.tokens > reserve:
@@ -299,7 +306,7 @@ class Bench:
 
         Raises CannotDecideError if it is served: then the slots were not full.
         """
-        probe = self.start(self.short(_PROBE_TOKENS, role=Role.PROBE))
+        probe = self.start(self.probe())
         if probe.wait_tokens(1, self.ttft_s + _QUEUED_STEPS * self.step_s):
             raise CannotDecideError(
                 f"the control's probe did not wait: {self.slots} streams do not fill the server's "
@@ -333,10 +340,10 @@ class Bench:
 
         way = _Leaving(spec or self.long(), begin or self.start, ready or until_read, leave)
         tries: list[Try] = []
-        self._resets, self._before = 0, []
+        self._resets = 0
         self.watch_steps()
-        if not queues_first:
-            self._check_full()
+        if not queues_first:  # the control, since no probe of these tries queues before the leave
+            self._hand_over()
         for number in range(self.tries):
             self.wire.begin_try(number)
             tries.append(self._try_queued(way, number) if queues_first else self._try(way, number))
@@ -349,6 +356,7 @@ class Bench:
     def watch_steps(self) -> None:
         """Begin a case of method P: all slots but one are full, and the client's lag is noted. No
         stream is left for this: a server that did not notice would still run it."""
+        self._before = []
         self._lag.latest_ns.clear()
         self.fill(self.slots - 1)
         gevent.sleep(12 * self.step_s)
@@ -366,47 +374,70 @@ class Bench:
         self._before = self._before or self.steps_now()
 
     def _try_queued(self, way: "_Leaving", number: int) -> Try:
-        others = self.fill(self.slots - 1)
+        self.fill(self.slots - 1)
         leaver = way.begin(replace(way.spec, role=Role.USER))
         self._wait_admitted(leaver)
         probe = self.queue_probe()
         way.ready(leaver, number)
         gevent.sleep(self.rng.random() * self.step_s)
-        return self._leave_and_time(way, leaver, probe, others)
+        return self._leave_and_time(way, leaver, probe)
 
     def _try(self, way: "_Leaving", number: int) -> Try:
-        others = self.fill(self.slots - 1)
+        self.fill(self.slots - 1)
         leaver = way.begin(replace(way.spec, role=Role.USER))
         way.ready(leaver, number)
-        probe = self.start(self.short(_PROBE_TOKENS, role=Role.PROBE))
-        return self._leave_and_time(way, leaver, probe, others)
+        probe = self.start(self.probe())
+        return self._leave_and_time(way, leaver, probe)
 
-    def _check_full(self) -> None:
-        """The control of tries whose probe does not queue first: behind a short answer in the last
-        slot it must wait."""
+    def _hand_over(self) -> Try:
+        """A slot changes hands because its answer has ended: the control of a leave."""
+        self.fill(self.slots - 1)
         tokens = int(self.ttft_s / self.step_s) + 4 * _QUEUED_STEPS
-        short = self.start(self.short(tokens, role=Role.FILLER))
-        if not short.wait_tokens(1, READY_S / 3):
-            raise CannotDecideError(f"a short request did not begin: {_end(short)}")
+        ender = self.start(self.short(tokens, role=Role.FILLER))
+        if not ender.wait_tokens(1, READY_S / 3):
+            raise CannotDecideError(f"a short request did not begin: {_end(ender)}")
         probe = self.queue_probe()
-        if not probe.wait_tokens(1, self.patience_s):
-            raise CannotDecideError("a slot whose answer had ended did not come back")
+        self.note_steps()
+        if ender.join(READY_S) is None:
+            raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
+        return self.time_probe(probe, lambda: ender.last_token_ns)
 
-    def _leave_and_time(
-        self, way: "_Leaving", leaver: LiveStream, probe: LiveStream, others: Sequence[LiveStream]
-    ) -> Try:
+    def check_alone(self) -> Finding:
+        """The control of a red: slots whose answers end by themselves work for another request in
+        time. Raises CannotDecideError if they do not: then another load takes them. Slots that
+        stay lost after every stream has ended are left out from here on."""
+        if self.facts.slots is None or self.facts.slots > MOST_SLOTS:
+            return Finding(None, "no slots are known that another load could take", {})
+        self.rest()
+        if self.running == 0:
+            row = self.start(self.short()).join(READY_S)
+            if row is not None and row.outcome is Outcome.COMPLETED:
+                raise CannotDecideError(f"{_ANOTHER_LOAD}: a short request waits long for a slot")
+            return Finding(Failure.NEVER, "the server serves no request any more", {})
+        self.facts = self.facts._replace(slots=self.running or self.slots)
+        self.watch_steps()
+        try:
+            tries = [self._hand_over() for _ in range(self.tries)]
+        except CannotDecideError as error:
+            raise CannotDecideError(f"{_ANOTHER_LOAD}: {error}") from error
+        control = self.judged(tries)
+        if control.failure is not None:
+            raise CannotDecideError(
+                f"{_ANOTHER_LOAD}: a slot whose answer ended by itself was {control.failure}, too "
+                f"({control.reason})"
+            )
+        return control
+
+    def _leave_and_time(self, way: "_Leaving", leaver: LiveStream, probe: LiveStream) -> Try:
         if leaver.has_ended:
             raise CannotDecideError(f"the stream that was to leave ended by itself: {_end(leaver)}")
+        if probe.tokens:
+            raise CannotDecideError("the control's probe did not wait: it began before the leave")
         self.note_steps()
-        counted = others[0].tokens if others else 0
         way.leave(leaver)
-        probe.wait_tokens(1, self.patience_s)
-        came = others[0].tokens - counted if others else None
-        row = leaver.row
-        self._resets += row is not None and row.wire_close is WireClose.RST
-        if leaver.abandoned_ns is None:
-            raise CannotDecideError(f"the stream could not leave: {_end(leaver)}")
-        return self.timed(leaver.abandoned_ns, probe, came)
+        tried = self.time_probe(probe, lambda: leaver.abandoned_ns)
+        self._resets += leaver.row is not None and leaver.row.wire_close is WireClose.RST
+        return tried
 
     def _wait_admitted(self, leaver: LiveStream) -> None:
         if leaver.spec.delivery is Delivery.UNARY:
@@ -414,20 +445,34 @@ class Bench:
         elif not leaver.wait_tokens(1, READY_S / 3):
             raise CannotDecideError(f"the stream that was to leave did not begin: {_end(leaver)}")
 
-    def timed(self, t0_ns: int, probe: LiveStream, came: int | None) -> Try:
-        """`t0_ns`: when the slot became free for the probe."""
+    def time_probe(
+        self,
+        probe: LiveStream,
+        since: Callable[[], int | None] = lambda: 0,
+        *,
+        idle_s: float | None = None,
+    ) -> Try:
+        """Wait for its first token. `since`: the moment (ns) from which a slot could work for it,
+        if not from its sending; asked for when the wait is over. `idle_s`: its first-token time
+        where nothing is in its way, if it is no short request."""
+        idle_s = self.ttft_s if idle_s is None else idle_s
+        patience_s = idle_s + self.patience_s
+        probe.wait_tokens(1, patience_s)
+        if (t0_ns := since()) is None:
+            raise CannotDecideError("the stream that was to leave could not")
+        since_ns = max(t0_ns, probe.spec.intended_start_ns)
+        others = None
+        if self._fillers:
+            others = sum(at_ns > since_ns for at_ns in self._fillers[0].token_times_ns)
         if probe.first_token_ns is None:
             if probe.row is not None:
                 raise CannotDecideError(f"the probe was not answered: {_end(probe)}")
-            return Try(None, self.patience_s, came)
+            return Try(None, patience_s, others)
         if probe.first_token_ns < t0_ns:
-            raise CannotDecideError(
-                "the control's probe did not wait: it began before a slot was free"
-            )
-        since_ns = max(t0_ns, probe.spec.intended_start_ns)
+            raise CannotDecideError("the control's probe did not wait: it began before the leave")
         waited_s = (probe.first_token_ns - since_ns) / 1e9
-        probe.join(self.patience_s)
-        return Try(waited_s - self.ttft_s - self.lag_s, waited_s, came)
+        probe.join(READY_S)
+        return Try(waited_s - idle_s - self.lag_s, waited_s, others)
 
     def steps_now(self, most: int = 20) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
@@ -516,13 +561,16 @@ class Bench:
         self._fillers.clear()
 
     def aftermath(self) -> tuple[Aftermath, str]:
-        longest_s = max(2 * self.settle_s, _SLOW * (self.ttft_s + _CANARY_TOKENS * self.step_s))
+        answered_s = _SLOW * (self.ttft_s + _CANARY_TOKENS * self.step_s)
+        longest_s = max(2 * self.settle_s, answered_s, _LEAST_SLOW_S)
         row = self._ask_canary(longest_s)
         until_ns = time.perf_counter_ns() + int(self.settle_s * 1e9)
         while row is not None and row.outcome is not Outcome.COMPLETED:
             if time.perf_counter_ns() > until_ns:
-                if row.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                if row.status_code in _BUSY:
                     return Aftermath.SLOW, f"a short request is refused: {row.error}"
+                if row.outcome is Outcome.TIMED_OUT:
+                    return Aftermath.WEDGED, f"a short request is not answered: {row.error}"
                 return Aftermath.DEAD, f"the server no longer serves: {row.error or row.outcome}"
             gevent.sleep(0.1)
             row = self._ask_canary(longest_s)
@@ -531,7 +579,7 @@ class Bench:
         if self._canary is not None and row.answer != self._canary:
             return Aftermath.WRONG_TEXT, "a greedy answer has changed"
         ttft_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
-        if ttft_s > _SLOW * self.ttft_s + self.step_s:
+        if ttft_s > max(_SLOW * self.ttft_s + self.step_s, _LEAST_SLOW_S):
             return Aftermath.SLOW, f"first token after {ttft_s:.2f} s"
         return Aftermath.CLEAN, ""
 
@@ -541,13 +589,26 @@ class Bench:
         slots = self.facts.slots
         now_ns = time.perf_counter_ns()
         until_ns = now_ns + int(1e9 * min(_LONGEST_REST_S, self._ghosts_s()))
+        self.running = None
         while slots is not None and slots <= MOST_SLOTS and time.perf_counter_ns() < until_ns:
             try:
-                if self.running_at_once() >= slots:
+                self.running = self.running_at_once()
+                if self.running >= slots:
                     break
             except CannotDecideError:
                 gevent.sleep(self.settle_s / 4)
         self._streams.clear()
+
+    def check_free(self, *, wholly: bool) -> None:
+        """A case must not be blamed for slots that were taken before it. `wholly`: each counts;
+        else at least one has to be free."""
+        if self.running is not None and self.running < self.slots:
+            self.rest()
+        if self.running == 0 or (wholly and (self.running or self.slots) < self.slots):
+            raise CannotDecideError(
+                f"only {self.running} of {self.slots} slots were free before this case: "
+                f"{_ANOTHER_LOAD}, or a case before lost the others"
+            )
 
     def _ghosts_s(self) -> float:
         """How long the streams that were left would run on, if the server has not noticed."""
@@ -596,6 +657,8 @@ def find_facts(session: LoadSession, *, slots: int | None, context: int | None) 
     why = f"it has {slots}"
     if slots is None:
         slots, why = _count_slots(session)
+    elif slots <= MOST_SLOTS:
+        _check_slots(session, slots)
     gaps = _gaps_of(session, 1 if slots is None else min(slots, MOST_SLOTS))
     return Facts(slots, median(gaps), ttft_s, context, why)
 
@@ -623,21 +686,39 @@ def _at_once(
 
 def _count_slots(session: LoadSession) -> tuple[int | None, str]:
     """The number, or why there is none."""
-
-    def ask(streams: int, tokens: int) -> list[Sequence[int]]:
-        if streams > MOST_SLOTS:
-            raise NotServedError(f"{MOST_SLOTS} streams run at once")
-        rows = _at_once(session, streams, tokens, Role.CHECK)
-        for row in rows:
-            if row is None or row.outcome is not Outcome.COMPLETED:
-                why = "no answer" if row is None else row.error or row.outcome
-                raise NotServedError(f"of {streams} streams at once one had {why}")
-        return [row.token_times_ns for row in rows if row is not None]
-
     try:
-        return find_limit(ask) or None, "no two streams were seen to overlap"
+        found = find_limit(lambda streams, tokens: _token_times(session, streams, tokens))
     except NotServedError as error:
         return None, str(error)
+    return found or None, "no two streams were seen to overlap"
+
+
+def _check_slots(session: LoadSession, slots: int) -> None:
+    """So many requests run at once, and one more waits. Answers of twice the length confirm what
+    is wrong: short ones may merely not overlap. Raises CannotDecideError."""
+    together = 0
+    try:
+        for tokens in (_TOGETHER_TOKENS, 2 * _TOGETHER_TOKENS):
+            together = most_at_once(_token_times(session, slots + 1, tokens))
+            if together == slots:
+                return
+    except NotServedError:  # where no request can queue, one more is refused
+        return
+    raise CannotDecideError(
+        f"the server is said to have {slots} slots, but of {slots + 1} requests {together} ran at "
+        f"once: --slots names another number, or {_ANOTHER_LOAD}"
+    )
+
+
+def _token_times(session: LoadSession, streams: int, tokens: int) -> list[Sequence[int]]:
+    if streams > MOST_SLOTS + 1:
+        raise NotServedError(f"{MOST_SLOTS} streams run at once")
+    rows = _at_once(session, streams, tokens, Role.CHECK)
+    for row in rows:
+        if row is None or row.outcome is not Outcome.COMPLETED:
+            why = "no answer" if row is None else row.error or row.outcome
+            raise NotServedError(f"of {streams} streams at once one had {why}")
+    return [row.token_times_ns for row in rows if row is not None]
 
 
 def _gaps_of(session: LoadSession, streams: int) -> list[float]:

@@ -420,8 +420,8 @@ class Suite:
                 return
 
     def _limit_s(self, case: Case) -> float:
-        """A case of method P may run twice; the load process ends a longer one itself."""
-        return 2 * (case.limit_s + 3 * self.order.settle_s) + _REST_S
+        """A red one has a control and may run twice; the load process ends a longer one itself."""
+        return 3 * (case.limit_s + 3 * self.order.settle_s) + 2 * _REST_S
 
     def _take(self, event: Event) -> Case | None:
         """Returns the case that now runs, if one does."""

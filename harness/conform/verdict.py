@@ -132,8 +132,8 @@ def disturbance(now: Conditions) -> str | None:
 def settle_case(
     case: Case, outcome: Finding | Exception, again: Finding | Exception | None = None
 ) -> CaseResult:
-    """The result of a check that returned or raised. `again`: of its second run, which a red of
-    method P gets: two reds make the fail."""
+    """The result of a check that returned or raised. `again`: of the control or the second run that
+    a red gets (harness/conform/__main__.py): two reds make the fail."""
     result = CaseResult(
         id=case.id,
         level=case.level,
@@ -166,17 +166,14 @@ def settle_case(
 
 
 def _confirm(result: CaseResult, again: Finding | Exception) -> None:
-    """A second run without a red, or a disturbed one after a late one, leaves it undecided. A slot
-    that never came back may well keep the second run from filling the slots: that confirms it."""
-    if isinstance(again, Finding):
-        told = again.reason if again.failure is None else f"{again.failure}: {again.reason}"
-        is_confirmed = again.failure is not None
-    else:
-        told, is_confirmed = str(again), result.kind is not Failure.LATE
+    """A second run without a red, or one in which something got in the way, leaves it undecided."""
+    told = again.reason if isinstance(again, Finding) else str(again)
+    if isinstance(again, Finding) and again.failure is not None:
+        result.evidence = {**result.evidence, "second_run": f"{again.failure}: {told}"}
+        return
     result.evidence = {**result.evidence, "second_run": told}
-    if not is_confirmed:
-        result.reason = f"{result.kind} in a first run ({result.reason}), not in a second ({told})"
-        result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
+    result.reason = f"{result.kind} in a first run ({result.reason}), then: {told}"
+    result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
 
 
 def with_aftermath(result: CaseResult, aftermath: Aftermath, told: str) -> CaseResult:
@@ -190,10 +187,6 @@ def with_aftermath(result: CaseResult, aftermath: Aftermath, told: str) -> CaseR
         result.reason = f"{told}; {result.reason}" if result.reason else told
         result.kind = Failure.HARM
     return result
-
-
-def undecided(case: Case, reason: str) -> CaseResult:
-    return settle_case(case, CannotDecideError(reason))
 
 
 class Expectation(NamedTuple):

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import httpx
 import msgspec
 import pytest
 
@@ -122,6 +125,31 @@ def test_a_mistake_is_said_in_a_sentence(arguments: tuple[str, ...], why: str) -
     ended = typed(*arguments)
     assert ended.returncode == 2
     assert why in ended.stderr
+
+
+def test_another_load_beside_the_run_is_no_red(tmp_path: Path) -> None:
+    """It begins with the first case: its users ask again and again, two for each slot."""
+    out, has_ended = tmp_path / "out", threading.Event()
+
+    def ask_again() -> None:
+        wait_until((out / "wire").exists, "a case begins", LONGEST_S)
+        body = {"model": "tiny", "prompt": "another user's", "max_tokens": 60, "ignore_eos": True}
+        while not has_ended.is_set():
+            httpx.post(f"{engine.url}/v1/completions", json=body, timeout=30.0)
+
+    asked = ("stream/fin-decode", "unary/leave", "--tries", "2")
+    with running(*FEW_SLOTS) as engine, ThreadPoolExecutor(8) as users:
+        others = [users.submit(ask_again) for _ in range(8)]
+        try:
+            ended = typed(*asked, "--target", engine.url, "--out", str(out))
+        finally:
+            has_ended.set()
+        for one in others:
+            one.result()
+    assert ended.returncode == UNDECIDED, ended.stdout
+    results = read_conform(out / CONFORM_FILE).cases
+    assert results[1].verdict is Verdict.CANNOT_DECIDE
+    assert "another load runs beside this one" in results[1].reason
 
 
 def test_an_earlier_result_is_not_overwritten(tmp_path: Path) -> None:

@@ -33,18 +33,21 @@ Settings = Mapping[str, float | str]
 def judged(
     folder: Path, *cases: str, settings: Settings, ca_file: Path | None = None
 ) -> list[CaseResult]:
+    flags = [] if ca_file is None else ["--ca-file", str(ca_file)]
+    return until_decided(
+        lambda turn: once(folder, *cases, *flags, settings=settings, turn=turn),
+        lambda results: all(one.verdict is not Verdict.CANNOT_DECIDE for one in results),
+    )
+
+
+def once(
+    folder: Path, *asked: str, settings: Settings, turn: int = 0, slots: int = SLOTS
+) -> list[CaseResult]:
     target = folder / "target.toml"
     target.write_text(TARGET)
-
-    def run(turn: int) -> list[CaseResult]:
-        with dialect_server(slots=SLOTS, step_s=0.01, num_blocks=4096, **settings) as server:
-            flags = ["--target", server.url, "--engine", str(target), "--slots", str(SLOTS)]
-            flags += [] if ca_file is None else ["--ca-file", str(ca_file)]
-            return conform(folder / f"{turn}", *cases, *flags, "--tries", "3").cases
-
-    return until_decided(
-        run, lambda results: all(one.verdict is not Verdict.CANNOT_DECIDE for one in results)
-    )
+    with dialect_server(slots=SLOTS, step_s=0.01, num_blocks=4096, **settings) as server:
+        flags = ["--target", server.url, "--engine", str(target), "--slots", str(slots)]
+        return conform(folder / f"{turn}", *asked, *flags, "--tries", "3").cases
 
 
 @pytest.mark.e2e
@@ -74,6 +77,16 @@ def test_a_good_server_passes_over_tls(tmp_path: Path) -> None:
 def test_an_oddity_is_red(tmp_path: Path, odd: Odd) -> None:
     (result,) = judged(tmp_path, odd.case, settings=odd.settings)
     assert (result.verdict, result.kind) == (Verdict.FAIL, odd.kind), result.reason
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("slots", "seen"), [(3, "of 4 requests 4"), (8, "of 9 requests 4")])
+def test_a_wrong_number_of_slots_is_said_and_decides_nothing(
+    tmp_path: Path, slots: int, seen: str
+) -> None:
+    (result,) = once(tmp_path, "storm/all", settings={}, slots=slots)
+    assert result.verdict is Verdict.CANNOT_DECIDE
+    assert f"said to have {slots} slots, but {seen} ran at once" in result.reason
 
 
 @pytest.mark.e2e

@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.conform.bench import Bench, whole
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
-from harness.conform.cases.prefill import Prefill, judged, long_prefill, steps_beside, time_probe
+from harness.conform.cases.prefill import Prefill, judged, long_prefill, steps_beside
 from harness.conform.verdict import Try
 from harness.conform.waves import leave_each, rows_of, start_greedy
 from harness.load.live import LiveStream
@@ -105,13 +105,13 @@ def dose_sweep(bench: Bench) -> Finding:
 
 
 def _dose(bench: Bench, dose: int, prefill: Prefill) -> Try:
-    beside = bench.fill(1)
+    bench.fill(1)
     streams = [bench.start(prefill.spec()) for _ in range(dose)]
     bench.pause(EARLY * prefill.ttft_s)
     for stream in streams:
         stream.leave()
     bench.pause(0)
-    tried = time_probe(bench, beside, bench.ttft_s)
+    tried = bench.time_probe(bench.start(bench.probe()))
     if not all(stream.join(bench.settle_s) for stream in streams):
         raise CannotDecideError("a stream could not leave")
     return tried
@@ -162,13 +162,14 @@ def while_alive(bench: Bench) -> Finding:
     tries: list[Try] = []
     for number in range(RETRY_TRIES):
         bench.wire.begin_try(number)
-        beside = bench.fill(bench.slots - 1)
+        bench.fill(bench.slots - 1)
         for _ in range(RETRIES):
             attempt = _attempt(bench, prefill.spec())
             bench.pause(LIMIT * prefill.ttft_s)
             attempt.leave()
             bench.pause(0)
-        tries.append(time_probe(bench, beside, prefill.ttft_s, prefill.spec(2)))
+        last = bench.start(prefill.spec(2))
+        tries.append(bench.time_probe(last, idle_s=prefill.ttft_s))
         if tries[-1].recovery_s is None:
             break
     return judged(bench, tries, before, prefill)

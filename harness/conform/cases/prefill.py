@@ -86,24 +86,6 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
     return Prefill(tokens, (row.first_token_ns - row.sent_ns) / 1e9, longest_ns / 1e9)
 
 
-def time_probe(
-    bench: Bench, beside: list[LiveStream], idle_s: float, spec: RequestSpec | None = None
-) -> Try:
-    """A request sent now, which takes `idle_s` to its first token where nothing is in its way."""
-    counted = beside[0].tokens if beside else 0
-    probe = bench.start(spec or bench.short(2, role=Role.PROBE))
-    patience_s = idle_s + bench.patience_s
-    probe.wait_tokens(1, patience_s)
-    others = beside[0].tokens - counted if beside else None
-    if probe.first_token_ns is None:
-        if probe.row is not None:
-            raise CannotDecideError(f"the probe was not answered: {probe.row.error}")
-        return Try(None, patience_s, others)
-    waited_s = (probe.first_token_ns - probe.spec.intended_start_ns) / 1e9
-    probe.join(READY_S)
-    return Try(waited_s - idle_s - bench.lag_s, waited_s, others)
-
-
 def steps_beside(bench: Bench) -> list[float]:
     """The next steps, in seconds: no prompt is computed beside them."""
     bench.pause(_SHOWN_STEPS * bench.step_s)
@@ -220,7 +202,7 @@ def beside(bench: Bench) -> Finding:
     before = bench.steps_now()
     for number, share in enumerate(SHARES):
         bench.wire.begin_try(number)
-        others = bench.fill(bench.slots - 2) if bench.slots > 2 else []
+        bench.fill(max(0, bench.slots - 2))
         leaver = bench.start(bench.long(role=Role.USER))
         leaver.wait_tokens(8, READY_S)
         reader = bench.start(prefill.spec())
@@ -229,6 +211,6 @@ def beside(bench: Bench) -> Finding:
         rows.append(reader.join(READY_S))
         if rows[-1] is None or rows[-1].outcome is not Outcome.COMPLETED:
             break
-        tries.append(time_probe(bench, others, bench.ttft_s))
+        tries.append(bench.time_probe(bench.start(bench.probe())))
     finding = _all_whole(rows, "a long prompt beside the stream that was left", prefill)
     return finding if finding.failure is not None else judged(bench, tries, before, prefill)

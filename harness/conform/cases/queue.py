@@ -48,7 +48,7 @@ def queue_leave(bench: Bench) -> Finding:
 
 
 def _leave_queue(bench: Bench) -> Try:
-    others = bench.fill(bench.slots - 1)
+    bench.fill(bench.slots - 1)
     ender = bench.start(bench.short(ENDER_TOKENS, role=Role.FILLER))
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
@@ -63,12 +63,9 @@ def _leave_queue(bench: Bench) -> Try:
     if ender.has_ended:
         raise CannotDecideError("the stream whose end frees a slot ended too early")
     ended = ender.join(READY_S)
-    if ended is None or ended.last_token_ns is None:
+    if ended is None:
         raise CannotDecideError("the stream whose end frees a slot did not end")
-    counted = others[0].tokens if others else 0
-    probe.wait_tokens(1, bench.patience_s)
-    came = others[0].tokens - counted if others else None
-    return bench.timed(ended.last_token_ns, probe, came)
+    return bench.time_probe(probe, lambda: ended.last_token_ns)
 
 
 def check_queued(queued: list[LiveStream]) -> None:
