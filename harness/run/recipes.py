@@ -33,6 +33,7 @@ from harness.run.tiny_model import SHAPES, Format, make_model
 HOME_VARIABLE: Final = "WALKAWAY_ENGINES"
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 CONTEXT: Final = 4096  # tokens of a request
+BLOCK_TOKENS: Final = 32
 READY_S: Final = 180.0
 POLL_S: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
@@ -340,6 +341,7 @@ def _start(
         "slots": str(wish.slots),
         "context": str(CONTEXT),
         "together": str(CONTEXT * wish.slots),
+        "blocks": str(max(CONTEXT, CONTEXT * wish.slots // 3) // BLOCK_TOKENS),
         "model": "" if recipe.model is None else str(_model(recipe.model, wish.model)),
         "direct": wish.direct or "",
         "served": recipe.served if wish.direct is None else _only_model(client, wish.direct),
