@@ -61,7 +61,7 @@ Markdown = Annotated[
     typer.Option(metavar="FILE", help="Write a Markdown table there; -: standard output."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print conform.json, or the list as JSON.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Of all random choices. Default 0.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Draws all random choices.")]
 
 STDOUT: Final = Path("-")
 
@@ -240,10 +240,10 @@ class Terminal:
 
     def end(self, result: "ConformResult", where: Path) -> None:
         counts = [f"{num} {SIGNS[one][0].lower()}" for one, num in counted(result.cases).items()]
-        if result.not_run:
-            counts.append(f"{len(result.not_run)} not run ({', '.join(result.not_run)})")
+        for name, why in result.not_run.items():
+            self._print(Text(f"{'not run':{_WIDTH}}{name:22}{why}", style="dim"))
+        counts += [f"{len(result.not_run)} not run"] if result.not_run else []
         self._print(Text(f"\n{', '.join(counts) or 'nothing was decided'}", style="bold"))
-        self._print(Text("what passing does not mean: docs/conform.md", style="dim"))
         self._print(Text(f"result: {where}"))
 
     def close(self) -> None:

@@ -46,7 +46,8 @@ def as_markdown(result: ConformResult) -> str:
         *(_row(one) for one in sorted(result.cases, key=lambda one: _GRAVEST.index(one.verdict))),
     ]
     if result.not_run:
-        lines += ["", f"Not run: {', '.join(result.not_run)}."]
+        told = (f"`{name}` ({why})" for name, why in result.not_run.items())
+        lines += ["", f"Not run: {', '.join(told)}."]
     return "\n".join([*lines, "", NOT_MEANT]) + "\n"
 
 
@@ -63,8 +64,7 @@ def as_junit(result: ConformResult) -> bytes:
     target = result.target
     tests = [_test(one, strict=result.strict) for one in result.cases]
     tests += [
-        JunitTest(name, "skipped", "not run: it needs what was not given", "")
-        for name in result.not_run
+        JunitTest(name, "skipped", f"not run: {why}", "") for name, why in result.not_run.items()
     ]
     return junit(f"walkaway conform {target.engine} {target.version or ''}".strip(), tests)
 

@@ -8,6 +8,7 @@ rest. Each result is on disk before the next case begins.
 import os
 import platform
 import secrets as random_names
+import shlex
 import sys
 import time
 from collections import deque
@@ -31,8 +32,8 @@ from harness.conform.verdict import (
     settle_case,
 )
 from harness.errors import ConfigError, InterruptedRunError, TargetError
-from harness.http_client import check_host, check_target_url
-from harness.load.wire_log import masked, secrets_of
+from harness.http_client import LOAD_THIS_HOST, check_host, check_target_url
+from harness.load.wire_log import MASK, masked, secrets_of
 from harness.run.preflight import (
     find_server,
     note_target,
@@ -44,7 +45,6 @@ from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun, RunConfig, make_load_plan, resolve_run
 from harness.run.run_state import RESULTS, RunState, begin_manifest
-from harness.run.server import Server
 from harness.run.settle import Asker, IdlePages, NotServedError
 from harness.store.conform_result import (
     Aftermath,
@@ -249,7 +249,7 @@ def _prepare(
         or ("started by walkaway" if server.engine is not None else ""),
         metrics_urls=facts.metrics_urls,
     )
-    result.notes = [*run.notes.texts(), *run.notes.warnings()]
+    result.notes = [masked(note, secrets) for note in [*run.notes.texts(), *run.notes.warnings()]]
     pid = config.pid if server.engine is None else config.pid or server.engine.pid
     slots = config.slots or server.slots or published_slots(client, server, run.target)
     given = {"pid": pid is not None, "direct": config.direct is not None}
@@ -276,13 +276,19 @@ def _prepare(
     )
     selection = Selection.of(chosen, config.wanted, given, offered)
     result.not_run = selection.not_run
+    lacking = selection.not_run | selection.missing
+    if len(lacking) == len(chosen):
+        name, why = next(iter(lacking.items()))
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise ConfigError(f"no case can be run: {name}{more}: {why}")
     return Suite(
+        config=config,
+        secrets=secrets,
         order=order,
         selection=selection,
         result=result,
         folder=run.folder,
         expected=expected,
-        server=server,
         show=show,
         interruption=run.interruption,
     )
@@ -316,7 +322,7 @@ class Selection:
     not offer, with the reason."""
 
     cases: list[Case]
-    not_run: list[str]
+    not_run: dict[str, str]
     missing: dict[str, str]
     refused: dict[str, str]
 
@@ -328,18 +334,19 @@ class Selection:
         given: dict[str, bool],
         offered: dict[str, bool],
     ) -> "Selection":
-        selection = cls([], [], {}, {})
+        selection = cls([], {}, {}, {})
         for case in chosen:
             lacking = [need for need in sorted(case.needs) if given.get(need) is False]
             refused = [need for need in sorted(case.needs) if offered.get(need) is False]
+            why = f"it needs {NOT_GIVEN[lacking[0]]}" if lacking else ""
             if lacking and case.id not in wanted:
-                selection.not_run.append(case.id)
+                selection.not_run[case.id] = why
                 continue
             selection.cases.append(case)
             if refused:
                 selection.refused[case.id] = NOT_OFFERED[refused[0]]
             elif lacking:
-                selection.missing[case.id] = f"it needs {NOT_GIVEN[lacking[0]]}"
+                selection.missing[case.id] = why
         return selection
 
 
@@ -359,12 +366,13 @@ NOT_OFFERED: Final = {
 class Suite:
     """`_rest`: the cases that are still to be decided, in order."""
 
+    config: ConformConfig
+    secrets: Sequence[str]
     order: Order
     selection: Selection
     result: ConformResult
     folder: RunFolder
     expected: list[Expectation]
-    server: Server | None
     show: Show
     interruption: Interruption
     command: Callable[[], list[str]] = lambda: python_module("harness.conform")
@@ -401,11 +409,13 @@ class Suite:
 
     def _run_child(self) -> None:
         log = self.folder.log("conform")
-        follower = Follower(log)
+        follower = Follower(log, self.secrets)
         order = msgspec.structs.replace(self.order, cases=[case.id for case in self._rest])
         with Child("load process", self.command(), log, quit_s=1.0) as child:
             child.say(msgspec.json.encode(order))
             self._follow(child, follower)
+        said = log.read_text(errors="replace")
+        log.write_text(masked(said, self.secrets))
 
     def _follow(self, child: Child, follower: "Follower") -> None:
         current: Case | None = None
@@ -466,19 +476,36 @@ class Suite:
         self.show.decided(result)
 
     def _repeat(self, case_id: str) -> str:
-        target = self.result.target
-        if self.server is not None and self.server.engine is not None:
-            return f"walkaway conform {case_id} --seed {self.result.seed}"
-        words = ["walkaway conform", case_id, f"--target {target.url}", f"--engine {target.engine}"]
-        words += [f"--slots {self.order.slots}"] if self.order.slots else []
-        return " ".join([*words, f"--model {target.model}", f"--seed {self.result.seed}"])
+        """With all that was given but the cases and where the results go."""
+        given = self.config
+        values: list[tuple[str, object]] = [
+            ("--target", given.target_url),
+            ("--engine", given.target_url and given.engine),
+            ("--model", given.target_url and self.result.target.model),
+            ("--slots", given.target_url and self.order.slots),
+            *(("--metrics-url", url) for url in given.metrics_urls),
+            ("--api-key-env", given.api_key_env),
+            *(("--header", f"{name}={MASK}") for name in given.headers),
+            ("--ca-file", given.ca_file),
+            ("--pid", given.pid),
+            ("--direct", given.direct),
+            ("--configuration", given.configuration),
+            ("--tries", given.tries),
+            ("--expected-failures", given.expected),
+            ("--seed", given.seed),
+        ]
+        words = [word for flag, value in values if value is not None for word in (flag, str(value))]
+        words += ["--strict"] if given.strict else []
+        words += ["--quick"] if given.quick else []
+        words += [LOAD_THIS_HOST] if given.loads_any_host else []
+        return shlex.join(["walkaway", "conform", case_id, *words])
 
 
 class Follower:
     """Reads the events among the lines of a load process's log. `last`: its last other line."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, secrets: Sequence[str]) -> None:
+        self._log, self._secrets = log, secrets
         self._offset = log.stat().st_size if log.exists() else 0
         self.last = "without a word"
 
@@ -492,5 +519,5 @@ class Follower:
             if line.startswith(b'{"event":'):
                 events.append(msgspec.json.decode(line, type=Event))
             elif line.strip():
-                self.last = line.decode(errors="replace").strip()
+                self.last = masked(line.decode(errors="replace").strip(), self._secrets)
         return events

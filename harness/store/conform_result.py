@@ -94,7 +94,7 @@ class Machine(msgspec.Struct, kw_only=True):
 
 class ConformResult(msgspec.Struct, kw_only=True):
     """`step_s`, `ttft_s`: of the idle server; null until they are known. `lag_s`: the client's own
-    lateness. `not_run`: ids of cases that need what was not given."""
+    lateness. `not_run`: cases that need what was not given, and what that is."""
 
     schema_version: int = CONFORM_SCHEMA
     walkaway: str
@@ -110,7 +110,7 @@ class ConformResult(msgspec.Struct, kw_only=True):
     ttft_s: float | None = None
     lag_s: float | None = None
     cases: list[CaseResult] = []
-    not_run: list[str] = []
+    not_run: dict[str, str] = {}
     notes: list[str] = []
     exit_code: int = 0
 
@@ -123,7 +123,10 @@ class ConformResult(msgspec.Struct, kw_only=True):
 
 def read_conform(file: Path) -> ConformResult:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=ConformResult)
+        content = msgspec.json.decode(file.read_bytes())
+        if isinstance(content, dict) and isinstance(content.get("not_run"), list):  # of old
+            content["not_run"] = dict.fromkeys(content["not_run"], "it needs what was not given")
+        return msgspec.convert(content, ConformResult)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except msgspec.MsgspecError as error:

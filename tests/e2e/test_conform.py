@@ -118,6 +118,8 @@ def test_an_odd_server(tmp_path: Path, oddity: Oddity, code: int, why: str) -> N
         (("--target", "http://192.0.2.1"), "--yes-load-this-host"),
         (("--engine", "vllm"), "needs --target URL"),
         (("--direct", "nowhere"), "must be a URL such as"),
+        (("hop/",), "no case can be run: hop/tax (and 1 more): it needs the server behind the hop"),
+        (("hop/drain",), "no case can be run: hop/drain: it needs the server behind the hop"),
         (("--junit", "no/such/folder.xml"), "there is no folder"),
     ],
 )

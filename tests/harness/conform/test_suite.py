@@ -1,6 +1,7 @@
 """The suite's own process: its load process ends or hangs, or the server is gone."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -29,6 +30,16 @@ from harness.store.conform_result import (
 from harness.store.run_folder import RunFolder
 
 IDS = ("stream/fin-decode", "stream/rst-decode", "unary/leave")
+KEY = "sk-secret-of-a-test"
+GIVEN = ConformConfig(
+    target_url="http://127.0.0.1:1",
+    engine="my own.toml",
+    api_key_env="MY_KEY",
+    headers={"X-Other": KEY},
+    tries=3,
+    loads_any_host=True,
+    direct="http://127.0.0.1:2",
+)
 # A load process that says what stands in its arguments, case by case, as far as they go.
 CHILD = """
 import json, sys, time
@@ -43,7 +54,7 @@ for name in order["cases"]:
         sys.exit()
     say(event="started", id=name)
     if act == "crash":
-        sys.exit("Segmentation fault")
+        sys.exit("Segmentation fault, the key was sk-secret-of-a-test")
     if act == "hang":
         sys.stdin.read()
     case = {"id": name, "level": "must", "verdict": "pass", "requirement": "", "reason": "good"}
@@ -72,6 +83,8 @@ def a_suite(
     clock = count(0.0, 10.0)
     script = json.dumps(dict(zip(IDS, acts, strict=True)))
     return Suite(
+        config=GIVEN,
+        secrets=[KEY],
         order=Order(
             plan=msgspec.Raw(b"{}"),
             cases=[],
@@ -81,7 +94,7 @@ def a_suite(
             quick=False,
             seed=0,
         ),
-        selection=Selection([CASES[name] for name in IDS], [], {}, {}),
+        selection=Selection([CASES[name] for name in IDS], {}, {}, {}),
         result=ConformResult(
             walkaway="0",
             started_at="",
@@ -92,7 +105,6 @@ def a_suite(
         ),
         folder=RunFolder(folder),
         expected=list(expected),
-        server=None,
         show=Shown(),
         interruption=Interruption(),
         command=lambda: [sys.executable, "-c", CHILD, script],
@@ -111,7 +123,12 @@ def test_all_cases_are_decided_and_written(tmp_path: Path) -> None:
     assert suite.finish().exit_code == 0
     assert verdicts(tmp_path) == ["pass"] * 3
     assert (suite.result.slots, suite.result.step_s) == (4, 0.01)
-    assert "--target http://127.0.0.1:1" in suite.result.cases[0].repeat
+    assert shlex.split(suite.result.cases[0].repeat) == [
+        *("walkaway", "conform", IDS[0], "--target", "http://127.0.0.1:1"),
+        *("--engine", "my own.toml", "--model", "m", "--slots", "4", "--api-key-env", "MY_KEY"),
+        *("--header", "X-Other=***", "--direct", "http://127.0.0.1:2", "--tries", "3"),
+        *("--seed", "0", "--yes-load-this-host"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +142,7 @@ def test_a_check_that_fails_is_undecided_and_the_rest_goes_on(
     assert verdicts(tmp_path) == ["pass", "cannot_decide", "pass"]
     assert why in suite.result.cases[1].reason
     assert suite.finish().exit_code == 4
+    assert not [file for file in tmp_path.rglob("*.*") if KEY.encode() in file.read_bytes()]
 
 
 def test_after_a_death_nothing_more_is_decided(tmp_path: Path) -> None:
@@ -163,7 +181,7 @@ def needing() -> Iterator[tuple[str, str]]:
 def test_a_case_without_what_it_needs_is_not_run_but_by_its_name(name: str, need: str) -> None:
     case = CASES[name]
     if need in ("pid", "direct", "drop_packets"):
-        assert Selection.of([case], [], {need: False}, {}).not_run == [name]
+        assert Selection.of([case], [], {need: False}, {}).not_run.keys() == {name}
         assert Selection.of([case], [name], {need: False}, {}).missing.keys() == {name}
     else:
         assert Selection.of([case], [], {}, {need: False}).refused.keys() == {name}
