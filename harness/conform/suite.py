@@ -37,6 +37,7 @@ from harness.load.wire_log import MASK, masked, secrets_of
 from harness.run.preflight import (
     find_server,
     note_target,
+    published_context,
     published_slots,
     read_first,
     with_lengths,
@@ -268,7 +269,7 @@ def _prepare(
         quick=config.quick,
         seed=config.seed,
         slots=slots,
-        context=server.context,
+        context=server.context or (published_context(client, server) if run.target.http else None),
         metrics_urls=facts.metrics_urls if has_metrics else [],
         page_urls=facts.metrics_urls or ([f"{server.url}/metrics"] if run.target.http else []),
         pid=pid,

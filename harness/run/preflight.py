@@ -202,6 +202,17 @@ def published_slots(client: httpx.Client, server: Server, target: Target) -> int
     return slots if isinstance(slots, int) and slots > 0 else None
 
 
+def published_context(client: httpx.Client, server: Server) -> int | None:
+    """Tokens of a prompt and its answer, by its list of models (vLLM, SGLang) or by its page /props
+    (llama.cpp: of a slot)."""
+    models = _field_of_page(client, f"{server.url}/v1/models", "data")
+    settings = _field_of_page(client, f"{server.url}/props", "default_generation_settings")
+    pages = [one for one in (*(models or ()), settings) if isinstance(one, dict)]
+    told = [one.get("max_model_len") for one in pages if one.get("id") == server.model]
+    told += [one.get("n_ctx") for one in pages]
+    return next((one for one in told if isinstance(one, int) and one > 0), None)
+
+
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:
     """How many requests the server runs at once; None if it shows no limit or does not serve.
 

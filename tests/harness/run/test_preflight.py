@@ -15,6 +15,7 @@ from harness.run.preflight import (
     calibrate,
     find_gpus,
     note_target,
+    published_context,
     read_first,
     with_lengths,
     with_slots,
@@ -64,6 +65,19 @@ def test_slots_are_read_from_a_page_that_the_target_has(
     )
     assert with_slots(run, facts, SERVER, asker).slots == facts.slots_found == slots
     assert run.notes.texts() == ([f"batch slots: {slots}, from its page /props"] if slots else [])
+
+
+@pytest.mark.parametrize(
+    ("page", "tokens"),
+    [
+        ({"data": [{"id": "x", "max_model_len": 1}, {"id": "m", "max_model_len": 2048}]}, 2048),
+        ({"data": [{"id": "m"}], "default_generation_settings": {"n_ctx": 512}}, 512),
+        ({"data": [{"id": "m", "max_model_len": None}]}, None),
+        ({"data": ["m"], "default_generation_settings": "none"}, None),
+    ],
+)
+def test_the_context_is_read_where_it_is_published(page: object, tokens: int | None) -> None:
+    assert published_context(showing(page), SERVER) == tokens
 
 
 @pytest.mark.parametrize(
