@@ -43,7 +43,7 @@ def rounds_of(requests: pd.DataFrame) -> Rounds | NotMeasurable:
     lost = int((~has_begun & (checks["outcome"] == Outcome.ABANDONED)).sum())
     ghosts = int((checks["first_token_ns"] > checks["reference_ns"]).sum())
     left = rows[(rows["outcome"] == Outcome.ABANDONED) & rows["first_token_ns"].notna()]
-    is_counted = left["abandoned_ns"] <= checks["reference_ns"].max()
+    is_counted = left["abandoned_ns"] <= checks["sent_ns"].max()
     return Rounds(checks["trial"].nunique(), int(is_counted.sum()), ghosts, lost)
 
 

@@ -138,8 +138,11 @@ class Occupancy:
         return [stream for stream in streams if not stream.tokens]
 
     def _fill(self) -> None:
-        """Full slots, of streams that have long enough to go."""
-        for _ in range(_MOST_FILLS):
+        """Full slots, of streams that have long enough to go. While a ghost of the capacity phase
+        holds one, the others come to their end before the last begins, and are sent anew."""
+        fills = 0
+        while fills < _MOST_FILLS:
+            fills += time.perf_counter_ns() > self._ghosts_end_ns
             self._drop_short()
             if len(self._running) >= self.slots:
                 return

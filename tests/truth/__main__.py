@@ -26,6 +26,7 @@ from tests.truth.train import (
     run_occupancy,
     run_train,
     train_lines,
+    variant_lines,
 )
 
 SETTINGS = range(1, 21)
@@ -93,7 +94,7 @@ def check_trains(numbers: list[int], seed: int, folder: Path) -> int:
         say(f"  {what} covers in {covers[what]} of {n}{'' if is_right else '  MISS'}")
         misses += not is_right
     if numbers:
-        for line in rate_lines(folder):
+        for line in (*rate_lines(folder), *variant_lines(folder)):
             say(row(line))
             misses += not line.is_right
     return misses

@@ -113,22 +113,28 @@ class TruthServer:
             writer.write(refused(refusal, body.get("model")))
             return
         finished = asyncio.Event()
-        num_tokens = self._manners.length or body["max_tokens"]
+        num_tokens, is_stream = self._manners.length or body["max_tokens"], body.get("stream")
 
         def deliver(work: Work) -> None:
             self._num_sent += 1
             if self._num_sent == self._manners.dies_after_tokens:
                 os._exit(3)
             is_last = work.finish_reason is not None
-            writer.write(token_event(work, is_last=is_last))
+            if not is_stream:
+                if is_last:
+                    writer.write(response(token_event(work, is_last=True), JSON))
+                    finished.set()
+                return
+            writer.write(chunk(sse(token_event(work, is_last=is_last))))
             if is_last:
                 writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
                 finished.set()
 
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
-            b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-        )
+        if is_stream:
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+            )
         if self._manners.at_once:
             writer.write(whole_answer(num_tokens))
             return
@@ -197,12 +203,16 @@ def refused(status: int, model: str | None) -> bytes:
 
 def whole_answer(num_tokens: int) -> bytes:
     events = [one_event("at-once", 8, n, is_last=n == num_tokens) for n in range(1, num_tokens + 1)]
-    return chunk(b"".join(events) + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    return chunk(b"".join(map(sse, events)) + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+def sse(event: bytes) -> bytes:
+    return b"data: " + event + b"\n\n"
 
 
 def token_event(work: Work, *, is_last: bool) -> bytes:
     num_tokens = len(work.token_times_ns)
-    return chunk(one_event(work.name, work.prompt_tokens, num_tokens, is_last=is_last))
+    return one_event(work.name, work.prompt_tokens, num_tokens, is_last=is_last)
 
 
 def one_event(name: str, prompt_tokens: int, num_tokens: int, *, is_last: bool) -> bytes:
@@ -212,7 +222,7 @@ def one_event(name: str, prompt_tokens: int, num_tokens: int, *, is_last: bool) 
         "choices": [{"index": 0, "text": " w", "finish_reason": "length" if is_last else None}],
         "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": num_tokens},
     }
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
+    return json.dumps(event).encode()
 
 
 def log_page(rows: list[dict[str, Any]], query: dict[str, int]) -> bytes:

@@ -205,7 +205,7 @@ def test_requests_that_wait_count_ghosts_and_lost_slots(run: RunBuilder) -> None
     assert rate.mean_ci95 == pytest.approx((0.0319, 0.6509), abs=1e-4)  # R: binom.test(2, 8)
     assert metric(occupancy_figures(requests, found)["leaked_slots"]).mean == 1
     more = {"role": Role.FILLER, "arm": "occupancy"}
-    run.request("later", sent=3000, tokens=[3100], outcome="abandoned", end=3500, **more)
+    run.request("later", sent=900, tokens=[1100], outcome="abandoned", end=1500, **more)
     check(run, 4, 2100.0, trial=1)
     check(run, 5, None, trial=1, without="cut_off")
     assert rounds_of(run.frames().requests) == found  # the second round did not end

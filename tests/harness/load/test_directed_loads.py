@@ -210,10 +210,10 @@ def test_prefills_are_no_ghosts(serve: Serve, tmp_path: Path) -> None:
 
 @e2e
 def test_ghosts_of_the_capacity_phase_are_waited_for(serve: Serve, tmp_path: Path) -> None:
-    """One of the two long prompts that have room goes on when it is left."""
+    """One of the two long prompts that have room goes on, for longer than several answers take."""
     load = OCCUPANCY.model_copy(update={"rounds": 1, "capacity_prompt_tokens": LONG})
-    script = engine_with_slots(4, ghosts=(1, 4), gap_s=0.002, long_at_once=2)
-    target = {"settle_s": 0.5}
+    script = engine_with_slots(4, ghosts=(1, 4), gap_s=0.005, long_at_once=2)
+    target = {"settle_s": 0.2}
     rows = LoadProcess(tmp_path, serve(script).url, load, users=1, target=target).result()
     assert [sum(one) for one in held_by_round(rows)] == [1]
     assert len(held_by_round(rows)[0]) == 4
