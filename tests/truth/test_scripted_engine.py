@@ -124,7 +124,8 @@ def test_the_counter_of_aborts_is_as_wrong_as_it_should_be(error: str, shown: li
 
 @contextmanager
 def streaming(url: str, request_id: str, max_tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
-    headers, body = {"x-request-id": request_id}, {"prompt": "abc", "max_tokens": max_tokens}
+    headers = {"x-request-id": request_id}
+    body = {"prompt": "abc", "max_tokens": max_tokens, "stream": True}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as response:
         lines = (line[6:] for line in response.iter_lines() if line.startswith("data: {"))
         yield (json.loads(line) for line in lines)
