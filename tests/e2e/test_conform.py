@@ -14,14 +14,22 @@ import httpx
 import msgspec
 import pytest
 
-from harness.store.conform_result import CONFORM_FILE, Verdict, WireEvent, read_conform
+from harness.store.conform_result import (
+    CONFORM_FILE,
+    CaseResult,
+    Verdict,
+    WireEvent,
+    read_conform,
+)
 from tests.e2e.running import ROOT, UNDECIDED, until_decided, wait_until
 from tests.harness.conform.odd_server import Oddity, serving
 from tests.reference_engine.running_engine import running
+from tests.truth.conform_cases import ROWS, Row, judge, wrong
 
 KEY = "sk-secret-of-a-test-41c7"
 FEW_SLOTS = ("--runner", "simulated", "--sim-fixed-ms", "10", "--max-num-seqs", "4")
 LONGEST_S = 120
+LONGEST_ROW_S = 900
 
 
 def command(*arguments: str) -> list[str]:
@@ -173,3 +181,21 @@ def test_an_interrupted_run_keeps_what_was_decided(tmp_path: Path) -> None:
         assert process.wait(LONGEST_S) == 130
     assert read_conform(tmp_path / "out" / CONFORM_FILE).cases[0].id == "stream/fin-decode"
     assert (tmp_path / "out" / "index.html").is_file()
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(LONGEST_ROW_S)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(one, id=one.fault, marks=[] if one.soon else pytest.mark.slow) for one in ROWS],
+)
+def test_a_fault_turns_its_cases_red_and_no_others(tmp_path: Path, row: Row) -> None:
+    def run(turn: int) -> dict[str, CaseResult]:
+        (folder := tmp_path / f"{turn}").mkdir()
+        return judge(row, folder)
+
+    results = until_decided(
+        run,
+        lambda found: all(one.verdict is not Verdict.CANNOT_DECIDE for one in found.values()),
+    )
+    assert wrong(row, results) == []

@@ -1,15 +1,20 @@
 """Cases of `walkaway conform` that the bundled engine does not speak: green and red on a scripted
 server with other dialects, HTTP/2 and odd behaviour (tests/truth/dialects.py)."""
 
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 import trustme
 
 from harness.store.conform_result import CaseResult, Failure, Verdict
 from tests.e2e.running import dialect_server, until_decided
-from tests.truth.conform_cases import ODD, Odd, conform
+from tests.reference_engine.running_engine import running
+from tests.truth.conform_cases import ODD, Odd, conform, engine_flags
 
 TARGET = """
 description = "The scripted server of other dialects"
@@ -20,6 +25,7 @@ slots_from = "workload"
 settle_s = 0.6
 """
 SLOTS = 4
+DRAIN_S = 1.0
 CASES = (
     *("dialect/chat", "dialect/responses", "dialect/messages", "n/parent", "n/prompts"),
     *("structured/leave", "shape/half-close", "shape/stall", "h2/rst-one", "session/clean"),
@@ -96,3 +102,79 @@ def test_a_half_closed_client_may_be_answered_whole(tmp_path: Path) -> None:
         Verdict.PASS,
         "a half-closed client is answered whole",
     )
+
+
+class Draining(BaseRequestHandler):
+    """Passes bytes on; when its client has left, it reads on for DRAIN_S."""
+
+    server: "Hop"
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.behind)) as upstream:
+            reader = threading.Thread(target=self.pass_back, args=(upstream,))
+            reader.start()
+            with suppress(ConnectionError):
+                while data := self.request.recv(65536):
+                    upstream.sendall(data)
+            reader.join(DRAIN_S)
+            with suppress(OSError):
+                upstream.shutdown(socket.SHUT_RDWR)
+            reader.join()
+
+    def pass_back(self, upstream: socket.socket) -> None:
+        with suppress(OSError):
+            while data := upstream.recv(65536):
+                with suppress(OSError):
+                    self.request.sendall(data)
+        with suppress(OSError):
+            self.request.shutdown(socket.SHUT_WR)
+
+
+class Hop(ThreadingTCPServer):
+    request_queue_size = 128
+
+    def __init__(self, behind: int) -> None:
+        super().__init__(("127.0.0.1", 0), Draining)
+        self.behind = behind
+
+
+@contextmanager
+def hop(behind: str) -> Iterator[str]:
+    with Hop(int(behind.rpartition(":")[2])) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_hop_that_drains_is_late_and_says_for_how_long(tmp_path: Path) -> None:
+    def run(turn: int) -> list[CaseResult]:
+        with running(*engine_flags("")) as engine, hop(engine.url) as url:
+            flags = ("--target", url, "--direct", engine.url, "--engine", "reference")
+            return conform(tmp_path / f"{turn}", "hop/", *flags, "--tries", "3").cases
+
+    tax, drain = until_decided(
+        run, lambda results: all(one.verdict is not Verdict.CANNOT_DECIDE for one in results)
+    )
+    assert (tax.verdict, tax.kind) == (Verdict.FAIL, Failure.LATE), tax.reason
+    assert drain.verdict is Verdict.INFORMATIONAL, drain.reason
+    drained_s = drain.evidence["drained_s"]
+    assert isinstance(drained_s, float)
+    assert DRAIN_S / 2 < drained_s < 3 * DRAIN_S
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_silent_client_that_is_held_too_long_is_red(tmp_path: Path) -> None:
+    """The bundled engine lets it go after 11 s, not within the 2 s that are declared here."""
+    target = tmp_path / "target.toml"
+    target.write_text(f"silence_s = 2.0\n{TARGET}")
+    with running(*engine_flags("")) as engine:
+        flags = ("--target", engine.url, "--engine", str(target))
+        (result,) = conform(tmp_path / "out", "shape/vanish", *flags).cases
+    assert (result.verdict, result.kind) == (Verdict.FAIL, Failure.NEVER), result.reason

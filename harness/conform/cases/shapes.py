@@ -103,7 +103,7 @@ def _pause(bench: Bench) -> str | None:
     if tokens * bench.step_s > MOST_STALLED_S:
         told = f"an answer of {tokens} tokens, which no buffer holds"
         raise CannotDecideError(f"{told}, takes more than {MOST_STALLED_S:g} s")
-    room = (bench.facts.context or tokens) - 4 * look.spec.prompt_tokens
+    room = (bench.facts.context or 1 << 20) - 4 * look.spec.prompt_tokens
     asked = max(LOOK_TOKENS, min(tokens, room))
     controls = start_greedy(bench, [1, 1], asked)
     (paused,) = start_greedy(bench, [1], asked, way=Way.STOP_READING)
@@ -162,7 +162,7 @@ def rst_one(bench: Bench) -> Finding:
 
 def _siblings(bench: Bench, *, leaves: bool) -> Rows:
     """In the control the first stream ends where it would be reset: the batch gets as small."""
-    first = bench.start(bench.long() if leaves else bench.short(READ_TOKENS + 1))
+    first = bench.start(bench.short(SIBLING_TOKENS if leaves else READ_TOKENS + 1))
     streams = start_greedy(bench, range(1, SIBLINGS), SIBLING_TOKENS)
     wait_each([first, *streams], READ_TOKENS)
     if leaves:
