@@ -65,7 +65,7 @@ ROWS: Final = (
     Row("delay-abort=0.3", (*LEFT, "unary/leave"), ("leak/slots",)),
     Row("delay-abort=0.02", (), (*LEFT, "queue/leave", "unary/leave", "leak/slots")),
     Row("lose-abort=0.02", ("ghost/rate",), ("next/length", "next/text")),
-    Row("die-on-abort", ("stream/fin-decode", "unary/leave"), (), alone=True, soon=True),
+    Row("die-on-abort", ("stream/fin-decode",), (), soon=True),
     Row("abort-by-prefix", ("api/ids",), ("stream/fin-decode",)),
     Row("abort-parent-only", ("n/parent",), ("stream/fin-decode",)),
     Row("stall-survivors-on-abort=0.1", ("bystander/pace",), ("bystander/text",)),

@@ -35,6 +35,8 @@ def cancel(bench: Bench) -> Finding:
     told = judge_answers({kind: (name, routes.cancel(name)) for kind, name in names.items()})
     if told.failure is not None:
         return told
+    if live.join(bench.settle_s) is None:
+        return Finding(Failure.NEVER, "a cancelled request went on", told.evidence)
     timed = bench.recovery(leave=lambda stream: stream.leave(Way.CANCEL))
     return timed._replace(evidence=told.evidence | timed.evidence)
 
