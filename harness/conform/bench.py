@@ -249,7 +249,9 @@ class Bench:
         usual = self.session
         plan = usual.plan
         self.session = session = usual.with_plan(plan)
-        session.client = client = Http2Client(plan, api_key=read_api_key(plan.api_key_env))
+        session.client = client = Http2Client(
+            plan, api_key=read_api_key(plan.api_key_env), wire=self.wire
+        )
         try:
             client.connection(client.frontend_of(0))
             yield

@@ -31,11 +31,12 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 
 from harness.http_client import tls_context
-from harness.load.client import Frontend, StreamClient, StreamReader
+from harness.load.client import Frontend, Reader, StreamClient, StreamReader, TappedReader
 from harness.load.connect import Dns, Tls, connect
 from harness.load.dialect import dialect_of
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
+from harness.load.wire_log import WireLog
 from harness.records import RequestRow, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
 from harness.workload.plan import LoadPlan
@@ -131,8 +132,8 @@ class Http2Connection:
 class Http2Client(StreamClient):
     """Up to `STREAMS` requests share a connection."""
 
-    def __init__(self, plan: LoadPlan, *, api_key: str | None) -> None:
-        super().__init__(plan, api_key=api_key)
+    def __init__(self, plan: LoadPlan, *, api_key: str | None, wire: WireLog | None = None) -> None:
+        super().__init__(plan, api_key=api_key, wire=wire)
         self._connections: list[Http2Connection] = []
 
     def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Http2Exchange":
@@ -184,7 +185,10 @@ class Http2Exchange:
         self._client = client
         self._frontend = client.frontend_of(spec.user)
         self._path, self._fields, self._body = client.message(spec, prompt)
-        self._reader = StreamReader(self.stream, client.step)
+        self._tap = None if client.wire is None else client.wire.tap(spec)
+        self._reader: Reader = StreamReader(self.stream, client.step)
+        if self._tap is not None:
+            self._reader = TappedReader(self._reader, self.stream, self._tap)
         self._leave_rule = leave_rule
         self._status, self._refusal = 0, b""
         self._changed = Event()
@@ -203,7 +207,11 @@ class Http2Exchange:
             return
         if stream.outcome is not None:
             return
-        self._number = self._connection.ask(self._headers(), self._body, self)
+        headers = self._headers()
+        if self._tap is not None:
+            head = b"".join(b"%b: %b\r\n" % field for field in headers)
+            self._tap.wrote(time.perf_counter_ns(), head + b"\r\n" + self._body)
+        self._number = self._connection.ask(headers, self._body, self)
         while stream.outcome is None:
             self._changed.clear()
             if not self._changed.wait(timeout_s):
@@ -212,8 +220,10 @@ class Http2Exchange:
 
     def note_wire(self, row: RequestRow) -> None:
         row.frontend = self._frontend.number
+        if self._tap is not None:
+            self._tap.ended(row)
 
-    def leave_at_once(self, _way: Way | None) -> None:
+    def leave_at_once(self, way: Way | None) -> None:
         if not self.stream.can_leave:
             return
         t0_ns = time.perf_counter_ns()
@@ -222,6 +232,8 @@ class Http2Exchange:
             wire_close = WireClose.RST_STREAM
             self._connection.cancel(self._number)
         self.stream.leave(t0_ns, think_ns=0, wire_close=wire_close)
+        if self._tap is not None:
+            self._tap.left(t0_ns, way or Way.FIN, 0, wire_close)
         self._changed.set()
 
     # What came
@@ -229,6 +241,8 @@ class Http2Exchange:
     def headers(self, status: int) -> None:
         self._status = status
         self.stream.headers(status)
+        if self._tap is not None:
+            self._tap.head(time.perf_counter_ns(), status)
         self._changed.set()
 
     def read(self, data: bytes, t_ns: int) -> None:

@@ -40,6 +40,7 @@ from harness.load.client import LoadClient, limits
 from harness.load.connection import Deadline, RelayProcess
 from harness.load.dialect import Choice, Chunk, Usage
 from harness.load.stream import State, StreamMachine
+from harness.load.wire_log import WireLog
 from harness.records import Outcome, Protocol, RequestRow, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
 from harness.workload.plan import LoadPlan
@@ -110,8 +111,9 @@ class Endpoint:
 
 
 class KServeClient(LoadClient):
-    def __init__(self, plan: LoadPlan, *, api_key: str | None) -> None:
+    def __init__(self, plan: LoadPlan, *, api_key: str | None, wire: WireLog | None = None) -> None:
         super().__init__(plan)
+        self.wire = wire
         assert plan.target.kserve is not None
         self.source = plan.target.kserve
         self._endpoints = [Endpoint(url, plan.ca_file) for url in plan.urls or [plan.url]]
@@ -163,6 +165,7 @@ class Call:
         self._request = request
         self._spec = spec
         self._leave_rule = leave_rule
+        self._tap = None if client.wire is None else client.wire.tap(spec)
         self._frontend, self._endpoint = client.frontend_of(spec.user)
         self._own = ExitStack()
         self._problem: str | None = None
@@ -190,6 +193,8 @@ class Call:
     def note_wire(self, row: RequestRow) -> None:
         row.frontend = self._frontend
         row.way = "" if self._spec.way is None else self._spec.way.value
+        if self._tap is not None:
+            self._tap.ended(row)
         if row.outcome is Outcome.FAILED or self._is_out:
             return
         if self._channel is not self._endpoint.shared or not self._endpoint.is_connected:
@@ -245,6 +250,8 @@ class Call:
 
     def _requests(self) -> Iterator[ModelInferRequest]:
         yield self._request
+        if self._tap is not None:
+            self._tap.wrote(time.perf_counter_ns(), str(self._request).encode())
         with self._lock:  # gRPC asks for another when the first one has gone out
             self._is_out, self._heard_ns = True, time.perf_counter_ns()
             self._endpoint.is_connected |= self._channel is self._endpoint.shared
@@ -281,11 +288,13 @@ class Call:
             return
         if stream.outcome is None and stream.state is State.SENT:
             stream.accept()
-        answer = response.infer_response
+        answer, before = response.infer_response, stream.tokens_read
         if response.error_message:
             stream.chunk(Chunk(error=response.error_message), t_ns)
         elif answer.outputs:
             self._take_tokens(answer, t_ns)
+        if self._tap is not None:
+            self._tap.read(t_ns, str(response).encode(), stream.tokens_read - before)
         is_final = _FINAL in answer.parameters and answer.parameters[_FINAL].bool_param
         if is_final and stream.outcome is None and stream.state is not State.FINISHED:
             stream.finish()
@@ -395,3 +404,5 @@ class Call:
 
     def _note_leaving(self, t0_ns: int, wire_close: WireClose) -> None:
         self.stream.leave(t0_ns, think_ns=self._think_ns or 0, wire_close=wire_close)
+        if self._tap is not None and self._spec.way is not None:
+            self._tap.left(t0_ns, self._spec.way, 0, wire_close)

@@ -119,7 +119,7 @@ def _client(
         return StreamClient(plan, api_key=api_key, give_up=give_up, wire=wire)
     from harness.load.kserve import KServeClient  # its packages are an extra
 
-    return KServeClient(plan, api_key=api_key)
+    return KServeClient(plan, api_key=api_key, wire=wire)
 
 
 # A canary is a user with a known answer, so that a change in it shows. It repeats one prompt and

@@ -19,7 +19,7 @@ from harness.workload.abandon import RequestSpec
 MASK: Final = "***"
 _LONG_CHARS: Final = 6
 _OPEN_HEADERS: Final = ("accept", "content-type", "user-agent")
-_SHOWN_BYTES: Final = 600
+_SHOWN_CHARS: Final = 600
 _NAMES: Final = {Role.USER: "leaver", Role.CHECK: "check", Role.LONG_PROMPT: "long prompt"}
 _CALLS: Final = {
     Way.FIN: "close()",
@@ -31,7 +31,13 @@ _CALLS: Final = {
     Way.CANCEL: "POST to the cancel endpoint",
 }
 Sent = Literal["", "FIN", "RST", "RST_STREAM", "nothing"]
-_SENT: Final[dict[WireClose, Sent]] = {WireClose.FIN: "FIN", WireClose.RST: "RST"}
+_SENT: Final[dict[WireClose, Sent]] = {
+    WireClose.FIN: "FIN",
+    WireClose.RST: "RST",
+    WireClose.RST_STREAM: "RST_STREAM",
+}
+_FRAMES: Final = {WireClose.RST_STREAM: "cancel the stream", WireClose.END_STREAM: "END_STREAM"}
+_KEPT_LINES: Final = 256  # in memory: a process that is killed loses no more
 
 
 def secrets_of(headers: Mapping[str, str]) -> list[str]:
@@ -86,9 +92,11 @@ class WireLog:
     def write(self, event: WireEvent) -> None:
         if event.text:
             text = self._secret_lines.sub(rf"\1: {MASK}", event.text)
-            event.text = masked(text, self._secrets)
+            event.text = masked(text, self._secrets)[:_SHOWN_CHARS]
         if self._file is not None:
             self._lines.append(self._encoder.encode(event))
+        if len(self._lines) >= _KEPT_LINES:
+            self.flush()
 
 
 class Tap:
@@ -122,7 +130,7 @@ class Tap:
                 attempt=self._attempt,
                 stream=self._stream,
                 what="act",
-                call=_CALLS.get(way, way.value),
+                call=_FRAMES.get(wire_close) or _CALLS.get(way, way.value),
                 unread=unread,
                 sent=_SENT.get(wire_close, "nothing"),
             )
@@ -157,4 +165,5 @@ class Tap:
 
 
 def _shown(data: bytes) -> str:
-    return data[:_SHOWN_BYTES].decode("utf-8", "replace")
+    """More than is shown in the end: secrets are masked first, and none may be cut through."""
+    return data[: 2 * _SHOWN_CHARS].decode("utf-8", "replace")

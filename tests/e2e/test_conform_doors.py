@@ -11,7 +11,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 import pytest
 import trustme
 
-from harness.store.conform_result import CaseResult, Failure, Verdict
+from harness.store.conform_result import CaseResult, Failure, Verdict, read_wire_log
 from tests.e2e.running import dialect_server, until_decided
 from tests.reference_engine.running_engine import running
 from tests.truth.conform_cases import ODD, Odd, conform, engine_flags
@@ -68,6 +68,8 @@ def test_a_good_server_passes_over_tls(tmp_path: Path) -> None:
     )
     assert {one.id: (one.verdict, one.reason) for one in results if one.verdict != "pass"} == {}
     assert {one.id for one in results} == set(CASES)
+    logs = [read_wire_log(file) for file in tmp_path.glob("*/wire/h2-rst-one.jsonl")]
+    assert "RST_STREAM" in [event.sent for event in logs[-1]]
 
 
 @pytest.mark.e2e

@@ -16,7 +16,9 @@ import trustme
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from harness.load.kserve import KServeClient
+from harness.load.wire_log import WireLog
 from harness.records import Outcome, Protocol, RequestRow, TokenCounting, Way, WireClose
+from harness.store.conform_result import read_wire_log
 from harness.workload.abandon import LeaveRule, never
 from harness.workload.workload import load_target
 from tests.harness.load.asking import MS, SPEC, after, plan_of
@@ -36,9 +38,9 @@ SOURCE = load_target("reference").kserve
 
 
 class Users:
-    def __init__(self, url: str, **changes: Any) -> None:
+    def __init__(self, url: str, wire: WireLog | None = None, **changes: Any) -> None:
         plan = plan_of(url, target={"kserve": SOURCE}, **changes)
-        self.client = KServeClient(plan, api_key="secret")
+        self.client = KServeClient(plan, api_key="secret", wire=wire)
         self.rows: list[RequestRow] = []
 
     def ask(self, rule: LeaveRule = never, way: Way | None = None, **changes: Any) -> RequestRow:
@@ -54,6 +56,23 @@ def users_of(script: Script, **changes: Any) -> Iterator[tuple[Users, TruthServe
             yield users, truth
         finally:
             users.client.close()
+
+
+def test_the_log_of_the_wire_shows_the_cancel(tmp_path: Path) -> None:
+    wire, file = WireLog({"Authorization": "Bearer secret"}), tmp_path / "wire.jsonl"
+    with users_of(until_left, wire=wire) as (users, truth):
+        wire.begin(file)
+        row = users.ask(after(1), Way.CANCEL)
+        ended(truth, row)
+        wire.end()
+    events = read_wire_log(file)
+    assert [event.what for event in events] == ["write", "read", "act", "end"]
+    assert (events[1].tokens, events[2].sent, events[2].t_ns) == (
+        1,
+        "RST_STREAM",
+        row.abandoned_ns,
+    )
+    assert b"secret" not in file.read_bytes()
 
 
 def ended(truth: TruthServer, row: RequestRow) -> Served:
