@@ -25,6 +25,11 @@ Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"
 
 Evidence = dict[str, float | str | None]  # the names hold the units
 
+FREED: Final = (  # of method P, unless a case says otherwise
+    "the queued request's first token comes at most 4 steps later at the median of the tries, and "
+    "at most 12 in each"
+)
+
 
 class Finding(NamedTuple):
     """`failure` None: good, or, if not `is_judged`, merely told."""

@@ -26,7 +26,7 @@ _MOST_TOKENS: Final = 65_536
 
 
 class Prefill(NamedTuple):
-    """Of a cold long prompt, beside long streams in all other slots. `chunk_s`: the longest gap
+    """A cold long prompt beside long streams in all other slots. `chunk_s`: the longest gap
     between the tokens of one of these while it was computed."""
 
     tokens: int

@@ -3,7 +3,7 @@
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Finding, case
+from harness.conform.case import FREED, CannotDecideError, Finding, case
 from harness.load.client import StreamClient
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Way
@@ -23,8 +23,7 @@ BEFORE_FIRST: Final = (0.25, 0.75)  # of the idle time to first token
     wire="All slots are full and a short request queues. One stream reads 1, 16 or 64 tokens, "
     "waits for a random part of a step, reads what has come, and closes its connection: the "
     "server gets a FIN.",
-    passes="the queued request's first token comes at most 4 steps later at the median of the "
-    "tries, and at most 12 in each",
+    passes=FREED,
     methods="P",
     why="The commonest way to leave: a tab is closed, a stop button is pressed.",
     quick=True,
@@ -48,8 +47,7 @@ def fin_decode(bench: Bench) -> Finding:
     Level.MUST,
     "The slot of a stream that was reset works for another request.",
     wire="As stream/fin-decode, but the socket is closed with SO_LINGER 0: the server gets a RST.",
-    passes="the queued request's first token comes at most 4 steps later at the median of the "
-    "tries, and at most 12 in each",
+    passes=FREED,
     methods="P",
     why="A crashed client, a killed app or a proxy that gives up sends a reset, which servers see "
     "as an error of writing or reading, not as an end.",
@@ -163,8 +161,7 @@ def _race(bench: Bench) -> int:
     "A stream is cancelled on a connection that served another request before.",
     wire="A whole answer on a kept connection; then a stream on the same connection, which is "
     "closed as in stream/fin-decode.",
-    passes="the queued request's first token comes at most 4 steps later at the median of the "
-    "tries, and at most 12 in each",
+    passes=FREED,
     methods="P",
     why="Pools of connections are the rule behind proxies. A server that watches a connection for "
     "its first request alone does not see the later close.",
