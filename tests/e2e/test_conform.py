@@ -118,6 +118,17 @@ def test_an_odd_server(tmp_path: Path, oddity: Oddity, code: int, why: str) -> N
     assert KEY not in ended.stdout + ended.stderr
 
 
+def test_clients_that_are_refused_cannot_leave_and_decide_nothing(tmp_path: Path) -> None:
+    with serving("only short") as server:
+        ended = typed(
+            *("bystander/text", "bystander/ends", "leak/slots", "wedge/health", "--slots", "4"),
+            *("--target", server.url, "--engine", "openai", "--out", str(tmp_path / "out")),
+        )
+    results = read_conform(tmp_path / "out" / CONFORM_FILE).cases
+    assert {one.verdict for one in results} == {Verdict.CANNOT_DECIDE}, ended.stdout
+    assert all("too long" in one.reason for one in results), ended.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

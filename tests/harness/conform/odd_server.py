@@ -7,17 +7,19 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Oddity = Literal["none", "instant", "endless", "dies"] | int
+Oddity = Literal["none", "instant", "endless", "dies", "only short"] | int
 
 STEP_S = 0.004
 TOO_MANY = 40  # tokens beyond those asked for
 DIES_AFTER = 25  # requests
+LONGEST = 100  # tokens
 
 
 class OddServer(ThreadingHTTPServer):
     """`oddity`: a status with which it refuses completions; "instant": its answers come in one
-    piece; "endless": it ignores `max_tokens`; "dies": after so many requests. It runs any number of
-    requests at once, and echoes the key of a request that it refuses."""
+    piece; "endless": it ignores `max_tokens`; "dies": after so many requests; "only short":
+    longer answers are refused by 429, and 4 slots are all. Else it runs any number of requests at
+    once. It echoes the key of a request that it refuses."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -28,6 +30,7 @@ class OddServer(ThreadingHTTPServer):
         self.pause = pause
         self.asked = 0
         self.lock = threading.Lock()
+        self.slots = threading.Semaphore(4 if oddity == "only short" else 1000)
 
     @property
     def url(self) -> str:
@@ -53,6 +56,9 @@ class Handler(BaseHTTPRequestHandler):
             key = self.headers.get("authorization", "no key")
             self.answer(server.oddity, {"error": {"message": f"refused, with {key}"}})
             return
+        if server.oddity == "only short" and asked["max_tokens"] > LONGEST:
+            self.answer(429, {"error": {"message": "too long"}})
+            return
         with server.lock:
             server.asked += 1
             is_over = server.oddity == "dies" and server.asked > DIES_AFTER
@@ -66,7 +72,8 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"index": 0, "text": "a" * tokens, "finish_reason": "length"}
             self.answer(200, {"choices": [choice], "usage": usage})
             return
-        self.stream(tokens)
+        with server.slots:
+            self.stream(tokens)
 
     def stream(self, tokens: int) -> None:
         self.send_response(200)
