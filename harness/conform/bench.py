@@ -1,4 +1,4 @@
-"""What every case stands on: a server with its slots, its step, and the methods that time it.
+"""The bench of every case: a server with its slots, its step, and the methods that time it.
 
 The methods need no metrics, see docs/conform.md:
 
@@ -61,13 +61,12 @@ _PAGE_S: Final = 5.0
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 _POLL_S: Final = 0.1
 _LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
-_SMOOTHED: Final = 4  # tokens
 _LONGEST_REST_S: Final = 90.0
 _ANOTHER_LOAD: Final = "another load runs beside this one"
 
 
 class Facts(NamedTuple):
-    """Of the server when it is idle. `slots`: None if none were found, and `why`."""
+    """The server when it is idle. `slots`: None if none were found, and `why`."""
 
     slots: int | None
     step_s: float
@@ -77,7 +76,7 @@ class Facts(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the order of a run says about all its cases. `metrics`: reads the target's pages."""
+    """The part of an order that all its cases share. `metrics`: reads the target's pages."""
 
     settle_s: float
     tries: int
@@ -104,7 +103,7 @@ class Polled:
 
 
 class Counted(NamedTuple):
-    """Of requests sent at once: the most that ran together, and those that got no token."""
+    """Requests sent at once: the most that ran together, and those that got no token."""
 
     at_once: int
     waiting: int
@@ -168,7 +167,7 @@ class Bench:
 
     @property
     def long_tokens(self) -> int:
-        """Of an answer that runs on for more than twice the settle time, if the context allows."""
+        """An answer that runs on for more than twice the settle time, if the context allows."""
         wanted = int(2.2 * self.settle_s / self.step_s) + max(READ_TOKENS) + 32
         room = (self.facts.context or 1 << 20) - 4 * _PROMPT_TOKENS
         return max(_FEWEST_TOKENS, min(wanted, room))
@@ -226,7 +225,7 @@ class Bench:
         return whole(row, what)
 
     def rows(self) -> list[RequestRow]:
-        """Of the case's streams, as far as they have ended."""
+        """The case's streams, as far as they have ended."""
         return [stream.row for stream in self._streams if stream.row is not None]
 
     def whole_at_once(self, tokens: int) -> list[RequestRow]:
@@ -481,7 +480,8 @@ class Bench:
 
     def steps_now(self, most: int = 20) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
-        gaps = [gap for filler in self._fillers for gap in latest_gaps(filler, most)]
+        times = [filler.token_times_ns for filler in self._fillers]
+        gaps = [gap for of_one in times for gap in latest_gaps(of_one, most)]
         if self.slots == 1:
             return [self.step_s, self.step_s]  # no stream runs beside the one that leaves
         if len(gaps) < 2:
@@ -507,8 +507,7 @@ class Bench:
 
     @property
     def _together_s(self) -> float:
-        """What as many short requests as slots take on a server with nothing else to do, and time
-        for as many more."""
+        """As many short requests as slots take half of it on a server with nothing else to do."""
         return 2 * self.ttft_s * (1 + self.slots) + 4 * _TOGETHER_TOKENS * self.step_s
 
     def count_running(self, longest_s: float, extra: int = 0) -> "Counted":
@@ -639,11 +638,12 @@ def whole(row: RequestRow, what: str) -> RequestRow:
     return row
 
 
-def latest_gaps(stream: LiveStream, most: int) -> list[float]:
-    """Over several tokens each: a busy client may read two tokens at once."""
-    times = stream.token_times_ns[-most - _SMOOTHED :]
-    pairs = zip(times, times[_SMOOTHED:], strict=False)
-    return [(late - early) / 1e9 / _SMOOTHED for early, late in pairs]
+def latest_gaps(times_ns: Sequence[int], most: int) -> list[float]:
+    """Between the latest tokens, each over a fifth of them: a busy client may read many at once."""
+    over = most // 5
+    latest = times_ns[-most - over :]
+    pairs = zip(latest, latest[over:], strict=False)
+    return [(late - early) / 1e9 / over for early, late in pairs]
 
 
 def _end(stream: LiveStream) -> str:

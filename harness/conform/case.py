@@ -18,7 +18,7 @@ from harness.store.conform_result import Failure, Level
 if TYPE_CHECKING:
     from harness.conform.bench import Bench
 
-# What a case may need beside a streaming route. Without it the case is listed as not run, or, if
+# A case may need this beside a streaming route. Without it the case is listed as not run, or, if
 # the server is the one to offer it, as not supported.
 Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"]
 

@@ -1,5 +1,5 @@
-"""What the suite tells its load process, as the first line of standard input, and what that one
-tells back, a line an event."""
+"""The order of the suite to its load process, the first line of standard input, and the events that
+that one tells back, a line each."""
 
 from typing import Any, Literal
 

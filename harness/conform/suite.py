@@ -104,7 +104,7 @@ class ConformConfig:
 
 
 class Show(Protocol):
-    """What a terminal learns while the run goes on."""
+    """Learns of each case while the run goes on."""
 
     def begin(self, result: ConformResult) -> None: ...
     def started(self, case: Case) -> None: ...
@@ -319,8 +319,8 @@ def check_serves(asker: Asker, secrets: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is run, what is not for want of something that was not given, and what the server does
-    not offer, with the reason."""
+    """The cases to run. With their reasons: those that are not run for want of something, those
+    that are named and lack it, and those that the server does not offer."""
 
     cases: list[Case]
     not_run: dict[str, str]

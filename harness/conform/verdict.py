@@ -41,7 +41,7 @@ class Try(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """Of one case, in seconds: the steps just before the first leave and after the last."""
+    """One case, in seconds: the steps just before the first leave and after the last."""
 
     step_s: float
     step_p90_s: float

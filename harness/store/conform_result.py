@@ -1,4 +1,4 @@
-"""What a conformance run leaves behind: conform.json, and a wire log for each case.
+"""The files of a conformance run: conform.json, and a wire log for each case.
 
 A verdict is about one case on one server. Its kind says how a failed case failed, and its
 aftermath what the case left behind: a server may pass a case and answer nobody afterwards.

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import pytest
 
+from harness.conform.bench import latest_gaps
 from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels
@@ -32,6 +34,13 @@ def ended(name: str) -> MetricSource:
 
 def labels_moved(name: str, labels: Mapping[str, str], of: MetricSource | None) -> Finding:
     return judge_labels(page(name, labels, 3), page(name, labels, 23), of)
+
+
+def test_tokens_that_a_busy_client_read_in_one_piece_are_no_step_of_nothing() -> None:
+    step_ns = 10_000_000
+    times = [step_ns * n for n in range(300)]
+    times[-130:] = [times[-1]] * 130
+    assert median(latest_gaps(times, 200)) == pytest.approx(0.01, rel=0.3)
 
 
 VLLM = "vllm:request_success_total"
