@@ -123,7 +123,11 @@ def test_clients_that_are_refused_cannot_leave_and_decide_nothing(tmp_path: Path
         ended = typed(
             *("bystander/text", "bystander/ends", "leak/slots", "wedge/health", "--slots", "4"),
             *("--target", server.url, "--engine", "openai", "--out", str(tmp_path / "out")),
+            *("--api-key-env", "TEST_KEY", "--markdown", str(tmp_path / "table.md")),
         )
+    kept = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [file for file in kept if KEY.encode() in file.read_bytes()]
+    assert KEY not in ended.stdout + ended.stderr
     results = read_conform(tmp_path / "out" / CONFORM_FILE).cases
     assert {one.verdict for one in results} == {Verdict.CANNOT_DECIDE}, ended.stdout
     assert all("too long" in one.reason for one in results), ended.stdout

@@ -19,7 +19,7 @@ class OddServer(ThreadingHTTPServer):
     """`oddity`: a status with which it refuses completions; "instant": its answers come in one
     piece; "endless": it ignores `max_tokens`; "dies": after so many requests; "only short":
     longer answers are refused by 429, and 4 slots are all. Else it runs any number of requests at
-    once. It echoes the key of a request that it refuses."""
+    once. It echoes the key of a request that it refuses, and of a short one in each token."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -52,12 +52,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server = self.server
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        key = self.headers.get("authorization", "no key")
         if isinstance(server.oddity, int):
-            key = self.headers.get("authorization", "no key")
             self.answer(server.oddity, {"error": {"message": f"refused, with {key}"}})
             return
         if server.oddity == "only short" and asked["max_tokens"] > LONGEST:
-            self.answer(429, {"error": {"message": "too long"}})
+            self.answer(429, {"error": {"message": f"too long, with {key}"}})
             return
         with server.lock:
             server.asked += 1
@@ -73,15 +73,15 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"choices": [choice], "usage": usage})
             return
         with server.slots:
-            self.stream(tokens)
+            self.stream(tokens, key if server.oddity == "only short" else "a")
 
-    def stream(self, tokens: int) -> None:
+    def stream(self, tokens: int, text: str) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
         is_instant = self.server.oddity == "instant"
-        events = [{"index": 0, "text": "a", "finish_reason": None} for _ in range(tokens)]
+        events = [{"index": 0, "text": text, "finish_reason": None} for _ in range(tokens)]
         events[-1]["finish_reason"] = "length"
         lines = [f"data: {json.dumps({'choices': [event]})}\n\n".encode() for event in events]
         with suppress(OSError):
