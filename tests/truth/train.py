@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Final
 
 import numpy as np
@@ -145,21 +145,19 @@ def known_latencies(seen: Observed) -> list[float]:
 
 
 def population_mean(seen: Observed) -> float:
-    """Of all leavings that there could have been: at any moment of any step, noticed as late as
-    these were, until the first boundary after the delay."""
-    begins = np.array([begin for begin, _ in seen.truth["steps_ns"]], dtype=float)
-    lengths = np.diff(begins)
-    is_plain = lengths < 2 * np.median(lengths)  # without the pauses of an idle engine
-    noticed = begins[1:][is_plain]
-    due = np.searchsorted(begins, noticed + seen.script.free_delay_s * 1e9)
-    waits = begins[due.clip(0, len(begins) - 1)] - noticed + lengths[is_plain] / 2
+    """Over all leavings that there could have been, in typical steps: at any moment of a step,
+    until the first boundary after the delay. A server that sends a step's tokens sees no close
+    before the next boundary."""
+    begins, ends = np.array(seen.truth["steps_ns"], dtype=float).T
+    due = np.searchsorted(begins, begins[2:] + seen.script.free_delay_s * 1e9)
+    freed = begins[due.clip(0, len(begins) - 1)]
     late = [
         seconds(row["abandoned_ns"], closed_ns)
         for row in seen.run.rows("requests")
         if row["outcome"] == "abandoned"
         and (closed_ns := seen.works[row["request_id"]]["closed_ns"]) is not None
     ]
-    return float(waits.mean()) / 1e9 + fmean(late)
+    return float(np.median(freed - (ends[:-2] + ends[1:-1]) / 2)) / 1e9 + median(late)
 
 
 def around(known: float, off: float) -> tuple[float, float]:
