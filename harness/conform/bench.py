@@ -608,7 +608,7 @@ class Bench:
         else at least one has to be free."""
         if self.running is not None and self.running < self.slots:
             self.rest()
-        if self.running == 0 or (wholly and (self.running or self.slots) < self.slots):
+        if self.running is not None and self.running < (self.slots if wholly else 1):
             raise CannotDecideError(
                 f"only {self.running} of {self.slots} slots were free before this case: "
                 f"{_ANOTHER_LOAD}, or a case before lost the others"
