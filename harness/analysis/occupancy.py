@@ -73,9 +73,10 @@ def occupancy_figures(requests: pd.DataFrame, found: Rounds | NotMeasurable) -> 
 
 def _leaked_share(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
     for rows in (before, after):
-        if rows.empty or rows["prompt_tokens"].isna().any():
+        is_served = rows["first_token_ns"].notna()
+        if not is_served.any() or rows.loc[is_served, "prompt_tokens"].isna().any():
             return NotMeasurable("the KV cache was not measured both before and after")
-        if rows["first_token_ns"].notna().all():
+        if is_served.all():
             return NotMeasurable(
                 "no prompt had to wait for KV blocks: the slots ran out first; take larger "
                 "`load.capacity_prompt_tokens`"

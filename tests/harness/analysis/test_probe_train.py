@@ -212,7 +212,8 @@ def test_requests_that_wait_count_ghosts_and_lost_slots(run: RunBuilder) -> None
 
 
 def hold(run: RunBuilder, name: str, trial: int, tokens: list[float]) -> None:
-    more = {"role": Role.LONG_PROMPT, "arm": "capacity", "trial": trial, "prompt_tokens": 1000}
+    prompt = 1000 if tokens else None  # the server's own count
+    more = {"role": Role.LONG_PROMPT, "arm": "capacity", "trial": trial, "prompt_tokens": prompt}
     run.request(name, sent=0, tokens=tokens, outcome="abandoned", end=500, **more)
 
 
