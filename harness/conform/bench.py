@@ -640,7 +640,7 @@ def whole(row: RequestRow, what: str) -> RequestRow:
 
 def latest_gaps(times_ns: Sequence[int], most: int) -> list[float]:
     """Between the latest tokens, each over a fifth of them: a busy client may read many at once."""
-    over = most // 5
+    over = max(4, min(most, len(times_ns)) // 5)
     latest = times_ns[-most - over :]
     pairs = zip(latest, latest[over:], strict=False)
     return [(late - early) / 1e9 / over for early, late in pairs]

@@ -41,6 +41,7 @@ def test_tokens_that_a_busy_client_read_in_one_piece_are_no_step_of_nothing() ->
     times = [step_ns * n for n in range(300)]
     times[-130:] = [times[-1]] * 130
     assert median(latest_gaps(times, 200)) == pytest.approx(0.01, rel=0.3)
+    assert latest_gaps(times[:8], 200) == pytest.approx([0.01] * 4)  # a stream that has just begun
 
 
 VLLM = "vllm:request_success_total"
