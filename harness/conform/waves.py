@@ -91,13 +91,16 @@ def compared(
     seen: Callable[[RequestRow], object] = lambda row: row.answer,
     *,
     what: str = "text",
+    settle: Callable[[], None],
 ) -> Finding:
     """Method B: what is `seen` of the streams of the act, against those of the control. A stream
-    that is not whole is red at once. Raises CannotDecideError."""
+    that is not whole is red at once. `settle` lets all effects of the
+    leaves come to their end. Raises CannotDecideError."""
     before = control()
     first = _beside(before, act(), seen, what)
     if "changed" not in first.evidence:
         return first
+    settle()
     again = control()
     if list(map(seen, again)) != list(map(seen, before)):
         raise CannotDecideError(f"a {what} differs between two runs without any leave")

@@ -42,7 +42,7 @@ FEWEST_TURNS, MOST_TURNS = 3, 8
     ),
 )
 def text(bench: Bench) -> Finding:
-    return compared(*turns_of(bench))
+    return compared(*turns_of(bench), settle=bench.rest)
 
 
 @case(
@@ -109,7 +109,7 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     ),
 )
 def ends(bench: Bench) -> Finding:
-    return compared(*turns_of(bench), end_of, what="end")
+    return compared(*turns_of(bench), end_of, what="end", settle=bench.rest)
 
 
 def end_of(row: RequestRow) -> tuple[str | None, int | None]:

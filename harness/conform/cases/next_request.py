@@ -73,6 +73,7 @@ def text(bench: Bench) -> Finding:
     return compared(
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=False),
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=True),
+        settle=bench.rest,
     )
 
 

@@ -92,7 +92,11 @@ def check_queued(queued: list[LiveStream]) -> None:
     caught=("https://github.com/ikawrakow/ik_llama.cpp/issues/1929",),
 )
 def queue_bystander(bench: Bench) -> Finding:
-    return compared(lambda: _beside(bench, leavers=0), lambda: _beside(bench, leavers=LEAVERS))
+    return compared(
+        lambda: _beside(bench, leavers=0),
+        lambda: _beside(bench, leavers=LEAVERS),
+        settle=bench.rest,
+    )
 
 
 def _was_cut(stream: LiveStream) -> bool:

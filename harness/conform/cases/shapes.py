@@ -152,7 +152,9 @@ def judge_pause(
 def rst_one(bench: Bench) -> Finding:
     with bench.over_http2():
         beside = compared(
-            lambda: _siblings(bench, leaves=False), lambda: _siblings(bench, leaves=True)
+            lambda: _siblings(bench, leaves=False),
+            lambda: _siblings(bench, leaves=True),
+            settle=bench.rest,
         )
         return bench.recovery() if beside.failure is None else beside
 

@@ -190,7 +190,9 @@ def test_another_text_must_come_twice_beside_a_control_that_repeats_itself(
     answers = iter(controls), iter(acts)
 
     def run() -> Finding:
-        return compared(lambda: [row(next(answers[0]))], lambda: [row(next(answers[1]))])
+        return compared(
+            lambda: [row(next(answers[0]))], lambda: [row(next(answers[1]))], settle=lambda: None
+        )
 
     if failure is None or isinstance(failure, Failure):
         assert run().failure is failure
@@ -202,7 +204,8 @@ def test_another_text_must_come_twice_beside_a_control_that_repeats_itself(
 
 @pytest.mark.parametrize("cut", [row("a", outcome=Outcome.FAILED), row("a", finish_reason=None)])
 def test_a_stream_that_is_cut_is_red_at_once(cut: RequestRow) -> None:
-    assert compared(lambda: [row("a")], lambda: [cut]).failure is Failure.HARM
+    found = compared(lambda: [row("a")], lambda: [cut], settle=lambda: None)
+    assert found.failure is Failure.HARM
 
 
 def test_a_pause_is_judged_only_if_the_server_saw_it() -> None:
