@@ -214,3 +214,20 @@ def test_a_fault_turns_its_cases_red_and_no_others(tmp_path: Path, row: Row) -> 
         lambda found: all(one.verdict is not Verdict.CANNOT_DECIDE for one in found.values()),
     )
     assert wrong(row, results) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_prompt_that_leaves_the_cache_with_its_client_shows(tmp_path: Path) -> None:
+    """A figure that is told, not judged."""
+
+    def survives(fault: str) -> tuple[float, float]:
+        (found,) = judge(Row(fault, (), ("prefix/survives",)), tmp_path).values()
+        ratio, cached = found.evidence["ttft_ratio"], found.evidence["cached_tokens"]
+        assert isinstance(ratio, float)
+        assert isinstance(cached, float)
+        return ratio, cached
+
+    kept, dropped = survives(""), survives("drop-prefix-on-cancel")
+    assert kept[0] < 0.5 < dropped[0]
+    assert kept[1] > 1000 > dropped[1]

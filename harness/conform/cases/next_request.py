@@ -99,32 +99,40 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     Level.INFO,
     "A stopped turn leaves its prompt in the cache.",
     wire="A prompt of 2,000 tokens is sent, and its answer left after 8; then the prompt is sent "
-    "again, with a question behind it. Three times.",
+    "again, with a question behind it. Three times, and once more for `cached_tokens`.",
     passes="not judged: the ratio of the two times to first token, and `cached_tokens`, are told",
     methods="R",
     why="Users stop an answer and ask again; without the cache the prompt is computed twice.",
     caught=reports("ggml-org/llama.cpp#29163"),
 )
 def survives(bench: Bench) -> Finding:
-    ratios, prompt = [], ""
+    ratios = []
     for turn in (1, 2, 3):
-        asked = bench.long(prompt_tokens=CACHED_PROMPT, user=turn)
-        prompt = bench.session.prompt(asked, n=bench.session.sent)
-        stopped = bench.start(asked, prompt)
-        stopped.wait_tokens(SHORT, READY_S)
-        left = leave_each(bench, [stopped], within_s=bench.step_s)
+        prompt, cold_ns = stopped_turn(bench, turn)
         row = bench.whole(bench.short(4), f"{prompt} And then?")
-        if not left[0].first_token_ns or not row.first_token_ns:
-            raise CannotDecideError("the first turn ended by itself")
-        cold_ns = left[0].first_token_ns - left[0].sent_ns
+        if row.first_token_ns is None:
+            raise CannotDecideError("the next turn has no token")
         ratios.append((row.first_token_ns - row.sent_ns) / cold_ns)
     evidence: Evidence = {"ttft_ratio": round(median(ratios), 3)}
     if bench.session.plan.target.http:
-        answer = Routes(bench.session.plan).complete(f"{prompt} And then, then?", max_tokens=1)
+        prompt, _ = stopped_turn(bench, 4)
+        answer = Routes(bench.session.plan).complete(f"{prompt} And then?", max_tokens=1)
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         evidence["cached_tokens"] = details.get("cached_tokens")
     told = f"the next turn's first token takes {median(ratios):.2f} times that of the first turn"
     return Finding(None, told, evidence)
+
+
+def stopped_turn(bench: Bench, turn: int) -> tuple[str, int]:
+    """A new prompt, whose answer was left, and its time to first token in nanoseconds."""
+    asked = bench.long(prompt_tokens=CACHED_PROMPT, user=turn)
+    prompt = bench.session.prompt(asked, n=bench.session.sent)
+    stopped = bench.start(asked, prompt)
+    stopped.wait_tokens(SHORT, READY_S)
+    (left,) = leave_each(bench, [stopped], within_s=bench.step_s)
+    if left.first_token_ns is None:
+        raise CannotDecideError("the first turn has no token")
+    return prompt, left.first_token_ns - left.sent_ns
 
 
 @case(
