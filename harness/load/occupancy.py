@@ -97,7 +97,8 @@ class Occupancy:
         gevent.sleep(2 * self.step_s)
         longest = max((one.spec.max_tokens - one.tokens for one in leavers), default=0)
         deadline_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
-        checks = [self._start(number, deadline_ns) for _ in range(self.slots)]
+        lasting = longest + 2 * _SPARE_STEPS  # the steps seen may have become longer since
+        checks = [self._start(number, deadline_ns, at_least=lasting) for _ in range(self.slots)]
         waiting = self._waiting(checks, until_ns=deadline_ns)
         if waiting:
             self._wait_for_steps(checks, longest + _SPARE_STEPS)
@@ -185,6 +186,7 @@ class Occupancy:
         trial: int | None = None,
         reference_ns: int | None = None,
         max_tokens: int | None = None,
+        at_least: int = 0,
     ) -> LiveStream:
         tokens = math.ceil(_LIFE_IN_SETTLES * self._settle_s / self.step_s) + _SPARE_TOKENS
         spec = RequestSpec(
@@ -192,7 +194,7 @@ class Occupancy:
             role=Role.FILLER,
             arm=TrialArm.OCCUPANCY,
             trial=trial,
-            max_tokens=max_tokens or min(tokens, self._most_tokens),
+            max_tokens=max_tokens or min(max(tokens, at_least), self._most_tokens),
             prompt_tokens=self._rng.randint(*self._prompt_tokens),
         )
 
