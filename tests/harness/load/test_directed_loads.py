@@ -199,6 +199,24 @@ def test_requests_that_wait_after_a_round_count_what_is_held(
 
 
 @e2e
+def test_requests_that_count_outlast_those_that_left_also_when_steps_become_longer(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Else a ghost ends after them, and counts as a lost slot."""
+    quick, slow = (engine_with_slots(4, gap_s=gap_s) for gap_s in (0.002, 0.008))
+    number = count()
+    server = serve(lambda x: (quick if next(number) < 10 else slow)(x))
+    target = {"settle_s": 0.3}
+    rows = LoadProcess(tmp_path, server.url, OCCUPANCY, users=1, target=target).result()
+    filled = [row for row in rows if row.arm == TrialArm.OCCUPANCY and row.outcome != "completed"]
+    for trial in range(3):
+        checks = [row for row in filled if row.trial == trial]
+        before = [row for row in filled if row.trial == (trial - 1 if trial else None)]
+        to_come = [(row.max_tokens or 0) - row.tokens_read for row in before]
+        assert min(row.max_tokens or 0 for row in checks) > max(to_come)
+
+
+@e2e
 def test_prefills_are_no_ghosts(serve: Serve, tmp_path: Path) -> None:
     """Four prefills take longer than the settle time."""
     load = OCCUPANCY.model_copy(update={"rounds": 1})
