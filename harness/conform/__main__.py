@@ -135,6 +135,7 @@ def _check_free(case: Case, bench: Bench) -> Finding:
 def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
     """After a red: the control, and, if times were judged, a second run. None: the red stands."""
     bench.end_case()
+    bench.rest()  # may take longer than a case
     control = _attempt(case, Bench.check_alone, bench, secrets)
     bench.end_case()
     if isinstance(control, Exception) or control.failure is not None:

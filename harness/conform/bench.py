@@ -406,12 +406,11 @@ class Bench:
         return self.time_probe(probe, lambda: ender.last_token_ns)
 
     def check_alone(self) -> Finding:
-        """The control of a red: slots whose answers end by themselves work for another request in
-        time. Raises CannotDecideError if they do not: then another load takes them. Slots that
-        stay lost after every stream has ended are left out from here on."""
+        """The control of a red, after `rest`: slots whose answers end by themselves serve another
+        request in time. Raises CannotDecideError if they do not: then another load takes them.
+        Slots that stay lost after every stream has ended are left out from here on."""
         if self.facts.slots is None or self.facts.slots > MOST_SLOTS:
             return Finding(None, "no slots are known that another load could take", {})
-        self.rest()
         if self.running == 0:
             row = self.start(self.short()).join(READY_S)
             if row is not None and row.outcome is Outcome.COMPLETED:

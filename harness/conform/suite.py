@@ -60,7 +60,7 @@ from harness.store.run_folder import RunFolder
 TRIES: Final = 8
 QUICK_TRIES: Final = 5
 _BEGIN_S: Final = 180.0  # until the load process knows the server
-_REST_S: Final = 60.0  # after a case, for its aftermath
+_REST_S: Final = 120.0  # after a run of a case, until all is at rest
 _POLL_S: Final = 0.05
 _PAGE_S: Final = 20.0
 
