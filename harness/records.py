@@ -147,7 +147,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     first_token_ns: int | None = None
     last_token_ns: int | None = None
     abandoned_ns: int | None = None
-    reference_ns: int | None = None  # probe: t0 of the abandon, or when it would have been
+    reference_ns: int | None = None  # probe: t0; control: the end before it; occupancy: deadline
     ended_ns: int
     wire_close: WireClose | None = None
     tokens_read: int = 0

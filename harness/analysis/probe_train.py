@@ -270,7 +270,7 @@ class _Readings:
         return np.asarray(is_short[after].any(axis=0), dtype=bool)
 
     def typical(self) -> tuple[int, float]:
-        """Of the controls: how many steps a hand-over takes, and what it takes beyond these."""
+        """How many steps a hand-over takes, by the controls, and how much time beyond these."""
         took = self.first_ns - self.since_ns
         if not self.has_steps:
             return 0, float(np.median(took))

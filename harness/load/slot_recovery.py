@@ -89,7 +89,7 @@ class Leaver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of the train's requests, in tokens. Fillers and probes have prompts of one range: their
+    """The lengths of the train's requests, in tokens. Fillers and probes have prompts of one range: their
     hand-overs are compared."""
 
     prompt_tokens: tuple[int, int] = (16, 64)
@@ -136,7 +136,7 @@ class Train:
         return self._session.client.step.median_ns()
 
     def median_width_s(self) -> float | None:
-        """Of the 95 % interval of the median recovery, by order statistics; None: too few."""
+        """The width of the median recovery's 95 % interval, by order statistics; None: too few."""
         times = sorted(self.recoveries_s)
         reach = math.ceil(_Z95 * math.sqrt(len(times)) / 2) + 1  # ranks beside the median
         low, high = len(times) // 2 - reach, len(times) // 2 + reach
