@@ -89,8 +89,8 @@ class Leaver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The lengths of the train's requests, in tokens. Fillers and probes have prompts of one range: their
-    hand-overs are compared."""
+    """The lengths of the train's requests, in tokens. Fillers and probes have prompts of one range:
+    their hand-overs are compared."""
 
     prompt_tokens: tuple[int, int] = (16, 64)
     answer_tokens: int = 1500
