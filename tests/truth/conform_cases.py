@@ -71,7 +71,7 @@ ROWS: Final = (
     Row("stall-survivors-on-abort=0.1", ("bystander/pace",), ("bystander/text",)),
     Row("leak-slot", (*LEFT, "leak/slots", "storm/all"), ("queue/bystander",), alone=True),
     Row("leak-blocks=2", ("leak/kv",), ("stream/fin-decode",)),
-    Row("hold-blocks=30", ("leak/kv", "rest/no-traffic"), ("stream/fin-decode",), alone=True),
+    Row("hold-blocks=10", ("leak/kv", "rest/no-traffic"), ("stream/fin-decode",), alone=True),
     Row("drop-prefix-on-cancel", (), ("prefix/survives", "stream/fin-decode", "next/text")),
     Row("double-count", ("count/aborts",), ("stream/fin-decode", "leak/slots"), soon=True),
     Row("never-count", ("count/aborts",), ("stream/fin-decode", "leak/slots")),
