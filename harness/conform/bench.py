@@ -60,6 +60,7 @@ _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
 _PAGE_S: Final = 5.0
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 _POLL_S: Final = 0.1
+_SHOWN_STEPS: Final = 24  # by which a step is judged
 _LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
 _LONGEST_REST_S: Final = 90.0
 _ANOTHER_LOAD: Final = "another load runs beside this one"
@@ -347,12 +348,14 @@ class Bench:
         self.watch_steps()
         if not queues_first:  # the control, since no probe of these tries queues before the leave
             self._hand_over()
+            self._before = self.steps_at_rest()
         for number in range(self.tries):
             self.wire.begin_try(number)
             tries.append(self._try_queued(way, number) if queues_first else self._try(way, number))
             if tries[-1].recovery_s is None:
                 break
-        finding = self.judged(tries, bound_steps=bound_steps)
+        after = self.steps_now(_LONG_SPAN) if queues_first else self.steps_at_rest()
+        finding = self.judged(tries, after, bound_steps=bound_steps)
         finding.evidence["left_by_reset"] = self._resets
         return finding
 
@@ -364,9 +367,11 @@ class Bench:
         self.fill(self.slots - 1)
         gevent.sleep(12 * self.step_s)
 
-    def judged(self, tries: Sequence[Try], *, bound_steps: float = 4.0) -> Finding:
-        """After `watch_steps` and the tries. Raises CannotDecideError."""
-        after = self.steps_now(_LONG_SPAN)
+    def judged(
+        self, tries: Sequence[Try], after: Sequence[float] = (), *, bound_steps: float = 4.0
+    ) -> Finding:
+        """After `watch_steps` and the tries. `after`: the steps since. Raises CannotDecideError."""
+        after = after or self.steps_now(_LONG_SPAN)
         now = Conditions.of(self._before or after, after, self.lag_s)
         finding = judge_recovery(tries, now, bound_steps=bound_steps)
         finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
@@ -486,6 +491,11 @@ class Bench:
         if len(gaps) < 2:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
         return gaps
+
+    def steps_at_rest(self) -> list[float]:
+        """The next steps, in seconds: no prompt is computed beside them."""
+        self.pause(_SHOWN_STEPS * self.step_s)
+        return self.steps_now()
 
     # Method O
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from harness.conform.bench import Bench, whole
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
-from harness.conform.cases.prefill import Prefill, judged, long_prefill, steps_beside
+from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.verdict import Try
 from harness.conform.waves import leave_each, rows_of, start_greedy
 from harness.load.live import LiveStream
@@ -88,7 +88,7 @@ def storm_all(bench: Bench) -> Finding:
 def dose_sweep(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
     bench.fill(1)  # as beside the doses: a step may grow with the batch
-    before = steps_beside(bench)
+    before = bench.steps_at_rest()
     tries: list[Try] = []
     doses: list[int] = []
     for turn in range(ROUNDS):
@@ -158,7 +158,7 @@ def _judge_doses(
 )
 def while_alive(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
-    before = bench.steps_now()
+    before = bench.steps_at_rest()
     tries: list[Try] = []
     for number in range(RETRY_TRIES):
         bench.wire.begin_try(number)

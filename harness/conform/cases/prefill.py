@@ -18,7 +18,6 @@ STEPS: Final = 4  # and the steps beside them
 _FEWEST_CHUNKS: Final = 8
 _LONG_ENOUGH_STEPS: Final = 20
 _MOST_LOOKS: Final = 4
-_SHOWN_STEPS: Final = 24  # by which a step is judged
 _FIRST_GUESS: Final = 2048  # tokens
 _ANSWER_TOKENS: Final = 4
 _ROOM: Final = 0.75  # of the context
@@ -86,14 +85,8 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
     return Prefill(tokens, (row.first_token_ns - row.sent_ns) / 1e9, longest_ns / 1e9)
 
 
-def steps_beside(bench: Bench) -> list[float]:
-    """The next steps, in seconds: no prompt is computed beside them."""
-    bench.pause(_SHOWN_STEPS * bench.step_s)
-    return bench.steps_now()
-
-
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
-    now = Conditions.of(before, steps_beside(bench), bench.lag_s)
+    now = Conditions.of(before, bench.steps_at_rest(), bench.lag_s)
     finding = judge_recovery(tries, now, bound_steps=prefill.bound_steps(now.step_s))
     return finding._replace(evidence=finding.evidence | prefill.evidence)
 
@@ -199,7 +192,7 @@ def beside(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
     rows: list[RequestRow | None] = []
     tries: list[Try] = []
-    before = bench.steps_now()
+    before = bench.steps_at_rest()
     for number, share in enumerate(SHARES):
         bench.wire.begin_try(number)
         bench.fill(max(0, bench.slots - 2))
