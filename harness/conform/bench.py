@@ -397,10 +397,10 @@ class Bench:
         probe = self.start(self.probe())
         return self._leave_and_time(way, leaver, probe)
 
-    def _hand_over(self) -> Try:
+    def _hand_over(self, more_tokens: int = 0) -> Try:
         """A slot changes hands because its answer has ended: the control of a leave."""
         self.fill(self.slots - 1)
-        tokens = int(self.ttft_s / self.step_s) + 4 * _QUEUED_STEPS
+        tokens = int(self.ttft_s / self.step_s) + 4 * _QUEUED_STEPS + more_tokens
         ender = self.start(self.short(tokens, role=Role.FILLER))
         if not ender.wait_tokens(1, READY_S / 3):
             raise CannotDecideError(f"a short request did not begin: {_end(ender)}")
@@ -421,10 +421,14 @@ class Bench:
             if row is not None and row.outcome is Outcome.COMPLETED:
                 raise CannotDecideError(f"{_ANOTHER_LOAD}: a short request waits long for a slot")
             return Finding(Failure.NEVER, "the server serves no request any more", {})
-        self.facts = self.facts._replace(slots=self.running or self.slots)
+        more = [0] * self.tries
+        if self.running is not None and self.running < self.slots:
+            # Are they lost, or taken? Another load's come free while a probe waits so long.
+            more = [int(self.patience_s / self.step_s)]
+            self.facts = self.facts._replace(slots=self.running)
         self.watch_steps()
         try:
-            tries = [self._hand_over() for _ in range(self.tries)]
+            tries = [self._hand_over(tokens) for tokens in more]
         except CannotDecideError as error:
             raise CannotDecideError(f"{_ANOTHER_LOAD}: {error}") from error
         control = self.judged(tries)
