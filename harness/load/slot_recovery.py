@@ -39,12 +39,16 @@ from harness.workload.abandon import RequestSpec
 Where = Literal["decode", "queued", "prefill"]
 Edit = Callable[[RequestRow], None]
 
+_nap = gevent.monkey.get_original("time", "sleep")
 logger = logging.getLogger(__name__)
 
 _Z95: Final = 1.96
 _SAYS_NOTHING: Final = (Outcome.CUT_OFF, Outcome.FAILED, Outcome.REJECTED)  # of a server's slots
 _LOOKS: Final = 5  # probes on the idle server
 _GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples spread evenly over the phases of a step
+_DRAWN_STEPS: Final = 2
+_COARSE_NS: Final = 2_000_000  # timers are set in whole milliseconds
+_NAP_S: Final = 5e-5
 _TOKENS_TO_QUEUE: Final = 2  # of the metronome: the second is from a step begun after the sending
 _TOKENS_OF_SHORT: Final = 10  # of the request that holds the slot while leaver and probe queue
 _PREFILLS_TO_LEARN: Final = 3
@@ -127,7 +131,7 @@ class Train:
         self._live: list[LiveStream] = []
         self._trials = count()
         self._users = count()
-        self._first_phase = rng.random()
+        self._phases = (phase % 1 for phase in count(rng.random(), _GOLDEN))
         self._prefills_ns: list[int] = []
         self._void_in_a_row = 0
 
@@ -181,7 +185,7 @@ class Train:
         self._pace(1)
         next_filler = self._start_filler(arm=TrialArm.CONTROL, trial=trial, edit=beat.edit_control)
         self._wait_until_queued(probe)
-        gevent.sleep(self._phase(trial) * self.step_ns / 1e9)
+        self._wait_for_any_moment()
         if probe.tokens or next_filler.tokens or any(one.has_ended for one in self._fillers):
             self._take_in(probe, next_filler)
         leaver.leave(Way.FIN)
@@ -212,7 +216,7 @@ class Train:
             edit=beat.edit_control,
         )
         try:
-            self._leave_in_time(short, leaver, trial, beat)
+            self._leave_in_time(short, leaver, beat)
         except _VoidError:
             leaver.leave()
             probe.join(self._patience_s)
@@ -220,24 +224,22 @@ class Train:
             raise
         self._observe(beat, probe, self._short)
 
-    def _leave_in_time(
-        self, short: LiveStream, leaver: LiveStream, trial: int, beat: "_Beat"
-    ) -> None:
+    def _leave_in_time(self, short: LiveStream, leaver: LiveStream, beat: "_Beat") -> None:
         self._wait_until_queued(leaver)
         _check_is_running(short)
         if self._leaver.where == "queued":
             left = short.spec.max_tokens - short.tokens
-            gevent.sleep(self._phase(trial) * left * self.step_ns / 1e9)
+            gevent.sleep(next(self._phases) * left * self.step_ns / 1e9)
             _check_is_running(short)
             beat.slot_from = short
         else:
-            self._wait_for_its_turn(short, leaver, trial)
+            self._wait_for_its_turn(short, leaver)
         leaver.leave(Way.FIN)
         if leaver.tokens:
             raise _VoidError("the leaver had its first token before it left")
         beat.leaver = leaver
 
-    def _wait_for_its_turn(self, short: LiveStream, leaver: LiveStream, trial: int) -> None:
+    def _wait_for_its_turn(self, short: LiveStream, leaver: LiveStream) -> None:
         """The leaver has the slot, and has come to the point where it leaves."""
         ended = short.join(self._patience_s)
         if ended is None or ended.last_token_ns is None:
@@ -249,10 +251,10 @@ class Train:
                     self._prefills_ns.append((leaver.first_token_ns or 0) - began_ns)
                 raise _VoidError("this prefill was only watched, to learn how long it takes")
             low, high = _PREFILL_SHARE
-            share = low + self._phase(trial) * (high - low)
+            share = low + next(self._phases) * (high - low)
             wait_ns = int(share * statistics.median(self._prefills_ns))
         else:  # a unary answer, which shows no tokens
-            wait_ns = int(self._ttft_ns + (self._leaver.tokens + self._phase(trial)) * self.step_ns)
+            wait_ns = int(self._ttft_ns + (self._leaver.tokens + next(self._phases)) * self.step_ns)
         gevent.sleep(max(0, began_ns + wait_ns - time.perf_counter_ns()) / 1e9)
 
     def _observe(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
@@ -401,17 +403,31 @@ class Train:
 
     # Time
 
-    def _phase(self, trial: int) -> float:
-        return (self._first_phase + trial * _GOLDEN) % 1
-
     def _short_tokens(self) -> int:
         return _TOKENS_OF_SHORT + 2 * math.ceil(self._ttft_ns / self.step_ns)
 
-    def _pace(self, tokens: int) -> None:
-        """Wait for tokens of the metronome, each of which comes from a step."""
+    @property
+    def _pacer(self) -> LiveStream | None:
+        """Each of its tokens comes from a step."""
         running = (one for one in self._fillers if one.tokens and not one.has_ended)
-        metronome = self._metronome
-        pacer = metronome if metronome in self._fillers else next(running, self._short)
+        return self._metronome if self._metronome in self._fillers else next(running, self._short)
+
+    def _wait_for_any_moment(self) -> None:
+        """One as likely as any other: drawn over two steps from a token on, and anew if the next
+        token comes first. So a step gets as many leaves as it is long."""
+        pacer, is_next = self._pacer, True
+        while is_next and pacer is not None and not pacer.has_ended:
+            next_token = pacer.tokens + 1
+            wait_ns = next(self._phases) * _DRAWN_STEPS * self.step_ns
+            due_ns = time.perf_counter_ns() + wait_ns
+            is_next = pacer.wait_tokens(next_token, max(0, wait_ns - _COARSE_NS) / 1e9)
+            while not is_next and time.perf_counter_ns() < due_ns:
+                _nap(_NAP_S)  # a busy loop would take the core from a server beside it
+                gevent.sleep(0)
+                is_next = pacer.tokens >= next_token
+
+    def _pace(self, tokens: int) -> None:
+        pacer = self._pacer
         if pacer is None or not pacer.wait_tokens(pacer.tokens + tokens, self._patience_s):
             raise _VoidError("the slots' streams stood still, or ended")
 
@@ -420,6 +436,7 @@ class Train:
         queued_ns = time.perf_counter_ns() - stream.spec.intended_start_ns
         if queued_ns < self._ttft_ns:
             gevent.sleep((self._ttft_ns - queued_ns) / 1e9)
+            self._pace(1)
 
 
 def _check_is_running(short: LiveStream) -> None:

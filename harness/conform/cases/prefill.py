@@ -17,8 +17,9 @@ CHUNKS: Final = 2  # that may still be computed
 STEPS: Final = 4  # and the steps beside them
 _FEWEST_CHUNKS: Final = 8
 _LONG_ENOUGH_STEPS: Final = 20
-_MOST_LOOKS: Final = 4
-_FIRST_GUESS: Final = 2048  # tokens
+_MOST_LOOKS: Final = 3
+_FIRST_GUESS: Final = 256  # tokens
+_LONGEST_S: Final = 4.0
 _ANSWER_TOKENS: Final = 4
 _ROOM: Final = 0.75  # of the context
 _MOST_TOKENS: Final = 65_536
@@ -48,23 +49,24 @@ class Prefill(NamedTuple):
 
 
 def long_prefill(bench: Bench) -> Prefill:
-    """A prompt that takes 20 steps, or the longest that the context allows. A stall of the machine
-    looks like a chunk, so what looks too coarse is looked at again.
+    """The shortest prompt that takes 20 steps and 8 chunks, by doubling. A stall of the machine
+    looks like a chunk, so the longest one is looked at again.
 
-    Raises CannotDecideError if it is computed in fewer than 8 chunks.
+    Raises CannotDecideError if its chunks are too long for that.
     """
     context = bench.facts.context or _MOST_TOKENS
     most = int(_ROOM * context)
-    tokens = min(_FIRST_GUESS, most)
-    looks = 1
+    tokens, looks = min(_FIRST_GUESS, most), 0
     while True:
         seen = _watched(bench, tokens)
-        if seen.ttft_s < _LONG_ENOUGH_STEPS * bench.step_s and tokens < most:
-            tokens = min(2 * tokens, most)
-        elif seen.ttft_s >= _FEWEST_CHUNKS * seen.chunk_s:
+        is_longest = tokens == most or seen.ttft_s > _LONGEST_S
+        is_long = is_longest or seen.ttft_s >= _LONG_ENOUGH_STEPS * bench.step_s
+        if is_long and seen.ttft_s >= _FEWEST_CHUNKS * seen.chunk_s:
             return seen
-        elif (looks := looks + 1) > _MOST_LOOKS:
+        looks += is_longest
+        if looks == _MOST_LOOKS:
             break
+        tokens = tokens if is_longest else min(2 * tokens, most)
     raise CannotDecideError(
         f"a prompt of {tokens} tokens is computed in {1e3 * seen.ttft_s:.0f} ms, in chunks of up "
         f"to {1e3 * seen.chunk_s:.0f} ms: too few to see where it stops (a longer context, or "
