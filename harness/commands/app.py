@@ -17,6 +17,25 @@ app = typer.Typer(
 )
 
 
+def _show_version(is_wanted: bool) -> None:  # noqa: FBT001  the signature of a callback
+    if is_wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"walkaway {version('walkaway')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+]
+
+
+@app.callback()
+def walkaway(*, version: Version = False) -> None:
+    pass
+
+
 class Command(TyperCommand):
     """A command whose usage line names its arguments plainly: WORKLOAD, not {WORKLOAD}."""
 
