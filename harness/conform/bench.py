@@ -28,7 +28,7 @@ import httpx
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.conform.case import CannotDecideError, Finding, RefusedError
-from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.conform.verdict import AT_ONCE, Bound, Conditions, Try, judge_recovery
 from harness.errors import TargetError
 from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.http2 import Http2Client, NoHttp2Error
@@ -331,7 +331,7 @@ class Bench:
         begin: Callable[[RequestSpec], LiveStream] | None = None,
         tokens: Sequence[int] = READ_TOKENS,
         queues_first: bool = True,
-        bound_steps: float = 4.0,
+        bound: Bound = AT_ONCE,
     ) -> Finding:
         """Method P: a stream of this `spec` (default: a long one) leaves, and a probe gets its
         slot. `begin` starts it. `ready` waits until it may leave, and gets the number of the try;
@@ -355,7 +355,7 @@ class Bench:
             if tries[-1].recovery_s is None:
                 break
         after = self.steps_now(_LONG_SPAN) if queues_first else self.steps_at_rest()
-        finding = self.judged(tries, after, bound_steps=bound_steps)
+        finding = self.judged(tries, after, bound)
         finding.evidence["left_by_reset"] = self._resets
         return finding
 
@@ -368,12 +368,12 @@ class Bench:
         gevent.sleep(12 * self.step_s)
 
     def judged(
-        self, tries: Sequence[Try], after: Sequence[float] = (), *, bound_steps: float = 4.0
+        self, tries: Sequence[Try], after: Sequence[float] = (), bound: Bound = AT_ONCE
     ) -> Finding:
         """After `watch_steps` and the tries. `after`: the steps since. Raises CannotDecideError."""
         after = after or self.steps_now(_LONG_SPAN)
         now = Conditions.of(self._before or after, after, self.lag_s)
-        finding = judge_recovery(tries, now, bound_steps=bound_steps)
+        finding = judge_recovery(tries, now, bound)
         finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
         return finding
 

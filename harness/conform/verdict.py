@@ -30,6 +30,17 @@ MOST_DRIFT: Final = 1.5
 MOST_LAG_STEPS: Final = 0.5
 
 
+class Bound(NamedTuple):
+    """At the median of the tries: typical `steps`, and the `tokens` that another stream gets in
+    that time: fewer where a step computes a prompt, too."""
+
+    steps: float = 4.0
+    tokens: float = 4.0
+
+
+AT_ONCE: Final = Bound()
+
+
 class Try(NamedTuple):
     """One leave behind full slots. `recovery_s`: from t0 to the probe's first token, less the
     probe's time on an idle server and the client's lag; None: not within `waited_s`. `others`: the
@@ -54,35 +65,35 @@ class Conditions(NamedTuple):
         return cls(median(before), quantiles(before, n=10)[-1], median(after), lag_s)
 
 
-def judge_recovery(tries: Sequence[Try], now: Conditions, *, bound_steps: float) -> Finding:
+def judge_recovery(tries: Sequence[Try], now: Conditions, bound: Bound) -> Finding:
     """Raises CannotDecideError."""
     came = [one.recovery_s / now.step_s for one in tries if one.recovery_s is not None]
-    most = WORST * bound_steps
+    most = WORST * bound.steps
     evidence: dict[str, float | str | None] = {
         "tries": len(tries),
         "median_steps": round(median(came), 2) if came else None,
         "worst_steps": round(max(came), 2) if came else None,
-        "bound_steps": bound_steps,
+        "bound_steps": bound.steps,
         "step_ms": round(1e3 * now.step_s, 3),
         "client_lag_ms": round(1e3 * now.lag_s, 3),
     }
     missing = [one for one in tries if one.recovery_s is None]
     if missing:
-        return _judge_never(missing, now, len(tries), evidence, most)
+        return _judge_never(missing, now, len(tries), evidence, WORST * bound.tokens)
     if (trouble := disturbance(now)) is not None:
         raise CannotDecideError(trouble)
     middle, worst = median(came), max(came)
     told = f"{quantity(middle, 'steps')} at the median, {quantity(worst, 'steps')} at worst"
-    if middle <= bound_steps and worst <= most:
+    if middle <= bound.steps and worst <= most:
         return Finding(None, told, evidence)
     others = [one.others for one in tries if one.others is not None]
-    if others and median(others) <= bound_steps and max(others) <= most:
+    if others and median(others) <= bound.tokens and max(others) <= WORST * bound.tokens:
         raise CannotDecideError(
             f"{told}, but the other streams got only {median(others):g} tokens in that time "
             f"({max(others)} at most): the machine was slow, not the server late"
         )
     return Finding(
-        Failure.LATE, f"{told}; at most {bound_steps:g} and {most:g} were allowed", evidence
+        Failure.LATE, f"{told}; at most {bound.steps:g} and {most:g} were allowed", evidence
     )
 
 
@@ -91,10 +102,10 @@ def _judge_never(
     now: Conditions,
     num_tries: int,
     evidence: dict[str, float | str | None],
-    most_steps: float,
+    most_tokens: float,
 ) -> Finding:
     first = missing[0]
-    if first.others is not None and first.others < most_steps:
+    if first.others is not None and first.others < most_tokens:
         raise CannotDecideError(
             f"no first token came in {quantity(first.waited_s, 's')}, but the other streams stood "
             f"still, too: they got {first.others} tokens"

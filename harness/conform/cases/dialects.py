@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from harness.conform.bench import Bench
 from harness.conform.case import FREED, CannotDecideError, Finding, case, reports
+from harness.conform.verdict import Bound
 from harness.load.dialect import route
 from harness.store.conform_result import Level
 from harness.workload.abandon import RequestSpec
@@ -105,7 +106,7 @@ def structured(bench: Bench) -> Finding:
         begin=lambda _spec: bench.start(asked(bench.long_tokens)),
         ready=lambda *_: bench.pause(bench.step_s),
         queues_first=False,
-        bound_steps=MOST_STEPS,
+        bound=Bound(MOST_STEPS, MOST_STEPS),
     )
     return finding._replace(
         evidence=finding.evidence | {"compilation_ms": round(1e3 * compiled_s, 1)}

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from harness.conform.bench import READY_S, Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
-from harness.conform.verdict import Conditions, Try, judge_recovery
+from harness.conform.verdict import Bound, Conditions, Try, judge_recovery
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
@@ -36,8 +36,8 @@ class Prefill(NamedTuple):
     def spec(self, answer_tokens: int = _ANSWER_TOKENS) -> RequestSpec:
         return RequestSpec(user=0, max_tokens=answer_tokens, prompt_tokens=self.tokens)
 
-    def bound_steps(self, step_s: float) -> float:
-        return round(CHUNKS * self.chunk_s / step_s + STEPS, 2)
+    def bound(self, step_s: float) -> Bound:
+        return Bound(round(CHUNKS * self.chunk_s / step_s + STEPS, 2), CHUNKS + STEPS)
 
     @property
     def evidence(self) -> Evidence:
@@ -89,7 +89,7 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
 
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
     now = Conditions.of(before, bench.steps_at_rest(), bench.lag_s)
-    finding = judge_recovery(tries, now, bound_steps=prefill.bound_steps(now.step_s))
+    finding = judge_recovery(tries, now, prefill.bound(now.step_s))
     return finding._replace(evidence=finding.evidence | prefill.evidence)
 
 
@@ -120,7 +120,7 @@ def leave_prefill(bench: Bench) -> Finding:
         prefill.spec(bench.long_tokens),
         ready=wait,
         queues_first=False,
-        bound_steps=prefill.bound_steps(bench.step_s),
+        bound=prefill.bound(bench.step_s),
     )
     finding = finding._replace(evidence=finding.evidence | prefill.evidence)
     return harm(bench, finding)

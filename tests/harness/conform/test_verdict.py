@@ -7,6 +7,7 @@ import pytest
 
 from harness.conform.case import CannotDecideError, Case, Finding, RefusedError
 from harness.conform.verdict import (
+    Bound,
     Conditions,
     Expectation,
     Try,
@@ -76,23 +77,29 @@ def result(verdict: Verdict, level: Level = Level.MUST, expected: Any = None) ->
 def test_the_median_and_the_worst_have_bounds(
     steps: tuple[int, ...], failure: Failure | None
 ) -> None:
-    found = judge_recovery(tried(*steps), CALM, bound_steps=4)
+    found = judge_recovery(tried(*steps), CALM, Bound())
     assert found.failure is failure
     assert found.evidence["worst_steps"] == max(steps)
 
 
 def test_a_time_that_only_the_clock_calls_late_decides_nothing() -> None:
     with pytest.raises(CannotDecideError, match="the machine was slow"):
-        judge_recovery(tried(9, 9, 9, others=2), CALM, bound_steps=4)
+        judge_recovery(tried(9, 9, 9, others=2), CALM, Bound())
+
+
+def test_where_steps_compute_a_prompt_another_stream_gets_fewer_tokens() -> None:
+    bound = Bound(steps=40, tokens=6)
+    assert judge_recovery(tried(50, 50, 50, others=7), CALM, bound).failure is Failure.LATE
+    assert judge_recovery([Try(None, 2.0, 30)], CALM, bound).failure is Failure.NEVER
 
 
 def test_a_probe_that_is_never_served_is_a_red_unless_all_stood_still() -> None:
     missing = [*tried(1), Try(None, 2.0, 190)]
-    found = judge_recovery(missing, CALM, bound_steps=4)
+    found = judge_recovery(missing, CALM, Bound())
     assert found.failure is Failure.NEVER
     assert "200 steps" in found.reason
     with pytest.raises(CannotDecideError, match="stood still"):
-        judge_recovery([Try(None, 2.0, 3)], CALM, bound_steps=4)
+        judge_recovery([Try(None, 2.0, 3)], CALM, Bound())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ def test_a_probe_that_is_never_served_is_a_red_unless_all_stood_still() -> None:
 def test_a_disturbed_machine_decides_nothing(changed: dict[str, float], why: str) -> None:
     for steps in (1, 9):
         with pytest.raises(CannotDecideError, match=why):
-            judge_recovery(tried(steps, steps), CALM._replace(**changed), bound_steps=4)
+            judge_recovery(tried(steps, steps), CALM._replace(**changed), Bound())
 
 
 @pytest.mark.parametrize(
