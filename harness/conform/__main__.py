@@ -111,10 +111,10 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
     outcome, again = _attempt(case, partial(_check_free, case), bench, secrets), None
     times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
-    is_red = isinstance(outcome, Finding) and outcome.failure in times
-    if is_red and _TAKES_SLOTS & {*case.methods}:
+    takes_slots = bool(_TAKES_SLOTS & {*case.methods})
+    if takes_slots and isinstance(outcome, Finding) and outcome.failure in times:
         facts = bench.facts
-        again = _once_more(case, bench, secrets)
+        again = _once_more(case, outcome.failure, bench, secrets)
         bench.facts = facts
     bench.end_case()
     result = settle_case(case, outcome, again)
@@ -122,6 +122,8 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     result.wire_log = log
     aftermath, told = bench.aftermath()
     bench.rest()
+    if aftermath is Aftermath.WEDGED and bench.running == 0 and not bench.serves():
+        aftermath, told = Aftermath.DEAD, "the server serves no request any more"
     result = with_aftermath(result, aftermath, told)
     result.took_s = round(time.monotonic() - started_s, 2)
     return result
@@ -132,23 +134,35 @@ def _check_free(case: Case, bench: Bench) -> Finding:
     return case.check(bench)
 
 
-def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
-    """After a red: the control, and, if times were judged, a second run. None: the red stands."""
+def _once_more(
+    case: Case, failure: Failure | None, bench: Bench, secrets: list[str]
+) -> Finding | Exception | None:
+    """After a red: the control, and, if times were judged, a second run in the slots that are left.
+    None: the red stands."""
     bench.end_case()
     bench.rest()  # may take longer than a case
-    control = _attempt(case, Bench.check_alone, bench, secrets)
+    control = _attempt(case, partial(Bench.check_alone, failure=failure), bench, secrets)
     bench.end_case()
     if isinstance(control, Exception) or control.failure is not None:
         return control
-    return _attempt(case, case.check, bench, secrets) if "P" in case.methods else None
+    if "P" not in case.methods:
+        return None
+    bench.rest()
+    if bench.running:
+        bench.facts = bench.facts._replace(slots=bench.running)
+    return _attempt(case, case.check, bench, secrets)
 
 
 def _attempt(case: Case, check: Check, bench: Bench, secrets: list[str]) -> Finding | Exception:
     limit_s = case.limit_s + 3 * bench.settle_s
-    too_long = CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
+    limit = gevent.Timeout(limit_s)  # no Exception, so that no check takes it for its own
     try:
-        with gevent.Timeout(limit_s, too_long):
+        with limit:
             return check(bench)
+    except gevent.Timeout as ended:
+        if ended is not limit:
+            raise
+        return CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
     except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
         if not isinstance(error, CannotDecideError | RefusedError):
             sys.stderr.write(masked(traceback.format_exc(), secrets))

@@ -63,7 +63,7 @@ _POLL_S: Final = 0.1
 _SHOWN_STEPS: Final = 24  # by which a step is judged
 _LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
 _LONGEST_REST_S: Final = 90.0
-_ANOTHER_LOAD: Final = "another load runs beside this one"
+_ANOTHER_LOAD: Final = "another load runs beside this one, or slots are always handed over late"
 
 
 class Facts(NamedTuple):
@@ -410,15 +410,15 @@ class Bench:
             raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
         return self.time_probe(probe, lambda: ender.last_token_ns)
 
-    def check_alone(self) -> Finding:
+    def check_alone(self, failure: Failure | None) -> Finding:
         """The control of a red, after `rest`: slots whose answers end by themselves serve another
-        request in time. Raises CannotDecideError if they do not: then another load takes them.
-        Slots that stay lost after every stream has ended are left out from here on."""
+        request, and, if `failure` is about time, in time. Raises CannotDecideError if they do not:
+        then another load takes them. Slots that stay lost after every stream has ended are left
+        out from here on."""
         if self.facts.slots is None or self.facts.slots > MOST_SLOTS:
             return Finding(None, "no slots are known that another load could take", {})
         if self.running == 0:
-            row = self.start(self.short()).join(READY_S)
-            if row is not None and row.outcome is Outcome.COMPLETED:
+            if self.serves():
                 raise CannotDecideError(f"{_ANOTHER_LOAD}: a short request waits long for a slot")
             return Finding(Failure.NEVER, "the server serves no request any more", {})
         more = [0] * self.tries
@@ -431,6 +431,8 @@ class Bench:
             tries = [self._hand_over(tokens) for tokens in more]
         except CannotDecideError as error:
             raise CannotDecideError(f"{_ANOTHER_LOAD}: {error}") from error
+        if failure is Failure.NEVER and all(one.recovery_s is not None for one in tries):
+            return Finding(None, "slots whose answers end by themselves serve others", {})
         control = self.judged(tries)
         if control.failure is not None:
             raise CannotDecideError(
@@ -438,6 +440,11 @@ class Bench:
                 f"({control.reason})"
             )
         return control
+
+    def serves(self) -> bool:
+        """A short request is answered, however long it waits for a slot."""
+        row = self.start(self.short()).join(READY_S)
+        return row is not None and row.outcome is Outcome.COMPLETED
 
     def _leave_and_time(self, way: "_Leaving", leaver: LiveStream, probe: LiveStream) -> Try:
         if leaver.has_ended:
@@ -614,6 +621,7 @@ class Bench:
                     break
             except CannotDecideError:
                 gevent.sleep(self.settle_s / 4)
+        self.end_case()
         self._streams.clear()
 
     def check_free(self, *, wholly: bool) -> None:

@@ -113,14 +113,14 @@ class Tap:
         self._note(t_ns, "connect")
 
     def wrote(self, t_ns: int, data: bytes) -> None:
-        self._note(t_ns, "write", num_bytes=len(data), text=_shown(data))
+        self._note(t_ns, "write", num_bytes=len(data), text=data.decode("utf-8", "replace"))
 
     def head(self, t_ns: int, status: int) -> None:
         self._note(t_ns, "read", text=f"HTTP {status}")
 
     def read(self, t_ns: int, data: bytes, tokens: int) -> None:
         """The text is kept of the first bytes alone: a long answer would repeat itself."""
-        text, self._has_read = "" if self._has_read else _shown(data), True
+        text, self._has_read = "" if self._has_read else data.decode("utf-8", "replace"), True
         self._note(t_ns, "read", num_bytes=len(data), tokens=tokens, text=text)
 
     def left(self, t0_ns: int, way: Way, unread: int, wire_close: WireClose) -> None:
@@ -162,8 +162,3 @@ class Tap:
                 text=text,
             )
         )
-
-
-def _shown(data: bytes) -> str:
-    """More than is shown in the end: secrets are masked first, and none may be cut through."""
-    return data[: 2 * _SHOWN_CHARS].decode("utf-8", "replace")

@@ -82,7 +82,7 @@ ROWS: Final = (
     Row("reuse-before-step-ends", ("bystander/text", "next/text"), ("stream/fin-decode",)),
     Row(
         "wedge-after=40",
-        ("wedge/health", "queue/mass"),
+        ("wedge/health", "queue/mass", "dose/sweep"),
         ("stream/fin-decode",),
         alone=True,
     ),
