@@ -352,7 +352,9 @@ class Train:
         return ready[-1]
 
     def _is_near_end(self, stream: LiveStream) -> bool:
-        margin = min(_MARGIN_TOKENS * self._slots, stream.spec.max_tokens // 2)
+        longest_s = max(filter(math.isfinite, self.recoveries_s), default=0.0)
+        cycle_tokens = _MARGIN_TOKENS + int(1e9 * longest_s / self.step_ns)
+        margin = min(cycle_tokens * self._slots, stream.spec.max_tokens // 2)
         return stream.tokens >= stream.spec.max_tokens - margin
 
     def _start_filler(
