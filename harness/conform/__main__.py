@@ -114,7 +114,7 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     takes_slots = bool(_TAKES_SLOTS & {*case.methods})
     if takes_slots and isinstance(outcome, Finding) and outcome.failure in times:
         facts = bench.facts
-        again = _once_more(case, outcome.failure, bench, secrets)
+        again = _once_more(case, bench, secrets)
         bench.facts = facts
     bench.end_case()
     result = settle_case(case, outcome, again)
@@ -134,14 +134,12 @@ def _check_free(case: Case, bench: Bench) -> Finding:
     return case.check(bench)
 
 
-def _once_more(
-    case: Case, failure: Failure | None, bench: Bench, secrets: list[str]
-) -> Finding | Exception | None:
+def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
     """After a red: the control, and, if times were judged, a second run in the slots that are left.
     None: the red stands."""
     bench.end_case()
     bench.rest()  # may take longer than a case
-    control = _attempt(case, partial(Bench.check_alone, failure=failure), bench, secrets)
+    control = _attempt(case, Bench.check_alone, bench, secrets)
     bench.end_case()
     if isinstance(control, Exception) or control.failure is not None:
         return control

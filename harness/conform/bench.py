@@ -410,11 +410,10 @@ class Bench:
             raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
         return self.time_probe(probe, lambda: ender.last_token_ns)
 
-    def check_alone(self, failure: Failure | None) -> Finding:
+    def check_alone(self) -> Finding:
         """The control of a red, after `rest`: slots whose answers end by themselves serve another
-        request, and, if `failure` is about time, in time. Raises CannotDecideError if they do not:
-        then another load takes them. Slots that stay lost after every stream has ended are left
-        out from here on."""
+        request in time. Raises CannotDecideError if they do not: then another load takes them.
+        Slots that stay lost after every stream has ended are left out from here on."""
         if self.facts.slots is None or self.facts.slots > MOST_SLOTS:
             return Finding(None, "no slots are known that another load could take", {})
         if self.running == 0:
@@ -431,8 +430,6 @@ class Bench:
             tries = [self._hand_over(tokens) for tokens in more]
         except CannotDecideError as error:
             raise CannotDecideError(f"{_ANOTHER_LOAD}: {error}") from error
-        if failure is Failure.NEVER and all(one.recovery_s is not None for one in tries):
-            return Finding(None, "slots whose answers end by themselves serve others", {})
         control = self.judged(tries)
         if control.failure is not None:
             raise CannotDecideError(
