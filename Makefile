@@ -37,7 +37,7 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory --jobs=2 check unit
-	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "e2e and not (slow or browser)"
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "e2e and not (slow or browser or table)"
 
 test-all: test
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
@@ -52,7 +52,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest --numprocesses=auto -m "not (e2e or slow or browser)"
+	$(BIN)/pytest --numprocesses=auto -m "not (e2e or slow or browser or table)"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.bench $(BENCH)
@@ -82,6 +82,7 @@ faults-table: $(VENV)/.installed-dev
 
 conform-faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_cases
+	$(BIN)/pytest -m table
 
 conform-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_docs

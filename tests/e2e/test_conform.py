@@ -217,7 +217,7 @@ def test_a_fault_turns_its_cases_red_and_no_others(tmp_path: Path, row: Row) -> 
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.table
 def test_a_prompt_that_leaves_the_cache_with_its_client_shows(tmp_path: Path) -> None:
     """A figure that is told, not judged."""
 

@@ -77,7 +77,7 @@ def test_a_good_server_passes_over_tls(tmp_path: Path) -> None:
     "odd",
     [
         pytest.param(
-            one, marks=[] if one.kind is Failure.HARM else pytest.mark.slow, id=f"{one.case} {one}"
+            one, marks=[] if one.kind is Failure.HARM else pytest.mark.table, id=f"{one.case} {one}"
         )
         for one in ODD
     ],
@@ -153,7 +153,7 @@ def hop(behind: str) -> Iterator[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.table
 def test_a_hop_that_drains_is_late_and_says_for_how_long(tmp_path: Path) -> None:
     def run(turn: int) -> list[CaseResult]:
         with running(*engine_flags("")) as engine, hop(engine.url) as url:
@@ -171,7 +171,7 @@ def test_a_hop_that_drains_is_late_and_says_for_how_long(tmp_path: Path) -> None
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.table
 def test_a_silent_client_that_is_held_too_long_is_red(tmp_path: Path) -> None:
     """The bundled engine lets it go after 11 s, not within the 2 s that are declared here."""
     target = tmp_path / "target.toml"
