@@ -82,7 +82,7 @@ def write_conform(folder: Path, output: Path) -> None:
 def server_name(result: ConformResult) -> str:
     target = result.target
     if target.engine == GENERIC and not target.version:
-        return f"the server at {urlsplit(target.url).netloc}"
+        return target.configuration or f"the server at {urlsplit(target.url).netloc}"
     return " ".join(filter(None, (target.engine, target.version)))
 
 
@@ -118,7 +118,7 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
 
 def evidence(figures: Mapping[str, float | str | None]) -> list[str]:
     """ "median 0.7 steps": the unit ends the name. The bounds of 95 % stand behind their figure,
-    or for it. What was not measured is left out."""
+    or for it. Figures that were not measured are left out."""
     bounds: dict[str, list[str]] = {}
     for name, value in figures.items():
         if (found := _BOUND.fullmatch(name)) and isinstance(value, int | float):

@@ -129,9 +129,10 @@ def _column(
         }
         for one in result.cases
     }
+    server, configuration = server_name(result), result.target.configuration
     return {
-        "server": server_name(result),
-        "configuration": result.target.configuration,
+        "server": server,
+        "configuration": "" if configuration == server else configuration,
         "about": list(_about(result)),
         "counts": [(word, count) for word, count in counts(result) if count],
         "page": where,

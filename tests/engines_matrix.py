@@ -1,9 +1,9 @@
 """Each real engine alone on the machine: up, the conformance suite, four headline runs, down.
 
-`make matrix`, or `python -m tests.engines_matrix [--quick] [--out DIR] [ENGINE ...]`. What it
-leaves in results/engines/ENGINE-VERSION/ is kept: conform.json, the wire logs of what failed, each
+`make matrix`, or `python -m tests.engines_matrix [--quick] [--out DIR] [ENGINE ...]`.
+results/engines/ENGINE-VERSION/ keeps conform.json and its page, the wire logs of red cases, each
 run's manifest and summary, and runs.json with every command, its exit code and how long it took;
-at last matrix.html of all that stand there.
+at last matrix.html of all that stand there. An engine that dies in a case is started again.
 An engine that does not start, or a run that fails, is told at the end, and the exit code is 1.
 """
 
@@ -19,13 +19,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from harness.conform.reports import draw_page
+from harness.conform.verdict import exit_code
 from harness.run.recipes import load_recipes
-from harness.store.conform_result import CONFORM_FILE, WIRE_FOLDER, Verdict, read_conform
+from harness.store.conform_result import (
+    CONFORM_FILE,
+    WIRE_FOLDER,
+    Aftermath,
+    CaseResult,
+    Verdict,
+    read_conform,
+)
 from harness.store.manifest import find_versions
 
 ENGINES: Final = ("reference", "vllm", "llamacpp", "dynamo", "triton")
 HOPS: Final = ("nginx", "nginx-unbuffered", "litellm", "litellm-cancelling")
 BEHIND: Final = "llamacpp"  # the hops
+MOST_STARTS: Final = 4
 HOP_CASES: Final = ("hop/", "stream/", "unary/")
 KEPT: Final = ("manifest.json", "summary.json")
 SHORT: Final = ("run.max_seconds=45", "load.answer_tokens=2000")
@@ -77,19 +87,42 @@ def flags_of(up: dict[str, Any]) -> list[str]:
     return ["--target", up["url"], "--engine", up["engine"], "--model", up["model"], *pages]
 
 
-def conform(
-    folder: Path, steps: list[Step], flags: list[str], configuration: str, *, quick: bool
-) -> None:
-    words = [*flags, "--configuration", configuration, "--out", str(folder)]
-    words += ["--quick"] if quick else []
-    walkaway(steps, "conform", "conform", *words)
-    file = folder / CONFORM_FILE
-    if not file.exists():
+def conform(folder: Path, steps: list[Step], flags: list[str], *words: str) -> None:
+    walkaway(steps, "conform", "conform", *flags, *words, "--out", str(folder))
+
+
+def cases_after_death(folder: Path) -> list[str]:
+    """Those that nothing is known of, since the server died in one before them."""
+    cases = read_conform(folder / CONFORM_FILE).cases
+    deaths = [n for n, one in enumerate(cases, start=1) if one.aftermath is Aftermath.DEAD]
+    return [one.id for one in cases[deaths[-1] :]] if deaths else []
+
+
+def take_in(folder: Path, again: Path) -> None:
+    """The results of a run with the rest of the cases, on a server that was started again."""
+    if not (again / CONFORM_FILE).exists():
         return
-    failed = {one.wire_log for one in read_conform(file).cases if one.verdict is Verdict.FAIL}
+    result, rest = read_conform(folder / CONFORM_FILE), read_conform(again / CONFORM_FILE)
+    first = next(n for n, one in enumerate(result.cases) if one.id == rest.cases[0].id)
+    result.notes.append(f"the server ended in {result.cases[first - 1].id} and was started again")
+    result.cases[first:] = rest.cases
+    result.exit_code = exit_code(result.cases, strict=result.strict)
+    for log in (again / WIRE_FOLDER).glob("*"):
+        log.replace(folder / WIRE_FOLDER / log.name)
+    result.write(folder)
+    shutil.rmtree(again)
+
+
+def keep_what_failed(folder: Path) -> None:
+    failed = {one.wire_log for one in read_conform(folder / CONFORM_FILE).cases if is_red(one)}
     for log in (folder / WIRE_FOLDER).glob("*"):
         if f"{WIRE_FOLDER}/{log.name}" not in failed:
             log.unlink()
+    draw_page(folder)
+
+
+def is_red(one: CaseResult) -> bool:
+    return one.verdict is Verdict.FAIL
 
 
 def measure(
@@ -110,30 +143,50 @@ def measure(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def column(engine: str, out: Path, *, quick: bool) -> list[Step]:
+def column(engine: str, out: Path, words: list[str]) -> list[Step]:
     steps: list[Step] = []
     folder = fresh(out, engine)
     if engine == "reference":
         ours: dict[str, Any] = {"name": engine, "slots": 8, "model": "tiny"}
-        conform(folder, steps, [], configuration(ours, ours), quick=quick)
+        conform(folder, steps, [], *words, "--configuration", configuration(ours, ours))
         measure(folder, steps, [], slots=ours["slots"], unfit=())
     elif engine in HOPS:
         with served(BEHIND, steps) as direct:
             if direct is not None:
                 with served(engine, steps, "--direct", direct["url"]) as hop:
                     if hop is not None:
-                        flags = [*flags_of(hop), "--direct", direct["url"], *HOP_CASES]
-                        conform(folder, steps, flags, configuration(hop, direct), quick=quick)
+                        told = ["--configuration", configuration(hop, direct), *HOP_CASES]
+                        conform(
+                            folder, steps, flags_of(hop), *words, *told, "--direct", direct["url"]
+                        )
     else:
-        with served(engine, steps) as up:
-            if up is not None:
-                slots = up["slots"]
-                # The last process is the one that is talked to.
-                own = [*flags_of(up), "--slots", str(slots), "--pid", str(up["pids"][-1])]
-                conform(folder, steps, own, configuration(up, up), quick=quick)
-                measure(folder, steps, flags_of(up), slots=slots, unfit=UNFIT.get(engine, ()))
+        real_engine(engine, folder, steps, words)
+    if (folder / CONFORM_FILE).exists():
+        keep_what_failed(folder)
     (folder / "runs.json").write_text(json.dumps(steps, indent=1) + "\n")
     return steps
+
+
+def real_engine(engine: str, folder: Path, steps: list[Step], words: list[str]) -> None:
+    """One that dies in a case is started again for the cases after it."""
+    rest: list[str] = []
+    for _ in range(MOST_STARTS):
+        with served(engine, steps) as up:
+            if up is None:
+                return
+            slots = up["slots"]
+            # The last process is the one that is talked to.
+            own = ["--slots", str(slots), "--pid", str(up["pids"][-1])]
+            told = [*own, "--configuration", configuration(up, up), *words]
+            conform(folder / "again" if rest else folder, steps, flags_of(up), *told, *rest)
+            if rest:
+                take_in(folder, folder / "again")
+            if not (folder / CONFORM_FILE).exists():
+                return
+            rest = cases_after_death(folder)
+            if not rest:
+                measure(folder, steps, flags_of(up), slots=slots, unfit=UNFIT.get(engine, ()))
+                return
 
 
 def version_of(engine: str) -> str:
@@ -147,8 +200,12 @@ def configuration(up: dict[str, Any], server: dict[str, Any]) -> str:
     return f"{name}{behind}, {server['slots']} slots, {up['model']}"
 
 
+def folder_of(out: Path, engine: str) -> Path:
+    return out / f"{engine}-{version_of(engine)}"
+
+
 def fresh(out: Path, engine: str) -> Path:
-    folder = out / f"{engine}-{version_of(engine)}"
+    folder = folder_of(out, engine)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -163,11 +220,12 @@ def main() -> None:
     failed = [
         (engine, step)
         for engine in given.engines or (*ENGINES, *HOPS)
-        for step in column(engine, given.out, quick=given.quick)
+        for step in column(engine, given.out, ["--quick"] if given.quick else [])
         # A suite that finds something ends with 3 or 4: that is a result.
         if step["exit_code"] not in ((0, 3, 4) if step["what"] == "conform" else (0,))
     ]
-    results = sorted(map(str, given.out.glob(f"*/{CONFORM_FILE}")))
+    files = [folder_of(given.out, engine) / CONFORM_FILE for engine in (*ENGINES, *HOPS)]
+    results = [str(file) for file in files if file.exists()]
     last: list[Step] = []
     if results:
         walkaway(last, "matrix", "matrix", *results, "-o", str(given.out / "matrix.html"))

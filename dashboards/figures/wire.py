@@ -1,8 +1,8 @@
 """A wire log as a drawing: a lane for each stream, time from left to right, t0 as a line.
 
-Places are percentages, so one drawing fits a wide screen and a phone. Of the tries of a case the
-slowest are drawn: those in which the probe waited longest after the act, or, where checks come at
-once after the streams that leave, those with the slowest check.
+Places are percentages, so one drawing fits a wide screen and a phone. A case's slowest tries are
+drawn: those in which the probe waited longest after the act, or, where checks come at once after
+the streams that leave, those with the slowest check.
 """
 
 import math
@@ -211,7 +211,8 @@ def _by_stream(events: Iterable[WireEvent]) -> dict[str, list[WireEvent]]:
 
 
 def _lanes(one: Try, events: Iterable[WireEvent]) -> list[tuple[str, list[WireEvent]]]:
-    """What leaves first, then what waits, the slowest first; then what may be harmed."""
+    """The stream that leaves comes first, then those that wait, the slowest first; then those that
+    may be harmed."""
     found = _by_stream(events)
     t0 = next((event.stream for event in one.events if event.t_ns == one.t0_ns), None)
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import gevent
 import msgspec
 
-from harness.conform.bench import Asked, Bench, find_facts, read_metrics
+from harness.conform.bench import Asked, Bench, read_metrics
 from harness.conform.case import CASES, CannotDecideError, Case, Check, Finding, RefusedError
 from harness.conform.cases import load_cases
+from harness.conform.facts import find_facts
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case, with_aftermath
 from harness.errors import TargetError

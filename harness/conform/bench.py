@@ -28,52 +28,41 @@ import httpx
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.conform.case import CannotDecideError, Finding, RefusedError
+from harness.conform.facts import (
+    ANOTHER_LOAD,
+    MOST_SLOTS,
+    PROMPT_TOKENS,
+    READY_S,
+    TOGETHER_TOKENS,
+    Facts,
+    find_facts,
+)
 from harness.conform.verdict import AT_ONCE, Bound, Conditions, Try, judge_recovery
-from harness.errors import TargetError
 from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.load.lag import LagWatch
-from harness.load.live import LiveStream, start
+from harness.load.live import LiveStream, join_all, start
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession, canary_prompt
 from harness.load.wire_log import WireLog
 from harness.records import Delivery, MetricSample, Outcome, RequestRow, Role, WireClose
-from harness.run.preflight import find_limit
-from harness.run.settle import NotServedError
 from harness.store.conform_result import Aftermath, Failure
 from harness.workload.abandon import RequestSpec
 
-MOST_SLOTS: Final = 64  # more streams at once would be a load of their own
 READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
-_PROMPT_TOKENS: Final = 24
 _PROBE_TOKENS: Final = 2
 _CANARY_TOKENS: Final = 16
-_TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots so long
-_IDLE_PROBES: Final = 7
 _QUEUED_STEPS: Final = 3  # that a probe waits, beyond its idle time, before the leave
-READY_S: Final = 30.0  # for what a server that serves at all does at once
 _SLOW: Final = 10  # times the idle time to first token
 _LEAST_SLOW_S: Final = 2.0
 _BUSY: Final = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _FEWEST_TOKENS: Final = 64
-_LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
 _PAGE_S: Final = 5.0
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 _POLL_S: Final = 0.1
-_SHOWN_STEPS: Final = 24  # by which a step is judged
-_LONG_SPAN: Final = 200  # tokens: a pause of this client is not the server's drift
+_SHOWN_STEPS: Final = 24  # by which a step is judged,
+_GAP_TOKENS: Final = 4  # each gap over so many
 _LONGEST_REST_S: Final = 90.0
-_ANOTHER_LOAD: Final = "another load runs beside this one, or slots are always handed over late"
-
-
-class Facts(NamedTuple):
-    """The server when it is idle. `slots`: None if none were found, and `why`."""
-
-    slots: int | None
-    step_s: float
-    ttft_s: float
-    context: int | None
-    why: str = ""
 
 
 class Asked(NamedTuple):
@@ -170,14 +159,14 @@ class Bench:
     def long_tokens(self) -> int:
         """An answer that runs on for more than twice the settle time, if the context allows."""
         wanted = int(2.2 * self.settle_s / self.step_s) + max(READ_TOKENS) + 32
-        room = (self.facts.context or 1 << 20) - 4 * _PROMPT_TOKENS
+        room = (self.facts.context or 1 << 20) - 4 * PROMPT_TOKENS
         return max(_FEWEST_TOKENS, min(wanted, room))
 
     # Requests
 
     def long(self, **changes: Any) -> RequestSpec:
         """A request whose answer runs on; `changes` are fields of RequestSpec."""
-        spec = RequestSpec(user=0, max_tokens=self.long_tokens, prompt_tokens=_PROMPT_TOKENS)
+        spec = RequestSpec(user=0, max_tokens=self.long_tokens, prompt_tokens=PROMPT_TOKENS)
         return replace(spec, **changes)
 
     def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:
@@ -191,7 +180,7 @@ class Bench:
     ) -> LiveStream:
         """It ends with the case at the latest, and its answer with the server's context. `session`:
         with other settings than the bench's."""
-        room = (self.facts.context or 1 << 20) - spec.prompt_tokens - _PROMPT_TOKENS
+        room = (self.facts.context or 1 << 20) - spec.prompt_tokens - PROMPT_TOKENS
         tokens = max(1, min(spec.max_tokens, room))
         spec = replace(spec, max_tokens=tokens, user=spec.user or len(self._streams))
         stream = start(session or self.session, spec, text)
@@ -354,8 +343,7 @@ class Bench:
             tries.append(self._try_queued(way, number) if queues_first else self._try(way, number))
             if tries[-1].recovery_s is None:
                 break
-        after = self.steps_now(_LONG_SPAN) if queues_first else self.steps_at_rest()
-        finding = self.judged(tries, after, bound)
+        finding = self.judged(tries, bound)
         finding.evidence["left_by_reset"] = self._resets
         return finding
 
@@ -367,11 +355,9 @@ class Bench:
         self.fill(self.slots - 1)
         gevent.sleep(12 * self.step_s)
 
-    def judged(
-        self, tries: Sequence[Try], after: Sequence[float] = (), bound: Bound = AT_ONCE
-    ) -> Finding:
-        """After `watch_steps` and the tries. `after`: the steps since. Raises CannotDecideError."""
-        after = after or self.steps_now(_LONG_SPAN)
+    def judged(self, tries: Sequence[Try], bound: Bound = AT_ONCE) -> Finding:
+        """After `watch_steps` and the tries. Raises CannotDecideError."""
+        after = self.steps_at_rest()
         now = Conditions.of(self._before or after, after, self.lag_s)
         finding = judge_recovery(tries, now, bound)
         finding.evidence["ttft_ms"] = round(1e3 * self.ttft_s, 3)
@@ -418,7 +404,7 @@ class Bench:
             return Finding(None, "no slots are known that another load could take", {})
         if self.running == 0:
             if self.serves():
-                raise CannotDecideError(f"{_ANOTHER_LOAD}: a short request waits long for a slot")
+                raise CannotDecideError(f"{ANOTHER_LOAD}: a short request waits long for a slot")
             return Finding(Failure.NEVER, "the server serves no request any more", {})
         more = [0] * self.tries
         if self.running is not None and self.running < self.slots:
@@ -429,11 +415,11 @@ class Bench:
         try:
             tries = [self._hand_over(tokens) for tokens in more]
         except CannotDecideError as error:
-            raise CannotDecideError(f"{_ANOTHER_LOAD}: {error}") from error
+            raise CannotDecideError(f"{ANOTHER_LOAD}: {error}") from error
         control = self.judged(tries)
         if control.failure is not None:
             raise CannotDecideError(
-                f"{_ANOTHER_LOAD}: a slot whose answer ended by itself was {control.failure}, too "
+                f"{ANOTHER_LOAD}: a slot whose answer ended by itself was {control.failure}, too "
                 f"({control.reason})"
             )
         return control
@@ -490,10 +476,10 @@ class Bench:
         probe.join(READY_S)
         return Try(waited_s - idle_s - self.lag_s, waited_s, others)
 
-    def steps_now(self, most: int = 20) -> list[float]:
+    def steps_now(self) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
         times = [filler.token_times_ns for filler in self._fillers]
-        gaps = [gap for of_one in times for gap in latest_gaps(of_one, most)]
+        gaps = [gap for of_one in times for gap in latest_gaps(of_one)]
         if self.slots == 1:
             return [self.step_s, self.step_s]  # no stream runs beside the one that leaves
         if len(gaps) < 2:
@@ -525,11 +511,11 @@ class Bench:
     @property
     def _together_s(self) -> float:
         """As many short requests as slots take half of it on a server with nothing else to do."""
-        return 2 * self.ttft_s * (1 + self.slots) + 4 * _TOGETHER_TOKENS * self.step_s
+        return 2 * self.ttft_s * (1 + self.slots) + 4 * TOGETHER_TOKENS * self.step_s
 
     def count_running(self, longest_s: float, extra: int = 0) -> "Counted":
         """They are read to their end: abandoned, they could themselves hold slots."""
-        asked = self.short(_TOGETHER_TOKENS, role=Role.CHECK)
+        asked = self.short(TOGETHER_TOKENS, role=Role.CHECK)
         streams = [self.start(asked) for _ in range(self.slots + extra)]
         until_ns = time.perf_counter_ns() + int(longest_s * 1e9)
         rows = join_all(streams, longest_s)
@@ -570,7 +556,7 @@ class Bench:
 
     def _ask_canary(self, longest_s: float) -> RequestRow | None:
         scale = self.session.plan.prompt_scale
-        text = canary_prompt(0, tokens=_PROMPT_TOKENS, scale=scale)
+        text = canary_prompt(0, tokens=PROMPT_TOKENS, scale=scale)
         return self.start(self.short(_CANARY_TOKENS, role=Role.CANARY), text).join(longest_s)
 
     def end_case(self) -> None:
@@ -629,7 +615,7 @@ class Bench:
         if self.running is not None and self.running < (self.slots if wholly else 1):
             raise CannotDecideError(
                 f"only {self.running} of {self.slots} slots were free before this case: "
-                f"{_ANOTHER_LOAD}, or a case before lost the others"
+                f"{ANOTHER_LOAD}, or a case before lost the others"
             )
 
     def _ghosts_s(self) -> float:
@@ -643,12 +629,6 @@ class Bench:
         return 1.5 * (self.ttft_s + (longest + left / (self.facts.slots or 1)) * self.step_s)
 
 
-def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow | None]:
-    """Their rows, in order; None for a stream that has not ended in this time."""
-    until_s = time.monotonic() + longest_s
-    return [stream.join(max(0.0, until_s - time.monotonic())) for stream in streams]
-
-
 def whole(row: RequestRow, what: str) -> RequestRow:
     """Raises CannotDecideError unless it was answered whole."""
     if row.outcome is not Outcome.COMPLETED:
@@ -656,111 +636,16 @@ def whole(row: RequestRow, what: str) -> RequestRow:
     return row
 
 
-def latest_gaps(times_ns: Sequence[int], most: int) -> list[float]:
-    """Between the latest tokens, each over a fifth of them: a busy client may read many at once."""
-    over = max(4, min(most, len(times_ns)) // 5)
-    latest = times_ns[-most - over :]
-    pairs = zip(latest, latest[over:], strict=False)
-    return [(late - early) / 1e9 / over for early, late in pairs]
+def latest_gaps(times_ns: Sequence[int]) -> list[float]:
+    """Each over some tokens: a busy client may read a few at once."""
+    latest = times_ns[-_SHOWN_STEPS:]
+    pairs = zip(latest, latest[_GAP_TOKENS:], strict=False)
+    return [(late - early) / 1e9 / _GAP_TOKENS for early, late in pairs]
 
 
 def _end(stream: LiveStream) -> str:
     row = stream.row
     return "no end yet" if row is None else row.error or row.finish_reason or row.outcome
-
-
-def find_facts(session: LoadSession, *, slots: int | None, context: int | None) -> Facts:
-    """The idle server's first-token time, its step, and its slots, if they were not named.
-
-    Raises TargetError if it does not serve, and CannotDecideError if it ignores `max_tokens`, or
-    shows no step.
-    """
-    probes = [_first(session, 8) for _ in range(_IDLE_PROBES)]
-    ttft_s = median((row.token_times_ns[0] - row.sent_ns) / 1e9 for row in probes[1:])
-    why = f"it has {slots}"
-    if slots is None:
-        slots, why = _count_slots(session)
-    elif slots <= MOST_SLOTS:
-        _check_slots(session, slots)
-    gaps = _gaps_of(session, 1 if slots is None else min(slots, MOST_SLOTS))
-    return Facts(slots, median(gaps), ttft_s, context, why)
-
-
-def _first(session: LoadSession, tokens: int) -> RequestRow:
-    (row,) = _at_once(session, 1, tokens, Role.PROBE)
-    if row is None or row.outcome is not Outcome.COMPLETED:
-        why = f"no end within {READY_S:g} s" if row is None else row.error or row.outcome
-        raise TargetError(f"{session.plan.url} does not answer a request of {tokens} tokens: {why}")
-    if row.tokens_read > tokens:
-        raise CannotDecideError(
-            f"the server ignores max_tokens: {tokens} were asked for, {row.tokens_read} came"
-        )
-    if not row.token_times_ns:
-        raise CannotDecideError("the server answers without a token")
-    return row
-
-
-def _at_once(
-    session: LoadSession, streams: int, tokens: int, role: Role
-) -> list[RequestRow | None]:
-    spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=_PROMPT_TOKENS, role=role)
-    return join_all([start(session, spec) for _ in range(streams)], READY_S)
-
-
-def _count_slots(session: LoadSession) -> tuple[int | None, str]:
-    """The number, or why there is none."""
-    try:
-        found = find_limit(lambda streams, tokens: _token_times(session, streams, tokens))
-    except NotServedError as error:
-        return None, str(error)
-    return found or None, "no two streams were seen to overlap"
-
-
-def _check_slots(session: LoadSession, slots: int) -> None:
-    """So many requests run at once, and one more waits. Answers of twice the length confirm what
-    is wrong: short ones may merely not overlap. Raises CannotDecideError."""
-    together = 0
-    try:
-        for tokens in (_TOGETHER_TOKENS, 2 * _TOGETHER_TOKENS):
-            together = most_at_once(_token_times(session, slots + 1, tokens))
-            if together == slots:
-                return
-    except NotServedError:  # where no request can queue, one more is refused
-        return
-    raise CannotDecideError(
-        f"the server is said to have {slots} slots, but of {slots + 1} requests {together} ran at "
-        f"once: --slots names another number, or {_ANOTHER_LOAD}"
-    )
-
-
-def _token_times(session: LoadSession, streams: int, tokens: int) -> list[Sequence[int]]:
-    if streams > MOST_SLOTS + 1:
-        raise NotServedError(f"{MOST_SLOTS} streams run at once")
-    rows = _at_once(session, streams, tokens, Role.CHECK)
-    for row in rows:
-        if row is None or row.outcome is not Outcome.COMPLETED:
-            why = "no answer" if row is None else row.error or row.outcome
-            raise NotServedError(f"of {streams} streams at once one had {why}")
-    return [row.token_times_ns for row in rows if row is not None]
-
-
-def _gaps_of(session: LoadSession, streams: int) -> list[float]:
-    rows = _at_once(session, streams, _TOGETHER_TOKENS, Role.FILLER)
-    whole_rows = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
-    if not whole_rows:
-        why = next((row.error or row.outcome for row in rows if row is not None), "no answer")
-        raise TargetError(f"{session.plan.url} no longer answers: {why}")
-    gaps = [
-        (row.token_times_ns[-1] - row.token_times_ns[0]) / 1e9 / (row.tokens_read - 1)
-        for row in whole_rows
-        if row.tokens_read > 1
-    ]
-    if not gaps or median(gaps) <= _LEAST_STEP_S:
-        raise CannotDecideError(
-            "the server shows no step: the tokens of an answer come in one piece (a proxy that "
-            "buffers, or an answer made beforehand)"
-        )
-    return gaps
 
 
 def read_metrics(client: httpx.Client, urls: Sequence[str]) -> Callable[[], list[MetricSample]]:

@@ -9,6 +9,7 @@ check, which cannot decide either.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -90,6 +91,17 @@ class Case(NamedTuple):
         return declared | {"needs": sorted(self.needs)}
 
 
+NOT_GIVEN: Final = {
+    "pid": "the server's process on this machine (--pid)",
+    "direct": "the server behind the hop (--direct URL)",
+    "drop_packets": "the right to drop packets, which only Linux gives",
+}
+NOT_OFFERED: Final = {
+    "metrics": "no metrics page shows what this kind of server should have (--metrics-url)",
+    "cancel_path": "this kind of server has no endpoint to cancel a request",
+    "http": "the target is spoken to over gRPC only",
+}
+
 CASES: Final[dict[str, Case]] = {}
 LIMIT_S: Final = 60.0  # of a case, beside which it cannot decide
 
@@ -152,3 +164,37 @@ def no_such_case(word: str, known: Iterable[str]) -> str:
 
 def _is_meant(entry: Case, word: str) -> bool:
     return word == entry.id or word.rstrip("/") == entry.group
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The cases to run. With their reasons: those that are not run for want of something, those
+    that are named and lack it, and those that the server does not offer."""
+
+    cases: list[Case]
+    not_run: dict[str, str]
+    missing: dict[str, str]
+    refused: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        chosen: Sequence[Case],
+        wanted: Sequence[str],
+        given: dict[str, bool],
+        offered: dict[str, bool],
+    ) -> "Selection":
+        selection = cls([], {}, {}, {})
+        for entry in chosen:
+            lacking = [need for need in sorted(entry.needs) if given.get(need) is False]
+            refused = [need for need in sorted(entry.needs) if offered.get(need) is False]
+            why = f"it needs {NOT_GIVEN[lacking[0]]}" if lacking else ""
+            if lacking and entry.id not in wanted:
+                selection.not_run[entry.id] = why
+                continue
+            selection.cases.append(entry)
+            if refused:
+                selection.refused[entry.id] = NOT_OFFERED[refused[0]]
+            elif lacking:
+                selection.missing[entry.id] = why
+        return selection

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
+import httpx
 import msgspec
 
 from harness.collect.source import Notes
-from harness.conform.case import CASES, CannotDecideError, Case, RefusedError, select
+from harness.conform.case import CASES, CannotDecideError, Case, RefusedError, Selection, select
 from harness.conform.cases import load_cases
 from harness.conform.order import Event, Order
 from harness.conform.verdict import (
@@ -46,6 +47,7 @@ from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun, RunConfig, make_load_plan, resolve_run
 from harness.run.run_state import RESULTS, RunState, begin_manifest
+from harness.run.server import Server
 from harness.run.settle import Asker, IdlePages, NotServedError
 from harness.store.conform_result import (
     Aftermath,
@@ -56,6 +58,7 @@ from harness.store.conform_result import (
 )
 from harness.store.manifest import find_hardware, find_versions, utc_now
 from harness.store.run_folder import RunFolder
+from harness.workload.target import Target
 
 TRIES: Final = 8
 QUICK_TRIES: Final = 5
@@ -224,64 +227,23 @@ def _prepare(
     server = find_server(run, client, children, takes_first_model=True)
     facts = note_target(run, client, server)
     run.notes = Notes()  # those about scraping are of runs
-    asker = Asker(
-        client=client,
-        url=server.url,
-        target=run.target,
-        model=server.model,
-        clock_ns=time.perf_counter_ns,
-    )
     if run.target.http:
-        check_serves(asker, secrets)
-    # The load that is not made needs slots, which the suite finds out later.
-    known = server if server.slots is not None else replace(server, slots_found=1)
-    plan = make_load_plan(run.resolved, known, rows_dir=run.folder.path)
-    plan = with_lengths(run, client, server, plan)
-    plan = plan.model_copy(update={"rows_dir": None, "left_open_outlive": False})
+        check_serves(_asker(client, server, run.target), secrets)
     pages = IdlePages(client=client, urls=facts.metrics_urls, target=run.target, notes=run.notes)
     read_first(run, facts, pages)
-    has_metrics = any(role in run.manifest.idle.before for role in run.target.metrics)
+    result.notes = [masked(note, secrets) for note in [*run.notes.texts(), *run.notes.warnings()]]
+    is_own = server.engine is not None
     result.target = ConformTarget(
         engine=run.target.name,
         url=server.url,
         model=server.model,
-        version=facts.version or (result.walkaway if server.engine is not None else None),
-        configuration=config.configuration
-        or ("started by walkaway" if server.engine is not None else ""),
+        version=facts.version or (result.walkaway if is_own else None),
+        configuration=config.configuration or ("started by walkaway" if is_own else ""),
         metrics_urls=facts.metrics_urls,
     )
-    result.notes = [masked(note, secrets) for note in [*run.notes.texts(), *run.notes.warnings()]]
-    pid = config.pid if server.engine is None else config.pid or server.engine.pid
-    slots = config.slots or server.slots or published_slots(client, server, run.target)
-    given = {"pid": pid is not None, "direct": config.direct is not None}
-    given["drop_packets"] = sys.platform == "linux"
-    offered = {
-        "metrics": has_metrics,
-        "cancel_path": run.target.cancel_path is not None,
-        "http": run.target.http,
-    }
-    order = Order(
-        plan=msgspec.Raw(plan.model_dump_json().encode()),
-        cases=[],
-        folder=str(run.folder.path.resolve()),
-        settle_s=run.target.settle_s,
-        tries=config.tries or (QUICK_TRIES if config.quick else TRIES),
-        quick=config.quick,
-        seed=config.seed,
-        slots=slots,
-        context=server.context or (published_context(client, server) if run.target.http else None),
-        metrics_urls=facts.metrics_urls if has_metrics else [],
-        page_urls=facts.metrics_urls or ([f"{server.url}/metrics"] if run.target.http else []),
-        pid=pid,
-        direct=config.direct,
-    )
-    selection = Selection.of(chosen, config.wanted, given, offered)
+    order = _order(config, run, client, server, facts.metrics_urls)
+    selection = _choose(config, order, run.target, chosen)
     result.not_run = selection.not_run
-    lacking = selection.not_run | selection.missing
-    if len(lacking) == len(chosen):
-        name, why = next(iter(lacking.items()))
-        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
-        raise ConfigError(f"no case can be run: {name}{more}: {why}")
     return Suite(
         config=config,
         secrets=secrets,
@@ -293,6 +255,66 @@ def _prepare(
         show=show,
         interruption=run.interruption,
     )
+
+
+def _asker(client: httpx.Client, server: Server, target: Target) -> Asker:
+    clock_ns = time.perf_counter_ns
+    return Asker(
+        client=client, url=server.url, target=target, model=server.model, clock_ns=clock_ns
+    )
+
+
+def _order(
+    config: ConformConfig,
+    run: RunState,
+    client: httpx.Client,
+    server: Server,
+    metrics_urls: list[str],
+) -> Order:
+    """For no case yet."""
+    # The load that is not made needs slots, which the suite finds out later.
+    known = server if server.slots is not None else replace(server, slots_found=1)
+    plan = make_load_plan(run.resolved, known, rows_dir=run.folder.path)
+    plan = with_lengths(run, client, server, plan)
+    plan = plan.model_copy(update={"rows_dir": None, "left_open_outlive": False})
+    is_understood = any(role in run.manifest.idle.before for role in run.target.metrics)
+    is_http = run.target.http
+    return Order(
+        plan=msgspec.Raw(plan.model_dump_json().encode()),
+        cases=[],
+        folder=str(run.folder.path.resolve()),
+        settle_s=run.target.settle_s,
+        tries=config.tries or (QUICK_TRIES if config.quick else TRIES),
+        quick=config.quick,
+        seed=config.seed,
+        slots=config.slots or server.slots or published_slots(client, server, run.target),
+        context=server.context or (published_context(client, server) if is_http else None),
+        metrics_urls=metrics_urls if is_understood else [],
+        page_urls=metrics_urls or ([f"{server.url}/metrics"] if is_http else []),
+        pid=config.pid or (None if server.engine is None else server.engine.pid),
+        direct=config.direct,
+    )
+
+
+def _choose(config: ConformConfig, order: Order, target: Target, chosen: list[Case]) -> Selection:
+    """Raises ConfigError if nothing is left to run."""
+    given = {
+        "pid": order.pid is not None,
+        "direct": order.direct is not None,
+        "drop_packets": sys.platform == "linux",
+    }
+    offered = {
+        "metrics": bool(order.metrics_urls),
+        "cancel_path": target.cancel_path is not None,
+        "http": target.http,
+    }
+    selection = Selection.of(chosen, config.wanted, given, offered)
+    lacking = selection.not_run | selection.missing
+    if len(lacking) == len(chosen):
+        name, why = next(iter(lacking.items()))
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        raise ConfigError(f"no case can be run: {name}{more}: {why}")
+    return selection
 
 
 def check_serves(asker: Asker, secrets: Sequence[str]) -> None:
@@ -315,52 +337,6 @@ def check_serves(asker: Asker, secrets: Sequence[str]) -> None:
         if status is not None and 400 <= status < 500 and status != 429:
             raise ConfigError(said) from error
         raise TargetError(said) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The cases to run. With their reasons: those that are not run for want of something, those
-    that are named and lack it, and those that the server does not offer."""
-
-    cases: list[Case]
-    not_run: dict[str, str]
-    missing: dict[str, str]
-    refused: dict[str, str]
-
-    @classmethod
-    def of(
-        cls,
-        chosen: Sequence[Case],
-        wanted: Sequence[str],
-        given: dict[str, bool],
-        offered: dict[str, bool],
-    ) -> "Selection":
-        selection = cls([], {}, {}, {})
-        for case in chosen:
-            lacking = [need for need in sorted(case.needs) if given.get(need) is False]
-            refused = [need for need in sorted(case.needs) if offered.get(need) is False]
-            why = f"it needs {NOT_GIVEN[lacking[0]]}" if lacking else ""
-            if lacking and case.id not in wanted:
-                selection.not_run[case.id] = why
-                continue
-            selection.cases.append(case)
-            if refused:
-                selection.refused[case.id] = NOT_OFFERED[refused[0]]
-            elif lacking:
-                selection.missing[case.id] = why
-        return selection
-
-
-NOT_GIVEN: Final = {
-    "pid": "the server's process on this machine (--pid)",
-    "direct": "the server behind the hop (--direct URL)",
-    "drop_packets": "the right to drop packets, which only Linux gives",
-}
-NOT_OFFERED: Final = {
-    "metrics": "no metrics page shows what this kind of server should have (--metrics-url)",
-    "cancel_path": "this kind of server has no endpoint to cancel a request",
-    "http": "the target is spoken to over gRPC only",
-}
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from harness.conform.bench import READY_S, Bench, whole
+from harness.conform.bench import Bench, whole
 from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError
+from harness.conform.facts import READY_S
 from harness.load.live import LiveStream
 from harness.load.session import canary_prompt
 from harness.records import Delivery, Outcome, RequestRow, Role, Way
@@ -94,8 +95,8 @@ def compared(
     settle: Callable[[], None],
 ) -> Finding:
     """Method B: what is `seen` of the streams of the act, against those of the control. A stream
-    that is not whole is red at once. `settle` lets all effects of the
-    leaves come to their end. Raises CannotDecideError."""
+    that is not whole is red at once. `settle` waits until the leaves have no effect any more.
+    Raises CannotDecideError."""
     before = control()
     first = _beside(before, act(), seen, what)
     if "changed" not in first.evidence:

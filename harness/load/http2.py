@@ -236,7 +236,7 @@ class Http2Exchange:
             self._tap.left(t0_ns, way or Way.FIN, 0, wire_close)
         self._changed.set()
 
-    # What came
+    # Events of the stream
 
     def headers(self, status: int) -> None:
         self._status = status

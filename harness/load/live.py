@@ -5,6 +5,7 @@ passed), a leave rule is enough. A live stream leaves when something outside say
 stream's token came, when a probe is queued, in the middle of another's prefill.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import gevent
@@ -94,7 +95,7 @@ class LiveStream:
 
     @property
     def bytes_read(self) -> int:
-        """Of the answer's body. Over HTTP/1.1 alone."""
+        """The answer's body only. Over HTTP/1.1 alone."""
         assert isinstance(self._conversation, Exchange)
         return self._conversation.bytes_read
 
@@ -135,3 +136,9 @@ class LiveStream:
 def start(session: LoadSession, spec: RequestSpec, text: str | None = None) -> LiveStream:
     """Send it now, or at the event loop's next turn."""
     return LiveStream(session, spec, text)
+
+
+def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow | None]:
+    """Their rows, in order; None for a stream that has not ended in this time."""
+    until_s = time.monotonic() + longest_s
+    return [stream.join(max(0.0, until_s - time.monotonic())) for stream in streams]

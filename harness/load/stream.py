@@ -44,6 +44,8 @@ _MOST_TIMES_ASKED: Final = 16
 _ROOM_TOKENS: Final = 10_000
 _CHARS_A_TOKEN: Final = 64  # no whole text has so many
 
+_EVENT: Final = "an event of the stream"
+_EMPTY_EVENT: Final = b"null"  # the first of llama.cpp's answer to a list of prompts
 ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
 _BUSY_STATUSES: Final = frozenset({429, 503})
 
@@ -212,7 +214,7 @@ class StreamMachine:
         if data == DONE:
             self.finish()
             return
-        if (chunk := self._decoded("an event of the stream", data, t_ns)) is not None:
+        if (chunk := self._decoded(_EVENT, data, t_ns)) is not None:
             self._read_chunk(chunk, t_ns)
 
     def accept(self) -> None:
@@ -257,7 +259,8 @@ class StreamMachine:
         try:
             chunk = self._decode(data)
         except NONSENSE as error:
-            self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
+            if what != _EVENT or data != _EMPTY_EVENT:
+                self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
             return None
         if chunk.error is None:
             return chunk

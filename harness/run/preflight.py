@@ -365,8 +365,8 @@ def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
 def metrics_misfit(
     samples: Sequence[MetricSample], target: Target, urls: Sequence[str]
 ) -> tuple[str, bool] | None:
-    """What of the target's file is not on the server's pages, in words, and whether none of it is;
-    None if all is there."""
+    """Metrics of the target's file that are not on the server's pages, in words, and whether none
+    of them is; None if all are there."""
     unseen = find_unseen({sample.name for sample in samples}, target.metrics)
     if not unseen:
         return None

@@ -119,7 +119,7 @@ class Process(msgspec.Struct, kw_only=True):
 
 
 class Up(msgspec.Struct, kw_only=True):
-    """What `walkaway targets up` prints, and keeps for `down`."""
+    """The line that `walkaway targets up` prints, and keeps for `down`."""
 
     name: str
     state: Literal["starting", "ready"] = "starting"
@@ -135,7 +135,7 @@ class Up(msgspec.Struct, kw_only=True):
 
 
 class Wish(msgspec.Struct, kw_only=True):
-    """What a user may choose of a start."""
+    """A user's choices for a start."""
 
     slots: int = 4
     port: int | None = None
@@ -172,8 +172,8 @@ def find_recipe(name: str) -> Recipe:
 def install(recipe: Recipe) -> bool:
     """Into its own folder, unless it is there with these versions. Returns whether it was needed.
 
-    Raises ConfigError if there is none for this Python, and TargetError if a step fails. What a
-    failed or killed one left is thrown away by the next.
+    Raises ConfigError if there is none for this Python, and TargetError if a step fails. The
+    next one throws away all that a failed or killed one left.
     """
     home, marker = recipe.home, recipe.home / INSTALLED
     if _is_installed(recipe):
@@ -270,7 +270,7 @@ def bring_up(recipe: Recipe, wish: Wish, *, interruption: Interruption) -> Up:
     """Start it and wait until it serves. It goes on when this process ends.
 
     Raises ConfigError if it is up, not installed or cannot be started so, and TargetError if it
-    does not serve in time. What a failed start began is ended.
+    does not serve in time. Processes of a failed start are ended.
     """
     _check(recipe, wish)
     file = recipe.up_file
@@ -386,8 +386,9 @@ def _is_unused(port: int, *, after_others: bool = False) -> bool:
 
 
 def _model(kind: Format, preset: str) -> Path:
-    """Made once; under another name until it is whole."""
-    path = engines_home() / "models" / f"{preset}.{kind}"
+    """Made once for each shape; under another name until it is whole."""
+    shape = "-".join(map(str, SHAPES[preset]))
+    path = engines_home() / "models" / f"{preset}-{shape}.{kind}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")

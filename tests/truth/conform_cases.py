@@ -105,7 +105,7 @@ ROWS: Final = (
 
 
 class Odd(NamedTuple):
-    """What the scripted server (tests/truth/dialects.py) does, and how the case must fail."""
+    """Settings of the scripted server (tests/truth/dialects.py), and how the case must fail."""
 
     case: str
     settings: dict[str, float | str]
@@ -132,7 +132,7 @@ ODD: Final = (
 
 
 def engine_flags(fault: str) -> list[str]:
-    """Of the engine that `walkaway conform` starts itself, with the fault."""
+    """The flags of the engine that `walkaway conform` starts itself, with the fault."""
     flags = []
     for setting in OWN_ENGINE:
         name, _, value = setting.removeprefix("engine.").partition("=")
@@ -167,7 +167,7 @@ def judge(row: Row, folder: Path) -> dict[str, CaseResult]:
 
 
 def wrong(row: Row, results: dict[str, CaseResult]) -> list[str]:
-    """What the table says otherwise."""
+    """Each difference from the table, in a sentence."""
     lines = []
     for name, result in results.items():
         should_fail = name in row.red

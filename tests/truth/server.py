@@ -31,7 +31,7 @@ NAP_S = 5e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manners:
-    """What a bad server does to its clients, apart from what its engine does.
+    """Wrongs that a bad server does to its clients, beside those of its engine.
 
     `status`: of each answer to a POST, from the request number `status_from` on. `only_model`:
     another one gets 404. `key`, `metrics_key`: without this bearer token an answer, or the metrics

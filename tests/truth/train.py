@@ -110,7 +110,7 @@ def run_train(setting: TrainSetting, folder: Path, more: str = "") -> Observed:
 
 
 def train_lines(seen: Observed) -> Iterator[Line]:
-    """What must hold in every setting."""
+    """These must hold in every setting."""
     known = known_latencies(seen)
     found, step_s = seen.run.metrics["cancel_latency_s"], seen.script.step_s
     near = max(0.002, 0.2 * step_s)
@@ -124,7 +124,7 @@ def train_lines(seen: Observed) -> Iterator[Line]:
 
 
 def cover_lines(seen: Observed) -> Iterator[Line]:
-    """What may fail once in twenty."""
+    """Each of these may fail once in twenty."""
     known, found = known_latencies(seen), seen.run.metrics["cancel_latency_s"]
     for what, truth in (
         ("mean", fmean(known)),

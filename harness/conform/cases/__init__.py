@@ -7,7 +7,6 @@ from harness.conform.case import CASES
 
 ROOMS: Final = (
     "stream",
-    "unary",
     "queue",
     "prefill",
     "crowds",

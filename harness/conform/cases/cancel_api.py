@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from secrets import token_hex
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.facts import READY_S
 from harness.conform.routes import Reply, Routes
 from harness.records import Outcome, Way
 from harness.store.conform_result import Failure, Level

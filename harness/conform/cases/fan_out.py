@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError, case, reports
+from harness.conform.facts import READY_S
 from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -6,8 +6,9 @@ One server is asked twice: through the proxy, and directly (`--direct URL`).
 import time
 from typing import Final
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.facts import READY_S
 from harness.conform.waves import leave_each
 from harness.records import Delivery
 from harness.store.conform_result import Failure, Level

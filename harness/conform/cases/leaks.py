@@ -35,8 +35,11 @@ SLOW: Final = 10  # times the idle time of a request
 LEAST_LIMIT_S: Final = 2.0
 PAIRS: Final = 8
 PAIR_LEAVES: Final = 64
+READ_TOKENS: Final = 4  # before a leave
+ANSWER_TOKENS: Final = 8  # as many as a server in time makes for a client that leaves then
 MOST_BYTES: Final = 4096  # a leave, beyond what an answer costs
 MOST_HANDLES: Final = 0.01
+STILL_STEPS: Final = 8  # without a change of the handles
 
 
 @case(
@@ -144,12 +147,12 @@ class Used(NamedTuple):
     "leak/process",
     Level.SHOULD,
     "The server's processes do not grow with the number of clients that left.",
-    wire="Blocks of 64 clients that leave after 4 tokens alternate with as many answers of 4 "
+    wire="Blocks of 64 clients that leave after 4 tokens alternate with as many answers of 8 "
     "tokens; resident memory and open handles of the server's processes are read between them.",
     passes="a leave costs no more memory (4 KiB) and handles (0.01) than an answer, with 95 % "
     "confidence",
     methods="pid",
-    why="The control is an answer, since logs and caches grow with every request.",
+    why="The control is an answer, since logs and caches grow with every request and its tokens.",
     needs=("pid",),
     caught=reports("NVIDIA/TensorRT-LLM#8131 vllm-project/vllm#51629"),
     limit_s=120.0,
@@ -160,10 +163,10 @@ def process(bench: Bench) -> Finding:
         raise CannotDecideError("the server's process is not known: name it with --pid")
     read: list[Used] = []
     for _ in range(1 + PAIRS):  # the first pair brings what is allocated once
-        leave_after(bench, PAIR_LEAVES, 4)
-        read.append(used_by(pid))
-        read_whole(bench, PAIR_LEAVES, 4)
-        read.append(used_by(pid))
+        leave_after(bench, PAIR_LEAVES, READ_TOKENS)
+        read.append(used_at_rest(bench, pid))
+        read_whole(bench, PAIR_LEAVES, ANSWER_TOKENS)
+        read.append(used_at_rest(bench, pid))
     return judge_growth(read[1:], leaves=PAIR_LEAVES)
 
 
@@ -182,6 +185,18 @@ def judge_growth(read: Sequence[Used], *, leaves: int) -> Finding:
     said = f"a leave costs at least {' and '.join(wrong)} more than a whole answer"
     good = "leaves cost no more memory and handles than answers"
     return found(good, said if wrong else None, evidence, Failure.HARM)
+
+
+def used_at_rest(bench: Bench, pid: int) -> Used:
+    """When no more handles are closed, after the settle time at the latest."""
+    until_s = time.monotonic() + bench.settle_s
+    used = used_by(pid)
+    while time.monotonic() < until_s:
+        bench.pause(STILL_STEPS * bench.step_s)
+        before, used = used, used_by(pid)
+        if used.handles == before.handles:
+            break
+    return used
 
 
 def used_by(pid: int) -> Used:
@@ -210,7 +225,7 @@ def used_by(pid: int) -> Used:
 def no_traffic(bench: Bench) -> Finding:
     try:
         memory = Memory(bench)
-    except RefusedError:  # slots are its limit: these alone are judged
+    except (RefusedError, CannotDecideError):  # slots are its limit: these alone are judged
         memory = None
     wrong = what_is_held(bench, memory, has_traffic=False)
     good = "slots were free after the silence" + (", and memory" if memory is not None else "")

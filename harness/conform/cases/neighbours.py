@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 
 from harness.analysis.stats import mean_ci95
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.facts import READY_S
 from harness.conform.waves import Rows, compared, rows_of, start_greedy
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow

@@ -6,7 +6,7 @@ from contextlib import closing
 from statistics import median
 from typing import Any, Final
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import (
     CannotDecideError,
     Evidence,
@@ -16,6 +16,7 @@ from harness.conform.case import (
     found,
     reports,
 )
+from harness.conform.facts import READY_S
 from harness.conform.routes import Reply, Routes
 from harness.conform.waves import Rows, compared, leave_each, rows_of, start_greedy
 from harness.store.conform_result import Failure, Level

@@ -3,15 +3,16 @@
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.facts import READY_S
 from harness.conform.verdict import Bound, Conditions, Try, judge_recovery
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 
-# Of the prompt's time, after which its client leaves. Mostly early: late there is little to save.
+# Shares of the prompt's time, after which its client leaves. Mostly early: late, little is saved.
 SHARES: Final = (0.1, 0.5, 0.1, 0.9, 0.1)
 CHUNKS: Final = 2  # that may still be computed
 STEPS: Final = 4  # and the steps beside them

@@ -3,9 +3,10 @@ the server changes that."""
 
 from typing import Final
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CannotDecideError, Finding, RefusedError, case
-from harness.conform.cases.unary import unary_leave
+from harness.conform.cases.stream import unary_leave
+from harness.conform.facts import READY_S
 from harness.conform.verdict import Try
 from harness.conform.waves import compared, rows_of, start_greedy
 from harness.load.live import LiveStream

@@ -3,8 +3,9 @@
 import time
 from typing import Final
 
-from harness.conform.bench import READY_S, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import FREED, CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.facts import READY_S
 from harness.conform.waves import Rows, compared, rows_of, start_greedy, wait_each
 from harness.load.dialect import ABORT
 from harness.load.live import LiveStream
@@ -15,8 +16,8 @@ from harness.store.conform_result import Failure, Level
 READ_TOKENS: Final = 8
 HALF_CLOSED_TOKENS: Final = 40  # of an answer whose client has closed its sending side
 LOOK_TOKENS: Final = 32  # of an answer that shows how many bytes a token takes
-# Of an answer, so that a server sees the stall: a kernel holds 50 kB for a client whose buffer and
-# segments are the smallest, and servers hold up to 64 kB themselves.
+# An answer of so many bytes lets a server see the stall: a kernel holds 50 kB for a client whose
+# buffer and segments are the smallest, and servers hold up to 64 kB themselves.
 STALLED_BYTES: Final = 128 << 10
 STALLED_MARGIN: Final = 1.2
 MOST_STALLED_S: Final = 20.0

@@ -190,7 +190,7 @@ def test_a_run_says_how_far_to_believe_it(make_run: MakeRun, snapshot: Snapshot)
 @pytest.mark.parametrize(
     ("after", "in_use"),
     [
-        # Of 4 tokens each: 9 of "g" lie in 3 blocks, 7 of "cut" in 2; the other 5 blocks are lost.
+        # A block has 4 tokens: 9 of "g" lie in 3, 7 of "cut" in 2; the other 5 blocks are lost.
         ({"running": 2, "free_blocks": 90}, {"slots": 2, "blocks": 5}),
         ({"running": 1, "free_blocks": 100}, {"slots": 1}),
     ],

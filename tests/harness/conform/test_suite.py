@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.conform.case import CASES, Case
+from harness.conform.case import CASES, Case, Selection
 from harness.conform.order import Order
 from harness.conform.reports import as_junit, as_markdown
-from harness.conform.suite import ConformConfig, Selection, Suite, all_cases
+from harness.conform.suite import ConformConfig, Suite, all_cases
 from harness.conform.verdict import Expectation
 from harness.errors import TargetError
 from harness.run.process import Interruption

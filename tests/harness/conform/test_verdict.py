@@ -107,14 +107,33 @@ def test_a_probe_that_is_never_served_is_a_red_unless_all_stood_still() -> None:
     [
         ({"lag_s": 0.006}, "this client is"),
         ({"step_p90_s": 0.031}, "uneven"),
-        ({"step_after_s": 0.016}, "drifted"),
-        ({"step_after_s": 0.006}, "drifted"),
     ],
 )
 def test_a_disturbed_machine_decides_nothing(changed: dict[str, float], why: str) -> None:
     for steps in (1, 9):
         with pytest.raises(CannotDecideError, match=why):
             judge_recovery(tried(steps, steps), CALM._replace(**changed), Bound())
+
+
+@pytest.mark.parametrize(
+    ("steps", "after_s", "wanted"),
+    [
+        (3, 0.02, None),
+        (3, 0.005, "late by the one"),
+        (9, 0.02, Failure.LATE),
+        (6, 0.02, "late by the one"),
+        (9, 0.005, Failure.LATE),
+    ],
+)
+def test_a_verdict_holds_by_the_steps_before_and_after(
+    steps: float, after_s: float, wanted: Failure | str | None
+) -> None:
+    now = CALM._replace(step_after_s=after_s)
+    if isinstance(wanted, str) and not isinstance(wanted, Failure):
+        with pytest.raises(CannotDecideError, match=wanted):
+            judge_recovery(tried(steps, steps), now, Bound())
+    else:
+        assert judge_recovery(tried(steps, steps), now, Bound()).failure is wanted
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.harness.load.conftest import Exchange, Serve
 from tests.harness.load.kserve_server import Served, serving
 from tests.harness.load.test_kserve import SOURCE
 
-# What the server does is told by `max_tokens`.
+# `max_tokens` tells the server how to behave.
 NO_HEAD, NO_TOKEN, THREE_TOKENS, HALF = 101, 102, 103, 104
 
 

@@ -365,6 +365,12 @@ NONSENSE = {
 }
 
 
+def test_an_event_of_nothing_is_no_error() -> None:
+    stream = fed(machine(), b"null", event("a", usage=1))
+    assert (stream.outcome, stream.tokens_read) == (None, 1)
+    assert whole(b"null").row().outcome is Outcome.FAILED
+
+
 @pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
 def test_what_makes_no_sense_fails_the_request(data: bytes) -> None:
     row = fed(machine(), event("a", usage=1), data).row()
