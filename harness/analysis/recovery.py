@@ -66,7 +66,8 @@ def pair_refills(
             if unwanted.freed_before < schedule.step:
                 unwanted.until_ns = int(started_ns[schedule.step])
                 refills.append(unwanted)
-        for taken_ns in schedule.taken_ns[: len(open_slots)]:
+        # An idle slot was given back earlier than any open one, so that the first to come take it.
+        for taken_ns in schedule.taken_ns[num_idle : num_idle + len(open_slots)]:
             refill = open_slots.popleft()
             refill.until_ns, refill.taken_in = taken_ns, schedule.step
             refills.append(refill)

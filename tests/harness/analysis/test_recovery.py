@@ -123,6 +123,13 @@ def test_pairing_is_first_come_first_served() -> None:
     ]
 
 
+def test_the_first_to_come_takes_the_slot_that_was_idle_before() -> None:
+    two_come = Schedule(step=0, freed=[0], taken_ns=[5, 7], num_wanting=2, num_free=2)
+    assert pair_refills([two_come], [0], 99) == [
+        Refill(freed=0, freed_before=0, until_ns=7, taken_in=0)
+    ]
+
+
 def probe(run: RunBuilder, arm: str, number: int, *, sent: float, first: float | None) -> None:
     tokens = [] if first is None else [first, first + 10]
     outcome, end = ("completed", first + 11) if first is not None else ("timed_out", 9000)
