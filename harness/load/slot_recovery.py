@@ -55,6 +55,7 @@ _PREFILLS_TO_LEARN: Final = 3
 _PREFILL_SHARE: Final = (0.1, 0.9)  # a leaver leaves between these parts of its prefill
 _PATIENCE_S: Final = 2.0  # where no settle time is known
 _MARGIN_TOKENS: Final = 24  # a filler with fewer to come, for each slot, is the next to leave
+_CYCLES_TO_END: Final = 2  # a filler with no more to come is replaced without a sample
 _MOST_VOID: Final = 12  # cycles in a row
 
 
@@ -326,7 +327,11 @@ class Train:
 
     def _fill(self) -> None:
         self._live = [one for one in self._live if not one.has_ended]
-        self._fillers = [one for one in self._fillers if not one.has_ended]
+        running = [one for one in self._fillers if not one.has_ended]
+        self._fillers = [one for one in running if not self._is_near_end(one, _CYCLES_TO_END)]
+        for one in running:
+            if one not in self._fillers:  # its own end would give the probe a slot
+                one.leave(Way.FIN)
         new = [self._start_filler() for _ in range(self._seats - len(self._fillers))]
         for filler in new:
             if filler.wait_tokens(1, self._patience_s):
@@ -342,7 +347,7 @@ class Train:
         """The newest of the fillers that have enough tokens, but first those near their end."""
         fillers = [one for one in self._fillers if one is not self._metronome] or self._fillers
         for filler in fillers:  # the oldest first
-            if self._is_near_end(filler):
+            if self._is_near_end(filler, self._slots):
                 return filler
         if not any(one.tokens >= self._leaver.tokens for one in fillers):
             fillers[0].wait_tokens(self._leaver.tokens, self._session.plan.run.timeout_s)
@@ -351,17 +356,20 @@ class Train:
             raise _VoidError(f"a stream ended before it had {self._leaver.tokens} tokens")
         return ready[-1]
 
-    def _is_near_end(self, stream: LiveStream) -> bool:
+    def _is_near_end(self, stream: LiveStream, cycles: int) -> bool:
+        """It may end by itself within so many cycles."""
         longest_s = max(filter(math.isfinite, self.recoveries_s), default=0.0)
         cycle_tokens = _MARGIN_TOKENS + int(1e9 * longest_s / self.step_ns)
-        margin = min(cycle_tokens * self._slots, stream.spec.max_tokens // 2)
+        margin = min(cycle_tokens * cycles, stream.spec.max_tokens // 2)
         return stream.tokens >= stream.spec.max_tokens - margin
 
     def _start_filler(
         self, *, arm: str = "", trial: int | None = None, edit: Edit = lambda _row: None
     ) -> LiveStream:
         metronome = self._metronome
-        is_needed = metronome is None or metronome.has_ended or self._is_near_end(metronome)
+        is_needed = (
+            metronome is None or metronome.has_ended or self._is_near_end(metronome, self._slots)
+        )
         if self._slots > 1 and is_needed:
             self._metronome = filler = self._start(
                 Role.METRONOME,

@@ -63,9 +63,11 @@ def engine_with_slots(
     prefill_s: float = 0.0,
     long_at_once: int = 99,
     long_answer: int = LONG,
+    held_s: float = 0.0,
 ) -> Script:
-    """First come, first served. Of the clients that leave in mid-stream the `ghosts` go on. All
-    prefills go through one lock. So many long requests have room in the KV cache at once."""
+    """First come, first served. Of the clients that leave in mid-stream the `ghosts` go on, and a
+    slot is held for `held_s`. All prefills go through one lock. So many long requests have room in
+    the KV cache at once."""
     here: list[Exchange] = []
     left, prefill = count(1), threading.Lock()
 
@@ -88,8 +90,9 @@ def engine_with_slots(
                 threading.Event().wait(prefill_s)
             tokens = long_answer if is_long(x) else x.body["max_tokens"]
             x.stream(tokens=tokens, gap_s=gap_s)
-            if x.closed_ns is not None and next(left) in ghosts:
-                threading.Event().wait((tokens - x.tokens_sent) * gap_s)
+            if x.closed_ns is not None:
+                is_ghost = next(left) in ghosts
+                threading.Event().wait((tokens - x.tokens_sent) * gap_s if is_ghost else held_s)
         here.remove(x)
 
     return script
@@ -121,6 +124,17 @@ def test_a_train_samples_one_stream_that_leaves_at_a_time(
     metronome = max((row for row in rows if row.role is Role.METRONOME), key=lambda r: r.sent_ns)
     assert metronome.outcome is Outcome.CUT_OFF
     assert metronome.token_times_ns[-1] > max(end or 0 for end in ends)
+
+
+@e2e
+def test_no_filler_of_a_train_comes_to_its_own_end(serve: Serve, tmp_path: Path) -> None:
+    """A cancel takes 50 steps, so that eight fillers cannot leave one by one before they end."""
+    load = LOAD.model_copy(update={"slots": 8, "trials": 9, "answer_tokens": 400})
+    server = serve(engine_with_slots(8, held_s=0.25))
+    rows = LoadProcess(tmp_path, server.url, load, users=1).result()
+    fillers = [row for row in rows if row.role in (Role.FILLER, Role.METRONOME)]
+    assert {row.outcome for row in fillers} == {Outcome.ABANDONED, Outcome.CUT_OFF}
+    assert sum(row.arm == TrialArm.ABANDON and row.reference_ns is not None for row in rows) == 9
 
 
 def one_token(x: Exchange) -> None:
