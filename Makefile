@@ -13,6 +13,9 @@
 # make matrix  measure each of them, its conformance and four runs, into results/engines: keep the
 #             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
+# make virtual  fit the simulation's lags to this machine, then measure live against simulated settings;
+#             a table in results/virtual.md, exit status 1 on a miss: keep the machine free for half
+#             an hour; TORCH=4 adds so many settings with a model on the CPU
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make conform-faults  try each fault of the engine against the cases that it must turn red
 # make conform-docs  write docs/conform/*.md from the declarations of the cases
@@ -29,7 +32,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth faults-table conform-faults conform-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -77,6 +80,9 @@ matrix: $(VENV)/.installed-dev
 truth: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth
 
+virtual: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth.virtual --fit --twice --torch $(or $(TORCH),0) --markdown results/virtual.md
+
 faults-table: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.fault_cases
 
@@ -123,7 +129,7 @@ $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and its checkers into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu,grpc,dev]' --constraint constraints.txt
+	@$(PIP) install --editable '.[engine,gpu,grpc,scale,dev]' --constraint constraints.txt
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.torch pyproject.toml constraints.txt

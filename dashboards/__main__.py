@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dashboards.capacity import write_capacity
 from dashboards.comparison import write_comparison
 from dashboards.conform_page import write_conform
 from dashboards.matrix import write_matrix
@@ -56,7 +57,10 @@ def _parser() -> argparse.ArgumentParser:
     matrix.add_argument("results", nargs="+", type=Path, metavar="CONFORM_JSON")
     matrix.add_argument("--explanations", type=Path, metavar="FILE")
     matrix.set_defaults(write=lambda of: write_matrix(of.results, of.output, of.explanations))
-    for command in (report, compare, trend, matrix):
+    capacity = commands.add_parser("capacity", help="draw what a load needs")
+    capacity.add_argument("folder", type=Path, metavar="DIR")
+    capacity.set_defaults(write=lambda of: write_capacity(of.folder, of.output))
+    for command in (report, compare, trend, matrix, capacity):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
     return parser
 

@@ -16,6 +16,7 @@ from dashboards.sections.tables import (
     account_tables,
     every_figure,
     limits_table,
+    replicas_table,
     value_tables,
 )
 from dashboards.sections.waste import waste
@@ -68,6 +69,7 @@ def describe(run: Run, anchor: str) -> dict[str, Any]:
         "run_id": summary.run_id,
         "question": str(manifest.workload.get("question") or summary.workload),
         "status": summary.status,
+        "simulated": None if summary.simulated is None else str(summary.simulated),
         "verdict": verdict,
         "remarks": {
             level: [one for one in summary.validity if one.level == level]
@@ -157,7 +159,10 @@ def _of_run(run: Run) -> dict[str, Any]:
         "not_measurable": summary.not_measurable,
         "side_by_side": [],
         "sections": _sections(run),
-        "tables": account_tables(summary.agreement, summary.audit),
+        "tables": [
+            *replicas_table(summary),
+            *account_tables(summary.agreement, summary.audit),
+        ],
         "listing": None if frames.requests.empty else request_rows(run),
         "every_figure": every_figure({"": summary}),
     }

@@ -511,6 +511,31 @@ class Value(msgspec.Struct, kw_only=True):
     stages: list[Stage]
 
 
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """No server ran: the engine's scheduler was driven in virtual time, and each step took as long
+    as the cost model says. Only `simulated` of the `replicas` were, with their part of the load."""
+
+    cost_model: str
+    replicas: int = 1
+    simulated: int = 1
+
+    def __str__(self) -> str:
+        part = f", {self.simulated} of {self.replicas:,} replicas"
+        of = part if self.simulated < self.replicas else ""
+        return f"simulated (cost model {self.cost_model}{of})"
+
+
+class OverReplicas(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure over the `n` replicas that were simulated: its mean, and `whole`, the sum over all
+    replicas (null for what does not add up)."""
+
+    n: int
+    mean: float
+    mean_ci95: tuple[float, float] | None
+    whole: float | None = None
+    whole_ci95: tuple[float, float] | None = None
+
+
 class Summary(msgspec.Struct, kw_only=True):
     """The content of `summary.json`.
 
@@ -520,7 +545,8 @@ class Summary(msgspec.Struct, kw_only=True):
     `load_processes`: how busy each was. `arrivals`: how many requests an open loop had `planned`,
     and how many were `sent`. In `breakdown`, `leaks_in_use` says how many of the leaked slots and
     blocks are held by requests that still run, `leaks_lost` which of them are known to be lost when
-    they are missing.
+    they are missing; `over_replicas` has {metric: {figure: OverReplicas}} where only some of the
+    replicas were simulated.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -542,6 +568,7 @@ class Summary(msgspec.Struct, kw_only=True):
     arrivals: dict[str, int] | None = None
     token_counting: str | None = None
     breakdown: dict[str, Any] = {}
+    simulated: Simulated | None = None
 
 
 class ArmSummary(msgspec.Struct, kw_only=True):
@@ -578,6 +605,7 @@ class ArmsSummary(msgspec.Struct, kw_only=True):
     shifts: dict[str, dict[str, Shift]] = {}
     validity: list[Remark]
     value: Value | None = None
+    simulated: Simulated | None = None
 
     @property
     def metrics(self) -> dict[str, dict[str, Metric]]:

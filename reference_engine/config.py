@@ -37,14 +37,16 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """The seconds that a step of the simulated runner takes.
 
-    `fixed_s + prefill_token_s * prefill tokens + decode_token_s * decode tokens + swap_block_s *
-    blocks copied out or in`, where a request that is owed one token counts as decoding and any
-    other as prefilling.
+    `fixed_s + prefill_token_s * prefill tokens + decode_token_s * decode tokens + context_token_s *
+    tokens of context + swap_block_s * blocks copied out or in`, where a request that is owed one
+    token counts as decoding and any other as prefilling, and the context is what the step's
+    requests have in the cache before it.
     """
 
     fixed_s: float = 0.020
     prefill_token_s: float = 0.0
     decode_token_s: float = 0.0
+    context_token_s: float = 0.0
     swap_block_s: float = 0.0
 
 

@@ -159,6 +159,7 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
         fixed_s=args.sim_fixed_ms / 1e3,
         prefill_token_s=args.sim_prefill_token_ms / 1e3,
         decode_token_s=args.sim_decode_token_ms / 1e3,
+        context_token_s=args.sim_context_token_ms / 1e3,
         swap_block_s=args.sim_swap_block_ms / 1e3,
     )
     if args.model_repository is not None and args.kserve_port is None:

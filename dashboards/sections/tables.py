@@ -10,9 +10,11 @@ from dashboards.verdict import Verdict
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
     AUDIT_COLUMNS,
+    REPLICA_COLUMNS,
     STAGE_COLUMNS,
     agreement_cells,
     audit_cells,
+    replica_rows,
     stage_cells,
     value_cells,
     value_columns,
@@ -76,6 +78,17 @@ def account_tables(agreement: Sequence[Agreement], audit: Audit | None) -> list[
         ),
     ]
     return [table for table in tables if table.rows]
+
+
+def replicas_table(summary: Summary) -> list[Table]:
+    rows = tuple(replica_rows(summary))
+    table = Table(
+        title="Over the simulated replicas",
+        shows="Only some of the replicas were simulated. The intervals hold what that costs.",
+        columns=REPLICA_COLUMNS,
+        rows=rows,
+    )
+    return [table] if rows else []
 
 
 def every_figure(sides: Mapping[str, Summary | ArmSummary]) -> Table:

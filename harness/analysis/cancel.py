@@ -38,6 +38,9 @@ _NO_ENERGY: Final = f"{_NO_REQUEST}, or neither the energy nor the power of the 
 _NO_STAGE: Final = "no request got as far as this stage"
 
 
+_COMPUTED: Final[tuple[Need, ...]] = ("clock", "steps", "token lists")
+
+
 class _Column(NamedTuple):
     """A column, its sources, and the reason if no row has a value. A figure that `grows` is a lower
     bound as long as some request is still held."""
@@ -61,19 +64,17 @@ _FIGURES: Final = {
         "removed_at_first_boundary", ("steps",), "no abort reached the worker"
     ),
     WASTED_TOKENS: _Column("wasted_tokens", (), _NO_REQUEST, grows=True),
-    "wasted_in_flight_tokens": _Column("wasted_in_flight_tokens", ("clock", "steps"), _NO_REQUEST),
+    "wasted_in_flight_tokens": _Column("wasted_in_flight_tokens", _COMPUTED, _NO_REQUEST),
     "wasted_after_close_tokens": _Column(
-        "wasted_after_close_tokens", ("clock", "steps"), _NO_REQUEST, grows=True
+        "wasted_after_close_tokens", _COMPUTED, _NO_REQUEST, grows=True
     ),
     "slot_seconds_after_abandon": _Column("slot_seconds", ("clock",), _NO_REQUEST, grows=True),
     "block_seconds_after_abandon": _Column(
-        "block_seconds", ("clock", "steps", "block size"), _NO_REQUEST, grows=True
+        "block_seconds", (*_COMPUTED, "block size"), _NO_REQUEST, grows=True
     ),
-    "gpu_seconds_after_abandon": _Column(
-        "gpu_seconds", ("clock", "steps"), _NO_REQUEST, grows=True
-    ),
+    "gpu_seconds_after_abandon": _Column("gpu_seconds", _COMPUTED, _NO_REQUEST, grows=True),
     "energy_wasted_j": _Column(
-        "gpu_joules", ("GPU", "clock", "steps"), _NO_ENERGY, grows=True, method="gauge"
+        "gpu_joules", ("GPU", *_COMPUTED), _NO_ENERGY, grows=True, method="gauge"
     ),
 }
 _NO_TIER: Final = "no request that this tier had was left"

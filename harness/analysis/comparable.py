@@ -7,6 +7,7 @@ remarks on all else that moves figures. The gate, and a line of a trend, take on
 trend also ends where the engine's faults or speed change (`ends_line`).
 """
 
+import re
 from collections.abc import Collection, Container, Iterator, Mapping
 from typing import Any, Final
 
@@ -62,24 +63,34 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conditions_of(manifest: Mapping[str, Any], summary: Summary | ArmsSummary) -> Conditions:
-    workload, hardware = manifest["workload"], manifest["hardware"]
+    workload = manifest["workload"]
     target = manifest.get("target") or {}
     demand = {section: dict(workload[section]) for section in DEMAND}
     for key in NO_DEMAND:
         demand["run"].pop(key, None)
+    if (cluster := workload.get("simulate")) is not None:
+        demand["simulate"] = dict(cluster)
     return Conditions(
         workload=str(summary.workload),
         engine=target.get("engine", summary.engine),
         model=target.get("model", summary.model),
         slots=_slots(target),
         demand=demand,
-        machine={
-            "cpu": hardware.get("cpu"),
-            "cores": hardware.get("cores"),
-            "gpus": hardware.get("gpus"),
-            "device": (target.get("config") or {}).get("device"),
-        },
+        machine=_machine_of(manifest),
     )
+
+
+def _machine_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Times of a simulation depend on its cost model, and not on the machine that computed it."""
+    if (simulated := manifest.get("simulated")) is not None:
+        return {"cpu": f"cost model {simulated['cost_model']}", **simulated["machine"]["cost"]}
+    hardware, target = manifest["hardware"], manifest.get("target") or {}
+    return {
+        "cpu": hardware.get("cpu"),
+        "cores": hardware.get("cores"),
+        "gpus": hardware.get("gpus"),
+        "device": (target.get("config") or {}).get("device"),
+    }
 
 
 def why_not_conditions(mine: Conditions, baseline: Conditions) -> str | None:
@@ -104,7 +115,8 @@ def other_machine(mine: Conditions, baseline: Conditions) -> str | None:
 
 def machine_in_words(conditions: Conditions) -> str:
     machine = conditions.machine
-    parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
+    cores = machine.get("cores")
+    parts = [machine.get("cpu"), cores and f"{cores} cores", *(machine.get("gpus") or [])]
     return ", ".join(str(part) for part in parts if part)
 
 
@@ -155,13 +167,22 @@ def why_not_arms(baseline: Collection[str], candidate: Collection[str]) -> str |
 
 
 def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[Remark]:
-    for section in ("load", "arrivals", "run", "settle", "collect"):
+    are_simulated = [one.get("simulated") is not None for one in (baseline, candidate)]
+    if any(are_simulated) and not all(are_simulated):
+        which = "baseline" if are_simulated[0] else "candidate"
+        yield _warning(
+            f"the {which} is simulated, and the other ran live: a difference may be an error of "
+            "the cost model"
+        )
+    for section in ("load", "arrivals", "simulate", "run", "settle", "collect"):
         keys = _changed(baseline["workload"].get(section), candidate["workload"].get(section))
         keys.pop("seed", None)
         if keys:
             yield _warning(f"different [{section}]: {_listed(keys)}")
     yield from _target_remarks(baseline.get("target") or {}, candidate.get("target") or {})
     hardware = _changed(baseline.get("hardware"), candidate.get("hardware"))
+    if all(are_simulated):
+        hardware = {}
     if machine := {key: both for key, both in hardware.items() if key in SPEED_OF_MACHINE}:
         yield _warning(f"different machines ({_listed(machine)}): trust figures in steps and rates")
     if baseline["seed"] != candidate["seed"]:
@@ -172,7 +193,7 @@ def manifest_remarks(baseline: Mapping[str, Any], candidate: Mapping[str, Any]) 
 
 def _target_remarks(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Remark]:
     for key, what in (("engine", "kinds of server"), ("model", "models")):
-        if first.get(key) != second.get(key):
+        if _without_part(first.get(key)) != _without_part(second.get(key)):
             yield _warning(f"different {what}: {first.get(key)} and {second.get(key)}")
     if versions := _changed_in("version", first, second):
         yield _info(f"different versions of the server: {versions}")
@@ -209,6 +230,11 @@ def figure_remarks(
             f"a step takes {quantity(first, 's')} and {quantity(second, 's')}: trust a "
             "difference of times only if it holds both as measured and in steps"
         )
+
+
+def _without_part(name: str | None) -> str | None:
+    """How many replicas of a simulation were computed is no property of its engine."""
+    return name and re.sub(r", \d+ of [\d,]+ replicas\)$", ")", name)
 
 
 def _settings(target: Mapping[str, Any]) -> dict[str, Any]:

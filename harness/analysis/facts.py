@@ -12,7 +12,8 @@ from harness.records import GAUGES, Trust, is_disaggregated
 from harness.store.frames import RunFrames
 
 # A source of figures: a log of the server, its configuration, or a condition of the run.
-Need = Literal["lifecycle", "clock", "steps", "block size", "load", "GPU"]
+Need = Literal["lifecycle", "clock", "steps", "token lists", "block size", "load", "GPU"]
+THIN: Final = "the rows of this simulation are thin: they have no lists of tokens"
 
 ON_CPU: Final = "the engine computes on the CPU"
 
@@ -41,6 +42,7 @@ class Facts:
     has_lifecycle: bool
     says_known_texts: bool
     has_steps: bool
+    has_token_lists: bool
     has_scrapes: bool
     no_gpu: str | None
     load_started_ns: int
@@ -82,6 +84,7 @@ class Facts:
                 "the server's clock is not the client's: their stamps must not be subtracted",
             ),
             "steps": (self.has_steps, f"{self.engine} gave no step log"),
+            "token lists": (self.has_token_lists, THIN),
             "block size": (
                 self.block_size is not None,
                 f"{self.engine} does not show its block size",
@@ -148,6 +151,7 @@ def run_facts(frames: RunFrames) -> Facts:
         has_lifecycle=not frames.lifecycle.empty,
         says_known_texts=config.get("teacher") is not None,
         has_steps=not frames.steps.empty,
+        has_token_lists=(manifest.get("simulated") or {}).get("keep") != "thin",
         has_scrapes=not frames.server_metrics.empty,
         no_gpu=_why_no_gpu(config) if frames.gpu.empty else None,
         load_started_ns=started_ns,

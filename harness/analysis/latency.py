@@ -102,8 +102,9 @@ def _while_read(
     requests: pd.DataFrame, survivors: pd.DataFrame, users: pd.DataFrame, facts: Facts
 ) -> Figures:
     is_survivor = requests.index.to_series().isin(survivors.index)
+    why = facts.lacks("token lists")
     return {
-        "itl_s": _figure("itl_s", _gaps(requests, is_survivor)),
+        "itl_s": NotMeasurable(why) if why else _figure("itl_s", _gaps(requests, is_survivor)),
         "tpot_s": _figure("tpot_s", _times_a_token(survivors)),
         "e2e_s": _figure("e2e_s", _to_the_end(survivors)),
         "goodput_rps": _goodput(users, facts),
@@ -251,7 +252,7 @@ def cached_again_figures(frames: RunFrames, facts: Facts) -> Figures:
     repeats = _repeats(frames.requests)
     if repeats.empty:
         return {}
-    if (why := facts.lacks("steps", "lifecycle")) is not None:
+    if (why := facts.lacks("steps", "lifecycle", "token lists")) is not None:
         return {"cached_again": NotMeasurable(why)}
     ids = frames.lifecycle.drop_duplicates("client_request_id").set_index("client_request_id")
     known = repeats[repeats["prompt_tokens"].notna()]

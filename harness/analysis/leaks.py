@@ -77,7 +77,7 @@ def _running(frames: RunFrames) -> pd.DataFrame:
 
 
 def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
-    if running.empty or frames.steps.empty or facts.block_size is None:
+    if running.empty or facts.block_size is None or facts.lacks("steps", "token lists"):
         return 0
     computed = computed_tokens(frames.steps, pd.Index(running["server_request_id"]))
     since = running["in_ns"].to_numpy(dtype=np.int64)[computed["request"]]

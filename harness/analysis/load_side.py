@@ -176,6 +176,8 @@ def _why_late(frames: RunFrames) -> str:
             f"as many streams were open as there may be (`arrivals.max_streams`, {max_streams:,}): "
             "the server could not keep up with the schedule; raise the cap or lower the rate"
         )
+    if frames.manifest.get("simulated") is not None:
+        return "the simulation ended before their turn came"
     return (
         "the load generator could not keep up with the schedule: give it more processes "
         "(`--processes`) or lower the rate"
@@ -191,6 +193,8 @@ RULE: Final = "MSER-5 on the tokens read in 200 parts of the load window"
 def steady_window(frames: RunFrames, facts: Facts) -> Steady:
     if facts.load_s <= 0 or frames.requests.empty:
         return Steady(rule=RULE, note="there was no load")
+    if (why := facts.lacks("token lists")) is not None:
+        return Steady(rule=RULE, note=f"not known: {why}")
     edges = np.linspace(facts.load_started_ns, facts.load_ended_ns, PARTS + 1).astype(np.int64)
     counts = np.diff(read_by(frames.requests, edges))
     total = float(counts.sum())

@@ -44,6 +44,7 @@ from harness.records import (
     Outcome,
     Remark,
     Shift,
+    Simulated,
     Value,
 )
 from harness.store.frames import RunFrames
@@ -56,6 +57,7 @@ class ArmRound:
     observed: Observed
     figures: Figures
     remarks: Sequence[Remark]
+    simulated: Simulated | None
     target: Mapping[str, Any]
     account: Account | None
 
@@ -63,12 +65,14 @@ class ArmRound:
 def analyse_round(frames: RunFrames, *, round_number: int, arm: str) -> ArmRound:
     observed = observe(frames)
     figures = figures_of(frames, observed)
+    summary = summary_of(frames, observed, figures)
     return ArmRound(
         round=round_number,
         arm=arm,
         observed=observed,
         figures=figures,
-        remarks=summary_of(frames, observed, figures).validity,
+        remarks=summary.validity,
+        simulated=summary.simulated,
         target=frames.manifest.get("target") or {},
         account=account(frames, observed.cancels),
     )
@@ -154,6 +158,7 @@ def pool(rounds: Sequence[ArmRound], manifest: Mapping[str, Any]) -> ArmsSummary
         shifts=_shifts(rounds, names, reference),
         validity=_remarks(rounds, names, num_rounds),
         value=_value(rounds, arms, workload),
+        simulated=rounds[0].simulated,
     )
 
 

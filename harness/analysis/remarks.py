@@ -3,7 +3,7 @@ what makes a figure mean less than its name says is a `warning`, a reader's back
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,17 @@ from harness.analysis.tokens import (
 )
 from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
-from harness.records import Audit, Delivery, Level, Metric, Outcome, Remark, Steady, Summary
+from harness.records import (
+    Audit,
+    Delivery,
+    Level,
+    Metric,
+    Outcome,
+    Remark,
+    Simulated,
+    Steady,
+    Summary,
+)
 from harness.store.frames import RunFrames
 from harness.workload.tasks import parse_text
 
@@ -65,6 +75,7 @@ def remarks(
         "invalid": [
             ["no request ended: there is nothing to report"] if requests.empty else [],
             why_schedule_means_nothing(frames, facts),
+            _ran_out(manifest),
             saturations(summary.load_processes, figures),
         ],
         "warning": [
@@ -83,7 +94,7 @@ def remarks(
             reset_warnings(requests, cancels, facts),
             _about_the_train(train),
             (f"{name}: {why}" for name, why in summary.flags.items()),
-            _unwatched_load(frames),
+            [] if summary.simulated is not None else _unwatched_load(frames),
             map(str, manifest.get("warnings") or []),
             [] if audit is None or audit.foreign_traffic is None else [audit.foreign_traffic],
             [] if audit is None else _about_cancels_counted(audit),
@@ -98,6 +109,7 @@ def remarks(
             _about_known_texts(figures),
         ],
         "info": [
+            [] if summary.simulated is None else _about_simulation(summary.simulated),
             _ended_before(cancels, facts),
             _about_races(requests, cancels, facts),
             about_kills(frames, kills),
@@ -142,6 +154,15 @@ def flags(figures: Mapping[str, Figure]) -> dict[str, str]:
     return found
 
 
+def _ran_out(manifest: Mapping[str, Any]) -> Iterator[str]:
+    number = (manifest.get("simulated") or {}).get("ran_out", 0)
+    if number:
+        yield (
+            f"{quantity(number, 'users')} of the simulation had no planned request left before the "
+            "load ended: requests were shorter than expected, and so was the load"
+        )
+
+
 def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
     if requests.empty:
         return
@@ -152,6 +173,13 @@ def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
     if wrong:
         what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
         yield f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}"
+
+
+def _about_simulation(simulated: Simulated) -> Iterator[str]:
+    yield (
+        f"{simulated}: no server ran; the engine's own scheduler was driven in virtual time, and "
+        "each step took as long as the cost model says"
+    )
 
 
 def _about_the_server(facts: Facts) -> Iterator[str]:

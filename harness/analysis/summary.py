@@ -35,7 +35,7 @@ from harness.analysis.early_stop import (
     whole_answers_rate,
 )
 from harness.analysis.facts import Facts, run_facts
-from harness.analysis.figure import Figures, NotMeasurable
+from harness.analysis.figure import Figures, NotMeasurable, same_reason
 from harness.analysis.kills import KillEffects, kill_effects, kill_figures
 from harness.analysis.latency import (
     asking_again_figures,
@@ -49,10 +49,11 @@ from harness.analysis.occupancy import occupancy_figures, with_probe
 from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
+from harness.analysis.replicas import by_replica, over_replicas
 from harness.analysis.stats import Floats
 from harness.analysis.tokens import over_read_figures, token_counting
 from harness.metrics import METRICS, WASTED_TOKENS
-from harness.records import Metric, Outcome, Summary
+from harness.records import Metric, Outcome, Simulated, Summary
 from harness.store.frames import RunFrames
 
 _MORE_THAN_TRIALS: Final = 10**12
@@ -90,7 +91,12 @@ def observe(frames: RunFrames) -> Observed:
 
 def summarise(frames: RunFrames) -> Summary:
     observed = observe(frames)
-    return summary_of(frames, observed, figures_of(frames, observed))
+    summary = summary_of(frames, observed, figures_of(frames, observed))
+    if (simulated := summary.simulated) is not None and simulated.simulated < simulated.replicas:
+        each = [figures_of(one, observe(one)) for one in by_replica(frames)]
+        over = over_replicas(each, simulated)
+        summary.breakdown["over_replicas"] = msgspec.to_builtins(over)
+    return summary
 
 
 def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary:
@@ -126,6 +132,8 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
         ),
     )
     seen = cancels, observed.kills, observed.outside.train
+    if (simulated := manifest.get("simulated")) is not None:
+        summary.simulated = msgspec.convert(simulated, Simulated)
     summary.validity = remarks(frames, seen, facts, found, summary)
     return summary
 
@@ -178,7 +186,7 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
         **canary_figures(requests),
         **storm_figures(cancels, facts),
         **early_stop_figures(together(one.tasks for one in runs), facts),
-        **over_read_figures(requests),
+        **_over_read(requests, facts),
         **kill_figures([one.kills for one in runs]),
         **series_figures(series, facts),
         **of_each_run,
@@ -186,6 +194,11 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
     for name, methods in figures_from_outside([one.outside for one in runs]).items():
         figures[name] = with_methods(figures[name], methods)
     return figures
+
+
+def _over_read(requests: pd.DataFrame, facts: Facts) -> Figures:
+    why = facts.lacks("token lists")
+    return over_read_figures(requests) if why is None else same_reason(("over_read_tokens",), why)
 
 
 def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:

@@ -60,7 +60,7 @@ def _spent(branches: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFr
         since, until = (one.to_numpy(dtype=np.int64) for one in (lives["in_ns"], out))
         held = _held_ns(request, since, until, t0, removed)
         spent["slot_seconds"] = np.bincount(request, held / 1e9, n)
-    if not facts.has_steps:
+    if facts.lacks("steps", "token lists"):
         return spent
     computed = computed_tokens(frames.steps, pd.Index(branches["server_request_id"]))
     request = computed["request"].to_numpy()

@@ -21,6 +21,15 @@ def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bo
     resolved = resolve_run(config)
     with Interruption() as interruption:
         finished = _run(resolved, progress, interruption)
+    show_finished(
+        finished, is_interrupted=interruption.requested, as_json=as_json, shows_all=shows_all
+    )
+
+
+def show_finished(
+    finished: FinishedRun, *, is_interrupted: bool, as_json: bool, shows_all: bool
+) -> None:
+    """Raises how the run ended, if not well."""
     if finished.summary is not None:
         where = finished.report or finished.folder.path
         _show(finished.summary, where, as_json=as_json, shows_all=shows_all)
@@ -30,7 +39,7 @@ def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bo
     if finished.report is None:
         log = finished.folder.log("report")
         raise RuntimeError(f"the report could not be drawn, see {log}")
-    if interruption.requested:
+    if is_interrupted:
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
 
 

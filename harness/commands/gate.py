@@ -93,7 +93,7 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     title = Text.assemble(
         ("gate: ", "bold"),
         (f"{judgement.verdict}", _STYLES[judgement.verdict]),
-        f"  {judgement.workload or 'run'} in {judgement.run}",
+        f"  {judgement.question} in {judgement.run}",
     )
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("verdict", no_wrap=True)
@@ -186,10 +186,11 @@ def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | N
 
 def _check_has_rounds(measured: Measured) -> None:
     rounds = min(num_rounds(side) for side in measured.sides.values())
+    verb = "run" if measured.simulated is None else "simulate"
     if rounds < FEWEST_ROUNDS:
         raise ConfigError(
             f"--save-baseline: this run has {quantity(rounds, 'rounds')}, and a comparison needs "
-            f"at least {FEWEST_ROUNDS}: walkaway run "
+            f"at least {FEWEST_ROUNDS}: walkaway {verb} "
             f"{measured.conditions.workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
         )
 

@@ -16,9 +16,11 @@ from harness.analysis.compare import headline_differences, is_certain
 from harness.export.headline import arm_sentences, headline_sentences
 from harness.export.tables import (
     AGREEMENT_COLUMNS,
+    REPLICA_COLUMNS,
     STAGE_COLUMNS,
     agreement_cells,
     audit_cells,
+    replica_rows,
     savings_by_arm,
     savings_columns,
     savings_rows,
@@ -68,7 +70,7 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
         _title(summary, ", ".join(counts) or "no requests"),
         _figures(console, {name: metrics[name] for name in shown}),
     ]
-    parts += _savings_tables(console, summary)
+    parts += [*_over_replicas(summary), *_savings_tables(console, summary)]
     if shows_all:
         parts += [*_what_the_figures_are(metrics), _floor(metrics, missing), *_accounts(summary)]
     parts += _end(summary, len(names) - len(shown), shows_all=shows_all)
@@ -221,6 +223,13 @@ def _in_groups(arms: Mapping[str, Of]) -> Iterator[list[dict[str, Of]]]:
         width = -(-len(names) // num_groups)
         groups = [names[first : first + width] for first in range(0, len(names), width)]
         yield [{name: arms[name] for name in group} for group in groups]
+
+
+def _over_replicas(summary: Summary) -> Parts:
+    rows = list(replica_rows(summary))
+    if not rows:
+        return []
+    return [grid(REPLICA_COLUMNS, rows, words=REPLICA_COLUMNS[:1], wraps=False)]
 
 
 def _savings_tables(console: Console, summary: Summary | ArmsSummary) -> list[Table]:

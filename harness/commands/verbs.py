@@ -7,11 +7,13 @@ flag are answered at once, while pandas and scipy alone take a second to import.
 import typer
 
 from harness.commands.app import Command, app
+from harness.commands.calibrate import calibrate
 from harness.commands.conform import conform
 from harness.commands.doctor import doctor
 from harness.commands.results import collect, compare, export, gate, matrix, report, trend
 from harness.commands.run import demo, run
 from harness.commands.shipped import init, targets, workloads
+from harness.commands.simulate import simulate
 from harness.run.process import become, python_module
 
 __all__ = ["app"]
@@ -26,8 +28,8 @@ def engine(context: typer.Context) -> None:
 
 
 for command in (
-    *(demo, run, conform, report, gate, compare, trend, matrix, export, collect),
-    *(workloads, targets, init, doctor),
+    *(demo, run, simulate, conform, report, gate, compare, trend, matrix, export, collect),
+    *(calibrate, workloads, targets, init, doctor),
 ):
     app.command(cls=Command)(command)
 app.command(

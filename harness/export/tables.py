@@ -7,11 +7,13 @@ from typing import Final
 import msgspec
 
 from harness.formatting import DASH, between, number, quantity, unit_in_figure
+from harness.metrics import METRICS, headline_figures
 from harness.records import (
     Agreement,
     ArmsSummary,
     AuditEntry,
     Difference,
+    OverReplicas,
     Stage,
     Steady,
     Summary,
@@ -98,6 +100,27 @@ def stage_cells(stage: Stage) -> tuple[str, ...]:
         quantity(stage.p50, "s"),
         quantity(stage.p99, "s"),
     )
+
+
+REPLICA_COLUMNS: Final = ("figure of a replica", "mean (95 %)")
+
+
+def replica_rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    """The headline figures over the simulated replicas; none if all were simulated."""
+    kind = dict[str, dict[str, OverReplicas]]
+    found = msgspec.convert(summary.breakdown.get("over_replicas", {}), kind)
+    for name, key in headline_figures({"": summary.metrics}):
+        one = found.get(name, {}).get(key)
+        unit = unit_in_figure(METRICS[name].unit)
+        if one is not None and METRICS[name].in_brief:
+            yield f"{name} {key}", _with_limits(one.mean, one.mean_ci95, unit)
+        if one is not None and one.whole:
+            yield f"{name}, all replicas", _with_limits(one.whole, one.whole_ci95, unit)
+
+
+def _with_limits(value: float, limits: tuple[float, float] | None, unit: str) -> str:
+    shown = between(limits, unit)
+    return quantity(value, unit) + (f" ({shown})" if shown else "")
 
 
 SAVINGS: Final = "saved_of_max", "saved", "cut_short"

@@ -46,7 +46,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A run as the gate reads it. `invalid`: the reasons why its figures mean nothing.
-    `conditions`: those of the first server; each side has its own."""
+    `conditions`: those of the first server; each side has its own. `simulated`: by what, in
+    words."""
 
     run_id: str
     created_at: str
@@ -55,6 +56,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     invalid: list[str]
     conditions: Conditions
     sides: dict[str, Side]
+    simulated: str | None = None
 
 
 def num_rounds(side: Side) -> int:
@@ -89,6 +91,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     checks: list[Check]
     baseline: str | None = None
     left_out: list[str] = []
+    simulated: str | None = None
+
+    @property
+    def question(self) -> str:
+        return ", ".join(filter(None, (self.workload or "run", self.simulated)))
 
 
 def judge(
@@ -112,6 +119,7 @@ def judge(
         checks=checks,
         baseline=None if baseline is None else baseline.run_id,
         left_out=list(left_out),
+        simulated=measured.simulated,
     )
 
 

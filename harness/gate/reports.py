@@ -14,7 +14,7 @@ MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 
 def as_markdown(judgement: Judgement) -> str:
-    workload = markdown_cell(judgement.workload or "unknown workload")
+    workload = markdown_cell(judgement.question if judgement.workload else "unknown workload")
     where = f"{workload}, run `{markdown_code(judgement.run)}`"
     if judgement.baseline:
         where += f", baseline `{markdown_code(judgement.baseline)}`"
@@ -81,7 +81,9 @@ def as_junit(judgement: Judgement) -> bytes:
         message = ": ".join(said)
         said += [f"would decide: {one.to_decide}"] if one.to_decide else []
         tests.append(JunitTest(one.name, _TAGS[one.verdict], message, "\n".join(said)))
-    return junit(f"walkaway gate {judgement.workload or ''}".strip(), tests)
+    return junit(
+        f"walkaway gate {judgement.question}" if judgement.workload else "walkaway gate", tests
+    )
 
 
 def junit(name: str, tests: Sequence[JunitTest]) -> bytes:

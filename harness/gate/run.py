@@ -68,6 +68,7 @@ def read_measured(
         invalid=[said.text for said in summary.validity if said.level == "invalid"],
         conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
         sides=sides,
+        simulated=None if summary.simulated is None else str(summary.simulated),
     )
 
 

@@ -81,6 +81,7 @@ class FinishedRun:
 
 def execute(
     resolved: ResolvedRun,
+    /,
     *,
     progress: Progress,
     interruption: Interruption,

@@ -7,6 +7,7 @@ interruption ends the rest; the runs so far are pooled.
 import shutil
 from collections.abc import Iterator
 from itertools import chain
+from typing import Protocol
 
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
@@ -25,10 +26,26 @@ from harness.store.manifest import status_after
 from harness.store.run_folder import RunFolder
 
 
+class ExecuteOne(Protocol):
+    def __call__(
+        self,
+        resolved: ResolvedRun,
+        /,
+        *,
+        progress: Progress,
+        interruption: Interruption,
+        draws: bool,
+    ) -> FinishedRun: ...
+
+
 def execute_rounds(
-    resolved: ResolvedRun, *, progress: Progress, interruption: Interruption
+    resolved: ResolvedRun,
+    *,
+    progress: Progress,
+    interruption: Interruption,
+    execute: ExecuteOne = execute,
 ) -> FinishedRun:
-    """Do all runs. Raises ConfigError or TargetError if nothing could be measured.
+    """Do all runs, each by `execute`. Raises ConfigError or TargetError if nothing was measured.
 
     `failure` of the result is the interruption, else the first failure of a run.
     """
@@ -37,7 +54,7 @@ def execute_rounds(
     folder.rounds.mkdir()
     folder.write_manifest(manifest)
     try:
-        failures = list(_run_all(resolved, folder, progress, interruption))
+        failures = list(_run_all(resolved, folder, progress, interruption, execute))
         interrupted = [one for one in failures if isinstance(one, InterruptedRunError)]
         failure = next(chain(interrupted, failures), None)
         if failure is not None and not interrupted and not any(folder.rounds.iterdir()):
@@ -60,7 +77,11 @@ def execute_rounds(
 
 
 def _run_all(
-    resolved: ResolvedRun, folder: RunFolder, progress: Progress, interruption: Interruption
+    resolved: ResolvedRun,
+    folder: RunFolder,
+    progress: Progress,
+    interruption: Interruption,
+    execute: ExecuteOne,
 ) -> Iterator[WalkawayError]:
     """Yields the failure of each run that failed, with the run's name."""
     last = resolved.arm_runs[-1].round

@@ -106,9 +106,14 @@ class ResolvedRun:
         return chosen
 
 
-def resolve_run(config: RunConfig) -> ResolvedRun:
+def resolve_run(config: RunConfig, *, simulates: bool = False) -> ResolvedRun:
     """Read and check everything that needs no server. Raises ConfigError."""
     workload = load_workload(config.workload, config.settings)
+    if workload.simulate is not None and not simulates:
+        raise ConfigError(
+            f"workload {workload.name} has a section [simulate]: its replicas and outages are only "
+            f"simulated; take walkaway simulate {config.workload}"
+        )
     folder = find_file(config.workload, package=SHIPPED_WORKLOADS, noun="workload").parent
     runs = arm_runs(workload, source=config.workload, settings=config.settings)
     check_engine_is_ours(workload, config.settings, target_url=config.target_url)

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from harness.errors import InterruptedRunError, WalkawayError
-from harness.records import SCHEMA_VERSION, ProcessKind
+from harness.records import SCHEMA_VERSION, ProcessKind, Simulated
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 
 Status = Literal["complete", "interrupted", "target_failed"]
@@ -151,6 +151,18 @@ class Probing(msgspec.Struct, kw_only=True):
     is_silent: bool = False
 
 
+class Simulation(Simulated, frozen=True, kw_only=True):
+    """`machine`: the whole of the machine's file. `keep`: "thin" rows have no lists of tokens.
+    `reached_s`: how far virtual time came. `ran_out`: users of a closed loop that had no planned
+    request left before the load ended."""
+
+    machine: dict[str, Any]
+    router: str
+    keep: Literal["rows", "thin"]
+    reached_s: float = 0.0
+    ran_out: int = 0
+
+
 class Manifest(msgspec.Struct, kw_only=True):
     """`manifest.json`, filled in as the run goes on and written at its start and at its end.
 
@@ -185,6 +197,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     absent_workers: list[str] = []
     void_trials: list[dict[str, Any]] = []  # of version 0.1
     kills: list[Kill] = []
+    simulated: Simulation | None = None
     notes: list[str] = []
     warnings: list[str] = []
 

@@ -7,7 +7,7 @@ gaps, on an axis with one expected arrival a unit, and the area under the rate m
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -17,6 +17,7 @@ from harness.workload.load import AbandonLoad, Load
 from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Streams, number_or
 
 MOST_ARRIVALS: Final = 10_000_000
+MOST_SIMULATED: Final = 100_000_000  # of which a cluster's replicas each have a share
 MAX_STREAMS: Final = 1_000
 _MOST_FACTOR: Final = 1e6
 # An area is a float: an arrival nearer than this to the end of the schedule lies on the end.
@@ -84,11 +85,8 @@ class RateArrivals(OpenArrivals):
     @model_validator(mode="after")
     def _must_end(self) -> Self:
         expected = self.expected
-        if not 0 < expected <= MOST_ARRIVALS:
-            raise ValueError(
-                f"{expected:g} arrivals are expected; there must be more than 0 and at most "
-                f"{MOST_ARRIVALS}"
-            )
+        if expected <= 0:
+            raise ValueError(f"{expected:g} arrivals are expected; there must be more than 0")
         return self
 
     @property
@@ -104,22 +102,33 @@ class RateArrivals(OpenArrivals):
         return max(max(one.from_rate, one.to_rate) for one in self.stretches)
 
     def offsets_s(self, rng: random.Random) -> Iterator[float]:
+        return (offset_s for _, offset_s in self.thinned(rng, lambda: 0))
+
+    def thinned(
+        self, rng: random.Random, num_skipped: Callable[[], int]
+    ) -> Iterator[tuple[int, float]]:
+        """The number and the offset of some arrivals; `num_skipped` says how many are left out
+        before the next. A sum of gamma gaps is one gamma gap, so that what is left out costs
+        nothing."""
         shape = self.shape
 
-        def gap() -> float:
-            return 1.0 if shape is None else rng.gammavariate(shape, 1 / shape)
+        def gaps(n: int) -> float:
+            return n if shape is None else rng.gammavariate(n * shape, 1 / shape)
 
-        place = 0.0 if shape is None else gap()
+        number = num_skipped()
+        place = gaps(number + (shape is not None))
         begin_s = passed = 0.0
         for stretch in self.stretches:
             while place - passed < stretch.expected - _ROUNDING:
-                yield begin_s + stretch.when(place - passed)
-                place += gap()
+                yield number, begin_s + stretch.when(place - passed)
+                ahead = 1 + num_skipped()
+                number += ahead
+                place += gaps(ahead)
             begin_s += stretch.seconds
             passed += stretch.expected
 
 
-class _FlatArrivals(RateArrivals):
+class FlatArrivals(RateArrivals):
     rate: Rate
     seconds: Duration
 
@@ -128,7 +137,7 @@ class _FlatArrivals(RateArrivals):
         return [Stretch(self.seconds, self.rate, self.rate)]
 
 
-class ConstantArrivals(_FlatArrivals):
+class ConstantArrivals(FlatArrivals):
     kind: Literal["constant"]
 
     @property
@@ -136,13 +145,13 @@ class ConstantArrivals(_FlatArrivals):
         return None
 
 
-class PoissonArrivals(_FlatArrivals):
+class PoissonArrivals(FlatArrivals):
     """`rate` for `seconds`, each arrival independent of the others."""
 
     kind: Literal["poisson"]
 
 
-class GammaArrivals(_FlatArrivals):
+class GammaArrivals(FlatArrivals):
     """`rate` for `seconds`, in bursts: gaps vary by 1 / sqrt(`burstiness`) of their mean."""
 
     kind: Literal["gamma"]
@@ -212,12 +221,14 @@ AnyArrivals = Annotated[
 ]
 
 
-def arrivals_problem(arrivals: AnyArrivals, load: Load, *, max_seconds: float) -> str | None:
+def arrivals_problem(
+    arrivals: AnyArrivals, load: Load, *, max_seconds: float, is_simulated: bool = False
+) -> str | None:
     if isinstance(arrivals, ClosedArrivals):
         return None
     if not isinstance(load, AbandonLoad):
         return f'`arrivals.kind` "{arrivals.kind}" needs `load.kind` "abandon", not "{load.kind}"'
-    if load.canaries or load.ask_again_after:
+    if load.canaries or (load.ask_again_after and not is_simulated):
         return (
             "`load.canaries` and `load.ask_again_after` need users with more than one request, "
             'which an open loop does not have: leave them out, or take `arrivals.kind` "closed"'
@@ -229,6 +240,9 @@ def arrivals_problem(arrivals: AnyArrivals, load: Load, *, max_seconds: float) -
             "plan `task` has texts of known lengths, and a trace has lengths of its own: take "
             "another `arrivals.kind`"
         )
+    most = MOST_SIMULATED if is_simulated else MOST_ARRIVALS
+    if isinstance(arrivals, RateArrivals) and arrivals.expected > most:
+        return f"{arrivals.expected:g} arrivals are expected; there may be at most {most:,}"
     if isinstance(arrivals, RateArrivals) and arrivals.seconds_in_all > max_seconds:
         return (
             f"arrivals come for {arrivals.seconds_in_all:g} s, but the load ends after "

@@ -74,7 +74,7 @@ class AbandonLoad(Load):
     stay_tokens: Tokens
     shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
     stop_after_abandons: Count | None = None
-    ask_again_after: list[Literal["abandoned", "timed_out"]] = Field(default_factory=list)
+    ask_again_after: list[Literal["abandoned", "timed_out", "failed"]] = Field(default_factory=list)
     retry_pause_s: Seconds = 0.5
     canaries: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
     canary_tokens: Tokens = 32

@@ -21,6 +21,7 @@ from harness.workload.arrivals import (
     RateArrivals,
     arrivals_problem,
 )
+from harness.workload.cluster import ClusterSettings
 from harness.workload.load import AbandonLoad, AnyLoad
 from harness.workload.target import Target
 from harness.workload.toml_file import apply_settings, read_toml, validate
@@ -118,6 +119,7 @@ class EngineSettings(Section):
     sim_fixed_ms: Milliseconds | None = None
     sim_prefill_token_ms: Milliseconds | None = None
     sim_decode_token_ms: Milliseconds | None = None
+    sim_context_token_ms: Milliseconds | None = None
     sim_swap_block_ms: Milliseconds | None = None
     frontends: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
     workers: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
@@ -202,6 +204,7 @@ class Workload(Section):
     engine: EngineSettings = EngineSettings()
     settle: SettleSettings = SettleSettings()
     collect: CollectSettings = CollectSettings()
+    simulate: ClusterSettings | None = None
     headlines: list[str] = Field(default_factory=list)
     arms: list[ArmSettings] = Field(default_factory=list)
     value: ValueSettings | None = None
@@ -231,7 +234,10 @@ class Workload(Section):
 
     def _load_problems(self) -> Iterator[str]:
         limit_s, most = self.run.max_seconds, self.run.most_streams
-        if why := arrivals_problem(self.arrivals, self.load, max_seconds=limit_s):
+        is_simulated = self.simulate is not None
+        if why := arrivals_problem(
+            self.arrivals, self.load, max_seconds=limit_s, is_simulated=is_simulated
+        ):
             yield why
         keys, streams = self._streams_at_once()
         if streams > most:

@@ -93,11 +93,14 @@ class Scheduler:
         assert len(self.running) <= self.num_slots
         return plan
 
-    def update(self, plan: StepPlan, sampled: Mapping[str, int]) -> list[Request]:
+    def update(
+        self, plan: StepPlan, sampled: Mapping[str, int], *, with_plain: bool = True
+    ) -> list[Request]:
         """Record the step's result: `sampled` maps request ids to their new token.
 
-        Returns the requests that got a token. If the token ends its request (end of sequence,
-        length), `finish_reason` is set, and the caller passes it to `finish`.
+        Returns the requests that got a token, if wanted without those of which this was a plain
+        decode. If the token ends its request (end of sequence, length), `finish_reason` is set,
+        and the caller passes it to `finish`.
         """
         grown, gone, ends = [], Status.FINISHED, self._eos_token_ids
         for request, num_tokens in plan.scheduled.items():
@@ -114,7 +117,9 @@ class Scheduler:
             request.token_ids.append(token)
             if token in ends or not is_plain:
                 request.finish_reason = self._natural_end(request)
-            grown.append(request)
+                grown.append(request)
+            elif with_plain:
+                grown.append(request)
         self.counters.steps = plan.step
         self.counters.slot_steps += len(plan.scheduled)
         self.counters.generated_tokens += len(sampled)

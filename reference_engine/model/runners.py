@@ -63,10 +63,10 @@ class SimulatedRunner:
         self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=size, gpu_name=None)
 
     def execute(self, plan: StepPlan) -> Sampled:
-        cost, decoding = self._cost, sum(1 for one in plan.scheduled if one.num_owed_tokens == 1)
-        prefill_s = cost.prefill_token_s * (plan.num_tokens - decoding)
-        swap_s = cost.swap_block_s * (len(plan.swap_out) + len(plan.swap_in))
-        self._sleep(cost.fixed_s + prefill_s + cost.decode_token_s * decoding + swap_s)
+        self._sleep(step_s(self._cost, plan))
+        return self.sample(plan)
+
+    def sample(self, plan: StepPlan) -> Sampled:
         sampled = Sampled({}, {})
         for request in plan.sampling:
             said = self._teacher and self._teacher.next_token(request)
@@ -81,6 +81,20 @@ class SimulatedRunner:
 
     def import_blocks(self, _: Sequence[int], data: bytes | bytearray) -> None:
         assert not data
+
+
+def step_s(cost: StepCost, plan: StepPlan) -> float:
+    decoding = tokens = context = 0
+    for request, count in plan.scheduled.items():
+        num_computed = request.num_computed_tokens
+        context += num_computed
+        tokens += count
+        if len(request.token_ids) - num_computed == 1:
+            decoding += 1
+    prefill_s = cost.prefill_token_s * (tokens - decoding)
+    swap_s = cost.swap_block_s * (len(plan.swap_out) + len(plan.swap_in))
+    read_s = cost.context_token_s * context
+    return cost.fixed_s + prefill_s + cost.decode_token_s * decoding + read_s + swap_s
 
 
 def _made_up_token(request: Request) -> int:

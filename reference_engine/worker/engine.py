@@ -73,7 +73,8 @@ class EngineIO(NamedTuple):
 
     `report` gets a report without outputs and events, and each frontend's share of these.
     `hang_up` ends a frontend's connection, with a reason, after an impossible request. A prefill
-    worker has a way to `hand_over` a request.
+    worker has a way to `hand_over` a request. If not `reads_all`, there are no outputs for plain
+    decodes, and no texts: a later output says how many tokens there were.
     """
 
     now_ns: Callable[[], int]
@@ -82,6 +83,7 @@ class EngineIO(NamedTuple):
     quality_hook: QualityHook | None = None
     worker: str = ""
     hand_over: Callable[[Leaving], None] | None = None
+    reads_all: bool = True
 
 
 class Live(NamedTuple):
@@ -262,7 +264,8 @@ class Engine:
             sampled=dict.fromkeys(sampled.tokens, 1),
             worker=self._io.worker,
         )
-        for request in scheduler.update(plan, sampled.tokens):
+        reads_all = self._io.reads_all
+        for request in scheduler.update(plan, sampled.tokens, with_plain=reads_all):
             probability = sampled.probabilities.get(request.request_id)
             self._deliver(request, probability, record.ended_ns)
         return record

@@ -14,9 +14,11 @@ from typer.main import get_command
 from harness.commands.verbs import app
 from harness.records import Trust, Way
 from harness.run.run_config import RunConfig, resolve_run
+from harness.simulate import machine
 from harness.workload import arrivals as arrival_settings
 from harness.workload import load as load_settings
 from harness.workload.abandon import AbandonPlan, AnyPlan
+from harness.workload.cluster import ClusterSettings, Outage
 from harness.workload.target import KServeSource, MetricRole, MetricSource, Target, TensorSource
 from harness.workload.workload import (
     SHIPPED_TARGETS,
@@ -47,8 +49,8 @@ from tests.harness.documents import (
 )
 
 DOCS = ROOT / "docs"
-WORKLOADS, TARGETS, COMMAND_LINE = (
-    DOCS / f"{name}.md" for name in ("workloads", "targets", "command-line")
+WORKLOADS, TARGETS, COMMAND_LINE, MACHINES = (
+    DOCS / f"{name}.md" for name in ("workloads", "targets", "command-line", "machines")
 )
 EVERY = [README, *PAGES, *sorted((DOCS / "conform").glob("*.md"))]
 IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
@@ -63,6 +65,8 @@ SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
     (WORKLOADS, "### `[engine]`"): EngineSettings,
     (WORKLOADS, "### `[settle]`"): SettleSettings,
     (WORKLOADS, "### `[collect]`"): CollectSettings,
+    (WORKLOADS, "### `[simulate]`"): ClusterSettings,
+    (WORKLOADS, "### `[[simulate.outages]]`"): Outage,
     (WORKLOADS, "### `[[arms]]`"): ArmSettings,
     (WORKLOADS, "### `[arms.target]`"): ArmTarget,
     (WORKLOADS, "### `[gate]`"): GateSettings,
@@ -71,6 +75,11 @@ SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
     (TARGETS, "### `[kserve]`"): KServeSource,
     (TARGETS, "### Inputs of `[kserve]`"): TensorSource,
     (TARGETS, "### The roles"): MetricSource,
+    (MACHINES, "### `[cost]`"): machine.Cost,
+    (MACHINES, "### `[range]`"): machine.Covered,
+    (MACHINES, "### `[engine]`"): machine.EngineDefaults,
+    (MACHINES, "### `[lags]`"): machine.Lags,
+    (MACHINES, "### `[error]`"): machine.FitError,
 }
 
 

@@ -151,6 +151,11 @@ def loaded(stay_share: float) -> dict[str, Any]:
         (target(model="large"), "warning", "different models: tiny and large"),
         (target(engine="vllm"), "warning", "different kinds of server: reference and vllm"),
         (
+            target(engine="reference, simulated (cost model b, 4 of 8 replicas)"),
+            "warning",
+            "different kinds of server: reference and reference, simulated",
+        ),
+        (
             target(config={"max_num_seqs": 16}),
             "warning",
             "different numbers of batch slots: 8 and 16",
@@ -207,3 +212,9 @@ def test_other_steps_and_another_counting_are_remarked_on() -> None:
         "a step takes 20 ms and 25 ms",
     ]
     assert not list(figure_remarks(part(0.020, "usage"), part(0.021, "usage")))
+
+
+def test_the_part_of_the_replicas_that_was_simulated_is_no_other_server() -> None:
+    engines = [f"reference, simulated (cost model a{part})" for part in ("", ", 4 of 8 replicas")]
+    said = manifest_remarks(*(MANIFEST | target(engine=engine) for engine in engines))
+    assert not [one for one in said if "kinds of server" in one.text]

@@ -66,7 +66,8 @@ def test_a_file_with_an_odd_name_is_named_fittingly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Path) -> None:
-    resolved = resolve_run(RunConfig(workload=name))
+    is_simulated = load_workload(name).simulate is not None
+    resolved = resolve_run(RunConfig(workload=name), simulates=is_simulated)
     first, _, _ = shipped(SHIPPED_WORKLOADS)[name].read_text().partition("\n")
     assert first == f'question = "{resolved.workload.question}"'
     assert first.endswith('?"')

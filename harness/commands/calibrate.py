@@ -1,0 +1,47 @@
+"""`walkaway calibrate`: a machine for simulations, from runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.app import Force
+from harness.errors import ConfigError
+
+
+def calibrate(
+    *,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Default: RUN/machine.toml."),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Measure a machine for `walkaway simulate` from finished runs.
+
+    Fits the terms of a step to the runs' step logs, and takes the lags between processes from what
+    clients and server stamped. The bundled engine gives both logs. Several runs cover more: other
+    numbers of users, other lengths.
+
+    Example: walkaway calibrate results/before -o desk.toml
+    """
+    from harness.formatting import quantity
+    from harness.simulate.calibrate import as_toml, read_runs
+    from harness.simulate.calibrate import calibrate as measure
+
+    path = output or runs[0] / "machine.toml"
+    if path.exists() and not force:
+        raise ConfigError(f"{path}: exists already; --force replaces it")
+    machine = measure(read_runs(runs), name=path.stem)
+    try:
+        path.write_text(as_toml(machine))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error}") from error
+    fit = machine.error
+    assert fit is not None
+    typer.echo(
+        f"wrote {path}: {fit.n} steps, error of a step's length by cross-validation "
+        f"{quantity(fit.mape, 'ratio')} on average, {quantity(fit.p99, 'ratio')} at p99, "
+        f"bias {quantity(fit.bias, 'ratio')}"
+    )

@@ -1,0 +1,447 @@
+"""One simulated run: plan it, have it computed, collect it. The result is a run's folder like any
+other.
+
+The harness writes `simulation.json` and `planned.parquet`, starts `python -m
+reference_engine.simulate FOLDER`, and makes the run's tables of those of its cells.
+"""
+
+import json
+import math
+import os
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.records import Simulated
+from harness.run.load_plan import fit_to_trace, make_load
+from harness.run.pipeline import FinishedRun, ReportProcess, write_summary
+from harness.run.process import Child, Interruption, python_module
+from harness.run.progress import PLAIN_EVERY_S, Progress
+from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
+from harness.run.run_state import begin_manifest, choose_folder
+from harness.run.server import Server, engine_command
+from harness.run.settle import settle_seconds, silence_seconds
+from harness.simulate.cells import (
+    PLANNED,
+    CellFacts,
+    Gauges,
+    cell_folders,
+    join_cells,
+    load_window,
+    read_engine,
+    read_facts,
+    seen_by,
+    waits_of_missed,
+    write_plan,
+    write_planned,
+)
+from harness.simulate.machine import LIVE_SIMULATED, Machine, load_machine
+from harness.simulate.planner import Planner, refuse_unknown
+from harness.store.manifest import (
+    ClockCheck,
+    Idle,
+    Manifest,
+    MissedArrivals,
+    ScheduledArrivals,
+    Simulation,
+    TargetFacts,
+    status_after,
+)
+from harness.store.run_folder import RunFolder
+from harness.workload.arrivals import ClosedArrivals
+from harness.workload.cluster import ClusterSettings
+from harness.workload.load import AbandonLoad
+from harness.workload.target import Target
+from harness.workload.tasks import TaskText
+from harness.workload.workload import EngineSettings, Workload, as_plain_data
+
+POLL_S: Final = 0.1
+_TERMS: Final = {
+    "sim_fixed_ms": "fixed_s",
+    "sim_prefill_token_ms": "prefill_token_s",
+    "sim_decode_token_ms": "decode_token_s",
+    "sim_context_token_ms": "context_token_s",
+    "sim_swap_block_ms": "swap_block_s",
+}
+_INTERRUPTED: Final = (InterruptedRunError.exit_code, -signal.SIGINT)  # the latter at its start
+_OF_A_MODEL: Final = ("model", "dtype", "compile", "batch_invariant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computing:
+    """Where the cells are computed: in processes of this machine, or by Ray at an address."""
+
+    processes: int = 1
+    ray: str | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        if self.ray is not None:
+            return ["--ray", self.ray]
+        return ["--processes", str(self.processes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """`workload` has the settings that its machine gives it."""
+
+    workload: Workload
+    machine: Machine
+    target: Target
+    planner: Planner
+
+    @property
+    def cluster(self) -> ClusterSettings:
+        return self.planner.cluster
+
+    @property
+    def settle_s(self) -> float:
+        slots = self.workload.engine.max_num_seqs or 1
+        step_s = self.machine.cost.step_s(prefill=0, decode=slots, context=0)
+        return settle_seconds(self.target, self.workload.settle, step_s) + silence_seconds(
+            self.target, self.workload
+        )
+
+
+def resolve_simulation(config: RunConfig) -> ResolvedRun:
+    """Read and check all that can be checked before anything is written. Raises ConfigError."""
+    resolved = resolve_run(config, simulates=True)
+    for run in resolved.arm_runs:
+        if run.target is not None:
+            raise ConfigError(
+                f"arm `{run.arm}` has a server of its own, and a simulation has none: leave out "
+                "its `target`"
+            )
+    for workload in [run.workload for run in resolved.arm_runs] or [resolved.workload]:
+        prepare(workload, resolved)
+    return resolved
+
+
+def prepare(workload: Workload, resolved: ResolvedRun) -> Prepared:
+    cluster = workload.simulate or ClusterSettings()
+    machine = _machine_of(workload, cluster)
+    engine = _engine_of(workload.engine, machine)
+    workload = workload.model_copy(update={"engine": engine, "simulate": cluster})
+    assert machine.lags is not None
+    refuse_unknown(workload, machine.lags.detect_s)
+    server = _stand_in(engine, cluster)
+    load = make_load(workload, resolved.target, server, resolved.folder)
+    load, arrivals = fit_to_trace(workload, load, server, resolved.folder)
+    assert isinstance(load, AbandonLoad)
+    planner = Planner(
+        workload=workload,
+        load=load,
+        arrivals=None if isinstance(arrivals, ClosedArrivals) else arrivals,
+        machine=machine,
+        arm=resolved.arm,
+    )
+    return Prepared(workload=workload, machine=machine, target=resolved.target, planner=planner)
+
+
+def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
+    machine = load_machine(cluster.machine or LIVE_SIMULATED)
+    if not machine.adds_to_stated:
+        return machine
+    if workload.engine.runner != "simulated":
+        raise ConfigError(
+            f"workload {workload.name}: `engine.runner` is `{workload.engine.runner}`, whose steps "
+            "take as long as they take: name a machine with --machine, or --set "
+            "engine.runner=simulated, whose steps take what `engine.sim_*` says"
+        )
+    told = {key: getattr(workload.engine, key) for key in _TERMS}
+    own = {key: value for key, value in told.items() if value is not None}
+    if own.get("sim_fixed_ms") == 0:
+        raise ConfigError(
+            f"workload {workload.name}: `engine.sim_fixed_ms` is 0: a step without any length "
+            "would let time stand still; give it one"
+        )
+    name = ", ".join(f"{key}={value:g}" for key, value in own.items())
+    return machine.on_top_of(
+        {_TERMS[key]: value / 1e3 for key, value in own.items()}, name=name or machine.name
+    )
+
+
+def _engine_of(engine: EngineSettings, machine: Machine) -> EngineSettings:
+    told = machine.engine.model_dump(exclude_none=True)
+    defaults = {key: value for key, value in told.items() if getattr(engine, key) is None}
+    cost = {key: getattr(machine.cost, term) * 1e3 for key, term in _TERMS.items()}
+    neutral = {"runner": "simulated", "device": "auto", **dict.fromkeys(_OF_A_MODEL)}
+    return engine.model_copy(update={**defaults, **cost, **neutral})
+
+
+def _stand_in(engine: EngineSettings, cluster: ClusterSettings) -> Server:
+    """The facts known of the engine, where a run has a server's answer."""
+    config: dict[str, Any] = {"max_model_len": engine.max_model_len}
+    if engine.max_num_seqs is not None:
+        config["max_num_seqs"] = engine.max_num_seqs
+        config["workers"] = [f"worker-{number}" for number in range(cluster.replicas)]
+    return Server(url="", model="", config=config, engine=None)
+
+
+def plan_of(prepared: Prepared) -> dict[str, Any]:
+    """The content of `simulation.json`."""
+    workload, planner, cluster = prepared.workload, prepared.planner, prepared.cluster
+    lags, load, arrivals = prepared.machine.lags, planner.load, planner.arrivals
+    assert lags is not None
+    share = cluster.share
+    retry = {"after": list(load.ask_again_after), "pause_s": load.retry_pause_s}
+    stop = load.stop_after_abandons
+    most = None if arrivals is None else arrivals.max_streams
+    return {
+        "schema_version": 1,
+        "seed": workload.run.seed,
+        "engine_flags": engine_command(workload.engine, "simulated", model=None)[3:],
+        "lags": {"name": prepared.machine.lags_from or prepared.machine.name, **lags.model_dump()},
+        "cells": [
+            {
+                "replicas": replicas,
+                "simulated": replicas,
+                "router": cluster.router,
+            }
+            for replicas in [planner.replicas_of_cell] * planner.num_cells
+        ],
+        "outages": [as_plain_data(one) for one in cluster.outages],
+        "load_s": workload.run.max_seconds,
+        "settle_s": prepared.settle_s,
+        "think": load.think,
+        "max_streams": None if most is None else math.ceil(most * share / planner.num_cells),
+        "stop_after_abandons": None if stop is None else math.ceil(stop * share),
+        "retry": retry if load.ask_again_after else None,
+        "first_token_timeout_s": workload.run.first_token_timeout_s,
+        "request_timeout_s": workload.run.total_timeout_s,
+        "keep": cluster.keep,
+        "texts": [_known(text, load) for text in planner.texts],
+    }
+
+
+def _known(text: TaskText, load: AbandonLoad) -> dict[str, Any]:
+    conditions = text.conditions(has_tasks=True)
+    return {
+        "prompt": text.prompt(text.prompt_tokens(load.prompt_tokens)),
+        "answer": text.text,
+        "stop": conditions.get("stop", []),
+        "early_stop": conditions.get("early_stop"),
+    }
+
+
+def simulate_all(
+    resolved: ResolvedRun, *, progress: Progress, interruption: Interruption, computing: Computing
+) -> FinishedRun:
+    """The one run, or all rounds of all arms."""
+    one = partial(simulate, computing=computing)
+    if not resolved.arm_runs:
+        return one(resolved, progress=progress, interruption=interruption)
+    from harness.run.rounds import execute_rounds  # analysis takes a second to import
+
+    return execute_rounds(resolved, progress=progress, interruption=interruption, execute=one)
+
+
+def simulate(
+    resolved: ResolvedRun,
+    /,
+    *,
+    progress: Progress,
+    interruption: Interruption,
+    computing: Computing,
+    draws: bool = True,
+) -> FinishedRun:
+    """Raises ConfigError and TargetError if nothing was simulated; then nothing is left."""
+    prepared = prepare(resolved.workload, resolved)
+    folder = RunFolder.claim(choose_folder(resolved))
+    manifest = _begin(resolved, prepared, folder)
+    try:
+        failure = _compute(prepared, folder, progress, interruption, computing)
+    except KeyboardInterrupt as error:  # the second Ctrl-C
+        shutil.rmtree(folder.path)
+        raise InterruptedRunError("interrupted: nothing was kept") from error
+    except WalkawayError:
+        shutil.rmtree(folder.path)
+        raise
+    progress.phase("collecting what was simulated")
+    _collect(prepared, folder, manifest, failure)
+    summary, drawn = write_summary(folder), None
+    if draws:
+        progress.phase("drawing the report")
+        with ReportProcess(folder) as report:
+            drawn = report.draw()
+    progress.close()
+    return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
+
+
+def _begin(resolved: ResolvedRun, prepared: Prepared, folder: RunFolder) -> Manifest:
+    machine, cluster = prepared.machine, prepared.cluster
+    manifest = begin_manifest(resolved, run_id=folder.name)
+    manifest.workload = as_plain_data(prepared.workload)
+    manifest.settle_s = prepared.settle_s
+    manifest.scrape_interval_s = None
+    manifest.clock = ClockCheck(name="virtual time", comparable=True)
+    manifest.simulated = Simulation(
+        cost_model=machine.name,
+        replicas=cluster.replicas,
+        simulated=cluster.num_simulated,
+        machine=as_plain_data(machine),
+        router=cluster.router,
+        keep=cluster.keep,
+    )
+    folder.write_manifest(manifest)
+    return manifest
+
+
+def _compute(
+    prepared: Prepared,
+    folder: RunFolder,
+    progress: Progress,
+    interruption: Interruption,
+    computing: Computing,
+) -> WalkawayError | None:
+    """Returns the interruption, if some of it was kept. Raises if there is nothing to keep."""
+    progress.phase("planning")
+    number = write_planned(folder.path / PLANNED, prepared.planner.rows())
+    if not number:
+        raise ConfigError(f"workload {prepared.workload.name}: no request is planned")
+    write_plan(folder.path, plan_of(prepared))
+    progress.phase(f"simulating {number:,} planned requests")
+    command = python_module(
+        "reference_engine.simulate", str(folder.path), "--exit-with-stdin", *computing.flags
+    )
+    log = folder.log("simulation")
+    with Child("simulation", command, log) as child:
+        code = _watch(child, progress, interruption)
+    said = _last_words(child)
+    if code == ConfigError.exit_code:
+        raise ConfigError(said)
+    if code not in (0, *_INTERRUPTED):
+        has_said_why = code == TargetError.exit_code
+        raise TargetError(
+            said if has_said_why else f"the simulation ended with code {code}: {said}"
+        )
+    if code == 0:
+        return None
+    cells = read_facts(cell_folders(folder.path))
+    if not cells:
+        raise InterruptedRunError("interrupted before anything was simulated")
+    num_cells, load_s = prepared.planner.num_cells, prepared.workload.run.max_seconds
+    whole = sum(cell.complete for cell in cells)
+    reached_s = min([load_s, *(cell.reached_s for cell in cells)])
+    if len(cells) < num_cells:  # one has not begun
+        reached_s = 0.0
+    return InterruptedRunError(
+        f"interrupted when virtual time had come to {reached_s:,.1f} s of {load_s:,.0f} s"
+        + (f", and {whole} of {num_cells} cells were whole" if num_cells > 1 else "")
+    )
+
+
+def _watch(child: Child, progress: Progress, interruption: Interruption) -> int:
+    shown = Shown(progress)
+    is_told = False
+    while (code := child.wait(POLL_S)) is None:
+        if interruption.requested and not is_told:
+            os.kill(child.pid, signal.SIGINT)
+            is_told = True
+        shown.show(child.lines())
+    return code
+
+
+class Shown:
+    """Shows the latest line of progress every few seconds."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._next_s = PLAIN_EVERY_S
+
+    def show(self, lines: Sequence[str]) -> None:
+        line = next((one for one in reversed(lines) if one.startswith("{")), None)
+        if line is None:
+            return
+        try:
+            seen = json.loads(line)
+        except ValueError:  # half a line yet
+            return
+        if seen["elapsed_s"] < self._next_s:
+            return
+        self._next_s = seen["elapsed_s"] + PLAIN_EVERY_S
+        self._progress.phase(
+            f"{seen['virtual_s']:,.0f} s of {seen['of_s']:,.0f} s simulated: "
+            f"{seen['requests']:,} requests, {seen['tokens_per_s']:,} tokens a second"
+        )
+
+
+def _last_words(child: Child) -> str:
+    said = [line for line in child.lines() if line and not line.startswith("{")]
+    return (said or ["it said nothing"])[-1].removeprefix("walkaway simulate: ")
+
+
+def _collect(
+    prepared: Prepared, folder: RunFolder, manifest: Manifest, failure: WalkawayError | None
+) -> None:
+    cells = read_facts(cell_folders(folder.path))
+    join_cells(folder)
+    simulated, planner = manifest.simulated, prepared.planner
+    assert simulated is not None
+    reached_s = min(cell.reached_s for cell in cells)
+    manifest.simulated = simulated = msgspec.structs.replace(
+        simulated,
+        simulated=planner.replicas_of_cell * len(cells),
+        reached_s=reached_s,
+        ran_out=sum(cell.ran_out for cell in cells),
+    )
+    manifest.target = _target(prepared, simulated, read_engine(folder.path), cells)
+    manifest.idle = _idle(cells)
+    beyond = prepared.machine.range.beyond(seen_by(folder.path / "steps.parquet"))
+    extrapolated = [f"extrapolated: {one}" for one in beyond]
+    manifest.notes = list(dict.fromkeys(note for cell in cells for note in cell.notes))
+    if prepared.machine.adds_to_stated:  # it knows most of a step's length from the workload
+        manifest.notes += extrapolated
+    else:
+        manifest.warnings = extrapolated
+    if (window := load_window(folder.path / "requests.parquet")) is not None:
+        manifest.window.load_started_ns, manifest.window.load_ended_ns = window
+    manifest.window.settled_ns = max(cell.reached_ns for cell in cells)
+    if planner.arrivals is not None:
+        stays, leaves = waits_of_missed(folder.path, cells)
+        manifest.arrivals = ScheduledArrivals(
+            planned=sum(cell.planned for cell in cells),
+            max_streams=planner.arrivals.max_streams,
+            missed=MissedArrivals(to_stay_s=stays, to_leave_s=leaves),
+        )
+    manifest.status = status_after(failure)
+    folder.write_manifest(manifest)
+
+
+def _target(
+    prepared: Prepared,
+    simulated: Simulated,
+    config: Mapping[str, Any],
+    cells: Sequence[CellFacts],
+) -> TargetFacts:
+    machine, workers = prepared.machine, [one.worker for cell in cells for one in cell.before]
+    return TargetFacts(
+        engine=f"{prepared.target.name}, {simulated}",
+        url="",
+        metrics_urls=[],
+        model=machine.model or "none",
+        started_by_us=True,
+        spec=as_plain_data(prepared.target),
+        config={**config, "workers": workers},
+    )
+
+
+def _idle(cells: Sequence[CellFacts]) -> Idle:
+    """Sums over the replicas that are still there. After an interruption none is at rest."""
+    after = {one.worker: one for cell in cells if cell.complete for one in cell.after}
+    before = (one for cell in cells for one in cell.before if one.worker in after)
+    return Idle(before=_sum(before), after=_sum(after.values()))
+
+
+def _sum(gauges: Iterable[Gauges]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for one in gauges:
+        total.update(running=one.running, waiting=one.waiting, free_blocks=one.free_blocks)
+    return {role: float(value) for role, value in total.items()}

@@ -1,0 +1,212 @@
+"""One engine in virtual time: the live one's classes, with a clock that only moves when they sleep.
+
+    heard ──▶ inbox ──▶ step(boundary): apply, schedule, execute (the clock moves), report
+
+The engine is the same as in the worker; `step` is called for each boundary, instead of `run` for
+all. A boundary comes when the step before has ended and `step_s` has passed; if there is nothing to
+compute, with the first command. A command that is heard at the very instant of a boundary is
+applied at it, as the live inbox does.
+"""
+
+from array import array
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, NamedTuple, NoReturn
+
+from reference_engine.config import EngineConfig
+from reference_engine.core.request import Request
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.step import Sampled, StepPlan
+from reference_engine.faults import Faults
+from reference_engine.model.runners import SimulatedRunner
+from reference_engine.model.teacher import Teacher
+from reference_engine.model.tokenizer import FIRST_WORD
+from reference_engine.protocol import Event, Output, StepRecord, StepReport
+from reference_engine.simulate.lags import NO_LAG, NS, Lag
+from reference_engine.simulate.rows import Gauges
+from reference_engine.worker.engine import EngineIO, Share
+from reference_engine.worker.faults import FaultIO, FaultyEngine
+from reference_engine.worker.inbox import Command, Heard
+
+FRONTEND: Final = "frontend-0"
+
+
+class ReplicaDiedError(Exception):
+    """A fault has ended the engine."""
+
+
+class VirtualClock:
+    def __init__(self, now_ns: int) -> None:
+        self.ns = now_ns
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += round(seconds * NS)
+
+
+class VirtualRunner(SimulatedRunner):
+    """Without a teacher it says one word again and again: nobody reads it. That never ends a
+    sequence, as the words of the simulated runner never do."""
+
+    def sample(self, plan: StepPlan) -> Sampled:
+        if self._teacher is not None:
+            return super().sample(plan)
+        tokens = {
+            request.request_id: FIRST_WORD
+            for request, count in plan.scheduled.items()
+            if count == len(request.token_ids) - request.num_computed_tokens
+        }
+        return Sampled(tokens, {})
+
+
+class TimedScheduler(Scheduler):
+    """Takes a little of a step's time to decide: what it admits is stamped later than what was
+    freed at the same boundary. The runner has so much less left to sleep."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        eos_token_ids: frozenset[int],
+        clock: VirtualClock,
+        lag: Lag,
+        random: Random,
+    ) -> None:
+        super().__init__(config, eos_token_ids)
+        self._clock = clock
+        self._lag = lag
+        self._random = random
+        self._spent_ns = 0
+
+    def schedule(self) -> StepPlan:
+        plan = super().schedule()
+        self._spent_ns = self._lag.draw(self._random)
+        self._clock.ns += self._spent_ns
+        return plan
+
+    def sleep_rest(self, seconds: float) -> None:
+        self._clock.sleep(max(0.0, seconds - self._spent_ns / NS))
+
+
+class StepLags(NamedTuple):
+    """As `step_s` and `schedule_s` of `plan.Lags`."""
+
+    step: Lag = NO_LAG
+    schedule: Lag = NO_LAG
+
+
+class Stepped(NamedTuple):
+    """The outcome of a boundary; `record` is None if there was no step."""
+
+    record: StepRecord | None
+    outputs: list[Output]
+    events: list[Event]
+
+
+class Replica:
+    """`ended_ns`: when each of its steps ended; that of step n is at n - 1."""
+
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        faults: Faults,
+        *,
+        lags: StepLags,
+        random: Random,
+        start_ns: int,
+        teacher: Teacher | None = None,
+    ) -> None:
+        self.name = name
+        self.clock = VirtualClock(start_ns)
+        self.ended_ns = array("q")
+        self._step_lag = lags.step
+        self._random = random
+        self._inbox: list[tuple[int, int, Command]] = []
+        self._num_heard = 0
+        self._free_ns = start_ns
+        self._num_blocks = config.num_blocks
+        self._latest: StepReport | None = None
+        self._share = Share([], [])
+        runner = VirtualRunner(config.step_cost, lambda s: self.scheduler.sleep_rest(s), teacher)
+        self.scheduler = TimedScheduler(
+            config, runner.tokenizer.eos_token_ids, self.clock, lags.schedule, random
+        )
+        self._engine = FaultyEngine(
+            self.scheduler,
+            runner,
+            EngineIO(
+                self.clock.now_ns,
+                self._take_report,
+                self._hang_up,
+                worker=name,
+                reads_all=teacher is not None,
+            ),
+            faults=faults,
+            by=FaultIO(random, sleep=self.clock.sleep, die=self._die),
+        )
+
+    def hear(self, t_ns: int, command: Command) -> None:
+        self._num_heard += 1
+        heappush(self._inbox, (t_ns, self._num_heard, command))
+
+    def due_ns(self) -> int | None:
+        """The next boundary; None if it waits for a command that has not been sent."""
+        patience_s = self._engine.patience_s()
+        if patience_s == 0.0:
+            return self._free_ns
+        heard_ns = max(self._free_ns, self._inbox[0][0]) if self._inbox else None
+        if patience_s is None:
+            return heard_ns
+        in_time_ns = self._free_ns + round(patience_s * NS)
+        return in_time_ns if heard_ns is None else min(heard_ns, in_time_ns)
+
+    def step(self, boundary_ns: int) -> Stepped:
+        """Raises ReplicaDiedError."""
+        inbox, heard = self._inbox, list[Heard]()
+        while inbox and inbox[0][0] <= boundary_ns:
+            t_ns, _, command = heappop(inbox)
+            heard.append(Heard(t_ns, command))
+        self.clock.ns = boundary_ns
+        self._share, before = Share([], []), self._latest
+        self._engine.step(boundary_ns, heard)
+        latest = self._latest
+        record = None if latest is None or latest is before else latest.step
+        self._free_ns = self.clock.ns
+        if record is not None:
+            self.ended_ns.append(record.ended_ns)
+            self._free_ns += self._step_lag.draw(self._random)
+        return Stepped(record, self._share.outputs, self._share.events)
+
+    def request(self, request_id: str) -> Request | None:
+        return self.scheduler.requests.get(request_id)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.ended_ns)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._engine.patience_s() == 0.0
+
+    def gauges(self) -> Gauges:
+        """As its latest report has them."""
+        latest = self._latest
+        return Gauges(
+            worker=self.name,
+            free_blocks=self._num_blocks if latest is None else latest.free_blocks,
+            running=0 if latest is None else latest.num_running,
+            waiting=0 if latest is None else latest.num_waiting,
+        )
+
+    def _take_report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+        self._latest = report
+        self._share = shares.get(FRONTEND, self._share)
+
+    def _die(self) -> NoReturn:
+        raise ReplicaDiedError
+
+    def _hang_up(self, _frontend: str, why: str) -> None:
+        raise AssertionError(why)

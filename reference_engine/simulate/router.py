@@ -1,0 +1,53 @@
+"""Which replica gets the next request: the engine's own router, and one by prefix.
+
+`prefix_affine` sends requests with one beginning to one replica, as long as that has at most 1.25
+times its share of the open requests; else to the next in the order that the prefix gives. That is
+consistent hashing with bounded loads (arXiv:1608.01350); 1.25 is the default factor of bRPC.
+"""
+
+from hashlib import blake2b
+from math import ceil
+from random import Random
+from typing import Final
+
+from reference_engine.runtime.router import Instance, NoInstanceError, Router
+from reference_engine.simulate.plan import PlannedRequest
+from reference_engine.simulate.plan import Router as Policy
+
+LOAD_FACTOR: Final = 1.25
+
+
+class ReplicaRouter(Router[str]):
+    """`up` and `down` as replicas come and go."""
+
+    def __init__(self, policy: Policy, random: Random) -> None:
+        super().__init__(random)
+        self._policy = policy
+
+    def route(self, planned: PlannedRequest) -> Instance[str]:
+        """Raises NoInstanceError. The request counts as open until `Instance.ended`."""
+        if self._policy == "prefix_affine":
+            return self._nearest(prefix_of(planned))
+        return self.choose(self._policy)
+
+    def _nearest(self, prefix: str) -> Instance[str]:
+        instances = self._up.values()
+        if not instances:
+            raise NoInstanceError("no instance is up")
+        num_open = sum(instance.num_open for instance in instances)
+        most = ceil(LOAD_FACTOR * (num_open + 1) / len(instances))
+        with_room = [instance for instance in instances if instance.num_open < most]
+        return self._taken(max(with_room, key=lambda instance: _weight(prefix, instance.name)))
+
+
+def prefix_of(planned: PlannedRequest) -> str:
+    """A prompt begins with it: its first page, or what all requests share, or its own words."""
+    if planned.text is not None:
+        return f"text {planned.text}"
+    if planned.pages:
+        return f"page {planned.pages[0]}"
+    return "shared" if planned.shared_prefix_tokens else f"own {planned.number}"
+
+
+def _weight(prefix: str, name: str) -> bytes:
+    return blake2b(f"{prefix}\n{name}".encode(), digest_size=8).digest()

@@ -1,0 +1,277 @@
+"""The search for the highest rate, against replicas whose highest rate is known."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.capacity import write_capacity
+from harness.commands.simulate import simulate
+from harness.errors import ConfigError, InterruptedRunError
+from harness.gate.limits import parse_limits
+from harness.records import Metric, Remark, Summary
+from harness.run.process import Interruption
+from harness.run.progress import Progress
+from harness.run.run_config import RunConfig
+from harness.simulate import capacity as search
+from harness.simulate.claims import claims
+from harness.simulate.machine import load_machine
+from harness.store.capacity_result import CapacityResult, Need, read_capacity
+from harness.workload.workload import load_workload
+
+GOAL = parse_limits(["ttft_s.p99 <= 1"], source="test", arms=[])
+
+
+def _summary(ttft_p99: float | None, **more: Any) -> Summary:
+    seconds = Metric(unit="s", n=100, p99=ttft_p99, method="client")
+    wasted = Metric(unit="tokens", n=15, mean=800.0, method="exact")
+    known: dict[str, Any] = {
+        "run_id": "made-up",
+        "status": "complete",
+        "workload": "made-up",
+        "engine": "reference",
+        "model": "none",
+        "outcomes": {"abandoned": 15},
+        "metrics": {"ttft_s": seconds, "wasted_tokens": wasted},
+        "validity": [],
+    }
+    return Summary(**(known | more))
+
+
+def test_the_number_of_processes_changes_no_rate() -> None:
+    """Each treatment and seed has a highest rate of its own."""
+    honoured, late, ignored = search.treatments(5.0)
+    most = {honoured: 10.0, late: 9.0, ignored: 8.0}
+
+    def attempt(treatment: search.Treatment, seed: int, rate: float) -> search.Seen:
+        return Replica(most[treatment], seed)(rate)
+
+    def rates(processes: int) -> list[list[float]]:
+        found = search.highest_rates(attempt, dict.fromkeys(most, 12.0), [1, 2, 3], processes)
+        return [[rate for rate, _ in each] for each in found.values()]
+
+    assert rates(1) == rates(4)
+    for each, top in zip(rates(1), most.values(), strict=True):
+        for rate, seed in zip(each, (1, 2, 3), strict=True):
+            own = Replica(top, seed).most
+            assert own / (1 + search.PRECISION) <= rate <= own
+
+
+@pytest.mark.parametrize("flag", ["ray", "replicas", "simulated", "router", "shows_all"])
+def test_a_flag_that_would_change_nothing_is_refused(flag: str) -> None:
+    value: Any = {"ray": "auto", "router": "random", "shows_all": True}.get(flag, 2)
+    name = "--all" if flag == "shows_all" else f"--{flag}"
+    with pytest.raises(ConfigError, match=f"^{name}: is not for walkaway simulate capacity"):
+        simulate(workload="capacity", of_capacity="cluster", **{flag: value})
+
+
+class StopsAt(Progress):
+    """Ctrl-C when the so many-th rate is tried."""
+
+    def __init__(self, number: int, interruption: Interruption) -> None:
+        self.left, self.interruption = number, interruption
+
+    def phase(self, text: str) -> None:
+        self.left -= text.endswith("requests/s")
+        self.interruption.requested |= not self.left
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("number", "said"), [(1, "before one rate"), (2, "after 1 simulated rates, too few to know")]
+)
+def test_an_interruption_says_what_is_there(tmp_path: Path, number: int, said: str) -> None:
+    interruption = Interruption()
+    config = RunConfig(workload="open_loop", settings=["arrivals.seconds=5", "run.max_seconds=5"])
+    attempts = search.Search(
+        config=config,
+        goal=GOAL,
+        folder=tmp_path,
+        progress=StopsAt(number, interruption),
+        interruption=interruption,
+    )
+    with pytest.raises(InterruptedRunError, match=said):
+        search.capacity(config, search.Question(seeds=1), attempts)
+    assert len(attempts.done) == number - 1
+
+
+def test_an_extrapolation_is_said_once_for_each_quantity() -> None:
+    said = [
+        "extrapolated: running 1 to 300, where the cost model covers 1 to 256",
+        "extrapolated: context_tokens 1 to 9, where the cost model covers 1 to 2",
+        "something else",
+    ]
+    runs = [
+        search.Seen(
+            True,
+            _summary(0.5, validity=[Remark(level="warning", text=one) for one in said]),
+            Path("made-up"),
+        )
+        for _ in range(2)
+    ]
+    assert sorted(search._extrapolated(runs)) == sorted(said[:2])
+
+
+class Replica:
+    """Takes so many requests a second, by a seed up to a tenth more; notes what it was tried at."""
+
+    def __init__(self, most: float, seed: int = 0) -> None:
+        self.most = most * (1 + random.Random(seed).random() / 10)
+        self.tried: list[float] = []
+
+    def __call__(self, rate: float) -> search.Seen:
+        self.tried.append(rate)
+        summary = _summary(0.5 if rate <= self.most else 3.0)
+        return search.Seen(search.holds(summary, GOAL), summary, Path("made-up"))
+
+
+@pytest.mark.parametrize("guess", [0.3, 9.0, 11.0, 12.0, 40.0])
+def test_the_highest_rate_is_found_from_any_guess(guess: float) -> None:
+    replica = Replica(10.0)
+    rate, seen = search.highest_rate(replica, guess)
+    assert replica.most / (1 + search.PRECISION) <= rate <= replica.most
+    assert seen.holds
+    assert len(replica.tried) < 20
+
+
+def test_a_goal_that_nothing_holds_or_breaks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no rate holds the goal"):
+        search.highest_rate(Replica(1e-9), 10.0)
+    with pytest.raises(ConfigError, match="the goal is no limit"):
+        search.highest_rate(Replica(1e9), 10.0)
+
+
+def test_a_replica_that_falls_behind_does_not_hold() -> None:
+    assert search.holds(_summary(0.5), GOAL)
+    assert not search.holds(_summary(None), GOAL)
+    assert not search.holds(_summary(0.5, arrivals={"planned": 10, "sent": 9}), GOAL)
+
+
+def test_the_interval_covers_the_rate_and_is_no_narrower_than_the_search() -> None:
+    spread = search.estimate([9.0, 10.0, 11.0])
+    assert spread.ci95 is not None
+    assert spread.ci95[0] < 9.5 < 10.5 < spread.ci95[1]
+    alike = search.estimate([10.0, 10.0])
+    assert alike.ci95 is not None
+    assert alike.ci95[1] / alike.ci95[0] == pytest.approx(1 + search.PRECISION, rel=0.001)
+    assert search.estimate([10.0]).ci95 is None
+
+
+def _needs() -> list[Need]:
+    machine = load_machine("h100-70b-published")
+    return [
+        search.need_of(
+            treatment,
+            [search.highest_rate(Replica(most, seed), most) for seed in range(3)],
+            10_000,
+            2.0,
+            machine,
+        )
+        for treatment, most in zip(search.treatments(5.0), (10.0, 9.5, 8.5), strict=True)
+    ]
+
+
+def test_the_need_is_the_load_over_the_rate_in_gpus_and_money() -> None:
+    honoured, _, ignored = _needs()
+    assert honoured.replicas.value == pytest.approx(10_000 / honoured.rate.value)
+    assert honoured.gpus is not None
+    assert honoured.gpus.value == pytest.approx(4 * honoured.replicas.value)
+    assert honoured.money_a_month is not None
+    assert honoured.money_a_month.value == pytest.approx(honoured.gpus.value * 2 * 730)
+    assert ignored.faults == ["ignore-disconnect"]
+    assert ignored.replicas.value > honoured.replicas.value
+
+
+def test_what_is_needed_more_is_compared_seed_by_seed() -> None:
+    honoured, _, ignored = _needs()
+    more = search.more_than(honoured, ignored)
+    assert more.value == pytest.approx(10.0 / 8.5 - 1, abs=0.03)
+    assert more.ci95 is not None
+    assert honoured.replicas.ci95 is not None
+    width = honoured.replicas.ci95[1] / honoured.replicas.ci95[0] - 1
+    assert more.ci95[1] - more.ci95[0] < width  # the seeds' own spread is in both
+
+
+def test_the_sources_claims_stand_beside_its_own_load_only() -> None:
+    workload = load_workload("cluster")
+    found = {one.what: one for one in claims(workload, 10_000, _needs())}
+    assert found["tokens saved a second"].source == "1.2 million"
+    saved = float(found["GPUs saved"].found.replace(",", ""))
+    assert 400 < saved < 1000  # neither 24,000 nor 6.7
+    assert claims(workload, 9_000, _needs()) == []
+
+
+def test_the_page_shows_needs_claims_and_cost_model(tmp_path: Path) -> None:
+    workload, machine = load_workload("cluster"), load_machine("h100-70b-published")
+    result = CapacityResult(
+        walkaway="0",
+        created_at="2026-01-01T00:00:00+00:00",
+        command="walkaway simulate capacity cluster",
+        workload=workload.name,
+        question=workload.question,
+        machine=machine.model_dump(exclude={"lags"}),
+        rate=10_000,
+        goal=["ttft_s.p99 <= 1"],
+        late_s=5.0,
+        price_hour=2.0,
+        needs=_needs(),
+        claims=claims(workload, 10_000, _needs()),
+        assumptions=["a month has 730 hours"],
+        remarks=["a remark"],
+    )
+    result.write(tmp_path)
+    assert read_capacity(tmp_path) == result
+    write_capacity(tmp_path, tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    for text in (
+        "simulated (cost model h100-70b-published)",
+        "GPU-seconds",
+        '<span class="kind">assumed</span> a month has 730 hours',
+        '<span class="kind">remark</span> a remark',
+        "5 s late",
+    ):
+        assert text in page
+
+
+def test_the_goal_is_the_workloads_or_assumed() -> None:
+    limits, assumed = search.goal_of(load_workload("cluster"))
+    assert [one.text for one in limits] == ["ttft_s.p99 <= 1"]
+    assert assumed is None
+    _, assumed = search.goal_of(load_workload("open_loop"))
+    assert assumed is not None
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(600)
+def test_ignored_cancels_need_more_replicas(tmp_path: Path) -> None:
+    """Half of the users leave after 10 of 100 tokens. Ignored, each holds its slot to the end, so
+    a request takes 100 tokens instead of 55 on average: nearly twice the replicas."""
+    settings = (
+        *("arrivals.seconds=300", "run.max_seconds=300", "load.stay_share=0.5", "settle.seconds=2"),
+        *("load.abandon_after_tokens=[10]", "load.answer_tokens=100", "load.stay_tokens=100"),
+        *("engine.max_num_seqs=8", "engine.num_blocks=4096", "engine.sim_fixed_ms=20"),
+        *("load.prompt_tokens=[16, 32]", 'gate.limits=["ttft_s.p99 <= 1"]'),
+    )
+    config = RunConfig(workload="open_loop", settings=list(settings), out=tmp_path)
+    with Interruption() as interruption:
+        result = search.capacity(
+            config,
+            search.Question(rate=100, late_s=0.5, seeds=1),
+            search.Search(
+                config=config,
+                goal=GOAL,
+                folder=tmp_path,
+                progress=Progress(),
+                interruption=interruption,
+                processes=2,
+            ),
+        )
+    honoured, late, ignored = (need.replicas.value for need in result.needs)
+    assert honoured < late < ignored
+    assert 1.4 < ignored / honoured < 2.2
+    wasted = [need.figures["wasted_tokens"] for need in result.needs]
+    assert wasted[0] < 3
+    assert wasted[2] == pytest.approx(90, abs=1)
+    assert result.needs[0].figures["gpu_seconds_sum"] < result.needs[2].figures["gpu_seconds_sum"]
