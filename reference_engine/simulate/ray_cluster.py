@@ -3,6 +3,7 @@
 A task gets this package, the plan and its cell's planned rows, and sends its files back in pieces.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -102,8 +103,10 @@ def over_ray(
 
 
 def _connected(address: str) -> Any:
+    place: dict[str, Any] = {}
     if address == "local":  # its servers then listen on the loopback interface alone
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        place["_node_ip_address"] = "127.0.0.1"
     try:
         import ray
     except ImportError as error:
@@ -117,9 +120,9 @@ def _connected(address: str) -> Any:
         ray.init(
             address,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             runtime_env={"py_modules": [package]},
-            **({"_node_ip_address": "127.0.0.1"} if address == "local" else {}),
+            **place,
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise SimulationError(
