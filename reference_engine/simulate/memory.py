@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
 
 def needed_bytes(folder: Path, plan: Simulation, config: EngineConfig) -> list[int]:
-    """Of each cell. Raises PlanError."""
+    """One figure a cell. Raises PlanError."""
     return [
         PROCESS_BYTES if one is None else cell_bytes(plan, config, number, one)
         for number, one in enumerate(asked_of(folder, len(plan.cells)))

@@ -65,7 +65,7 @@ def engine_with_slots(
     long_answer: int = LONG,
     held_s: float = 0.0,
 ) -> Script:
-    """First come, first served. Of the clients that leave in mid-stream the `ghosts` go on, and a
+    """First come, first served. The `ghosts` among clients that leave in mid-stream go on, and a
     slot is held for `held_s`. All prefills go through one lock. So many long requests have room in
     the KV cache at once."""
     here: list[Exchange] = []

@@ -1,4 +1,4 @@
-"""What a live server did, told again to a replica: its log says at which boundary it heard what.
+"""A live server's inputs, given again to a replica: its log says at which boundary it heard what.
 
 A step's log says how many requests were running and waiting, and the lifecycle which had ended by
 then. So the number of requests that came with each boundary is known, and their order is that in

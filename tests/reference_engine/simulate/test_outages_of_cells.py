@@ -1,4 +1,4 @@
-"""What users see of replicas that die or drain."""
+"""Users of replicas that die or drain."""
 
 import itertools
 from collections import Counter

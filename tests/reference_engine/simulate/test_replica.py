@@ -14,7 +14,7 @@ MS = 1_000_000
 
 
 def test_a_schedule_takes_a_part_of_the_steps_cost() -> None:
-    """What is admitted is stamped so long after the boundary, and the step is no longer for it."""
+    """An admission is stamped so long after the boundary, and the step is no longer for it."""
     config = EngineConfig(runner="simulated", step_cost=COST)
     replica = Replica(
         "worker-0",
