@@ -22,8 +22,16 @@ import pandas as pd
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.errors import ConfigError
-from harness.records import Delivery, Outcome
-from harness.simulate.machine import Cost, Covered, EngineDefaults, FitError, Lags, Machine
+from harness.records import Delivery, Outcome, Way
+from harness.simulate.machine import (
+    Cost,
+    Covered,
+    EngineDefaults,
+    FitError,
+    Growth,
+    Lags,
+    Machine,
+)
 from harness.store.frames import RunFrames
 from harness.store.run_folder import open_run
 
@@ -274,17 +282,37 @@ def lags_of(runs: Sequence[RunFrames], step_rest_s: Floats) -> Lags:
             f"{FEWEST_LAGS} are needed; let more users leave"
         )
     signal_s = quantiles(signals)
+    deliver_s, [of_token] = _without_growth(map(_delivery_lags, runs))
+    schedule_s, [of_request, of_prompt_token] = _without_growth(map(_schedule_lags, runs))
     arrive_s = quantiles(_joined(map(_arrival_lags, runs)))
     return Lags(
         # The worker does not log when it hears of a request: the way to it is that of an abort.
         send_s=[_rounded(a + b) for a, b in zip(arrive_s, signal_s, strict=True)],
-        deliver_s=quantiles(_joined(map(_delivery_lags, runs))),
-        detect_s=_detection_lags(cancels),
+        deliver_s=quantiles(deliver_s),
+        detect_s=_detection_lags(runs, cancels),
         signal_s=signal_s,
         step_s=quantiles(step_rest_s),
-        schedule_s=quantiles(_joined(map(_schedule_lags, runs))),
+        schedule_s=quantiles(schedule_s),
         rest_s=quantiles(_joined(map(_rests, runs))),
+        growth=Growth(
+            deliver_token=of_token,
+            schedule_request=of_request,
+            schedule_prompt_token=of_prompt_token,
+        ),
     )
+
+
+def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
+    """Each part: rows of what a lag grows with, then a row of lags. Returns the lags that are left
+    and the shares by which one grows with each."""
+    from scipy.optimize import nnls
+
+    *loads, lags_s = np.concatenate(list(parts), axis=1)
+    known = ~np.isnan(lags_s)
+    lags_s, terms = lags_s[known], np.stack([np.ones(len(lags_s)), *loads])[:, known]
+    (at_none, *each), _ = nnls(terms.T, lags_s)
+    growth = [_rounded(one / at_none) if at_none else 0.0 for one in each]
+    return lags_s / (np.array([1.0, *growth]) @ terms), growth
 
 
 def _joined(parts: Iterable[Any]) -> Floats:
@@ -311,82 +339,109 @@ def _rounded(value: float) -> float:
 
 
 def _arrival_lags(frames: RunFrames) -> Floats:
-    log = frames.lifecycle
-    arrived = log[log["event"] == "arrived"].drop_duplicates("client_request_id")
-    arrived_ns = arrived.set_index("client_request_id")["t_ns"]
     requests = frames.requests.set_index("request_id")
-    lag = arrived_ns.reindex(requests.index).astype("Int64") - requests["sent_ns"]
+    lag = _first(frames.lifecycle, "arrived").reindex(requests.index) - requests["sent_ns"]
     return lag.to_numpy(dtype=float, na_value=np.nan) / 1e9
 
 
-def _detection_lags(cancels: Sequence[pd.DataFrame]) -> dict[str, list[float]]:
-    together = pd.concat(cancels)
-    together = together[together["detect_s"].notna()]
+def _first(log: pd.DataFrame, event: str) -> pd.Series:
+    """The first such event of each request, by the client's id."""
+    found = log[log["event"] == event].drop_duplicates("client_request_id")
+    stamps: pd.Series = found.set_index("client_request_id")["t_ns"].astype("Int64")
+    return stamps
+
+
+def _detection_lags(
+    runs: Sequence[RunFrames], cancels: Sequence[pd.DataFrame]
+) -> dict[str, list[float]]:
+    together = pd.concat(map(_seen_lags, runs, cancels))
     found = {
-        str(way): quantiles(rows["detect_s"].to_numpy(dtype=float))
-        for way, rows in together.groupby("way")
-        if len(rows) >= FEWEST_LAGS
+        str(way): quantiles(lags.to_numpy(dtype=float))
+        for way, lags in together.groupby(level="way")
+        if len(lags) >= FEWEST_LAGS
     }
     if not found:
         raise ConfigError(f"no way of leaving was seen {FEWEST_LAGS} times: let more users leave")
     return found
 
 
+def _seen_lags(frames: RunFrames, cancels: pd.DataFrame) -> pd.Series:
+    """From t0 to the frontend's notice, by way. A cancel that a user asks for is no disconnect:
+    there the notice is the abort that the frontend sends."""
+    sent = _first(frames.lifecycle, "abort_sent").reindex(cancels["request_id"])
+    told_s = (sent.reset_index(drop=True) - cancels["t0_ns"]).astype("Float64") / 1e9
+    seen_s = cancels["detect_s"].fillna(told_s.where(cancels["way"] == Way.CANCEL))
+    return seen_s.set_axis(pd.Index(cancels["way"], name="way")).dropna()
+
+
 def _delivery_lags(frames: RunFrames) -> Floats:
-    """From the end of a step that sampled a token to its client's reading it, of streams with one
-    answer that read all they had: there the first events and steps belong together."""
+    """The tokens of a step, and how long after its end a client read one of them: of streams with
+    one answer that read all they had, where the first events and steps belong together."""
     requests = frames.requests
     streams = requests[
         (requests["delivery"] == Delivery.STREAM)
         & (requests["n"] == 1)
         & requests["outcome"].isin([Outcome.COMPLETED, Outcome.ABANDONED])
     ]
-    sampled_ns = _sampled_ns(frames)
-    lags, found = [], 0
+    sampled = _sampled(frames)
+    rows, found = [np.empty((2, 0))], 0
     for name, read_ns in zip(streams["request_id"], streams["token_times_ns"], strict=True):
-        made_ns = sampled_ns.get(name)
-        if made_ns is None or not len(read_ns) or found > MOST_TOKENS:
+        made = sampled.get(name)
+        if made is None or not len(read_ns) or found > MOST_TOKENS:
             continue
-        num = min(len(made_ns), len(read_ns))
-        lags.append((np.asarray(read_ns, dtype=np.int64)[:num] - made_ns[:num]) / 1e9)
+        num = min(made.shape[1], len(read_ns))
+        ended_ns, tokens = made[:, :num]
+        lag_s = (np.asarray(read_ns, dtype=np.int64)[:num] - ended_ns) / 1e9
+        rows.append(np.stack([tokens, lag_s]))
         found += num
-    return np.concatenate(lags) if lags else np.empty(0)
+    return np.concatenate(rows, axis=1)
 
 
-def _sampled_ns(frames: RunFrames) -> dict[str, npt.NDArray[np.int64]]:
-    """By the client's id: the ends of the steps that sampled its tokens."""
+def _sampled(frames: RunFrames) -> dict[str, npt.NDArray[np.int64]]:
+    """By the client's id: when the steps ended that sampled its tokens, and their tokens in all."""
     steps = frames.steps.sort_values("ended_ns", kind="stable")
     lengths = steps["request_ids"].map(len).to_numpy(dtype=np.int64)
     ids = np.concatenate(steps["request_ids"].to_list())
     sampled = np.concatenate(steps["sampled_tokens"].to_list()) > 0
-    ended = np.repeat(steps["ended_ns"].to_numpy(dtype=np.int64), lengths)[sampled]
+    step = np.repeat(np.arange(len(steps)), lengths)[sampled]
+    tokens = np.bincount(step, minlength=len(steps))[step]
+    ended_ns = steps["ended_ns"].to_numpy(dtype=np.int64)[step]
     events = frames.lifecycle.drop_duplicates("request_id").set_index("request_id")
-    by_server = pd.Series(ended).groupby(ids[sampled])
     names: dict[Any, str] = events["client_request_id"].to_dict()
-    return {names[one]: rows.to_numpy() for one, rows in by_server if one in names}
+    by_server = pd.DataFrame({"ended_ns": ended_ns, "tokens": tokens}).groupby(ids[sampled])
+    return {names[one]: rows.to_numpy().T for one, rows in by_server if one in names}
 
 
 def _schedule_lags(frames: RunFrames) -> Floats:
-    """From the last aborted request that a boundary freed to the first admission there; without
-    one, from the boundary."""
+    """The requests of a step, the tokens of the prompts admitted to it, and the time from the last
+    aborted request that its boundary freed to the first admission; without one, from the boundary.
+    """
     log, key = frames.lifecycle, ["worker", "step"]
-    admitted = log[log["event"].isin(["admitted", "resumed"])].groupby(key)["t_ns"].min()
-    freed = log[log["event"] == "blocks_freed"]
-    freed = freed.join(admitted.rename("admitted_ns"), on=key)
+    taken = log[log["event"].isin(["admitted", "resumed"])]
+    prompts = taken["request_id"].map(_prompt_tokens(frames)).where(taken["event"] == "admitted", 0)
+    admitted = (
+        taken.assign(prompt=prompts)
+        .groupby(key)
+        .agg(t_ns=("t_ns", "min"), prompt=("prompt", "sum"))
+    )
+    freed = log[log["event"] == "blocks_freed"].join(admitted["t_ns"].rename("admitted_ns"), on=key)
     before = freed[freed["t_ns"] <= freed["admitted_ns"]].groupby(key)["t_ns"].max()
-    started = frames.steps.drop_duplicates(key).set_index(key)["started_ns"]
-    since = pd.concat([started, before]).groupby(level=[0, 1]).max()
-    lags: Floats = (admitted - since.reindex(admitted.index)).to_numpy(dtype=float) / 1e9
-    return lags
+    steps = frames.steps.drop_duplicates(key).set_index(key)
+    since = pd.concat([steps["started_ns"], before]).groupby(level=[0, 1]).max()
+    lag_s = (admitted["t_ns"] - since.reindex(admitted.index)) / 1e9
+    requests = steps["num_running"].reindex(admitted.index)
+    return np.stack([one.to_numpy(dtype=float) for one in (requests, admitted["prompt"], lag_s)])
 
 
 def _rests(frames: RunFrames) -> Floats:
-    """Lags of a closed loop; the pause of a user that asks again is the workload's, not a lag."""
+    """Lags of a closed loop; the pause of a user that asks again is the workload's, not a lag. A
+    user that leaves and reads on rests when the server has ended the answer."""
     if run_facts(frames).is_open_loop:
         return np.empty(0)
     requests = frames.requests.sort_values(["user", "sent_ns"], kind="stable")
-    ended = requests.groupby("user")["ended_ns"].shift(1).astype("Int64")
-    rest_ns = (requests["sent_ns"] - ended).where(requests["repeats"].isna())
+    over_ns = requests["server_ended_ns"].fillna(requests["ended_ns"]).astype("Int64")
+    before = over_ns.groupby(requests["user"]).shift(1)
+    rest_ns = (requests["sent_ns"] - before).where(requests["repeats"].isna())
     return rest_ns.to_numpy(dtype=float, na_value=np.nan) / 1e9
 
 

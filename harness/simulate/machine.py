@@ -87,6 +87,16 @@ class EngineDefaults(Section):
     max_model_len: Tokens | None = None
 
 
+class Growth(Section):
+    """The share by which a lag grows: `deliver_s` with each token that its step sampled,
+    `schedule_s` with each request of its step, and with each token of the prompts admitted to it.
+    """
+
+    deliver_token: Annotated[float, Field(ge=0)] = 0.0
+    schedule_request: Annotated[float, Field(ge=0)] = 0.0
+    schedule_prompt_token: Annotated[float, Field(ge=0)] = 0.0
+
+
 class Lags(Section):
     """`send_s`: the client sends → the worker hears. `deliver_s`: a step ends → the client reads
     its token. `detect_s`, by way of leaving: t0 → the frontend sees it. `signal_s`: from there to
@@ -101,6 +111,7 @@ class Lags(Section):
     step_s: Quantiles
     schedule_s: Quantiles
     rest_s: Quantiles
+    growth: Growth = Field(default_factory=lambda: Growth())
 
 
 class FitError(Section):

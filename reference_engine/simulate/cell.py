@@ -49,7 +49,8 @@ class Cell:
         self._agenda = Agenda()
         self._common = Common(plan, settings, number, self._agenda, sink)
         self._step = StepEstimate()
-        self._step_lags = StepLags(Lag(plan.lags.step_s), Lag(plan.lags.schedule_s))
+        lags = plan.lags
+        self._step_lags = StepLags(Lag(lags.step_s), Lag(lags.schedule_s), lags.growth)
         self._end_ns: int | None = None
         self._num_steps = self._num_scheduled = self._num_generated = 0
         self._reached_ns = START_NS
@@ -169,7 +170,8 @@ class Cell:
         if self._boundaries.get(replica) != t_ns:
             return  # an earlier one took its place, or the replica is gone
         self._boundaries[replica] = None
-        last_ns = replica.ended_ns[-1] if replica.ended_ns else None
+        ended_ns = replica.log.ended_ns
+        last_ns = ended_ns[-1] if ended_ns else None
         was_busy = replica.is_busy
         try:
             stepped = replica.step(t_ns)
@@ -177,7 +179,7 @@ class Cell:
             self._lose(replica, t_ns)
             return
         self.frontend.foresee(replica, stepped.outputs)
-        gap_ns = replica.ended_ns[-1] - last_ns if was_busy and last_ns is not None else None
+        gap_ns = ended_ns[-1] - last_ns if was_busy and last_ns is not None else None
         report = partial(self._report, replica, stepped, gap_ns)
         self._agenda.put(replica.clock.ns, Kind.COMPLETION, report)
         self._wake(replica)

@@ -17,7 +17,7 @@ from reference_engine.context import CancelReason
 from reference_engine.runtime.router import Instance
 from reference_engine.simulate.lags import NS, TokenLags
 from reference_engine.simulate.plan import PlannedRequest
-from reference_engine.simulate.replica import Replica
+from reference_engine.simulate.replica import Replica, StepLog
 from reference_engine.simulate.rows import RequestRow
 
 WIRE_CLOSES: Final = {  # what the kernel sends, by way of leaving
@@ -122,8 +122,8 @@ class Exchange:
     """One request from the sending to its row.
 
     `made_ns`: when each token was made that is known so far, by the steps up to `last_step` of its
-    replica. `outcome` is set once; `has_ended` when the frontend has heard of the engine's end.
-    `prompt`: the planned request whose prompt it has.
+    replica; `step_tokens`: how many that step sampled. `outcome` is set once; `has_ended` when the
+    frontend has heard of the engine's end. `prompt`: the planned request whose prompt it has.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Exchange:
         self.engine_id = ""
         self.leaving = leaving
         self.repeats = None if repeats is None else repeats.request_id
-        self.made_ns = array("q")
+        self.made_ns, self.step_tokens = array("q"), array("l")
         self.last_step = 0
         self.outcome: str | None = None
         self.has_arrived = self.has_ended = self.has_left = False
@@ -164,39 +164,41 @@ class Exchange:
     def ended_ns(self) -> int:
         return self._closed_ns
 
-    def grow(self, num_generated: int, step: int, ended_ns: "array[int]") -> None:
+    def grow(self, num_generated: int, step: int, log: StepLog) -> None:
         """It had so many tokens after a step: the newest is of this step; those before it followed
         one another, a step each."""
         missing = num_generated - len(self.made_ns)
         if missing <= 0:
             return
         at = self.last_step
-        self.made_ns.extend(ended_ns[at : at + missing - 1])
-        self.made_ns.append(ended_ns[step - 1])
-        self.last_step = step
+        self._add(log, at, at + missing - 1)
+        self._add(log, step - 1, step)
 
-    def catch_up(self, num_generated: int, ended_ns: "array[int]") -> None:
+    def catch_up(self, num_generated: int, log: StepLog) -> None:
         """It has so many tokens: those that are not known yet followed the last that is."""
         missing = num_generated - len(self.made_ns)
         if missing > 0:
-            at = self.last_step
-            self.made_ns.extend(ended_ns[at : at + missing])
-            self.last_step += missing
+            self._add(log, self.last_step, self.last_step + missing)
+
+    def _add(self, log: StepLog, first: int, end: int) -> None:
+        self.made_ns.extend(log.ended_ns[first:end])
+        self.step_tokens.extend(log.tokens[first:end])
+        self.last_step = end
 
     def move(self, most: int) -> bool:
         """Whether it may be computed anew elsewhere, once more."""
         self._num_moves += 1
-        self.made_ns = array("q")
+        self.made_ns, self.step_tokens = array("q"), array("l")
         self.last_step = 0
         return self._num_moves <= most
 
     def read_ns(self, lags: TokenLags) -> NDArray[np.int64]:
-        return lags.read_ns(self.sending.place, self.made_ns)
+        return lags.read_ns(self.sending.place, self.made_ns, self.step_tokens)
 
     def first_read_ns(self, lags: TokenLags, *, before: int) -> int | None:
         if not self.made_ns:
             return None
-        first_ns = int(lags.read_ns(self.sending.place, self.made_ns[:1])[0])
+        first_ns = int(lags.read_ns(self.sending.place, self.made_ns[:1], self.step_tokens[:1])[0])
         return first_ns if first_ns <= before else None
 
     def made_by(self, t_ns: int) -> int:

@@ -189,9 +189,9 @@ class Frontend:
         for output in outputs:
             exchange = self._live[output.request_id]
             if output.token_id is not None:
-                exchange.grow(output.num_generated, replica.num_steps, replica.ended_ns)
+                exchange.grow(output.num_generated, replica.num_steps, replica.log)
             else:
-                exchange.catch_up(output.num_generated, replica.ended_ns)
+                exchange.catch_up(output.num_generated, replica.log)
 
     def take(self, replica: Replica, stepped: Stepped, t_ns: int) -> None:
         """The report at the end of a step; one that dies in the step sends none."""
@@ -206,7 +206,7 @@ class Frontend:
             for exchange in self._watched[replica].pop(record.step, ()):
                 request = replica.request(exchange.engine_id)
                 if request is not None:
-                    exchange.catch_up(request.num_generated, replica.ended_ns)
+                    exchange.catch_up(request.num_generated, replica.log)
                 self._look(exchange)
         for output in stepped.outputs:
             if output.ending is not None:

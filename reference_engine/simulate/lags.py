@@ -37,17 +37,25 @@ NO_LAG: Final = Lag([0.0, 0.0])
 
 class TokenLags:
     """The lags of the tokens of each answer: a piece of one long table, from a place of its own.
+    Each grows by the share `growth` with each token of its step.
 
     So the lag of any token can be asked for at any time, and is always the same.
     """
 
-    def __init__(self, lag: Lag, random: Random) -> None:
+    def __init__(self, lag: Lag, random: Random, *, growth: float) -> None:
         drawn = [lag.draw(random) for _ in range(_TABLE)]
+        self._growth = growth
         self._table = np.array(drawn + drawn, dtype=np.int64)
 
-    def read_ns(self, place: int, made_ns: "array[int]") -> NDArray[np.int64]:
-        """When the tokens of an answer are read that were made then: each after the one before."""
+    def read_ns(
+        self, place: int, made_ns: "array[int]", step_tokens: "array[int]"
+    ) -> NDArray[np.int64]:
+        """When the tokens of an answer are read that were made then, by steps with so many tokens:
+        each after the one before."""
         made = np.asarray(made_ns, dtype=np.int64)
-        indices = (place + np.arange(len(made))) % _TABLE
-        read: NDArray[np.int64] = np.maximum.accumulate(made + self._table[indices])
+        lag_ns = self._table[(place + np.arange(len(made))) % _TABLE]
+        if self._growth:
+            grown = lag_ns * (1 + self._growth * np.asarray(step_tokens, dtype=np.int64))
+            lag_ns = grown.astype(np.int64)
+        read: NDArray[np.int64] = np.maximum.accumulate(made + lag_ns)
         return read

@@ -27,6 +27,7 @@ PLANNED: Final = "planned.parquet"
 
 Quantiles = Annotated[list[float], Meta(min_length=2, max_length=1001)]
 Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 Router = Literal["random", "round_robin", "least_loaded", "prefix_affine"]
 Left = Literal["abandoned", "timed_out", "failed"]
@@ -37,6 +38,16 @@ class PlanError(ValueError):
 
 
 PLAN_ERRORS: Final = (PlanError, EngineConfigError, FaultError)
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The share by which a lag grows: `deliver_s` with each token that its step sampled,
+    `schedule_s` with each request of its step, and with each token of the prompts admitted to it.
+    """
+
+    deliver_token: NotNegative = 0.0
+    schedule_request: NotNegative = 0.0
+    schedule_prompt_token: NotNegative = 0.0
 
 
 class Lags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +69,7 @@ class Lags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     step_s: Quantiles
     schedule_s: Quantiles = msgspec.field(default_factory=lambda: [0.0, 0.0])
     rest_s: Quantiles = msgspec.field(default_factory=lambda: [0.0002, 0.0002])
+    growth: Growth = msgspec.field(default_factory=lambda: Growth())
 
     def __post_init__(self) -> None:
         named = {name: getattr(self, name) for name in self.__struct_fields__ if name[-2:] == "_s"}

@@ -24,6 +24,7 @@ from reference_engine.model.teacher import Teacher
 from reference_engine.model.tokenizer import FIRST_WORD
 from reference_engine.protocol import Event, Output, StepRecord, StepReport
 from reference_engine.simulate.lags import NO_LAG, NS, Lag
+from reference_engine.simulate.plan import Growth
 from reference_engine.simulate.rows import Gauges
 from reference_engine.worker.engine import EngineIO, Share
 from reference_engine.worker.faults import FaultIO, FaultyEngine
@@ -62,6 +63,14 @@ class VirtualRunner(SimulatedRunner):
         return Sampled(tokens, {})
 
 
+class StepLags(NamedTuple):
+    """As `step_s` and `schedule_s` of `plan.Lags`."""
+
+    step: Lag = NO_LAG
+    schedule: Lag = NO_LAG
+    growth: Growth = Growth()
+
+
 class TimedScheduler(Scheduler):
     """Takes a little of a step's time to decide: what it admits is stamped later than what was
     freed at the same boundary. The runner has so much less left to sleep."""
@@ -71,18 +80,22 @@ class TimedScheduler(Scheduler):
         config: EngineConfig,
         eos_token_ids: frozenset[int],
         clock: VirtualClock,
-        lag: Lag,
+        lags: StepLags,
         random: Random,
     ) -> None:
         super().__init__(config, eos_token_ids)
         self._clock = clock
-        self._lag = lag
+        self._lag, self._growth = lags.schedule, lags.growth
         self._random = random
         self._spent_ns = 0
 
     def schedule(self) -> StepPlan:
         plan = super().schedule()
-        self._spent_ns = self._lag.draw(self._random)
+        growth = self._growth
+        prompt_tokens = sum(request.num_prompt_tokens for request in plan.admitted)
+        share = growth.schedule_request * self.num_slots_used
+        share += growth.schedule_prompt_token * prompt_tokens
+        self._spent_ns = round(self._lag.draw(self._random) * (1 + share))
         self._clock.ns += self._spent_ns
         return plan
 
@@ -90,11 +103,11 @@ class TimedScheduler(Scheduler):
         self._clock.sleep(max(0.0, seconds - self._spent_ns / NS))
 
 
-class StepLags(NamedTuple):
-    """As `step_s` and `schedule_s` of `plan.Lags`."""
+class StepLog(NamedTuple):
+    """When each step ended, and how many tokens it sampled; step n is at n - 1."""
 
-    step: Lag = NO_LAG
-    schedule: Lag = NO_LAG
+    ended_ns: "array[int]"
+    tokens: "array[int]"
 
 
 class Stepped(NamedTuple):
@@ -106,8 +119,6 @@ class Stepped(NamedTuple):
 
 
 class Replica:
-    """`ended_ns`: when each of its steps ended; that of step n is at n - 1."""
-
     def __init__(
         self,
         name: str,
@@ -121,7 +132,7 @@ class Replica:
     ) -> None:
         self.name = name
         self.clock = VirtualClock(start_ns)
-        self.ended_ns = array("q")
+        self.log = StepLog(array("q"), array("l"))
         self._step_lag = lags.step
         self._random = random
         self._inbox: list[tuple[int, int, Command]] = []
@@ -132,7 +143,7 @@ class Replica:
         self._share = Share([], [])
         runner = VirtualRunner(config.step_cost, lambda s: self.scheduler.sleep_rest(s), teacher)
         self.scheduler = TimedScheduler(
-            config, runner.tokenizer.eos_token_ids, self.clock, lags.schedule, random
+            config, runner.tokenizer.eos_token_ids, self.clock, lags, random
         )
         self._engine = FaultyEngine(
             self.scheduler,
@@ -176,7 +187,8 @@ class Replica:
         record = None if latest is None or latest is before else latest.step
         self._free_ns = self.clock.ns
         if record is not None:
-            self.ended_ns.append(record.ended_ns)
+            self.log.ended_ns.append(record.ended_ns)
+            self.log.tokens.append(len(record.sampled))
             self._free_ns += self._step_lag.draw(self._random)
         return Stepped(record, self._share.outputs, self._share.events)
 
@@ -185,7 +197,7 @@ class Replica:
 
     @property
     def num_steps(self) -> int:
-        return len(self.ended_ns)
+        return len(self.log.ended_ns)
 
     @property
     def is_busy(self) -> bool:

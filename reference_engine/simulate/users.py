@@ -199,7 +199,9 @@ class Users:
         self._stop = stop
         self._seen = FirstTokens()
         self._send_lag = Lag(plan.lags.send_s)
-        self._read_lags = TokenLags(Lag(plan.lags.deliver_s), self._random)
+        self._read_lags = TokenLags(
+            Lag(plan.lags.deliver_s), self._random, growth=plan.lags.growth.deliver_token
+        )
         self._has_stopped = False
         self.loop = self._make_loop(rows)
 
@@ -312,7 +314,7 @@ class Users:
         replica = exchange.replica
         request = None if replica is None else replica.request(exchange.engine_id)
         if replica is not None and request is not None:
-            exchange.catch_up(request.num_generated, replica.ended_ns)
+            exchange.catch_up(request.num_generated, replica.log)
 
     # News from the frontend
 
