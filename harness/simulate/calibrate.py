@@ -274,8 +274,8 @@ def _cross_validated(steps: Steps) -> FitError:
 
 
 def lags_of(runs: Sequence[RunFrames], step_rest_s: Floats) -> Lags:
-    cancels = [cancellations(frames) for frames in runs]
-    signals = _joined(one["signal_s"] for one in cancels)
+    cancels = pd.concat(map(_cancel_lags, runs))
+    signals = _joined([cancels["signal_s"]])
     if len(signals) < FEWEST_LAGS:
         raise ConfigError(
             f"{len(signals)} aborts reached the worker, too few to know how long they take: "
@@ -289,7 +289,7 @@ def lags_of(runs: Sequence[RunFrames], step_rest_s: Floats) -> Lags:
         # The worker does not log when it hears of a request: the way to it is that of an abort.
         send_s=[_rounded(a + b) for a, b in zip(arrive_s, signal_s, strict=True)],
         deliver_s=quantiles(deliver_s),
-        detect_s=_detection_lags(runs, cancels),
+        detect_s=_detection_lags(cancels),
         signal_s=signal_s,
         step_s=quantiles(step_rest_s),
         schedule_s=quantiles(schedule_s),
@@ -351,27 +351,31 @@ def _first(log: pd.DataFrame, event: str) -> pd.Series:
     return stamps
 
 
-def _detection_lags(
-    runs: Sequence[RunFrames], cancels: Sequence[pd.DataFrame]
-) -> dict[str, list[float]]:
-    together = pd.concat(map(_seen_lags, runs, cancels))
+def _cancel_lags(frames: RunFrames) -> pd.DataFrame:
+    """way, detect_s and signal_s of each abandoned request. A cancel that a user asks for is no
+    disconnect: there the frontend's notice is the abort that it sends."""
+    cancels = cancellations(frames)
+    sent = _first(frames.lifecycle, "abort_sent").reindex(cancels["request_id"])
+    sent_ns = sent.reset_index(drop=True).where(cancels["way"] == Way.CANCEL)
+    told_s, heard_s = (sent_ns - cancels["t0_ns"]) / 1e9, (cancels["heard_ns"] - sent_ns) / 1e9
+    return pd.DataFrame(
+        {
+            "way": cancels["way"],
+            "detect_s": cancels["detect_s"].fillna(told_s.astype("Float64")),
+            "signal_s": cancels["signal_s"].fillna(heard_s.astype("Float64")),
+        }
+    )
+
+
+def _detection_lags(cancels: pd.DataFrame) -> dict[str, list[float]]:
     found = {
-        str(way): quantiles(lags.to_numpy(dtype=float))
-        for way, lags in together.groupby(level="way")
-        if len(lags) >= FEWEST_LAGS
+        str(way): quantiles(rows["detect_s"].to_numpy(dtype=float))
+        for way, rows in cancels[cancels["detect_s"].notna()].groupby("way")
+        if len(rows) >= FEWEST_LAGS
     }
     if not found:
         raise ConfigError(f"no way of leaving was seen {FEWEST_LAGS} times: let more users leave")
     return found
-
-
-def _seen_lags(frames: RunFrames, cancels: pd.DataFrame) -> pd.Series:
-    """From t0 to the frontend's notice, by way. A cancel that a user asks for is no disconnect:
-    there the notice is the abort that the frontend sends."""
-    sent = _first(frames.lifecycle, "abort_sent").reindex(cancels["request_id"])
-    told_s = (sent.reset_index(drop=True) - cancels["t0_ns"]).astype("Float64") / 1e9
-    seen_s = cancels["detect_s"].fillna(told_s.where(cancels["way"] == Way.CANCEL))
-    return seen_s.set_axis(pd.Index(cancels["way"], name="way")).dropna()
 
 
 def _delivery_lags(frames: RunFrames) -> Floats:

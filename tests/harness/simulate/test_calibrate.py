@@ -12,11 +12,13 @@ from harness.simulate import calibrate as calibration
 from harness.simulate.machine import LIVE_SIMULATED, Machine, load_machine
 from harness.store.frames import RunFrames
 from harness.store.manifest import TargetFacts
+from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
 COST_MS = {"fixed": 5.0, "prefill": 0.02, "decode": 0.1, "context": 0.001}
 SEND, SIGNAL, DETECT, DELIVER = 2.0, 0.5, 1.5, 3.0  # at most, in ms: each is uniform from 0
 STEP = 0.4  # at most, beyond the cost
+GROWTH = 0.2  # of the delivery, with each token of the step
 
 
 class PlantedRun:
@@ -26,7 +28,7 @@ class PlantedRun:
         self.run = RunBuilder(folder)
         self.draw = random.Random(seed)
         self.live: list[dict[str, int]] = []
-        self.tokens: dict[int, list[float]] = {}
+        self.tokens: dict[int, list[tuple[float, int]]] = {}  # when made, tokens of that step
         self.asked = 0
         self.now = 0.0
         for _ in range(steps):
@@ -61,7 +63,7 @@ class PlantedRun:
         self.run.step(start, start + cost, sampled=tuple(sampled), **scheduled)
         for one in list(self.live):
             if f"r{one['name']}" in sampled:
-                self.tokens[one["name"]].append(start + cost)
+                self.tokens[one["name"]].append((start + cost, len(sampled)))
             if one["said"] == one["answer"]:
                 self.live.remove(one)
                 self._end(one)
@@ -69,9 +71,10 @@ class PlantedRun:
     def _end(self, one: dict[str, int]) -> None:
         """Every request is left when its last token is read: its user can still be heard."""
         name, made = f"r{one['name']}", self.tokens[one["name"]]
-        sent = made[0] - 100
+        first = made[0][0]
+        sent = first - 100
         arrived = sent + self.draw.uniform(0, SEND)
-        read = [at + self.draw.uniform(0, DELIVER) for at in made]
+        read = [at + self.draw.uniform(0, DELIVER) * (1 + GROWTH * num) for at, num in made]
         left = max(read)
         seen = left + self.draw.uniform(0, DETECT)
         heard = seen + self.draw.uniform(0, SIGNAL)
@@ -79,7 +82,7 @@ class PlantedRun:
         self.run.request(
             name, sent=sent, tokens=sorted(read), outcome="abandoned", end=left, **more
         )
-        self.run.events(name, generated=len(made), arrived=arrived, first_token=made[0])
+        self.run.events(name, generated=len(made), arrived=arrived, first_token=first)
         self.run.events(name, disconnected=seen, abort_received=heard, removed=heard + 1)
         self.run.events(name, blocks_freed=heard + 1, finished=heard + 1)
 
@@ -115,6 +118,30 @@ def test_the_lags_are_found(measured: Machine) -> None:
     for name, most in half.items():
         assert np.median(getattr(lags, name)) == pytest.approx(most / 2e3, rel=0.15)
     assert lags.detect_s["fin"][-1] == pytest.approx(DETECT / 1e3, rel=0.05)
+    assert lags.growth.deliver_token == pytest.approx(GROWTH, rel=0.2)
+
+
+def test_a_user_that_asks_for_its_cancel_rests_when_the_answer_has_ended(tmp_path: Path) -> None:
+    """It reads on after leaving; the frontend is told, and sees no disconnect."""
+    run = RunBuilder(tmp_path)
+    for number in range(calibration.FEWEST_LAGS):
+        name, sent = f"r{number}", number * 100.0
+        run.request(
+            name,
+            sent=sent,
+            tokens=[sent + 20],
+            outcome="abandoned",
+            end=sent + 30,
+            way="cancel",
+            server_ended_ns=at(sent + 92),
+        )
+        run.step(sent + 5, sent + 20, sampled=(name,), **{name: 8})
+        run.events(name, generated=1, arrived=sent + 1, admitted=sent + 7, first_token=sent + 20)
+        run.events(name, abort_sent=sent + 34, abort_received=sent + 36, removed=sent + 40)
+        run.events(name, blocks_freed=sent + 40, finished=sent + 40)
+    lags = calibration.lags_of([run.frames()], np.zeros(2))
+    for known, ms in ((lags.detect_s["cancel"], 4), (lags.rest_s, 8), (lags.signal_s, 2)):
+        assert (known[0], known[-1]) == pytest.approx((ms / 1e3, ms / 1e3))
 
 
 def test_the_file_reads_back_as_the_machine(measured: Machine, tmp_path: Path) -> None:

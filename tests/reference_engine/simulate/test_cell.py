@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
 from reference_engine.protocol import Event, StepRecord
@@ -15,6 +16,7 @@ from reference_engine.simulate.agenda import Agenda, Kind
 from reference_engine.simulate.cell import START_NS, Cell
 from reference_engine.simulate.plan import (
     CellPlan,
+    Growth,
     Lags,
     PlanError,
     PlannedRequest,
@@ -94,6 +96,13 @@ def test_a_request_is_read_token_by_token() -> None:
     assert played.life()["blocks_freed"] == 33
 
 
+def test_a_token_takes_longer_to_its_client_beside_others() -> None:
+    lags = msgspec.structs.replace(LAGS, growth=Growth(deliver_token=0.5))
+    both = Played(asked(0, offset_s=0.0, max_tokens=3), asked(1, offset_s=0.012), lags=lags)
+    row = min(both.rows, key=lambda row: row.sent_ns)
+    assert [since(t_ns) for t_ns in row.token_times_ns] == [12.5, 23.5, 35]
+
+
 def test_a_cancel_takes_its_way_and_waits_for_the_boundary() -> None:
     played = Played(asked(0, offset_s=0.0, **LEAVES))
     [row], life = played.rows, played.life()
@@ -124,8 +133,8 @@ def test_a_request_left_before_its_first_token() -> None:
 
 def test_a_request_left_on_its_way_is_seen_first() -> None:
     leaves = {**LEAVES, "leave_after_tokens": 0, "pause": "ns", "pause_ns": 0}
-    lags = {**{name: getattr(LAGS, name) for name in LAGS.__struct_fields__}, "send_s": [0.1, 0.1]}
-    life = Played(asked(0, offset_s=0.0, **leaves), lags=Lags(**lags)).life()
+    lags = msgspec.structs.replace(LAGS, send_s=[0.1, 0.1])
+    life = Played(asked(0, offset_s=0.0, **leaves), lags=lags).life()
     assert life["arrived"] == 100
     assert life["disconnected"] == pytest.approx(100, abs=1e-5)
     assert life["blocks_freed"] < 120
