@@ -3,9 +3,9 @@ server stamped.
 
 Only steps after which requests were left count: the next one then began as soon as it could. The
 terms are fitted, by non-negative least squares, to the time until a step's tokens were there. They
-are then lowered alike until a twentieth of the steps were shorter. The time beyond them, until the
-next step began, becomes the distribution `step_s`, whose mean makes up for it. The error is that of
-fits to four fifths of the log on the fifth left out.
+are then lowered alike until a twentieth of the steps were shorter. The time beyond them becomes the
+distribution `step_s`, whose mean makes up for it. The error, of the time from one beginning to the
+next, is that of fits to four fifths of the log on the fifth left out.
 
 The bundled engine's simulated runner sleeps for a stated cost. Then only what steps took beyond
 that is fitted, and the machine `adds_to_stated` costs.
@@ -60,7 +60,7 @@ class Steps(NamedTuple):
 
 class Fit(NamedTuple):
     terms: Floats
-    rest_s: Floats  # of each step, beyond its terms
+    beyond_s: Floats  # of each step, beyond its terms
     error: FitError
 
 
@@ -96,7 +96,7 @@ def calibrate(runs: Mapping[str, RunFrames], name: str) -> Machine:
             context_tokens=_span(steps.work[:, 3]),
         ),
         engine=EngineDefaults() if is_stated else _engine_of(runs.values()),
-        lags=lags_of(list(runs.values()), fit.rest_s),
+        lags=lags_of(list(runs.values()), steps, fit.beyond_s),
         error=fit.error,
     )
 
@@ -235,7 +235,7 @@ def fit_steps(steps: Steps) -> Fit:
 
 
 def _beyond(steps: Steps, terms: Floats) -> Floats:
-    return np.maximum(0.0, steps.took_s - steps.stated_s - steps.work @ terms)
+    return np.maximum(0.0, steps.computed_s - steps.stated_s - steps.work @ terms)
 
 
 def _terms(work: Floats, took_s: Floats) -> Floats:
@@ -259,7 +259,7 @@ def _cross_validated(steps: Steps) -> FitError:
         own = fold == number
         rest = Steps(*(column[~own] for column in steps))
         terms = _terms(rest.work, rest.computed_s - rest.stated_s)
-        beyond_s = _beyond(rest, terms).mean()
+        beyond_s = (_beyond(rest, terms) + rest.took_s - rest.computed_s).mean()
         expected[own] = steps.stated_s[own] + steps.work[own] @ terms + beyond_s
     off = expected / steps.took_s - 1
     return FitError(
@@ -273,7 +273,8 @@ def _cross_validated(steps: Steps) -> FitError:
 # Lags
 
 
-def lags_of(runs: Sequence[RunFrames], step_rest_s: Floats) -> Lags:
+def lags_of(runs: Sequence[RunFrames], steps: Steps, beyond_s: Floats) -> Lags:
+    """`beyond_s`: what each step took beyond its terms."""
     cancels = pd.concat(map(_cancel_lags, runs))
     signals = _joined([cancels["signal_s"]])
     if len(signals) < FEWEST_LAGS:
@@ -284,17 +285,24 @@ def lags_of(runs: Sequence[RunFrames], step_rest_s: Floats) -> Lags:
     signal_s = quantiles(signals)
     deliver_s, [of_token] = _without_growth(map(_delivery_lags, runs))
     schedule_s, [of_request, of_prompt_token] = _without_growth(map(_schedule_lags, runs))
+    between = np.stack([steps.running, steps.took_s - steps.computed_s])
+    between_s, [between_request] = _without_growth([between])
+    loads = cancels[["running", "detect_s"]].to_numpy(dtype=float).T
+    _, [detect_request] = _without_growth([loads])
     arrive_s = quantiles(_joined(map(_arrival_lags, runs)))
     return Lags(
         # The worker does not log when it hears of a request: the way to it is that of an abort.
         send_s=[_rounded(a + b) for a, b in zip(arrive_s, signal_s, strict=True)],
         deliver_s=quantiles(deliver_s),
-        detect_s=_detection_lags(cancels),
+        detect_s=_detection_lags(cancels, detect_request),
         signal_s=signal_s,
-        step_s=quantiles(step_rest_s),
+        step_s=quantiles(beyond_s),
+        between_s=quantiles(between_s),
         schedule_s=quantiles(schedule_s),
         rest_s=quantiles(_joined(map(_rests, runs))),
         growth=Growth(
+            between_request=between_request,
+            detect_request=detect_request,
             deliver_token=of_token,
             schedule_request=of_request,
             schedule_prompt_token=of_prompt_token,
@@ -308,8 +316,9 @@ def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
     from scipy.optimize import nnls
 
     *loads, lags_s = np.concatenate(list(parts), axis=1)
-    known = ~np.isnan(lags_s)
-    lags_s, terms = lags_s[known], np.stack([np.ones(len(lags_s)), *loads])[:, known]
+    terms = np.stack([np.ones(len(lags_s)), *loads])
+    known = ~np.isnan(lags_s + terms.sum(axis=0))
+    lags_s, terms = lags_s[known], terms[:, known]
     (at_none, *each), _ = nnls(terms.T, lags_s)
     growth = [_rounded(one / at_none) if at_none else 0.0 for one in each]
     return lags_s / (np.array([1.0, *growth]) @ terms), growth
@@ -352,26 +361,39 @@ def _first(log: pd.DataFrame, event: str) -> pd.Series:
 
 
 def _cancel_lags(frames: RunFrames) -> pd.DataFrame:
-    """way, detect_s and signal_s of each abandoned request. A cancel that a user asks for is no
-    disconnect: there the frontend's notice is the abort that it sends."""
+    """way, detect_s and signal_s of each abandoned request, and how many requests ran. A cancel
+    that a user asks for is no disconnect: there the frontend's notice is the abort that it sends.
+    """
     cancels = cancellations(frames)
+    cancels = cancels[cancels["arrived_ns"].notna() & cancels["worker"].notna()]
+    t0_ns, heard_ns = cancels["t0_ns"], cancels["heard_ns"]
     sent = _first(frames.lifecycle, "abort_sent").reindex(cancels["request_id"])
-    sent_ns = sent.reset_index(drop=True).where(cancels["way"] == Way.CANCEL)
-    told_s, heard_s = (sent_ns - cancels["t0_ns"]) / 1e9, (cancels["heard_ns"] - sent_ns) / 1e9
+    sent_ns = sent.set_axis(cancels.index).where(cancels["way"] == Way.CANCEL)
     return pd.DataFrame(
         {
             "way": cancels["way"],
-            "detect_s": cancels["detect_s"].fillna(told_s.astype("Float64")),
-            "signal_s": cancels["signal_s"].fillna(heard_s.astype("Float64")),
+            "detect_s": cancels["detect_s"].fillna(((sent_ns - t0_ns) / 1e9).astype("Float64")),
+            "signal_s": cancels["signal_s"].fillna(((heard_ns - sent_ns) / 1e9).astype("Float64")),
+            "running": _running(frames.steps, cancels),
         }
     )
 
 
-def _detection_lags(cancels: pd.DataFrame) -> dict[str, list[float]]:
+def _running(steps: pd.DataFrame, cancels: pd.DataFrame) -> pd.Series:
+    """Requests of the latest step that had begun at t0."""
+    log = steps[["started_ns", "worker", "num_running"]].sort_values("started_ns")
+    asked = cancels[["t0_ns", "worker"]].astype({"t0_ns": "int64", "worker": log["worker"].dtype})
+    found = pd.merge_asof(asked, log, left_on="t0_ns", right_on="started_ns", by="worker")
+    return found["num_running"].set_axis(cancels.index)
+
+
+def _detection_lags(cancels: pd.DataFrame, growth: float) -> dict[str, list[float]]:
+    cancels = cancels[cancels["detect_s"].notna()]
+    lags_s = cancels["detect_s"] / (1 + growth * cancels["running"].fillna(0))
     found = {
-        str(way): quantiles(rows["detect_s"].to_numpy(dtype=float))
-        for way, rows in cancels[cancels["detect_s"].notna()].groupby("way")
-        if len(rows) >= FEWEST_LAGS
+        str(way): quantiles(one.to_numpy(dtype=float))
+        for way, one in lags_s.groupby(cancels["way"])
+        if len(one) >= FEWEST_LAGS
     }
     if not found:
         raise ConfigError(f"no way of leaving was seen {FEWEST_LAGS} times: let more users leave")

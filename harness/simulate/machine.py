@@ -89,9 +89,12 @@ class EngineDefaults(Section):
 
 class Growth(Section):
     """The share by which a lag grows: `deliver_s` with each token that its step sampled,
-    `schedule_s` with each request of its step, and with each token of the prompts admitted to it.
+    `detect_s`, `between_s` and `schedule_s` with each request that runs, and `schedule_s` with each
+    token of the prompts admitted to its step, too.
     """
 
+    between_request: Annotated[float, Field(ge=0)] = 0.0
+    detect_request: Annotated[float, Field(ge=0)] = 0.0
     deliver_token: Annotated[float, Field(ge=0)] = 0.0
     schedule_request: Annotated[float, Field(ge=0)] = 0.0
     schedule_prompt_token: Annotated[float, Field(ge=0)] = 0.0
@@ -100,15 +103,16 @@ class Growth(Section):
 class Lags(Section):
     """`send_s`: the client sends → the worker hears. `deliver_s`: a step ends → the client reads
     its token. `detect_s`, by way of leaving: t0 → the frontend sees it. `signal_s`: from there to
-    the worker. `step_s`: what passes between a step's cost and the next boundary. `schedule_s`: the
-    part of a step's cost that passes until its schedule is made. `rest_s`: a user's request ends →
-    its next one is sent, in a closed loop."""
+    the worker. `step_s`: what a step takes beyond its cost. `between_s`: its end → the next
+    boundary. `schedule_s`: the part of a step's cost that passes until its schedule is made.
+    `rest_s`: a user's request ends → its next one is sent, in a closed loop."""
 
     send_s: Quantiles
     deliver_s: Quantiles
     detect_s: Annotated[dict[str, Quantiles], Field(min_length=1)]
     signal_s: Quantiles
     step_s: Quantiles
+    between_s: Quantiles
     schedule_s: Quantiles
     rest_s: Quantiles
     growth: Growth = Field(default_factory=lambda: Growth())

@@ -50,7 +50,9 @@ class Cell:
         self._common = Common(plan, settings, number, self._agenda, sink)
         self._step = StepEstimate()
         lags = plan.lags
-        self._step_lags = StepLags(Lag(lags.step_s), Lag(lags.schedule_s), lags.growth)
+        self._step_lags = StepLags(
+            Lag(lags.step_s), Lag(lags.between_s), Lag(lags.schedule_s), lags.growth
+        )
         self._end_ns: int | None = None
         self._num_steps = self._num_scheduled = self._num_generated = 0
         self._reached_ns = START_NS

@@ -42,9 +42,12 @@ PLAN_ERRORS: Final = (PlanError, EngineConfigError, FaultError)
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The share by which a lag grows: `deliver_s` with each token that its step sampled,
-    `schedule_s` with each request of its step, and with each token of the prompts admitted to it.
+    `detect_s`, `between_s` and `schedule_s` with each request that runs, and `schedule_s` with each
+    token of the prompts admitted to its step, too.
     """
 
+    between_request: NotNegative = 0.0
+    detect_request: NotNegative = 0.0
     deliver_token: NotNegative = 0.0
     schedule_request: NotNegative = 0.0
     schedule_prompt_token: NotNegative = 0.0
@@ -55,10 +58,10 @@ class Lags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `send_s`: from the client's sending until the worker has the request. `deliver_s`: from a step's
     end until the client reads its token. `detect_s`, by way of leaving: from t0 until the frontend
-    sees it. `signal_s`: from there until the worker hears of it. `step_s`: from a step's end to the
-    next boundary, and what the step took beyond its cost. `schedule_s`: the part of a step's cost
-    that passes until its schedule is made. `rest_s`: from the end of a user's request to the
-    sending of the next, in a closed loop.
+    sees it. `signal_s`: from there until the worker hears of it. `step_s`: what a step takes
+    beyond its cost. `between_s`: from its end to the next boundary. `schedule_s`: the part of a
+    step's cost that passes until its schedule is made. `rest_s`: from the end of a user's request
+    to the sending of the next, in a closed loop.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Lags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     detect_s: dict[str, Quantiles]
     signal_s: Quantiles
     step_s: Quantiles
+    between_s: Quantiles
     schedule_s: Quantiles = msgspec.field(default_factory=lambda: [0.0, 0.0])
     rest_s: Quantiles = msgspec.field(default_factory=lambda: [0.0002, 0.0002])
     growth: Growth = msgspec.field(default_factory=lambda: Growth())

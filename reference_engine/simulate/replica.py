@@ -3,8 +3,8 @@
     heard ──▶ inbox ──▶ step(boundary): apply, schedule, execute (the clock moves), report
 
 The engine is the same as in the worker; `step` is called for each boundary, instead of `run` for
-all. A boundary comes when the step before has ended and `step_s` has passed; if there is nothing to
-compute, with the first command. A command that is heard at the very instant of a boundary is
+all. A boundary comes when the step before has ended and `between_s` has passed; if there is nothing
+to compute, with the first command. A command that is heard at the very instant of a boundary is
 applied at it, as the live inbox does.
 """
 
@@ -64,16 +64,18 @@ class VirtualRunner(SimulatedRunner):
 
 
 class StepLags(NamedTuple):
-    """As `step_s` and `schedule_s` of `plan.Lags`."""
+    """As `step_s`, `between_s`, `schedule_s` and `growth` of `plan.Lags`."""
 
     step: Lag = NO_LAG
+    between: Lag = NO_LAG
     schedule: Lag = NO_LAG
     growth: Growth = Growth()
 
 
 class TimedScheduler(Scheduler):
     """Takes a little of a step's time to decide: what it admits is stamped later than what was
-    freed at the same boundary. The runner has so much less left to sleep."""
+    freed at the same boundary. The runner has so much less left to sleep, and as much more as a
+    step takes beyond its cost."""
 
     def __init__(
         self,
@@ -85,22 +87,23 @@ class TimedScheduler(Scheduler):
     ) -> None:
         super().__init__(config, eos_token_ids)
         self._clock = clock
-        self._lag, self._growth = lags.schedule, lags.growth
+        self._lags = lags
         self._random = random
         self._spent_ns = 0
 
     def schedule(self) -> StepPlan:
         plan = super().schedule()
-        growth = self._growth
+        growth = self._lags.growth
         prompt_tokens = sum(request.num_prompt_tokens for request in plan.admitted)
         share = growth.schedule_request * self.num_slots_used
         share += growth.schedule_prompt_token * prompt_tokens
-        self._spent_ns = round(self._lag.draw(self._random) * (1 + share))
+        self._spent_ns = round(self._lags.schedule.draw(self._random) * (1 + share))
         self._clock.ns += self._spent_ns
         return plan
 
     def sleep_rest(self, seconds: float) -> None:
-        self._clock.sleep(max(0.0, seconds - self._spent_ns / NS))
+        more_ns = self._lags.step.draw(self._random) - self._spent_ns
+        self._clock.sleep(max(0.0, seconds + more_ns / NS))
 
 
 class StepLog(NamedTuple):
@@ -133,7 +136,7 @@ class Replica:
         self.name = name
         self.clock = VirtualClock(start_ns)
         self.log = StepLog(array("q"), array("l"))
-        self._step_lag = lags.step
+        self._lags = lags
         self._random = random
         self._inbox: list[tuple[int, int, Command]] = []
         self._num_heard = 0
@@ -189,7 +192,8 @@ class Replica:
         if record is not None:
             self.log.ended_ns.append(record.ended_ns)
             self.log.tokens.append(len(record.sampled))
-            self._free_ns += self._step_lag.draw(self._random)
+            share = self._lags.growth.between_request * record.num_running
+            self._free_ns += round(self._lags.between.draw(self._random) * (1 + share))
         return Stepped(record, self._share.outputs, self._share.events)
 
     def request(self, request_id: str) -> Request | None:

@@ -35,7 +35,8 @@ LAGS = Lags(
     deliver_s=[0.001, 0.001],
     detect_s={"fin": [0.002, 0.002], "cancel": [0.002, 0.002]},
     signal_s=[0.0005, 0.0005],
-    step_s=[0.001, 0.001],
+    step_s=[0.0, 0.0],
+    between_s=[0.001, 0.001],
     rest_s=[0.0, 0.0],
 )
 LEAVES = {"way": "fin", "plan": "tokens:5", "leave_after_tokens": 5, "think_fraction": 0.0}

@@ -18,16 +18,22 @@ MS = 1_000_000
 
 @pytest.mark.parametrize(
     ("growth", "lag_ms"),
-    [(Growth(), 1), (Growth(schedule_request=2.0), 3), (Growth(schedule_prompt_token=0.25), 2)],
+    [
+        (Growth(), 1),
+        (Growth(schedule_request=2.0), 3),
+        (Growth(schedule_prompt_token=0.25), 2),
+        (Growth(between_request=0.5), 1),
+    ],
 )
 def test_a_schedule_takes_a_part_of_the_steps_cost(growth: Growth, lag_ms: int) -> None:
-    """An admission is stamped so long after the boundary, and the step is no longer for it."""
+    """An admission is stamped so long after the boundary, and the step is no longer for it; it is
+    longer by `step_s`."""
     config = EngineConfig(runner="simulated", step_cost=COST)
     replica = Replica(
         "worker-0",
         config,
         Faults(),
-        lags=StepLags(Lag([0.002, 0.002]), Lag([0.001, 0.001]), growth),
+        lags=StepLags(*map(constant, (0.004, 0.002, 0.001)), growth),
         random=Random(0),
         start_ns=0,
     )
@@ -37,6 +43,11 @@ def test_a_schedule_takes_a_part_of_the_steps_cost(growth: Growth, lag_ms: int) 
     admitted = next(event for event in stepped.events if event.event == "admitted")
     assert admitted.t_ns == lag_ms * MS
     assert stepped.record is not None
-    whole_ns = round((COST.fixed_s + 4 * COST.prefill_token_s) * 1e9)
+    whole_ns = round((COST.fixed_s + 4 * COST.prefill_token_s) * 1e9) + 4 * MS
     assert stepped.record.ended_ns == whole_ns
-    assert replica.due_ns() == whole_ns + 2 * MS
+    between_ms = 2 * (1 + growth.between_request)
+    assert replica.due_ns() == whole_ns + between_ms * MS
+
+
+def constant(seconds: float) -> Lag:
+    return Lag([seconds, seconds])
