@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from harness.formatting import DASH
 
 MACHINE: Final = Path(__file__).parents[2] / "harness" / "machines" / "live-simulated.toml"
-FIT_SETTINGS: Final = 4
+FIT_SETTINGS: Final = 12
 TORCH_SLOTS: Final = 8
 TORCH_BLOCKS: Final = 2048
 LONGEST_TORCH_PROMPT: Final = 128
@@ -298,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.fit:
         fit(draw, MACHINE, folder, options.seconds)
     torch_machine = folder / "torch-cpu.toml"
-    if options.torch:
+    if options.torch and not torch_machine.is_file():
         fit(draw_torch, torch_machine, folder, options.seconds)
     text, missed = [], []
     legs: tuple[tuple[Draw, int, Path | None], ...] = (

@@ -33,7 +33,7 @@ def test_a_schedule_takes_a_part_of_the_steps_cost(growth: Growth, lag_ms: int) 
         "worker-0",
         config,
         Faults(),
-        lags=StepLags(*map(constant, (0.004, 0.002, 0.001)), growth),
+        lags=StepLags(constant(0.004), constant(0.002), constant(0.001), growth),
         random=Random(0),
         start_ns=0,
     )
