@@ -40,6 +40,7 @@ COMPARED: Final = (
     ("wasted_tokens", "mean", 0.05),
     ("wasted_tokens", "p99", 0.10),
     ("slot_refill_s", "mean", 0.05),
+    ("slot_refill_s", "p50", 0.05),
     ("slot_refill_s", "p99", 0.10),
     ("ttft_s", "mean", 0.05),
     ("ttft_s", "p50", 0.05),
