@@ -319,6 +319,8 @@ def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
     terms = np.stack([np.ones(len(lags_s)), *loads])
     known = ~np.isnan(lags_s + terms.sum(axis=0))
     lags_s, terms = lags_s[known], terms[:, known]
+    if not len(lags_s):
+        return lags_s, [0.0] * len(loads)
     (at_none, *each), _ = nnls(terms.T, lags_s)
     growth = [_rounded(one / at_none) if at_none else 0.0 for one in each]
     return lags_s / (np.array([1.0, *growth]) @ terms), growth
@@ -440,23 +442,19 @@ def _sampled(frames: RunFrames) -> dict[str, npt.NDArray[np.int64]]:
 
 def _schedule_lags(frames: RunFrames) -> Floats:
     """The requests of a step, the tokens of the prompts admitted to it, and the time from the last
-    aborted request that its boundary freed to the first admission; without one, from the boundary.
-    """
+    aborted request that its boundary freed to the first admission."""
     log, key = frames.lifecycle, ["worker", "step"]
+    steps = frames.steps.drop_duplicates(key).set_index(key)[["started_ns", "num_running"]]
     taken = log[log["event"].isin(["admitted", "resumed"])]
     prompts = taken["request_id"].map(_prompt_tokens(frames)).where(taken["event"] == "admitted", 0)
-    admitted = (
-        taken.assign(prompt=prompts)
-        .groupby(key)
-        .agg(t_ns=("t_ns", "min"), prompt=("prompt", "sum"))
-    )
-    freed = log[log["event"] == "blocks_freed"].join(admitted["t_ns"].rename("admitted_ns"), on=key)
-    before = freed[freed["t_ns"] <= freed["admitted_ns"]].groupby(key)["t_ns"].max()
-    steps = frames.steps.drop_duplicates(key).set_index(key)
-    since = pd.concat([steps["started_ns"], before]).groupby(level=[0, 1]).max()
-    lag_s = (admitted["t_ns"] - since.reindex(admitted.index)) / 1e9
-    requests = steps["num_running"].reindex(admitted.index)
-    return np.stack([one.to_numpy(dtype=float) for one in (requests, admitted["prompt"], lag_s)])
+    by_step = taken.assign(prompt=prompts).groupby(key)
+    admitted = by_step.agg(admitted_ns=("t_ns", "min"), prompt=("prompt", "sum")).join(steps)
+    freed = log[log["event"] == "blocks_freed"].join(admitted, on=key)
+    # At a boundary without a step, one is freed for a later step, at another boundary.
+    freed = freed[freed["t_ns"].between(freed["started_ns"], freed["admitted_ns"])]
+    last = freed.sort_values("t_ns", kind="stable").drop_duplicates(key, keep="last")
+    lag_ns = last["admitted_ns"] - last["t_ns"]
+    return np.stack([last["num_running"], last["prompt"], lag_ns / 1e9]).astype(float)
 
 
 def _rests(frames: RunFrames) -> Floats:
