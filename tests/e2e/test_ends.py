@@ -58,12 +58,9 @@ def assert_kept(run: Run, status: str) -> None:
     assert (run.folder / "report.html").exists()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
-def test_an_interrupted_run_keeps_its_rows(tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_keeps_its_rows(tmp_path: Path) -> None:
     with midway(tmp_path) as (harness, _):
-        harness.send(number)
+        harness.send(signal.SIGINT)
         assert harness.wait() == 130, harness.output
         assert_kept(harness.run, "interrupted")
         assert harness.run.summary["outcomes"]["cut_off"] > 0
@@ -93,16 +90,14 @@ def test_a_server_that_dies_is_a_failed_run_with_its_rows(tmp_path: Path) -> Non
             assert server.url in harness.output
 
 
-@pytest.mark.parametrize("part", [pytest.param("worker", marks=pytest.mark.slow), "frontend"])
-def test_our_engine_dying_is_a_failed_run_with_its_rows(tmp_path: Path, part: str) -> None:
+def test_our_engine_dying_is_a_failed_run_with_its_rows(tmp_path: Path) -> None:
     with midway(tmp_path) as (harness, below):
-        victim = int(harness.run.manifest["target"]["config"][f"{part}_pid"])
+        victim = int(harness.run.manifest["target"]["config"]["frontend_pid"])
         assert victim in below
         psutil.Process(victim).kill()
         assert harness.wait() == 5, harness.output
         assert_kept(harness.run, "target_failed")
-        if part == "frontend":
-            assert "error: the engine died with code -9" in harness.output
+        assert "error: the engine died with code -9" in harness.output
 
 
 @pytest.mark.slow

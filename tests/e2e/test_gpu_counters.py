@@ -33,7 +33,7 @@ def test_a_run_has_the_energy_of_its_load_its_tokens_and_its_cancels(
     serve_pages: ServePages, tmp_path: Path
 ) -> None:
     url = serve_pages(page)
-    settings = set_flags("engine.runner=simulated", "run.max_seconds=8", "run.users=8")
+    settings = set_flags("engine.runner=simulated", "run.max_seconds=4", "run.users=8")
     run = measure("demo", tmp_path / "run", *settings, "--gpu-metrics-url", url)
     metrics, manifest = run.metrics, run.manifest
     window = manifest["window"]

@@ -155,41 +155,21 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("engine.num_blocks=3", "num_blocks x block_size (3 x 16) must hold one request"),
-        pytest.param("engine.model=huge", "--model huge: neither a folder", marks=pytest.mark.slow),
-        pytest.param("load.stay_tokens=999999", "context holds", marks=pytest.mark.slow),
-    ],
-)
-def test_a_setting_that_the_engine_refuses_is_one_line(
-    tmp_path: Path, setting: str, message: str
-) -> None:
-    settings = ("--set", setting, "--set", "engine.runner=simulated")
+def test_a_setting_that_the_engine_refuses_is_one_line(tmp_path: Path) -> None:
+    settings = ("--set", "engine.num_blocks=3", "--set", "engine.runner=simulated")
     code, _, stderr = run(tmp_path, "run", "demo", "--quiet", *settings)
     assert code == 2
     (line,) = stderr.splitlines()
     assert line.startswith("error: ")
-    assert message in line
+    assert "num_blocks x block_size (3 x 16) must hold one request" in line
     assert list((tmp_path / "results").iterdir()) == []
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "dmeo"], "unknown workload `dmeo`"),
-        (["run", "demo", "--nonsense"], "No such option"),
-        (["report", "nowhere"], "nowhere: is not a run's folder"),
-    ],
-)
-def test_wrong_usage_leaves_nothing_behind(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    code, stdout, stderr = run(tmp_path, *arguments)
+def test_wrong_usage_leaves_nothing_behind(tmp_path: Path) -> None:
+    code, stdout, stderr = run(tmp_path, "run", "dmeo")
     assert (code, stdout) == (2, "")
-    assert message in stderr
+    assert "unknown workload `dmeo`" in stderr
     assert "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InterruptedRunError, TargetError
+from harness.errors import TargetError
 from harness.run.pipeline import discard_if_empty, execute, why_not_saved
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import RunConfig, resolve_run
-from harness.store.manifest import Window, status_after
+from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder
 from tests.conftest import ServePages
 from tests.harness.run.conftest import Begin
@@ -54,12 +54,6 @@ def test_a_full_disk_ends_the_run_with_a_message(tmp_path: Path) -> None:
     folder.shards.mkdir(exist_ok=True)
     (folder.shards / "process-here-7.ndjson").touch()
     assert f"`walkaway collect {folder.shards} --out " in why_not_saved(errno.ENOSPC, folder)
-
-
-def test_the_status_says_how_a_run_ended() -> None:
-    assert status_after(None) == "complete"
-    assert status_after(InterruptedRunError("x")) == "interrupted"
-    assert status_after(TargetError("x")) == "target_failed"
 
 
 def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:

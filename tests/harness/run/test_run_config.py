@@ -44,11 +44,6 @@ def planned(
     return make_load_plan(run, on or server(ENGINE_CONFIG), rows_dir=Path("rows"))
 
 
-def test_a_load_knows_the_settle_time_that_was_chosen() -> None:
-    target = planned("settle.seconds=0.3", "settle.steps=7").target
-    assert (target.settle_s, target.settle_steps) == (0.3, 7)
-
-
 def test_prompts_differ_between_runs_on_one_server() -> None:
     salts = {
         prompt_salt(server(ENGINE_CONFIG), run_id=run_id, created_at=created_at)

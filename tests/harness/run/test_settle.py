@@ -13,10 +13,8 @@ from harness.run.settle import (
     may_end_early,
     settle_seconds,
     silence_seconds,
-    typical_step_s,
 )
 from harness.workload.workload import SettleSettings, load_target, load_workload
-from tests.made_up.rows import step_row
 
 
 @pytest.mark.parametrize(
@@ -53,12 +51,6 @@ def test_users_that_leave_in_silence_make_the_settle_time_longer(
     mix = f'load.mix=[{{plan="tokens", tokens=5, way="{way}"}}]'
     workload = load_workload("demo", ["load.abandon_after_tokens=[]", mix, *settings])
     assert silence_seconds(load_target(engine), workload) == seconds
-
-
-def test_the_typical_step_is_the_median() -> None:
-    assert typical_step_s([]) is None
-    steps = [step_row(1, 100, 100 + ns, {}) for ns in (10, 20, 5000)]
-    assert typical_step_s(steps) == pytest.approx(20e-9)
 
 
 @pytest.mark.parametrize(

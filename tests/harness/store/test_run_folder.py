@@ -95,12 +95,6 @@ def test_rows_come_one_by_one_and_are_written_in_parts(
     assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [3, 3, 2]
 
 
-def test_a_folder_has_no_shards_once_they_are_removed(folder: RunFolder) -> None:
-    (folder.shards / "requests-here-1.ndjson").write_bytes(b"{}\n")
-    folder.remove_shards()
-    assert not folder.shards.exists()
-
-
 def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"requests\.parquet: cannot be read"):
         RunFolder(tmp_path).frames()
