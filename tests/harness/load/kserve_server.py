@@ -90,11 +90,11 @@ class TruthServer(GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 @contextmanager
 def serving(
-    script: Script, *, threads: int = 16, tls: grpc.ServerCredentials | None = None
+    script: Script, *, tls: grpc.ServerCredentials | None = None
 ) -> Iterator[tuple[str, TruthServer]]:
     """The server's place, and what it saw."""
     truth = TruthServer(script)
-    with ThreadPoolExecutor(max_workers=threads) as pool:
+    with ThreadPoolExecutor(max_workers=16) as pool:
         server = grpc.server(pool)
         add_GRPCInferenceServiceServicer_to_server(truth, server)
         place, scheme = "127.0.0.1:0", "grpc" if tls is None else "grpcs"

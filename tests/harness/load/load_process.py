@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.load.rows import ShardReader
-from harness.records import Protocol, RequestRow
+from harness.records import RequestRow
 from harness.workload.arrivals import AnyArrivals, ClosedArrivals
 from harness.workload.load import AnyLoad
 from harness.workload.plan import LoadPlan, write_plan
@@ -31,7 +31,6 @@ class LoadProcess:
         arrivals: AnyArrivals | None = None,
         max_seconds: float = 60.0,
         options: tuple[str, ...] = (),
-        protocol: Protocol = Protocol.HTTP,
         target: dict[str, Any] | None = None,
     ) -> None:
         self.folder = folder
@@ -41,7 +40,6 @@ class LoadProcess:
             url=url,
             model="m",
             target=Target(**described | (target or {})),
-            protocol=protocol,
             run=RunSettings(seed=3, users=users, timeout_s=timeout_s, max_seconds=max_seconds),
             load=load,
             arrivals=arrivals or ClosedArrivals(),

@@ -9,12 +9,13 @@ import pytest
 
 from harness.errors import TargetError
 from harness.records import Outcome, RequestRow, Role, TrialArm
-from harness.workload.load import CancelStormLoad, OccupancyLoad, SlotRecoveryLoad, Variant
+from harness.workload.load import AnyLoad, CancelStormLoad, OccupancyLoad, SlotRecoveryLoad, Variant
 from tests.harness.load.asking import engine
 from tests.harness.load.conftest import Exchange, Script, Serve
 from tests.harness.load.load_process import LoadProcess
 
-e2e = pytest.mark.e2e
+pytestmark = pytest.mark.e2e
+
 LOAD = SlotRecoveryLoad(
     kind="slot_recovery",
     slots=2,
@@ -26,7 +27,22 @@ LOAD = SlotRecoveryLoad(
 )
 
 
-@e2e
+def rows_of(
+    serve: Serve, folder: Path, script: Script, load: AnyLoad, *, settle_s: float = 0.0
+) -> list[RequestRow]:
+    target = {"settle_s": settle_s}
+    return LoadProcess(folder, serve(script).url, load, users=1, target=target).result()
+
+
+def reason(serve: Serve, folder: Path, script: Script, load: AnyLoad) -> str:
+    """The last line of a load that could not go on."""
+    child = LoadProcess(folder, serve(script).url, load, users=1)
+    _, log = child.process.communicate(timeout=60)
+    child.stdin.close()
+    assert child.process.returncode == TargetError.exit_code
+    return log.splitlines()[-1]
+
+
 def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: Path) -> None:
     load = CancelStormLoad(
         kind="cancel_storm",
@@ -38,7 +54,7 @@ def test_a_storm_is_left_at_one_moment_and_comes_again(serve: Serve, tmp_path: P
         answer_tokens=5000,
         stay_tokens=20,
     )
-    rows = LoadProcess(tmp_path, serve(engine).url, load, users=1).result()
+    rows = rows_of(serve, tmp_path, engine, load)
     left = sorted((row for row in rows if row.trial is not None), key=lambda row: row.trial or 0)
     assert {row.outcome for row in left} == {Outcome.ABANDONED}
     waves = [list(wave) for _, wave in groupby(left, key=lambda row: row.trial)]
@@ -98,14 +114,12 @@ def engine_with_slots(
     return script
 
 
-@e2e
 @pytest.mark.parametrize("real", [2, 3, 4], ids=["a slot fewer than told", "as told", "one more"])
 def test_a_train_samples_one_stream_that_leaves_at_a_time(
     serve: Serve, tmp_path: Path, real: int
 ) -> None:
     load = LOAD.model_copy(update={"slots": 3, "trials": 5})
-    child = LoadProcess(tmp_path, serve(engine_with_slots(real)).url, load, users=1)
-    rows = child.result()
+    rows = rows_of(serve, tmp_path, engine_with_slots(real), load)
     unloaded = [row for row in rows if row.arm == TrialArm.UNLOADED]
     assert [row.outcome for row in unloaded] == [Outcome.COMPLETED] * 5
     samples = [row for row in rows if row.arm == TrialArm.ABANDON and row.reference_ns]
@@ -126,12 +140,10 @@ def test_a_train_samples_one_stream_that_leaves_at_a_time(
     assert metronome.token_times_ns[-1] > max(end or 0 for end in ends)
 
 
-@e2e
 def test_no_filler_of_a_train_comes_to_its_own_end(serve: Serve, tmp_path: Path) -> None:
     """A cancel takes 50 steps, so that eight fillers cannot leave one by one before they end."""
     load = LOAD.model_copy(update={"slots": 8, "trials": 9, "answer_tokens": 400})
-    server = serve(engine_with_slots(8, held_s=0.25))
-    rows = LoadProcess(tmp_path, server.url, load, users=1).result()
+    rows = rows_of(serve, tmp_path, engine_with_slots(8, held_s=0.25), load)
     fillers = [row for row in rows if row.role in (Role.FILLER, Role.METRONOME)]
     assert {row.outcome for row in fillers} == {Outcome.ABANDONED, Outcome.CUT_OFF}
     assert sum(row.arm == TrialArm.ABANDON and row.reference_ns is not None for row in rows) == 9
@@ -143,7 +155,6 @@ def one_token(x: Exchange) -> None:
     x.finish()
 
 
-@e2e
 @pytest.mark.parametrize(
     ("script", "why"),
     [
@@ -154,21 +165,16 @@ def one_token(x: Exchange) -> None:
 def test_a_train_that_gets_no_sample_says_why(
     serve: Serve, tmp_path: Path, script: Script, why: str
 ) -> None:
-    child = LoadProcess(tmp_path, serve(script).url, LOAD, users=1)
-    _, log = child.process.communicate(timeout=60)
-    child.stdin.close()
-    assert child.process.returncode == TargetError.exit_code
-    assert f"walkaway: no stream left while a probe waited: {why}" in log.splitlines()[-1]
+    last = reason(serve, tmp_path, script, LOAD)
+    assert f"walkaway: no stream left while a probe waited: {why}" in last
 
 
-@e2e
 @pytest.mark.parametrize("variant", ["prefill", "queue"])
 def test_only_those_that_left_in_their_phase_are_samples(
     serve: Serve, tmp_path: Path, variant: Variant
 ) -> None:
     load = LOAD.model_copy(update={"trials": 4, "variant": variant, "prefill_tokens": LONG})
-    server = serve(engine_with_slots(2, prefill_s=0.02))
-    rows = LoadProcess(tmp_path, server.url, load, users=1).result()
+    rows = rows_of(serve, tmp_path, engine_with_slots(2, prefill_s=0.02), load)
     plan = {"prefill": "prefill", "queue": "queued"}[variant]
     leavers = {row.trial: row for row in rows if row.plan == plan}
     samples = [row for row in rows if row.arm == TrialArm.ABANDON and row.reference_ns]
@@ -195,16 +201,14 @@ def held_by_round(rows: list[RequestRow]) -> list[list[bool]]:
     ]
 
 
-@e2e
 @pytest.mark.parametrize("told", [3, 5])
 def test_requests_that_wait_after_a_round_count_what_is_held(
     serve: Serve, tmp_path: Path, told: int
 ) -> None:
     """Ghosts 3, 6 and 7 of 12 that leave, whatever number of slots was told."""
     load = OCCUPANCY.model_copy(update={"slots": told})
-    server = serve(engine_with_slots(4, ghosts=(3, 6, 7)))
-    target = {"settle_s": 0.5}
-    rows = LoadProcess(tmp_path, server.url, load, users=1, target=target).result()
+    script = engine_with_slots(4, ghosts=(3, 6, 7))
+    rows = rows_of(serve, tmp_path, script, load, settle_s=0.5)
     rounds = held_by_round(rows)
     assert [len(one) for one in rounds] == [4, 4, 4]
     assert [sum(one) for one in rounds] == [1, 2, 0]
@@ -212,16 +216,17 @@ def test_requests_that_wait_after_a_round_count_what_is_held(
     assert all(row.first_token_ns is not None for row in checks)
 
 
-@e2e
 def test_requests_that_count_outlast_those_that_left_also_when_steps_become_longer(
     serve: Serve, tmp_path: Path
 ) -> None:
     """Else a ghost ends after them, and counts as a lost slot."""
     quick, slow = (engine_with_slots(4, gap_s=gap_s) for gap_s in (0.002, 0.008))
     number = count()
-    server = serve(lambda x: (quick if next(number) < 10 else slow)(x))
-    target = {"settle_s": 0.3}
-    rows = LoadProcess(tmp_path, server.url, OCCUPANCY, users=1, target=target).result()
+
+    def script(x: Exchange) -> None:
+        (quick if next(number) < 10 else slow)(x)
+
+    rows = rows_of(serve, tmp_path, script, OCCUPANCY, settle_s=0.3)
     filled = [row for row in rows if row.arm == TrialArm.OCCUPANCY and row.outcome != "completed"]
     for trial in range(3):
         checks = [row for row in filled if row.trial == trial]
@@ -230,23 +235,18 @@ def test_requests_that_count_outlast_those_that_left_also_when_steps_become_long
         assert min(row.max_tokens or 0 for row in checks) > max(to_come)
 
 
-@e2e
 def test_prefills_are_no_ghosts(serve: Serve, tmp_path: Path) -> None:
     """Four prefills take longer than the settle time."""
     load = OCCUPANCY.model_copy(update={"rounds": 1})
-    server = serve(engine_with_slots(4, prefill_s=0.15))
-    target = {"settle_s": 0.4}
-    rows = LoadProcess(tmp_path, server.url, load, users=1, target=target).result()
+    rows = rows_of(serve, tmp_path, engine_with_slots(4, prefill_s=0.15), load, settle_s=0.4)
     assert held_by_round(rows) == [[False] * 4]
 
 
-@e2e
 def test_ghosts_of_the_capacity_phase_are_waited_for(serve: Serve, tmp_path: Path) -> None:
     """One of the two long prompts that have room goes on, for longer than several answers take."""
     load = OCCUPANCY.model_copy(update={"rounds": 1, "capacity_prompt_tokens": LONG})
     script = engine_with_slots(4, ghosts=(1, 4), gap_s=0.005, long_at_once=2)
-    target = {"settle_s": 0.2}
-    rows = LoadProcess(tmp_path, serve(script).url, load, users=1, target=target).result()
+    rows = rows_of(serve, tmp_path, script, load, settle_s=0.2)
     assert [sum(one) for one in held_by_round(rows)] == [1]
     assert len(held_by_round(rows)[0]) == 4
     for trial in (0, 1):
@@ -255,17 +255,15 @@ def test_ghosts_of_the_capacity_phase_are_waited_for(serve: Serve, tmp_path: Pat
         assert len(of_it) == 3
 
 
-@e2e
 def test_a_capacity_phase_whose_answers_all_end_comes_to_its_end(
     serve: Serve, tmp_path: Path
 ) -> None:
     load = OCCUPANCY.model_copy(update={"rounds": 1, "capacity_prompt_tokens": LONG})
     script = engine_with_slots(4, long_at_once=1, long_answer=30)
-    rows = LoadProcess(tmp_path, serve(script).url, load, users=1).result()
+    rows = rows_of(serve, tmp_path, script, load)
     assert [row.trial for row in rows if row.arm == TrialArm.CAPACITY] == [0, 0, 1, 1]
 
 
-@e2e
 def test_a_refused_capacity_prompt_ends_the_load_with_its_reason(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -278,9 +276,6 @@ def test_a_refused_capacity_prompt_ends_the_load_with_its_reason(
             good(x)
 
     load = OCCUPANCY.model_copy(update={"capacity_prompt_tokens": LONG})
-    child = LoadProcess(tmp_path, serve(script).url, load, users=1)
-    _, log = child.process.communicate(timeout=60)
-    child.stdin.close()
-    assert child.process.returncode == TargetError.exit_code
-    assert "a prompt of 1000 tokens got no token from the idle server: " in log.splitlines()[-1]
-    assert "too long" in log.splitlines()[-1]
+    last = reason(serve, tmp_path, script, load)
+    assert "a prompt of 1000 tokens got no token from the idle server: " in last
+    assert "too long" in last

@@ -196,21 +196,21 @@ def at_once(answer: bytes) -> Seen:
 some_readings = st.lists(st.sampled_from(READINGS), min_size=1, max_size=4)
 
 
-@given(ANSWERS, PLACES, some_readings)
-def test_over_gevents_sockets(answer: bytes, places: list[int], readings: list[Reading]) -> None:
-    assert sent_in(cut(answer, places), readings) == at_once(answer)
-
-
+@pytest.mark.parametrize("is_tls", [False, True])
 @given(ANSWERS, PLACES, PLACES, some_readings, st.booleans())
-def test_over_tls(
+def test_over_gevents_sockets(
     secrets: Secrets,
+    is_tls: bool,
     answer: bytes,
     records: list[int],
     places: list[int],
     readings: list[Reading],
     says_so: bool,
 ) -> None:
-    """Cut into records, and these cut again; the server says that it ends, or does not."""
+    """TLS is cut into records, and these cut again; the server says that it ends, or does not."""
+    if not is_tls:
+        assert sent_in(cut(answer, places), readings) == at_once(answer)
+        return
     ours, peer = agreed(secrets)
     for piece in cut(answer, records):
         peer.end.write(piece)
@@ -249,8 +249,10 @@ def test_tls_where_none_is_spoken() -> None:
 
 @pytest.mark.parametrize("name", ["chunked", "trailers", "length", "no content", "redirect"])
 def test_what_may_go_on(name: str) -> None:
-    closing = GOOD[name].replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
-    for answer, may_go_on in ((GOOD[name], True), (GOOD[name] + b"x", False), (closing, False)):
+    good = GOOD[name]
+    closing = good.replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+    older = good.replace(b"HTTP/1.1", b"HTTP/1.0")
+    for answer, may_go_on in ((good, True), (good + b"x", False), (closing, False), (older, False)):
         connection = over(answer)
         connection.receive_head()
         body_of(connection)

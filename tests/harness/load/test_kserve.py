@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from harness.load.kserve import KServeClient
 from harness.load.wire_log import WireLog
-from harness.records import Outcome, Protocol, RequestRow, TokenCounting, Way, WireClose
+from harness.records import Outcome, RequestRow, TokenCounting, Way, WireClose
 from harness.store.conform_result import read_wire_log
 from harness.workload.abandon import LeaveRule, never
 from harness.workload.workload import load_target
@@ -31,8 +30,6 @@ from tests.harness.load.kserve_server import (
     until_left,
     whole,
 )
-from tests.harness.load.load_process import LoadProcess
-from tests.harness.workload.mixes import load_of, tokens
 
 SOURCE = load_target("reference").kserve
 
@@ -311,29 +308,3 @@ def test_users_share_the_frontends_evenly() -> None:
         users.client.close()
     assert [row.frontend for row in rows] == [0, 1, 0, 1]
     assert (set(first.calls), set(other.calls)) == ({"r0", "r2"}, {"r1", "r3"})
-
-
-@pytest.mark.e2e
-def test_a_load_over_grpc_under_locust(tmp_path: Path) -> None:
-    ways = (Way.CANCEL, Way.CHANNEL_CLOSED, Way.PROCESS_KILLED, Way.HALF_CLOSE)
-    mix = [tokens(1, 4, way=way) for way in ways]
-    load = load_of(*mix, stay_share=0.2, answer_tokens=60, stay_tokens=9, stop_after_abandons=60)
-    with serving(whole, threads=32) as (url, truth):
-        child = LoadProcess(
-            tmp_path, url, load, users=6, protocol=Protocol.GRPC, target={"kserve": SOURCE}
-        )
-        rows = child.result()
-        left = [row for row in rows if row.outcome is Outcome.ABANDONED]
-        calls = {row.request_id: ended(truth, row) for row in left}
-    assert {row.outcome for row in rows} <= {
-        Outcome.ABANDONED,
-        Outcome.COMPLETED,
-        Outcome.CUT_OFF,
-    }
-    assert len(left) >= 60
-    assert {row.way for row in left} == set(ways)
-    for row in left:
-        served = calls[row.request_id]
-        assert served.is_cancelled == (row.way != Way.HALF_CLOSE), row
-        assert (row.planned_abandon or 0) <= row.tokens_read <= served.tokens_sent
-        assert (row.abandoned_ns or 0) < (served.ended_ns or 0) < time.perf_counter_ns()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from tritonclient.grpc.service_pb2 import ModelStreamInferResponse
 
 from harness.records import Delivery, Outcome, Protocol, RequestRow, Way, WireClose
@@ -46,7 +45,7 @@ def server(x: Exchange) -> None:
         x.finish()
 
 
-SCENARIOS: list[dict[str, Any]] = [
+AT_ONCE: list[dict[str, Any]] = [
     {"way": way, **moment}
     for way in ("fin", "rst")
     for moment in (
@@ -57,14 +56,19 @@ SCENARIOS: list[dict[str, Any]] = [
         {"max_tokens": THREE_TOKENS, "tokens": 2, "is_planned": True},
     )
 ]
+OTHERS: list[dict[str, Any]] = [
+    {"way": "half_close", "max_tokens": HALF, "tokens": 3},
+    {"way": "cancel", "max_tokens": HALF, "tokens": 3},
+    {"way": "killed", "max_tokens": THREE_TOKENS, "tokens": 3, "is_planned": True},
+]
 
 
-def test_a_stream_leaves_before_the_head_in_prefill_and_between_tokens(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_a_stream_leaves_in_every_way_at_any_moment(serve: Serve, tmp_path: Path) -> None:
     started = serve(server)
-    rows = play(tmp_path, plan_of(started.url), SCENARIOS)
-    for scenario, row in zip(SCENARIOS, rows, strict=True):
+    *rows, half_closed, cancelled, killed = play(
+        tmp_path, plan_of(started.url), [*AT_ONCE, *OTHERS]
+    )
+    for scenario, row in zip(AT_ONCE, rows, strict=True):
         x = started.exchanges[row.request_id]
         assert x.is_over.wait(30)
         assert row.outcome is Outcome.ABANDONED
@@ -73,31 +77,17 @@ def test_a_stream_leaves_before_the_head_in_prefill_and_between_tokens(
         assert row.tokens_read == (3 if scenario["max_tokens"] == THREE_TOKENS else 0)
         assert x.closed_ns is not None
         assert row.sent_ns < (row.abandoned_ns or 0) <= x.closed_ns
-
-
-def test_ways_that_read_on_tell_what_still_came(serve: Serve, tmp_path: Path) -> None:
-    started = serve(server)
-    left = {"max_tokens": HALF, "tokens": 3}
-    scenarios = [left | {"way": way} for way in ("half_close", "cancel")]
-    half_closed, cancelled = play(tmp_path, plan_of(started.url), scenarios)
     assert (half_closed.way, half_closed.wire_close) == (Way.HALF_CLOSE, WireClose.FIN)
     assert (cancelled.way, cancelled.wire_close) == (Way.CANCEL, WireClose.NOTHING)
     assert f"/v1/requests/{cancelled.request_id}/cancel" in {
         x.target for x in started.exchanges.values()
     }
     for row in (half_closed, cancelled):
-        assert row.outcome is Outcome.ABANDONED
+        assert (row.outcome, row.error) == (Outcome.ABANDONED, None)
         assert row.server_ended_ns is not None
-        assert row.error is None
-
-
-def test_a_process_is_killed_and_a_reader_stops(serve: Serve, tmp_path: Path) -> None:
-    started = serve(server)
-    scenario = {"way": "killed", "max_tokens": THREE_TOKENS, "tokens": 3, "is_planned": True}
-    [row] = play(tmp_path, plan_of(started.url), [scenario])
-    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 3)
-    assert row.wire_close is WireClose.KERNEL
-    assert started.exchanges[row.request_id].is_over.wait(30)
+    assert (killed.outcome, killed.tokens_read) == (Outcome.ABANDONED, 3)
+    assert killed.wire_close is WireClose.KERNEL
+    assert started.exchanges[killed.request_id].is_over.wait(30)
 
 
 def test_a_user_leaves_before_there_is_a_connection(full: str, tmp_path: Path) -> None:
@@ -106,10 +96,7 @@ def test_a_user_leaves_before_there_is_a_connection(full: str, tmp_path: Path) -
     assert (row.outcome, row.wire_close) == (Outcome.ABANDONED, WireClose.UNOPENED)
 
 
-@pytest.mark.parametrize(
-    ("way", "closes"), [("fin", WireClose.RST_STREAM), ("half_close", WireClose.END_STREAM)]
-)
-def test_a_call_over_grpc_leaves_too(way: str, closes: WireClose, tmp_path: Path) -> None:
+def test_a_call_over_grpc_leaves_too(tmp_path: Path) -> None:
     def two_tokens(served: Served) -> Iterator[ModelStreamInferResponse]:
         yield served.token()
         yield served.token()
@@ -117,7 +104,12 @@ def test_a_call_over_grpc_leaves_too(way: str, closes: WireClose, tmp_path: Path
 
     with serving(two_tokens) as (url, _):
         plan = plan_of(url, target={"kserve": SOURCE}, protocol=Protocol.GRPC)
-        scenario = {"way": way, "max_tokens": 50, "tokens": 2}
-        [row] = play(tmp_path, plan, [scenario])
-    assert (row.outcome, row.tokens_read, row.delivery) == (Outcome.ABANDONED, 2, Delivery.STREAM)
-    assert (row.way, row.wire_close) == ("half_close" if way == "half_close" else "cancel", closes)
+        left = {"max_tokens": 50, "tokens": 2}
+        rows = play(tmp_path, plan, [left | {"way": way} for way in ("fin", "half_close")])
+    assert {(row.outcome, row.tokens_read, row.delivery) for row in rows} == {
+        (Outcome.ABANDONED, 2, Delivery.STREAM)
+    }
+    assert [(row.way, row.wire_close) for row in rows] == [
+        (Way.CANCEL, WireClose.RST_STREAM),
+        (Way.HALF_CLOSE, WireClose.END_STREAM),
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.running import ROOT, Run
 from tests.harness.load.asking import until_left
-from tests.harness.load.conftest import Exchange, Script, Secrets, Serve
+from tests.harness.load.conftest import Exchange, Script, Serve
 
 pytestmark = pytest.mark.e2e
 
@@ -101,32 +101,6 @@ def test_it_redirects(serve: Serve, tmp_path: Path) -> None:
     code, output, _ = end_of_run(tmp_path, serve(lambda x: x.send(text)).url)
     assert code == 2
     assert "redirects to https://elsewhere/v1/models: name that address" in output
-
-
-@pytest.mark.slow
-def test_it_is_not_trusted_until_its_ca_is_named(
-    serve: Serve, secrets: Secrets, tmp_path: Path
-) -> None:
-    def answer(x: Exchange) -> None:
-        x.accept()
-        x.stream(tokens=40, gap_s=0.01)
-        x.goes_on = x.closed_ns is None
-
-    server = serve(only_to_the_load(answer), tls=secrets.server)
-    code, output, _ = end_of_run(tmp_path / "first", server.url)
-    assert code == 5
-    assert "the certificate of 127.0.0.1 is not trusted" in output
-    code, output, run = end_of_run(
-        tmp_path / "second",
-        server.url,
-        *("--ca-file", secrets.ca_file, "--set", "load.stop_after_abandons=4"),
-        *("--set", "run.timeout_s=30", "--set", "run.max_seconds=30"),
-        *("--set", "run.keep_alive=true"),
-    )
-    assert code == 0, output
-    rows = run.rows("requests")
-    assert sum(row["outcome"] == "abandoned" for row in rows) >= 4
-    assert {row["error"] for row in rows} == {None}
 
 
 @pytest.mark.slow

@@ -41,13 +41,6 @@ def test_what_is_beyond_a_cap_is_refused_with_the_flag_that_raises_it(
     typed_plan(*flags, flag, users=users)
 
 
-def test_how_many_arrivals_may_be_open_at_once_is_an_option() -> None:
-    usual, fewer = typed_plan(AT_A_RATE), typed_plan(AT_A_RATE, "--walkaway-max-streams=5")
-    assert usual.schedule is not None
-    assert fewer.schedule is not None
-    assert (usual.schedule.max_streams, fewer.schedule.max_streams) == (1000, 5)
-
-
 @pytest.mark.parametrize(
     ("flag", "message"),
     [

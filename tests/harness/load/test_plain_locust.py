@@ -28,12 +28,6 @@ def ended(process: subprocess.Popen[str], *, code: int = 0) -> str:
     return err
 
 
-@pytest.mark.slow
-def test_a_mistake_in_the_options_is_one_message() -> None:
-    process = run_locust("--headless", "--walkaway-plan", "nowhere.json")
-    assert "cannot read the plan" in ended(process, code=2)
-
-
 @pytest.mark.parametrize(
     ("processes", "users"), [(1, {0, 1}), (2, {0, 1_000_000})], ids=["alone", "master and workers"]
 )
@@ -67,7 +61,7 @@ def test_plain_locust_makes_a_plan_of_its_options(
 def test_failed_requests_end_it_with_1_as_locust_does(processes: int) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     process = run_locust(
-        *(*HEADLESS, "-u", "2", "-r", "2", "-t", "4", "--host", nobody),
+        *(*HEADLESS, "-u", "2", "-r", "2", "-t", "2", "--host", nobody),
         *(together(processes) if processes > 1 else ()),
     )
     assert "connection refused" in ended(process, code=1)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from harness.workload.arrivals import (
     ConstantArrivals,
     GammaArrivals,
-    PoissonArrivals,
     RampArrivals,
     RateArrivals,
     Step,
@@ -71,23 +70,6 @@ def test_a_ramp_sends_the_area_under_its_rate() -> None:
     found = times(ramp(80, 0, 100, "poisson"))
     assert len(found) == pytest.approx(4000, rel=0.05)
     assert sum(time < 50 for time in found) == pytest.approx(3000, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("arrivals", "shape"),
-    [
-        (EVEN, None),
-        (PoissonArrivals(kind="poisson", rate=4, seconds=1), 1.0),
-        (gamma(4, 1, 0.25), 0.25),
-        (ramp(4, 4, 1, "poisson"), 1.0),
-        (ramp(4, 4, 1, 4.0), 4.0),
-        (steps((1, 4), spacing="even"), None),
-    ],
-)
-def test_each_kind_is_a_rate_and_a_spacing(arrivals: RateArrivals, shape: float | None) -> None:
-    assert list(arrivals.stretches) == [Stretch(1, 4, 4)]
-    assert arrivals.shape == shape
-    assert arrivals.max_streams == 1000
 
 
 rates = st.floats(0, 50)

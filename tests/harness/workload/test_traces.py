@@ -45,12 +45,6 @@ TIMESTAMP,ContextTokens,GeneratedTokens\r
 2023-11-16 18:15:46.6805900,374,44\r
 2023-11-16 18:15:50.9951690,396,109\r
 """
-BURST_GPT = """\
-Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,ChatGPT,472,18,490,Conversation log
-45,ChatGPT,1087,0,1087,Conversation log
-118,GPT-4,417,276,693,API log
-"""
 
 
 def read(text: str) -> list[Recorded]:
@@ -63,16 +57,6 @@ def trace_of(**changes: Any) -> TraceArrivals:
 
 def limits(prompts: tuple[int, int] = (1, 10_000), answers: int = 1000) -> AbandonLoad:
     return load_of(STAY, prompt_tokens=list(prompts), stay_tokens=answers)
-
-
-def test_each_format_has_its_times_lengths_and_pages() -> None:
-    first, second = read(MOONCAKE)
-    assert first == Recorded(at_s=0, prompt_tokens=1100, answer_tokens=50, pages=(0, 1, 2))
-    assert (second.at_s, second.pages) == (2.5, (0, 3))
-    first, second = read(AZURE)
-    assert (first.prompt_tokens, first.answer_tokens) == (374, 44)
-    assert second.at_s - first.at_s == pytest.approx(4.314579, abs=1e-5)
-    assert [one.at_s for one in read(BURST_GPT)] == [5, 45, 118]
 
 
 def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
