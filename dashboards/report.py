@@ -159,10 +159,7 @@ def _of_run(run: Run) -> dict[str, Any]:
         "not_measurable": summary.not_measurable,
         "side_by_side": [],
         "sections": _sections(run),
-        "tables": [
-            *replicas_table(summary),
-            *account_tables(summary.agreement, summary.audit),
-        ],
+        "tables": [*replicas_table(summary), *account_tables(summary.agreement, summary.audit)],
         "listing": None if frames.requests.empty else request_rows(run),
         "every_figure": every_figure({"": summary}),
     }

@@ -12,12 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from harness.analysis.comparable import (
-    Conditions,
-    ends_line,
-    manifest_remarks,
-    why_not_figures,
-)
+from harness.analysis.comparable import Conditions, ends_line, manifest_remarks, why_not_figures
 from harness.analysis.compare import Limits, limits_of
 from harness.errors import ConfigError
 from harness.gate.judge import Measured

@@ -9,16 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from dashboards.figures.canvas import (
-    BLUE,
-    GREY,
-    VERMILION,
-    Figure,
-    Floats,
-    canvas,
-    plain,
-    whiskers,
-)
+from dashboards.figures.canvas import BLUE, GREY, VERMILION, Figure, Floats, canvas, plain, whiskers
 from harness.formatting import quantity
 from harness.records import Metric
 

@@ -12,16 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from dashboards.figures.canvas import (
-    CYCLE,
-    DASHES,
-    GREY,
-    PURPLE,
-    VERMILION,
-    Figure,
-    Floats,
-    canvas,
-)
+from dashboards.figures.canvas import CYCLE, DASHES, GREY, PURPLE, VERMILION, Figure, Floats, canvas
 from harness.export.library import Clock
 from harness.formatting import number
 

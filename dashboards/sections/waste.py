@@ -65,9 +65,7 @@ def _about_bounds(bars: Sequence[WasteBar]) -> list[str]:
 
 
 def point_bars(
-    points: Sequence[Mapping[str, Any]],
-    most: int = MOST_BARS,
-    unfinished: Collection[int] = (),
+    points: Sequence[Mapping[str, Any]], most: int = MOST_BARS, unfinished: Collection[int] = ()
 ) -> list[WasteBar]:
     """A bar for each abandon point; beyond `most`, neighbours are merged so that each bar stands
     for about as many requests. A point in `unfinished` gives a lower bound.

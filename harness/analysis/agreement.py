@@ -25,10 +25,7 @@ from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Metric, Role, TrialArm
 from harness.store.frames import RunFrames
 
-_BY_BLOCKS: Final = (
-    (CANCEL_LATENCY, "gauge"),
-    ("wasted_tokens", "counter"),
-)
+_BY_BLOCKS: Final = ((CANCEL_LATENCY, "gauge"), ("wasted_tokens", "counter"))
 # A token's way from the sampler to the client: written, sent over loopback, read and parsed. The
 # client's own lag is added to it.
 _TOKENS_WAY_S: Final = 0.010

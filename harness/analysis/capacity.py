@@ -42,10 +42,7 @@ def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
         "step_s": ("exact", facts.lacks("steps") or "no step in the load window"),
         "client_lag_s": ("client", "the load did not watch itself"),
         "scrape_interval_s": ("client", scraped),
-        "gpu_interval_s": (
-            "client",
-            facts.no_gpu or "the GPU's readings changed less than twice",
-        ),
+        "gpu_interval_s": ("client", facts.no_gpu or "the GPU's readings changed less than twice"),
     }
     return {
         name: sampled(name, Sample(values=series[name], is_series=True), why_empty, method=method)

@@ -1,25 +1,20 @@
 """The page of a comparison, read back with a parser."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from dashboards.__main__ import main
-from tests.dashboards.reading import Page, page_by
-from tests.made_up.changed import change, linked_copy
+from tests.dashboards.reading import page_by
+from tests.made_up.changed import change, linked_copy, with_arms
 from tests.made_up.run import save_judged
-from tests.made_up.summaries import content_of_arms
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A cancel of 11 ms in steps of 10 ms, and one of 31 ms in steps of 20 ms."""
     folder = tmp_path_factory.mktemp("judged")
-    return (
-        save_judged(folder / "before"),
-        save_judged(folder / "after", step_ms=20, freed_ms=131),
-    )
+    return (save_judged(folder / "before"), save_judged(folder / "after", step_ms=20, freed_ms=131))
 
 
 @pytest.fixture
@@ -28,30 +23,17 @@ def runs(judged: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return before, after
 
 
-def compared(*runs: Path) -> Page:
-    return page_by("compare", *runs)
-
-
 def test_a_run_that_is_named_twice_has_two_names(runs: tuple[Path, Path]) -> None:
     before, after = runs
-    page = compared(before, after, after, before)
+    page = page_by("compare", before, after, after, before)
     names = [trace["name"] for trace in page.figures()["arm0-curves"]["data"]]
     assert names == [str(before), str(after), f"{after} (2)", f"{before} (2)"]
 
 
-def with_arms(run: Path, path: Path, arms: tuple[str, ...]) -> Path:
-    linked_copy(run, path)
-    whole = json.loads((path / "summary.json").read_text())
-    change(path, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
-    for arm in arms:
-        linked_copy(run, path / "rounds" / f"1-{arm}")
-    return path
-
-
 def test_arms_are_compared_by_name(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    before = with_arms(runs[0], tmp_path / "x", ("off", "on"))
-    after = with_arms(runs[1], tmp_path / "y", ("on", "off", "more"))
-    page = compared(before, after)
+    before = with_arms(runs[0], tmp_path / "x", "off", "on")
+    after = with_arms(runs[1], tmp_path / "y", "on", "off", "more")
+    page = page_by("compare", before, after)
     assert page.texts("h2")[:2] == ["Arm off", "Arm on"]
     assert {"arm0-curves", "arm1-curves"} <= set(page.figures())
     assert "y, arm on." in page.body
@@ -65,7 +47,9 @@ def test_a_run_of_another_question_is_left_out_and_told_of(runs: tuple[Path, Pat
     old = linked_copy(after, after.parent / "old")
     change(old, "manifest.json", schema_version=0)
     left_out = [
-        text for text in compared(before, after, other, old).texts("li") if "left out" in text
+        text
+        for text in page_by("compare", before, after, other, old).texts("li")
+        if "left out" in text
     ]
     assert "different workloads, `hand-made` and `soak`" in left_out[0]
     assert "schema version 0" in left_out[1]
@@ -84,7 +68,7 @@ def test_where_nothing_can_be_compared_there_is_no_page(
 def test_lost_rows_leave_the_curves_out_and_the_figures_in(runs: tuple[Path, Path]) -> None:
     for run in runs:
         (run / "lifecycle.parquet").unlink()
-    page = compared(*runs)
+    page = page_by("compare", *runs)
     assert "arm0-curves" not in page.figures()
     assert "arm0-ratios" in page.figures()
     assert "No run has a log of single cancels." in page.body

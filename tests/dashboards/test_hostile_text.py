@@ -29,35 +29,14 @@ EVIL: Final = (
 EVIL_NAME: Final = "<img src=x onerror=window.pwned=5><b>bold<b>"  # of a folder: without a slash
 # Keys and columns whose values are choices of ours, not text.
 OURS: Final = {
-    "status",
-    "level",
-    "created_at",
-    "outcome",
-    "role",
-    "event",
-    "wire_close",
-    "delivery",
-    "token_counting",
-    "labels",
-    "kind",
-    "verdict",
-    "aftermath",
-    "expected",
-    "wire_log",
-    "what",
-    "sent",
+    *("status", "level", "created_at", "outcome", "role", "event", "wire_close", "delivery"),
+    *("token_counting", "labels", "kind", "verdict", "aftermath", "expected", "wire_log"),
+    *("what", "sent"),
 }
 # Mappings whose keys are not ours either.
 NAMES: Final = {
-    "not_measurable",
-    "hardware",
-    "versions",
-    "others",
-    "arms",
-    "metrics",
-    "per_round",
-    "client",
-    "leaks_in_use",
+    *("not_measurable", "hardware", "versions", "others", "arms", "metrics", "per_round"),
+    *("client", "leaks_in_use"),
 }
 KNOWN: Final = {"itl_s", "ttft_s", "preemptions", "cancel_latency_prefill_s"}
 

@@ -47,11 +47,8 @@ def test_ghosts_come_first_then_what_went_wrong_then_the_tails() -> None:
         ghosts={3},
     )
     assert worst_first(requests, cancels).tolist() == [3, 2, 4, 5, 1, 0]
-
-
-def test_a_first_token_that_is_not_known_is_not_called_slow() -> None:
-    cut, stayed = Outcome.CUT_OFF, Outcome.COMPLETED
-    requests, cancels = made_up([cut, stayed], [None, 5.0], {}, ghosts=set())
+    # A first token that is not known is not called slow.
+    requests, cancels = made_up([Outcome.CUT_OFF, stayed], [None, 5.0], {}, ghosts=set())
     assert worst_first(requests, cancels).tolist() == [1, 0]
 
 
@@ -73,19 +70,13 @@ def test_of_many_the_worst_are_listed_and_a_seeded_sample_of_the_others() -> Non
     other = sample_requests(*many(1_000), seed=8, worst=20, sample=5)
     assert np.array_equal(again.positions, chosen.positions)
     assert not np.array_equal(other.positions, chosen.positions)
+    few = sample_requests(*many(25), seed=7, worst=20, sample=5)
+    assert sorted(few.positions.tolist()) == list(range(25))
+    assert few.text == "All 25 requests of the run are listed, the worst first."
 
 
-def test_of_few_all_are_listed() -> None:
-    chosen = sample_requests(*many(25), seed=7, worst=20, sample=5)
-    assert sorted(chosen.positions.tolist()) == list(range(25))
-    assert chosen.text == "All 25 requests of the run are listed, the worst first."
-
-
-def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(
-    tmp_path: Path,
-) -> None:
+def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(tmp_path: Path) -> None:
     run = load_run(save_played(tmp_path / "run", ghosts=2))
-    assert not run.arms
     chosen, data = request_rows(run)
     columns, stamps, ticks = data["columns"], data["stamps"], data["ticks"]
     lengths = {len(values) for values in (*columns.values(), *stamps.values(), ticks)}
@@ -107,7 +98,6 @@ def test_the_life_of_a_request_is_told_in_milliseconds_since_it_was_sent(
 
 def test_stamps_of_another_clock_are_left_out(tmp_path: Path) -> None:
     run = load_run(save_played(tmp_path / "run", lifecycle=False))
-    assert not run.arms
     _, data = request_rows(run)
     assert set(data["stamps"]) == {"intended", "first_token", "last_token", "left", "ended"}
     assert all(len(one) <= MOST_TICKS for one in data["ticks"])

@@ -7,7 +7,7 @@ import pandas as pd
 
 from dashboards.sections import cancel, load
 from dashboards.sections.stages import stage_table, stages_in_steps
-from harness.export.library import Run, load_run
+from harness.export.library import load_run
 from harness.records import Way
 from harness.run.pipeline import write_summary
 from harness.store.run_folder import RunFolder
@@ -17,15 +17,9 @@ from tests.made_up.played import save_played
 from tests.made_up.run import RunBuilder
 
 
-def run_of(path: Path) -> Run:
-    run = load_run(path)
-    assert not run.arms
-    return run
-
-
 def test_a_stage_in_steps_is_the_boundaries_that_passed_in_it(tmp_path: Path) -> None:
     """A ghost is censored in the stage that it never left."""
-    run = run_of(save_played(tmp_path / "run", ghosts=12))
+    run = load_run(save_played(tmp_path / "run", ghosts=12))
     steps = stages_in_steps(run.cancellations, run.frames.steps)
     # Seen and heard within the step in which the user leaves; out of the batch at its end.
     medians = {name: metric.p50 for name, metric in steps.items()}
@@ -40,7 +34,7 @@ def test_every_way_to_leave_has_a_label() -> None:
 
 
 def test_without_a_step_log_there_are_times_only(tmp_path: Path) -> None:
-    run = run_of(save_played(tmp_path / "run"))
+    run = load_run(save_played(tmp_path / "run"))
     assert stages_in_steps(run.cancellations, pd.DataFrame()) == {}
     rows = stage_table(run.metrics, {}).rows
     assert rows[2][1:] == ("30", "11 ms", "12 ms", "\N{EN DASH}", "\N{EN DASH}")
@@ -59,7 +53,7 @@ def test_several_metrics_pages_are_one_server(tmp_path: Path) -> None:
             run.scrape(turn + number, "its_preemptions", preemptions, labels)
     run.frames()
     write_summary(RunFolder(tmp_path))
-    (picture,) = load.slots(run_of(tmp_path)).pictures
+    (picture,) = load.slots(load_run(tmp_path)).pictures
     assert picture.alt == (
         "Requests over the run, running: highest 3, mean 3, at the end 3. "
         "Marked: users who left, 0; preemptions, 0."

@@ -4,11 +4,9 @@ The golden runs hold the figures of a comparison, `analysis` and the page its ru
 """
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -18,9 +16,8 @@ from harness.errors import ConfigError
 from harness.export.comparison import Comparison, compare_runs
 from harness.export.library import load_run
 from tests.conftest import Snapshot
-from tests.made_up.changed import change, change_metric, linked_copy
+from tests.made_up.changed import change, change_metric, linked_copy, with_arms
 from tests.made_up.run import save_judged
-from tests.made_up.summaries import content_of_arms
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +74,12 @@ def test_other_questions_are_refused_or_left_out(runs: tuple[Path, Path], tmp_pa
         assert message in str(result.exception)
 
 
-def with_arms(folder: Path, run: Path, *arms: str, **load: Any) -> Path:
-    """The run as one round of each of these arms, with this `[load]`."""
-    shutil.copytree(run, folder)
-    whole = json.loads((run / "summary.json").read_text())
-    change(folder, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
-    for arm in arms:
-        of_arm = Path(shutil.copytree(run, folder / "rounds" / f"1-{arm}"))
-        workload = json.loads((of_arm / "manifest.json").read_text())["workload"]
-        change(of_arm, "manifest.json", workload=workload | {"load": load})
-    return folder
-
-
 def test_arms_are_compared_by_name_each_under_its_own_load(
     runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    x = with_arms(tmp_path / "x", runs[0], "off", "on", stay_share=0.2)
-    y = with_arms(tmp_path / "y", runs[0], "on", "more", stay_share=0.7)
-    z = with_arms(tmp_path / "z", runs[0], "other")
+    x = with_arms(runs[0], tmp_path / "x", "off", "on", stay_share=0.2)
+    y = with_arms(runs[0], tmp_path / "y", "on", "more", stay_share=0.7)
+    z = with_arms(runs[0], tmp_path / "z", "other")
     found = compared(x, y)
     assert found.arm == "on"
     assert found.shifts["cancel_latency_s"].n == 1

@@ -1,7 +1,7 @@
 """Results of an analysis: a figure, why there is none, a time, the remarks on a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from harness.store.frames import RunFrames
 from tests.made_up.run import RunBuilder
 
 MakeRun = Callable[[], RunBuilder]
+Value = TypeVar("Value")
 
 
 def summary_of(frames: RunFrames) -> dict[str, Any]:
@@ -41,6 +42,11 @@ def warnings(run: RunBuilder, part: str = "") -> list[str]:
 def metric(figure: Figure) -> Metric:
     assert isinstance(figure, Metric), figure
     return figure
+
+
+def known(value: Value | None) -> Value:
+    assert value is not None
+    return value
 
 
 def reason(figure: Figure) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from tests.made_up.summaries import content_of_arms
+
 
 def change(run: Path, name: str, **changes: Any) -> None:
     content = json.loads((run / name).read_text())
@@ -51,4 +53,14 @@ def linked_copy(run: Path, to: Path) -> Path:
         (to / file.name).symlink_to(file)
     for file in run.glob("*.json"):
         (to / file.name).write_bytes(file.read_bytes())
+    return to
+
+
+def with_arms(run: Path, to: Path, *arms: str, **load: Any) -> Path:
+    """The run as one round of each of these arms, with this `[load]`."""
+    linked_copy(run, to)
+    whole = json.loads((run / "summary.json").read_text())
+    change(to, "summary.json", **content_of_arms(dict.fromkeys(arms, whole)))
+    for arm in arms:
+        change_workload(linked_copy(run, to / "rounds" / f"1-{arm}"), load=load)
     return to

@@ -18,7 +18,7 @@ from harness.records import (
 )
 from harness.run.pipeline import write_summary
 from harness.store.frames import RunFrames
-from harness.store.manifest import ClockCheck, Idle
+from harness.store.manifest import ClockCheck, Idle, TargetFacts
 from harness.store.run_folder import RunFolder, RunRows
 from tests.made_up.rows import at, lifecycle_event, made_up_manifest, request_row, step_row
 
@@ -91,9 +91,16 @@ class RunBuilder:
         sample = ClientSample(t_ns=at(t), pid=1, lag_ns=round(lag * 1e6), cpu_s=0.0, streams=0)
         self.client.append(sample)
 
-    def metrics(self, **trust: str) -> None:
+    @property
+    def target(self) -> TargetFacts:
         assert self.manifest.target is not None
-        self.manifest.target.spec["metrics"] = {
+        return self.manifest.target
+
+    def configure(self, **settings: Any) -> None:
+        self.target.config = {**(self.target.config or {}), **settings}
+
+    def metrics(self, **trust: str) -> None:
+        self.target.spec["metrics"] = {
             role: {"name": f"its_{role}", "labels": {}, "refresh": "live", "trust": level}
             for role, level in trust.items()
         }
@@ -102,9 +109,8 @@ class RunBuilder:
         self.manifest.idle = Idle(before=before, after=after)
 
     def another_engine(self) -> None:
-        assert self.manifest.target is not None
-        self.manifest.target.engine = "llamacpp"
-        self.manifest.target.config = None
+        self.target.engine = "llamacpp"
+        self.target.config = None
         self.manifest.clock = ClockCheck(comparable=False)
 
     def frames(self) -> RunFrames:

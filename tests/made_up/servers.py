@@ -10,7 +10,7 @@ from tests.made_up.run import RunBuilder
 LOAD_MS = 60_000.0
 
 
-def lonely(run: RunBuilder) -> None:
+def lonely(run: RunBuilder) -> RunBuilder:
     """One request, left at 100 ms; scraped at 90, 110, 130, 150, 170; gone from the page at 150."""
     run.another_engine()
     run.metrics(running="exact", waiting="exact", generated_tokens="exact")
@@ -23,6 +23,7 @@ def lonely(run: RunBuilder) -> None:
         {"running": 0, "waiting": 0, "generated_tokens": 0},
         {"running": 0, "waiting": 0, "generated_tokens": 6},
     )
+    return run
 
 
 def alone_one_by_one(run: RunBuilder, number: int) -> None:
@@ -90,11 +91,10 @@ def stepping_server(run: RunBuilder, *, step: float, stays: float) -> float:
     rng = np.random.default_rng(7)
     run.another_engine()
     run.metrics(running="exact", waiting="exact", aborted="exact")
-    assert run.manifest.target is not None
     for role, late in (("running", (1.0, 0.0, 1.0)), ("aborted", (1.0, 0.0, 1.0))):
         names = ("coming", "ended", "left")
         more = {"lag_steps": 2.0, "late_steps": dict(zip(names, late, strict=True))}
-        run.manifest.target.spec["metrics"][role] |= more
+        run.target.spec["metrics"][role] |= more
     window = run.manifest.window
     window.load_started_ns, window.load_ended_ns = at(0), at(2 * LOAD_MS)
     window.settled_ns = at(2 * LOAD_MS + 5000)

@@ -11,7 +11,6 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
 from tests.harness.told import summary_of
 from tests.made_up.run import RunBuilder
-from tests.made_up.servers import lonely
 
 # A few steps of 10 ms, and requests that are left in them.
 
@@ -51,11 +50,6 @@ def four_steps(run: RunBuilder, *names: str) -> None:
 def seen(run: RunBuilder) -> Outside:
     frames = run.frames()
     return seen_from_outside(frames, run_facts(frames))
-
-
-def lonely_run(run: RunBuilder) -> RunBuilder:
-    lonely(run)
-    return run
 
 
 # A run whose every count is known, and the verdicts on its counters.

@@ -20,8 +20,7 @@ MS = 1_000_000
 
 def trust(role: str, level: str) -> Change:
     def change(run: RunBuilder) -> None:
-        assert run.manifest.target is not None
-        run.manifest.target.spec["metrics"][role]["trust"] = level
+        run.target.spec["metrics"][role]["trust"] = level
 
     return change
 

@@ -1,6 +1,5 @@
 """Figures seen from outside: methods, pooled runs, old pages, runs without logs."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,34 +8,25 @@ import pytest
 
 from harness.analysis.black_box import figures_from_outside
 from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import Facts, run_facts
+from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable, reading
-from harness.analysis.littles_law import (
-    Balance,
-    as_figure,
-    held_after_leaving,
-)
+from harness.analysis.littles_law import Balance, as_figure, held_after_leaving
 from harness.analysis.open_requests import open_requests
 from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
-from harness.store.frames import RunFrames
 from harness.store.manifest import ClockCheck
-from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, lonely_run, seen
-from tests.harness.told import MakeRun, metric, ms, reason, remarks, summary_of
+from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, seen
+from tests.harness.told import MakeRun, known, metric, ms, reason, remarks, summary_of
 from tests.made_up.run import RunBuilder
 from tests.made_up.servers import busy_server, lonely, stepping_server
 
-BalanceOf = Callable[[RunFrames, Facts], Balance | NotMeasurable]
 
-
-def total(run: RunBuilder, balance_of: BalanceOf) -> Balance | NotMeasurable:
+def total(run: RunBuilder) -> Balance | NotMeasurable:
     frames = run.frames()
-    return balance_of(frames, run_facts(frames))
+    return held_after_leaving(frames, run_facts(frames))
 
 
-def known(run: RunBuilder, balance_of: BalanceOf) -> Balance:
-    found = total(run, balance_of)
-    assert isinstance(found, Balance), found
-    return found
+def by_gauge(run: RunBuilder) -> Figure:
+    return as_figure(total(run), "gauge")
 
 
 @pytest.mark.parametrize(("delay", "every"), [(0.0, 20.0), (30.0, 110.0), (200.0, 20.0)])
@@ -44,12 +34,12 @@ def test_the_delay_of_a_busy_server_is_recovered(
     run: RunBuilder, delay: float, every: float
 ) -> None:
     busy_server(run, delay=delay, every=every)
-    found = metric(as_figure(total(run, held_after_leaving), "gauge"))
+    found = metric(by_gauge(run))
     estimate = found.others["estimate"]
     assert estimate == pytest.approx(delay / 1e3, abs=0.005 + 0.1 * delay / 1e3)
     if delay:
-        assert found.mean_ci95 is not None
-        assert found.mean_ci95[0] <= delay / 1e3 <= found.mean_ci95[1]
+        low, high = known(found.mean_ci95)
+        assert low <= delay / 1e3 <= high
     else:
         assert (found.mean, found.bound) == (None, "upper")
         assert found.upper95 == pytest.approx(0.0, abs=0.005)
@@ -65,30 +55,26 @@ def test_the_interval_is_right_as_often_as_it_says(run: RunBuilder) -> None:
         times = np.sort(frames.server_metrics["t_ns"].unique())[phase * 7 :: 300]
         thin = frames.server_metrics[frames.server_metrics["t_ns"].isin(times)]
         some = replace(frames, server_metrics=thin)
-        limits = metric(as_figure(held_after_leaving(some, facts), "gauge")).mean_ci95
-        assert limits is not None
-        hits += limits[0] <= 0.060 <= limits[1]
+        found = metric(as_figure(held_after_leaving(some, facts), "gauge"))
+        low, high = known(found.mean_ci95)
+        hits += low <= 0.060 <= high
     assert hits >= 34
 
 
 def test_an_old_page_biases_the_gauge_no_more_than_it_says(run: RunBuilder) -> None:
     busy_server(run, delay=50.0, every=40.0, lag=25.0)
-    assert run.manifest.target is not None
-    for source in run.manifest.target.spec["metrics"].values():
+    for source in run.target.spec["metrics"].values():
         source["lag_s"] = 0.025
-    found = metric(as_figure(total(run, held_after_leaving), "gauge"))
-    if True:
-        assert found.mean_ci95 is not None
-        low, high = found.others["bias_low"], found.others["bias_high"]
-        assert found.mean_ci95[0] - high <= 0.050 <= found.mean_ci95[1] - low
+    found = metric(by_gauge(run))
+    low, high = known(found.mean_ci95)
+    assert low - found.others["bias_high"] <= 0.050 <= high - found.others["bias_low"]
 
 
 def test_scrapes_that_met_nothing_do_not_show_that_there_was_nothing(run: RunBuilder) -> None:
     busy_server(run, delay=1.0, every=20_000.0)
-    found = metric(as_figure(total(run, held_after_leaving), "gauge"))
+    found = metric(by_gauge(run))
     assert found.mean is None
-    assert found.upper95 is not None
-    assert found.upper95 > 0.01  # ten times what it was
+    assert known(found.upper95) > 0.01  # ten times what it was
 
 
 def test_why_no_method_could_tell_is_said_of_each(run: RunBuilder) -> None:
@@ -104,15 +90,13 @@ def test_why_no_method_could_tell_is_said_of_each(run: RunBuilder) -> None:
 def test_a_latency_below_zero_is_never_shown(run: RunBuilder) -> None:
     """The page is 40 ms old, and nobody said so."""
     busy_server(run, delay=10.0, every=20.0, coming_late=60.0)
-    found = as_figure(total(run, held_after_leaving), "gauge")
+    found = by_gauge(run)
     assert isinstance(found, NotMeasurable)
     assert found.reason.startswith("not enough data: by gauge")
-    assert run.manifest.target is not None
-    run.manifest.target.spec["metrics"]["running"]["lag_s"] = 0.060
-    limited = metric(as_figure(total(run, held_after_leaving), "gauge"))
+    run.target.spec["metrics"]["running"]["lag_s"] = 0.060
+    limited = metric(by_gauge(run))
     assert (limited.mean, limited.bound) == (None, "upper")
-    assert limited.upper95 is not None
-    assert 0.010 < limited.upper95 < 0.150
+    assert 0.010 < known(limited.upper95) < 0.150
     assert remarks(run, "too few for a mean by gauge (more would not do")
 
 
@@ -136,20 +120,16 @@ def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
 
 
 def test_at_most_stays_at_most_over_rounds(make_run: MakeRun) -> None:
-    rounds = [
-        analyse_round(lonely_run(make_run()).frames(), round_number=i, arm="a") for i in (1, 2)
-    ]
+    rounds = [analyse_round(lonely(make_run()).frames(), round_number=i, arm="a") for i in (1, 2)]
     single = metric(rounds[0].figures["cancel_latency_s"])
     found = metric(arm_figures(rounds)["cancel_latency_s"])
     assert (single.bound, found.bound) == ("upper", "upper")
     assert (found.n, found.mean, found.p50) == (2, None, None)
-    assert found.upper95 is not None
-    assert single.upper95 is not None
-    assert 0 < found.upper95 < single.upper95
+    assert 0 < known(found.upper95) < known(single.upper95)
 
 
 def test_a_method_counts_if_all_rounds_have_it(run: RunBuilder) -> None:
-    one = seen(lonely_run(run))
+    one = seen(lonely(run))
     there, missing = balance([0.1, 0.2]), NotMeasurable("it moved too little")
     rounds = [replace(one, total=of) for of in (there, missing)]
     assert reason(figures_from_outside(rounds)["cancel_latency_s"]["gauge"]) == missing.reason
@@ -158,7 +138,7 @@ def test_a_method_counts_if_all_rounds_have_it(run: RunBuilder) -> None:
 
 
 def test_a_round_in_which_nobody_left_says_nothing(run: RunBuilder) -> None:
-    one = seen(lonely_run(run))
+    one = seen(lonely(run))
     empty = replace(one, num_left=0, total=NotMeasurable("nobody left"))
     assert figures_from_outside([one, empty]) == figures_from_outside([one])
     assert figures_from_outside([empty])["cancel_latency_s"] == {}
@@ -178,17 +158,16 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
 def test_the_mean_age_of_a_page_is_put_right(run: RunBuilder, step: float, stays: float) -> None:
     """Half a step is what a cancel takes, and as long do those who come wait."""
     true_s = stepping_server(run, step=step, stays=stays)
-    found = known(run, held_after_leaving)
+    found = total(run)
+    assert isinstance(found, Balance)
     assert found.mean == pytest.approx(true_s, abs=0.25 * step / 1e3)
     assert found.bias[0] + found.mean - found.grain <= true_s + step / 1e3
 
 
 def test_the_age_of_a_page_in_steps_is_not_known_where_no_step_was_seen(run: RunBuilder) -> None:
-    lonely(run)
-    run.requests.clear()
+    lonely(run).requests.clear()
     run.abandon("a", t0=100, tokens=[])
-    assert run.manifest.target is not None
-    run.manifest.target.spec["metrics"]["running"]["lag_steps"] = 2.0
+    run.target.spec["metrics"]["running"]["lag_steps"] = 2.0
     found = figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"]
     why = "its_running can be 2 steps old, and how long a step takes was not seen"
     assert why in reason(found)

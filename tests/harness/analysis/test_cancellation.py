@@ -65,9 +65,7 @@ def test_left_while_preempted_is_waiting(run: RunBuilder) -> None:
     assert (row["wasted_in_flight_tokens"], row["wasted_after_close_tokens"]) == (1, 0)
 
 
-def test_a_step_counts_if_it_ends_after_t0_and_no_later_than_the_release(
-    run: RunBuilder,
-) -> None:
+def test_a_step_counts_if_it_ends_after_t0_and_no_later_than_the_release(run: RunBuilder) -> None:
     run.abandon("a", t0=30, tokens=[21])
     run.events("a", arrived=1, admitted=10.1, first_token=20, disconnected=31)
     run.events("a", abort_received=32, removed=40, blocks_freed=40, finished=40, generated=3)

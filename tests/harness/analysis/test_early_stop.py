@@ -12,10 +12,10 @@ from harness.analysis.early_stop import (
     whole_answers_rate,
 )
 from harness.analysis.facts import run_facts
-from harness.analysis.figure import Figures, NotMeasurable
-from harness.records import Metric, TaskSavings
+from harness.analysis.figure import Figures
+from harness.records import TaskSavings
 from harness.workload.tasks import Task, TaskText
-from tests.harness.told import summary_of, warnings
+from tests.harness.told import metric, reason, summary_of, warnings
 from tests.made_up.run import RunBuilder
 
 FIRST, SECOND = TaskText(Task.CODE, 0, 0.5), TaskText(Task.CODE, 1, 0.5)  # of 24 and 47 tokens
@@ -34,8 +34,7 @@ def asked(
 @pytest.fixture
 def run(tmp_path: Path) -> RunBuilder:
     made = RunBuilder(tmp_path)
-    assert made.manifest.target is not None
-    made.manifest.target.config = {"teacher": "texts.jsonl"}
+    made.target.config = {"teacher": "texts.jsonl"}
     return made
 
 
@@ -47,9 +46,7 @@ def judged(run: RunBuilder) -> tuple[Figures, list[TaskSavings]]:
 
 
 def mean(figures: Figures, name: str) -> float | None:
-    figure = figures[name]
-    assert isinstance(figure, Metric)
-    return figure.mean
+    return metric(figures[name]).mean
 
 
 def test_every_text_counts_once_however_often_it_was_asked_for(run: RunBuilder) -> None:
@@ -94,17 +91,13 @@ def test_without_early_stopping_the_saved_share_is_0(run: RunBuilder) -> None:
 
 @pytest.mark.parametrize("generated", [12, 25])
 def test_a_server_with_texts_of_its_own_is_not_measurable(run: RunBuilder, generated: int) -> None:
-    assert run.manifest.target is not None
     if generated == 12:
-        run.manifest.target.config = None
+        run.target.config = None
     asked(run, FIRST, generated)
     figures, savings = judged(run)
     assert savings == []
     why = "reference says texts of its own, not those of plan `task`"
-    for name in EARLY_STOP_FIGURES:
-        figure = figures[name]
-        assert isinstance(figure, NotMeasurable)
-        assert figure.reason.startswith(why)
+    assert all(reason(figures[name]).startswith(why) for name in EARLY_STOP_FIGURES)
     names = ", ".join(EARLY_STOP_FIGURES)
     assert warnings(run, why) == [
         f"{names}: not measurable: {why}: what early stopping left unsaid is not known"

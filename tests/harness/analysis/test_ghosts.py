@@ -11,18 +11,11 @@ from harness.analysis.cancel import latency_by, storm_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figure, NotMeasurable
-from tests.harness.analysis.scenes import (
-    figures_of,
-    four_steps,
-    leave_in_decode,
-    lonely_run,
-    only_row,
-    seen,
-)
+from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, only_row, seen
 from tests.harness.told import metric, ms, reason
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
-from tests.made_up.servers import alone_one_by_one
+from tests.made_up.servers import alone_one_by_one, lonely
 
 
 def goes_on(
@@ -135,9 +128,7 @@ def test_a_request_seen_leaving_in_its_last_step_is_no_ghost(
     assert row["ghost"] is (True if is_ghost else None)
 
 
-def test_a_connection_that_ends_after_the_answer_is_no_cancel_and_no_ghost(
-    run: RunBuilder,
-) -> None:
+def test_a_connection_that_ends_after_the_answer_is_no_cancel_and_no_ghost(run: RunBuilder) -> None:
     goes_on(run, last_step=5, end=30.1, generated=2, disconnected=34)
     row = only_row(run)
     assert (row["phase"], row["ghost"], row["censored"]) == ("ended", pd.NA, False)
@@ -176,7 +167,7 @@ def test_a_storm_with_a_ghost_is_censored(run: RunBuilder, ghosts: Collection[in
 
 
 def test_ghosts_of_rounds_are_added_up(run: RunBuilder) -> None:
-    one = seen(lonely_run(run))
+    one = seen(lonely(run))
     rounds = [replace(one, ghosts=Ghosts(n=10, low=low)) for low in (2, 0)]
     rate = metric(figures_from_outside(rounds)["ghost_rate"]["gauge"])
     assert (rate.n, rate.mean, rate.bound, rate.upper95) == (20, 0.1, "lower", None)

@@ -42,9 +42,7 @@ def aborts_counted_late(run: RunBuilder) -> None:
         run.scrape(t, "its_aborted", sum(moment <= t for moment in counted))
 
 
-def test_who_may_not_be_counted_is_known(
-    run: RunBuilder,
-) -> None:
+def test_who_may_not_be_counted_is_known(run: RunBuilder) -> None:
     aborts_counted_late(run)
     frames = run.frames()
     held = open_requests(frames.requests)
@@ -100,9 +98,7 @@ def test_a_connection_that_the_load_reset_is_censored_there(
         assert "had not noticed 1 when the run ended" in said[0]
 
 
-def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(
-    run: RunBuilder,
-) -> None:
+def test_one_that_lived_through_the_settle_time_until_the_reset_is_a_ghost(run: RunBuilder) -> None:
     run.manifest.settle_s = 0.2
     left_open(run, noticed=401)
     loads(run, 400)

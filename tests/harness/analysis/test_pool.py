@@ -9,10 +9,10 @@ import pytest
 from harness.analysis.figure import reading
 from harness.analysis.pool import ArmRound, all_requests, analyse_round
 from harness.records import Remark
-from tests.harness.analysis.scenes import lonely_run
 from tests.harness.told import MakeRun, pooled_summary
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
+from tests.made_up.servers import lonely
 
 MakeArm = Callable[..., ArmRound]
 
@@ -88,9 +88,7 @@ def test_all_requests_tell_their_round_and_arm(make_arm: MakeArm) -> None:
     assert set(rows["trial_arm"]) == {"main"}
 
 
-def test_ghosts_and_first_tokens_that_never_came_have_the_largest_ranks(
-    make_run: MakeRun,
-) -> None:
+def test_ghosts_and_first_tokens_that_never_came_have_the_largest_ranks(make_run: MakeRun) -> None:
     rounds = []
     for arm in ("off", "on"):
         run = make_run()
@@ -115,7 +113,7 @@ def test_ghosts_and_first_tokens_that_never_came_have_the_largest_ranks(
 
 
 def test_limits_and_other_methods_are_not_compared_between_rounds(run: RunBuilder) -> None:
-    frames = lonely_run(run).frames()
+    frames = lonely(run).frames()
     rounds = [
         analyse_round(frames, round_number=number, arm=arm)
         for arm in ("off", "on")
@@ -145,9 +143,7 @@ def test_a_round_in_which_nobody_left_is_pooled_with_others(make_run: MakeRun) -
             run.abandon("a", t0=93, tokens=[20, 30])
             run.events("a", arrived=0, admitted=0, first_token=10, disconnected=94)
             run.events("a", abort_received=95, removed=100.1, blocks_freed=100.2, finished=100.3)
-        assert run.manifest.target is not None
-        assert run.manifest.target.config is not None
-        run.manifest.target.config["max_num_seqs"] = 1
+        run.configure(max_num_seqs=1)
         made.append(analyse_round(run.frames(), round_number=number, arm="off"))
     off = pooled_summary(made, MANIFEST)["arms"]["off"]
     assert off["metrics"]["slot_refill_s"]["n"] == 1

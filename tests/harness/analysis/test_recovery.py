@@ -95,9 +95,7 @@ def test_never_refilled_is_censored_not_missing(run: RunBuilder) -> None:
     assert refill.lower_bounds["p50"] == ms(4000 - 40.2)
 
 
-def test_a_preempting_schedule_wants_no_slot_for_its_victim(
-    run: RunBuilder,
-) -> None:
+def test_a_preempting_schedule_wants_no_slot_for_its_victim(run: RunBuilder) -> None:
     leave(run, "a", freed=40.2)
     run.events("victim", admitted=10.3, preempted=40.3, resumed=50.2)
     run.step(10, 20, a=1, victim=1, b=1)

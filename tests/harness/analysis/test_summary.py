@@ -90,9 +90,7 @@ def just_enough(run: RunBuilder) -> None:
 
 def too_little(run: RunBuilder, context: int | None = None) -> None:
     run.requests[0].max_tokens = 401
-    assert run.manifest.target is not None
-    assert run.manifest.target.config is not None
-    run.manifest.target.config["max_model_len"] = context
+    run.configure(max_model_len=context)
 
 
 def lose_blocks(run: RunBuilder) -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from harness.analysis.cancel import cancel_figures
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import run_facts
 from harness.analysis.kills import kill_effects, kill_figures
@@ -11,16 +10,14 @@ from harness.analysis.summary import summarise
 from harness.analysis.timeline import level_of_all, timeline
 from harness.records import ProcessKind
 from harness.store.manifest import Kill
-from tests.harness.analysis.scenes import only_row
+from tests.harness.analysis.scenes import figures_of, only_row
 from tests.harness.told import metric, ms
 from tests.made_up.rows import at
 from tests.made_up.run import RunBuilder
 
 
 def serving_with(run: RunBuilder, *workers: str) -> None:
-    assert run.manifest.target is not None
-    assert run.manifest.target.config is not None
-    run.manifest.target.config["workers"] = dict.fromkeys(workers, 9)
+    run.configure(workers=dict.fromkeys(workers, 9))
 
 
 def handed_over(run: RunBuilder, t0: float, *, freed: float = 22) -> None:
@@ -102,15 +99,20 @@ def test_a_slot_that_is_handed_over_is_no_cancelled_one(run: RunBuilder) -> None
     assert not slot_refills(frames, run_facts(frames))["request_id"].isin(["a"]).any()
 
 
-def test_left_between_two_workers(run: RunBuilder) -> None:
-    """Both hold it: the latency ends when the last has let go."""
+def left_between(run: RunBuilder, *then: str) -> None:
+    """Both workers hold it; the prefill worker lets go. `then`: in the next step of the other."""
     handed_over(run, 20.5, freed=21.2)
-    run.steps(3, 4, "other")
+    run.steps(3, 4, *then)
     run.worker = ""
     run.events("a", disconnected=20.8)
     run.worker = "prefill-0"
     run.events("a", abort_received=20.9, removed=21.1, finished=21.3, generated=1)
     run.worker = "decode-0"
+
+
+def test_left_between_two_workers(run: RunBuilder) -> None:
+    """The latency ends when the last has let go."""
+    left_between(run, "other")
     run.events("a", abort_received=21.4, removed=21.5, blocks_freed=21.6)
     run.events("a", finished=21.7, generated=1)
     row = only_row(run)
@@ -118,24 +120,15 @@ def test_left_between_two_workers(run: RunBuilder) -> None:
     assert row["hop_s"] == ms(0.5)
     assert [row["prefill_tier_s"], row["decode_tier_s"]] == [ms(0.7), ms(1.1)]
     assert row["cancel_latency_s"] == ms(1.1)
-    frames = run.frames()
-    figures = cancel_figures(cancellations(frames), run_facts(frames))
+    figures = figures_of(run)
     assert metric(figures["hop_s"]).p50 == ms(0.5)
     assert metric(figures["cancel_latency_prefill_tier_s"]).p50 == ms(0.7)
 
 
 def test_a_tier_that_never_lets_go_makes_a_ghost(run: RunBuilder) -> None:
-    handed_over(run, 20.5, freed=21.2)
-    run.steps(3, 4, "a")
-    run.worker = ""
-    run.events("a", disconnected=20.8)
-    run.worker = "prefill-0"
-    run.events("a", abort_received=20.9, removed=21.1, finished=21.3, generated=1)
-    frames = run.frames()
-    cancels = cancellations(frames)
-    row = cancels.iloc[0]
+    left_between(run, "a")
+    row, figures = only_row(run), figures_of(run)
     assert (row["ghost"], row["censored"], row["cancel_latency_s"]) == (True, True, 2.0)
-    figures = cancel_figures(cancels, run_facts(frames))
     assert metric(figures["cancel_latency_prefill_tier_s"]).n_censored == 0
     decode = metric(figures["cancel_latency_decode_tier_s"])
     assert (decode.n_censored, decode.lower_bounds["p50"]) == (1, 2.0)

@@ -85,9 +85,7 @@ def test_a_branch_that_nobody_stops_makes_a_ghost_of_the_request(run: RunBuilder
     assert (row["finish_reason"], row["ghost"]) == ("length", True)
 
 
-def test_an_answer_that_was_over_does_not_hide_the_cancel_of_the_other(
-    run: RunBuilder,
-) -> None:
+def test_an_answer_that_was_over_does_not_hide_the_cancel_of_the_other(run: RunBuilder) -> None:
     two_answers(run)
     branch(run, "a-0", "stop", removed=40.1, blocks_freed=40.2, finished=40.3, generated=3)
     branch(run, "a-1", removed=50.1, blocks_freed=50.2, finished=50.3, generated=4)

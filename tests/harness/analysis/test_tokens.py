@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.analysis import tokens as token_times
 from harness.analysis.tokens import first_times, over_read_figures, read_by, token_gaps
-from harness.records import Metric
+from tests.harness.told import metric
 from tests.made_up.run import RunBuilder
 
 Lists = Sequence[Sequence[int]]
@@ -67,12 +67,6 @@ def test_lists_may_be_python_objects_too() -> None:
 MS = 1_000_000
 
 
-def over_read(run: RunBuilder) -> Metric:
-    figure = over_read_figures(run.frames().requests)["over_read_tokens"]
-    assert isinstance(figure, Metric)
-    return figure
-
-
 @pytest.mark.parametrize(
     ("tokens", "more", "expected"),
     [
@@ -95,7 +89,7 @@ def test_it_is_what_came_after_the_planned_moment(
     run.abandon("before", t0=40, tokens=[5, 6, 7], planned_abandon=2, think_ns=0)
     run.abandon("a", t0=40, tokens=tokens, **more)
     run.request("stays", sent=0, tokens=[5, 6, 7], outcome="completed", end=40)
-    figure = over_read(run)
+    figure = metric(over_read_figures(run.frames().requests)["over_read_tokens"])
     assert (figure.n, figure.unit) == (2, "tokens")
     assert figure.mean == (1 + expected) / 2
     assert figure.max == max(1, expected)

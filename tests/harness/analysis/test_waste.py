@@ -11,8 +11,8 @@ from harness.analysis.black_box import Outside, figures_from_outside
 from harness.analysis.figure import Figure
 from harness.analysis.tokens import prompt_total
 from harness.records import Outcome
-from tests.harness.analysis.scenes import lonely_run, seen, verdicts
-from tests.harness.told import MakeRun, metric, reason, summary_of
+from tests.harness.analysis.scenes import seen, verdicts
+from tests.harness.told import MakeRun, known, metric, reason, summary_of
 from tests.made_up.run import RunBuilder
 from tests.made_up.servers import lonely
 
@@ -22,7 +22,7 @@ def waste_of(*rounds: Outside) -> Figure:
 
 
 def test_waste_of_rounds_is_added_up(run: RunBuilder) -> None:
-    one = seen(lonely_run(run))
+    one = seen(lonely(run))
     waste = metric(one.waste)
     assert (waste.mean, waste.n, waste.bound) == (4.0, 1, "point")
     others = {"total_tokens": 2.0, "generated_tokens": 20.0, "cut_off": 1}
@@ -33,14 +33,14 @@ def test_waste_of_rounds_is_added_up(run: RunBuilder) -> None:
 
 
 def test_a_counter_below_what_was_read_tells_of_no_waste(run: RunBuilder) -> None:
-    run = lonely_run(run)
+    run = lonely(run)
     run.manifest.idle.after |= {"generated_tokens": 1.0}
     why = "its_generated_tokens moved by 1, less than the 2 tokens that clients read"
     assert reason(waste_of(seen(run))) == why
 
 
 def test_while_somebody_is_still_served_there_will_be_more_waste(run: RunBuilder) -> None:
-    run = lonely_run(run)
+    run = lonely(run)
     run.manifest.idle.later = {"running": 0, "waiting": 0, "generated_tokens": 7.0}
     waste = metric(waste_of(seen(run)))
     assert (waste.mean, waste.bound) == (4.0, "lower")
@@ -50,16 +50,14 @@ def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -
     """Its answers are generated side by side."""
     limits = []
     for answers in (1, 3):
-        run = lonely_run(make_run())
+        run = lonely(make_run())
         row = run.requests[0]
         row.n, row.token_times_ns = answers, sorted(row.token_times_ns * answers)
         row.event_tokens = [1] * len(row.token_times_ns)
         waste = metric(waste_of(seen(run)))
         assert waste.n == 1
-        upper = waste.others["upper"]
         latency = metric(figures_from_outside([seen(run)])["cancel_latency_s"]["gauge"])
-        assert latency.upper95 is not None
-        limits.append(upper.mean / (latency.upper95 / 0.030 + 2))
+        limits.append(waste.others["upper"].mean / (known(latency.upper95) / 0.030 + 2))
     assert limits == pytest.approx([1, 3])
 
 
@@ -78,8 +76,7 @@ def early_leavers(run: RunBuilder, *, counted: float) -> RunBuilder:
 
 def test_a_counter_that_leaves_aborted_prompts_out_gives_a_lower_bound(run: RunBuilder) -> None:
     early_leavers(run, counted=20)
-    assert run.manifest.target is not None
-    run.manifest.target.spec["metrics"]["prompt_tokens"]["trust"] = "lower"
+    run.target.spec["metrics"]["prompt_tokens"]["trust"] = "lower"
     wasted = summary_of(run.frames())["metrics"]["wasted_prompt_tokens"]
     assert (wasted["mean"], wasted["n"], wasted["bound"]) == (0.0, 2, "lower")
 

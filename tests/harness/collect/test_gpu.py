@@ -100,12 +100,7 @@ def test_a_dcgm_page_gives_a_row_a_device_in_our_units(exporter: Exporter) -> No
     assert gpus.sample() == [
         GpuSample(t_ns=7, gpu=0, utilisation=0.25, memory_bytes=None, power_w=None),
         GpuSample(
-            t_ns=7,
-            gpu=1,
-            utilisation=0.97,
-            memory_bytes=3 * 2**20,
-            power_w=310.5,
-            energy_j=4.5,
+            t_ns=7, gpu=1, utilisation=0.97, memory_bytes=3 * 2**20, power_w=310.5, energy_j=4.5
         ),
     ]
     of_one = exporter(uuid="b")

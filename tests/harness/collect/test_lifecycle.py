@@ -64,10 +64,7 @@ def test_dropped_rows_are_noted() -> None:
 
 @pytest.mark.parametrize(
     ("last", "is_missed", "kept"),
-    [
-        (2, False, [1, 2, 3, 1, 2]),
-        (5, True, [1, 2, 3, 1, 2, 3, 4, 5]),
-    ],
+    [(2, False, [1, 2, 3, 1, 2]), (5, True, [1, 2, 3, 1, 2, 3, 4, 5])],
 )
 def test_a_log_that_begins_anew_is_read_from_its_beginning(
     last: int, *, is_missed: bool, kept: list[int]
