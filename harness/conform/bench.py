@@ -41,7 +41,7 @@ from harness.conform.verdict import AT_ONCE, Bound, Conditions, Try, judge_recov
 from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.load.lag import LagWatch
-from harness.load.live import LiveStream, join_all, start
+from harness.load.live import LiveStream, join_all
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession, canary_prompt
 from harness.load.wire_log import WireLog
@@ -183,7 +183,7 @@ class Bench:
         room = (self.facts.context or 1 << 20) - spec.prompt_tokens - PROMPT_TOKENS
         tokens = max(1, min(spec.max_tokens, room))
         spec = replace(spec, max_tokens=tokens, user=spec.user or len(self._streams))
-        stream = start(session or self.session, spec, text)
+        stream = LiveStream(session or self.session, spec, text)
         self._streams.append(stream)
         return stream
 

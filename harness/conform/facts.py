@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from harness.conform.case import CannotDecideError
 from harness.errors import TargetError
-from harness.load.live import join_all, start
+from harness.load.live import LiveStream, join_all
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role
@@ -72,7 +72,7 @@ def _at_once(
     session: LoadSession, streams: int, tokens: int, role: Role
 ) -> list[RequestRow | None]:
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=role)
-    return join_all([start(session, spec) for _ in range(streams)], READY_S)
+    return join_all([LiveStream(session, spec) for _ in range(streams)], READY_S)
 
 
 def _count_slots(session: LoadSession) -> tuple[int | None, str]:

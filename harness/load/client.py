@@ -167,6 +167,16 @@ class StreamClient(LoadClient):
     def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> Conversation:
         return Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
+    def machine(self, spec: RequestSpec, sent_ns: int) -> StreamMachine:
+        target = self.plan.target
+        return StreamMachine(
+            spec,
+            sent_ns=sent_ns,
+            continuous_usage=target.continuous_usage,
+            usage_per_choice=target.usage_per_choice,
+            decode=dialect_of(spec.path or target.path).decode,
+        )
+
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         raw_path, fields, encoded = self.message(spec, prompt)
         return WireRequest(
@@ -329,14 +339,7 @@ class Exchange:
         self, client: StreamClient, request: WireRequest, spec: RequestSpec, leave_rule: LeaveRule
     ) -> None:
         sent_ns = time.perf_counter_ns()
-        target = client.plan.target
-        self.stream = StreamMachine(
-            spec,
-            sent_ns=sent_ns,
-            continuous_usage=target.continuous_usage,
-            usage_per_choice=target.usage_per_choice,
-            decode=dialect_of(spec.path or target.path).decode,
-        )
+        self.stream = client.machine(spec, sent_ns)
         is_stream = spec.delivery is Delivery.STREAM
         self._reader: Reader = (
             StreamReader(self.stream, client.step) if is_stream else UnaryReader(self.stream)

@@ -13,6 +13,7 @@ import httpx
 
 from harness.http_client import why_unreached
 
+_PORTS: Final = {"http": 80, "https": 443}
 _RECEIVE_BYTES: Final = 65536
 # A server notices that reading stopped once all buffers between are full: ours is the smallest, and
 # the server's kernel makes its own buffer as large as some segments.
@@ -129,6 +130,10 @@ class Tls:
         with contextlib.suppress(ssl.SSLError):  # it would wait for the server's close_notify
             self._end.unwrap()
         return self.owed()
+
+
+def dns_of(url: httpx.URL) -> Dns:
+    return Dns(url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme])
 
 
 def connect(

@@ -32,10 +32,8 @@ from h2.exceptions import ProtocolError
 
 from harness.http_client import tls_context
 from harness.load.client import Frontend, Reader, StreamClient, StreamReader, TappedReader
-from harness.load.connect import Dns, Tls, connect
-from harness.load.dialect import dialect_of
+from harness.load.connect import Tls, connect, dns_of
 from harness.load.sse import EndlessEventError
-from harness.load.stream import StreamMachine
 from harness.load.wire_log import WireLog
 from harness.records import RequestRow, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
@@ -44,7 +42,6 @@ from harness.workload.plan import LoadPlan
 STREAMS: Final = 4  # on a connection
 _RECEIVE_BYTES: Final = 65536
 _OF_HTTP1: Final = (b"host", b"connection")
-_PORTS: Final = {"http": 80, "https": 443}
 
 
 class NoHttp2Error(Exception):
@@ -148,8 +145,7 @@ class Http2Client(StreamClient):
         context = tls_context(self.plan.ca_file) if url.scheme == "https" else None
         if context is not None:
             context.set_alpn_protocols(["h2"])
-        dns = Dns(url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme])
-        sock, tls = connect(dns, self.connect_s, context=context)
+        sock, tls = connect(dns_of(url), self.connect_s, context=context)
         if tls is not None and tls.protocol != "h2":
             sock.close()
             raise NoHttp2Error("by ALPN the server agrees on no HTTP/2")
@@ -174,14 +170,7 @@ class Http2Exchange:
     def __init__(
         self, client: Http2Client, spec: RequestSpec, prompt: str, leave_rule: LeaveRule
     ) -> None:
-        target = client.plan.target
-        self.stream = StreamMachine(
-            spec,
-            sent_ns=time.perf_counter_ns(),
-            continuous_usage=target.continuous_usage,
-            usage_per_choice=target.usage_per_choice,
-            decode=dialect_of(spec.path or target.path).decode,
-        )
+        self.stream = client.machine(spec, time.perf_counter_ns())
         self._client = client
         self._frontend = client.frontend_of(spec.user)
         self._path, self._fields, self._body = client.message(spec, prompt)

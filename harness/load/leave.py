@@ -75,10 +75,8 @@ def _act(way: Way, connection: Connection) -> CloseResult:
             left = CloseResult(time.perf_counter_ns(), WireClose.KERNEL)
             connection.owner.kill()
             return left
-        case Way.CANCEL:
-            raise ValueError("a cancel is sent on a connection of its own")
-        case Way.DEADLINE | Way.CHANNEL_CLOSED | Way.PROCESS_KILLED:
-            raise ValueError(f"{way} is a way to leave over gRPC")
+        case Way.CANCEL | Way.DEADLINE | Way.CHANNEL_CLOSED | Way.PROCESS_KILLED:
+            raise ValueError(f"{way} is no act on the connection itself")
 
 
 def _half_close(connection: Connection) -> CloseResult:

@@ -19,7 +19,8 @@ from harness.workload.abandon import RequestSpec
 
 
 class LiveStream:
-    """`row`: once it has ended. `edit` gets it before it is kept."""
+    """Sent at once, or at the event loop's next turn. `row`: once it has ended. `edit` gets it
+    before it is kept."""
 
     def __init__(
         self,
@@ -84,20 +85,11 @@ class LiveStream:
             self._conversation.leave_at_once(way)
         gevent.get_hub().loop.run_callback(self._interrupt)
 
-    def stall(self) -> None:
-        """Read nothing more until `resume`. Over HTTP/1.1 alone."""
-        assert isinstance(self._conversation, Exchange)
-        self._conversation.stall()
-
-    def resume(self) -> None:
-        assert isinstance(self._conversation, Exchange)
-        self._conversation.resume()
-
     @property
-    def bytes_read(self) -> int:
-        """The answer's body only. Over HTTP/1.1 alone."""
+    def exchange(self) -> Exchange:
+        """Over HTTP/1.1 alone."""
         assert isinstance(self._conversation, Exchange)
-        return self._conversation.bytes_read
+        return self._conversation
 
     def join(self, timeout_s: float | None = None) -> RequestRow | None:
         """Wait until it has ended: its row, or None if the time was too short."""
@@ -131,11 +123,6 @@ class LiveStream:
         for _, reached in self._waiting:
             reached.set()
         self._keep(row)
-
-
-def start(session: LoadSession, spec: RequestSpec, text: str | None = None) -> LiveStream:
-    """Send it now, or at the event loop's next turn."""
-    return LiveStream(session, spec, text)
 
 
 def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow | None]:

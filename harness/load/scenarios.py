@@ -19,7 +19,7 @@ from gevent.event import Event
 from gevent.pool import Group
 
 from harness.load.occupancy import NotCountedError, Occupancy
-from harness.load.slot_recovery import Leaver, Sizes, Train, TrainStoppedError
+from harness.load.slot_recovery import Leaver, Train, TrainStoppedError
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
 from harness.records import Delivery, RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, PrefillPlan, RequestSpec, Storm, never
@@ -168,11 +168,9 @@ class SlotRecoveryDirector(Director):
             load.slots,
             _leaver(load),
             random.Random(f"{session.plan.run.seed}/train"),
-            sizes=Sizes(
-                prompt_tokens=(low, high),
-                answer_tokens=load.answer_tokens,
-                probe_tokens=load.probe_tokens,
-            ),
+            prompt_tokens=(low, high),
+            answer_tokens=load.answer_tokens,
+            probe_tokens=load.probe_tokens,
         )
         try:
             train.run(lambda train: _is_enough(train, load))

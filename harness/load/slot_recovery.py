@@ -33,7 +33,7 @@ import gevent
 
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
-from harness.records import Delivery, Outcome, RequestRow, Role, TrialArm, Way
+from harness.records import Outcome, RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
 
 Where = Literal["decode", "queued", "prefill"]
@@ -78,35 +78,21 @@ class Leaver:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def delivery(self) -> Delivery:
-        delivery: Delivery = self.changes.get("delivery", Delivery.STREAM)
-        return delivery
-
-    @property
     def is_filler(self) -> bool:
         """It is one of the streams that keep the slots full."""
-        return self.where == "decode" and self.delivery is Delivery.STREAM
+        return self.where == "decode" and "delivery" not in self.changes
 
     @property
     def plan(self) -> str:
         return f"tokens:{self.tokens}" if self.where == "decode" else self.where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """The lengths of the train's requests, in tokens. Fillers and probes have prompts of one range:
-    their hand-overs are compared."""
-
-    prompt_tokens: tuple[int, int] = (16, 64)
-    answer_tokens: int = 1500
-    probe_tokens: int = 2
-
-
 class Train:
     """`recoveries_s`: each sample's wait; infinite: longer than the train's patience. `_ttft_ns`:
     that of a probe on the idle server, which the train measures first. `_seats`: how many fillers
     fit beside what the cycle needs; a slot that does not come back makes them fewer, one that is
-    found free makes them more."""
+    found free makes them more. Fillers and probes have prompts of one range: their hand-overs are
+    compared."""
 
     def __init__(
         self,
@@ -115,14 +101,17 @@ class Train:
         leaver: Leaver,
         rng: random.Random,
         *,
-        sizes: Sizes = Sizes(),
+        prompt_tokens: tuple[int, int],
+        answer_tokens: int,
+        probe_tokens: int,
     ) -> None:
         self.recoveries_s: list[float] = []
         self._ttft_ns = 0
         self._session = session
         self._leaver = leaver
         self._rng = rng
-        self._sizes = sizes
+        self._prompt_tokens = prompt_tokens
+        self._answer_tokens, self._probe_tokens = answer_tokens, probe_tokens
         self._patience_s = session.plan.target.settle_s or _PATIENCE_S
         self._slots = slots
         self._seats = slots if leaver.is_filler else slots - 1
@@ -204,7 +193,7 @@ class Train:
                 raise _VoidError("no slot was free")
         beat = _Beat()
         leaver = self._start(
-            Role.FILLER, trial=trial, max_tokens=self._sizes.answer_tokens, **self._planned()
+            Role.FILLER, trial=trial, max_tokens=self._answer_tokens, **self._planned()
         )
         self._pace(1)
         probe = self._start(Role.PROBE, arm=TrialArm.ABANDON, trial=trial, edit=beat.edit)
@@ -363,31 +352,16 @@ class Train:
         margin = min(cycle_tokens * cycles, stream.spec.max_tokens // 2)
         return stream.tokens >= stream.spec.max_tokens - margin
 
-    def _start_filler(
-        self, *, arm: str = "", trial: int | None = None, edit: Edit = lambda _row: None
-    ) -> LiveStream:
+    def _start_filler(self, **more: Any) -> LiveStream:
         metronome = self._metronome
         is_needed = (
             metronome is None or metronome.has_ended or self._is_near_end(metronome, self._slots)
         )
+        more["max_tokens"] = self._answer_tokens
         if self._slots > 1 and is_needed:
-            self._metronome = filler = self._start(
-                Role.METRONOME,
-                arm=arm,
-                trial=trial,
-                max_tokens=self._sizes.answer_tokens,
-                edit=edit,
-            )
+            self._metronome = filler = self._start(Role.METRONOME, **more)
             return filler
-        planned = self._planned() if self._leaver.is_filler else {}
-        return self._start(
-            Role.FILLER,
-            arm=arm,
-            trial=trial,
-            max_tokens=self._sizes.answer_tokens,
-            edit=edit,
-            **planned,
-        )
+        return self._start(Role.FILLER, **more, **self._planned() if self._leaver.is_filler else {})
 
     def _planned(self) -> dict[str, Any]:
         return {"plan": self._leaver.plan, "way": Way.FIN, **self._leaver.changes}
@@ -403,8 +377,8 @@ class Train:
     ) -> LiveStream:
         fields: dict[str, Any] = {
             "user": next(self._users),
-            "max_tokens": max_tokens or self._sizes.probe_tokens,
-            "prompt_tokens": self._rng.randint(*self._sizes.prompt_tokens),
+            "max_tokens": max_tokens or self._probe_tokens,
+            "prompt_tokens": self._rng.randint(*self._prompt_tokens),
             **more,
         }
         stream = LiveStream(self._session, RequestSpec(role=role, arm=arm, **fields), edit=edit)

@@ -15,17 +15,14 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import httpx
 
 from harness.http_client import tls_context
-from harness.load.connect import Dns, connect
+from harness.load.connect import connect, dns_of
 from harness.load.connection import Connection, Deadline
 from harness.load.wire_log import Tap
 from harness.records import Way
-
-_PORTS: Final = {"http": 80, "https": 443}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +60,7 @@ class SocketTransport:
     def __init__(
         self, url: httpx.URL, *, ca_file: str | None = None, keep_alive: bool = False
     ) -> None:
-        self._dns = Dns(url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme])
+        self._dns = dns_of(url)
         # Read now: the tens of ms would otherwise be in the first request's time to first token.
         self._context = tls_context(ca_file) if url.scheme == "https" else None
         self._keep_alive = keep_alive

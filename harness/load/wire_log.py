@@ -8,7 +8,7 @@ back.
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -30,8 +30,7 @@ _CALLS: Final = {
     Way.KILLED: "kill(SIGKILL)",
     Way.CANCEL: "POST to the cancel endpoint",
 }
-Sent = Literal["", "FIN", "RST", "RST_STREAM", "nothing"]
-_SENT: Final[dict[WireClose, Sent]] = {
+_SENT: Final = {
     WireClose.FIN: "FIN",
     WireClose.RST: "RST",
     WireClose.RST_STREAM: "RST_STREAM",
@@ -113,7 +112,7 @@ class Tap:
         self._note(t_ns, "connect")
 
     def wrote(self, t_ns: int, data: bytes) -> None:
-        self._note(t_ns, "write", num_bytes=len(data), text=data.decode("utf-8", "replace"))
+        self._note(t_ns, "write", bytes=len(data), text=data.decode("utf-8", "replace"))
 
     def head(self, t_ns: int, status: int) -> None:
         self._note(t_ns, "read", text=f"HTTP {status}")
@@ -121,20 +120,11 @@ class Tap:
     def read(self, t_ns: int, data: bytes, tokens: int) -> None:
         """The text is kept of the first bytes alone: a long answer would repeat itself."""
         text, self._has_read = "" if self._has_read else data.decode("utf-8", "replace"), True
-        self._note(t_ns, "read", num_bytes=len(data), tokens=tokens, text=text)
+        self._note(t_ns, "read", bytes=len(data), tokens=tokens, text=text)
 
     def left(self, t0_ns: int, way: Way, unread: int, wire_close: WireClose) -> None:
-        self._log.write(
-            WireEvent(
-                t_ns=t0_ns,
-                attempt=self._attempt,
-                stream=self._stream,
-                what="act",
-                call=_FRAMES.get(wire_close) or _CALLS.get(way, way.value),
-                unread=unread,
-                sent=_SENT.get(wire_close, "nothing"),
-            )
-        )
+        call = _FRAMES.get(wire_close) or _CALLS.get(way, way.value)
+        self._note(t0_ns, "act", call=call, unread=unread, sent=_SENT.get(wire_close, "nothing"))
 
     def ended(self, row: RequestRow) -> None:
         why = row.error or row.finish_reason or ""
@@ -143,22 +133,7 @@ class Tap:
         self._note(t_ns, "end", tokens=row.tokens_read, text=text)
 
     def _note(
-        self,
-        t_ns: int,
-        what: Literal["connect", "write", "read", "end"],
-        *,
-        num_bytes: int = 0,
-        tokens: int = 0,
-        text: str = "",
+        self, t_ns: int, what: Literal["connect", "write", "read", "act", "end"], **more: Any
     ) -> None:
-        self._log.write(
-            WireEvent(
-                t_ns=t_ns,
-                attempt=self._attempt,
-                stream=self._stream,
-                what=what,
-                bytes=num_bytes,
-                tokens=tokens,
-                text=text,
-            )
-        )
+        event = WireEvent(t_ns=t_ns, attempt=self._attempt, stream=self._stream, what=what, **more)
+        self._log.write(event)

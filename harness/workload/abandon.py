@@ -202,11 +202,7 @@ class _AfterTokens(AbandonPlan):
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         tokens = self.draw_tokens(rng, asked.n * asked.max_tokens)
-        return after_tokens(asked, tokens, way=self.way)
-
-
-def after_tokens(asked: RequestSpec, tokens: int, *, way: Way = Way.FIN) -> RequestSpec:
-    return replace(asked, plan=f"tokens:{tokens}", planned_abandon=tokens, way=way)
+        return self._leaving(asked, f"tokens:{tokens}", tokens)
 
 
 class TokensPlan(_AfterTokens):

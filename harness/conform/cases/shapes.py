@@ -86,7 +86,7 @@ def stall(bench: Bench) -> Finding:
 
     def stop(leaver: LiveStream, _number: int) -> None:
         leaver.wait_tokens(READ_TOKENS, READY_S)
-        leaver.stall()
+        leaver.exchange.stall()
         bench.pause(SHORT_STALL_STEPS * bench.step_s)
 
     return bench.recovery(
@@ -98,7 +98,9 @@ def _pause(bench: Bench) -> str | None:
     """A greedy answer is read with a pause: what is wrong with its text."""
     (look,) = start_greedy(bench, [1], LOOK_TOKENS)
     rows_of([look])
-    tokens = 1 + int(STALLED_BYTES * LOOK_TOKENS / max(1, look.bytes_read) * STALLED_MARGIN)
+    tokens = 1 + int(
+        STALLED_BYTES * LOOK_TOKENS / max(1, look.exchange.bytes_read) * STALLED_MARGIN
+    )
     if tokens * bench.step_s > MOST_STALLED_S:
         told = f"an answer of {tokens} tokens, which no buffer holds"
         raise CannotDecideError(f"{told}, takes more than {MOST_STALLED_S:g} s")
@@ -107,12 +109,12 @@ def _pause(bench: Bench) -> str | None:
     controls = start_greedy(bench, [1, 1], asked)
     (paused,) = start_greedy(bench, [1], asked, way=Way.STOP_READING)
     wait_each([paused], READ_TOKENS)
-    paused.stall()
+    paused.exchange.stall()
     first, second = rows_of(controls)
-    before = paused.bytes_read
-    paused.resume()
+    before = paused.exchange.bytes_read
+    paused.exchange.resume()
     (row,) = rows_of([paused])
-    return judge_pause(first, second, row, paused.bytes_read - before)
+    return judge_pause(first, second, row, paused.exchange.bytes_read - before)
 
 
 def judge_pause(

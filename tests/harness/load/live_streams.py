@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import msgspec
 
-from harness.load.live import LiveStream, start
+from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Delivery, Protocol, Way
 from harness.workload.abandon import RequestSpec
@@ -24,7 +24,7 @@ LONG_S = 30.0
 
 def play(session: LoadSession, scenario: dict[str, Any]) -> LiveStream:
     way = Way(scenario["way"])
-    stream = start(
+    stream = LiveStream(
         session,
         RequestSpec(
             user=0,

@@ -101,17 +101,6 @@ def test_leaving_between_headers_and_body(
     assert (row.wire_close, ask.seen.closed_how) == (WireClose.FIN, "fin")
 
 
-def test_a_later_token_ends_the_wait_for_more(ready: Exchange, connect: Connect) -> None:
-    def rule(tokens_read: int) -> int | None:
-        if tokens_read == 1:
-            ready.token()
-        return 0 if tokens_read >= 2 else None
-
-    ready.accept(tokens=1)
-    row = connect(PLAN.url).ask(rule, Way.FIN)
-    assert (row.outcome, row.tokens_read) == (Outcome.ABANDONED, 2)
-
-
 @pytest.mark.parametrize("leaves_after", [0, 1])
 def test_what_had_come_by_then_was_read(ask: Ask, leaves_after: int) -> None:
     """The client is busy while tokens come; `leaves_after` 0: before it read the headers."""

@@ -161,12 +161,12 @@ def test_a_user_that_has_lost_patience_asks_again_at_once(serve: Serve, tmp_path
             engine(x)
 
     server = serve(slow_at_first)
-    load = abandoning(tokens=[1], stay_share=0.0, stop_after=4)
+    load = abandoning(tokens=[1], stay_share=0.0, stop_after=2)
     load = load.model_copy(update={"ask_again_after": [Outcome.TIMED_OUT], "retry_pause_s": 0.0})
     rows = LoadProcess(tmp_path, server.url, load, users=1, timeout_s=1.0).result()
     timed_out = {row.request_id: row for row in rows if row.outcome is Outcome.TIMED_OUT}
     again = [row for row in rows if row.repeats in timed_out]
-    assert len(again) >= 4
+    assert len(again) >= 2
     assert all(row.outcome is not Outcome.TIMED_OUT for row in again)
     pauses_ns = [row.sent_ns - timed_out[row.repeats].ended_ns for row in again if row.repeats]
     assert median(pauses_ns) < 450 * MS, "otherwise each is 500"
