@@ -1,7 +1,7 @@
 """A conformance result as one page: what is wrong and how to see it, then every case."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -70,7 +70,10 @@ def write_conform(folder: Path, output: Path) -> None:
         facts=facts(result),
         fails=[one for one in beside if one["word"] == "fail"],
         others=[one for one in beside if one["word"] != "fail"],
-        groups=[(group, list(those)) for group, those in _by_group(result.cases)],
+        groups=[
+            (group, [row(one) for one in those])
+            for group, those in groupby(result.cases, lambda one: group_of(one.id))
+        ],
         marks=MARKS,
         meanings=MEANINGS,
         not_meant=NOT_MEANT,
@@ -151,9 +154,8 @@ def link(text: str) -> dict[str, str | None]:
     return {"text": words, "to": text if text.startswith("https://") else None}
 
 
-def _by_group(cases: Iterable[CaseResult]) -> Iterable[tuple[str, Iterable[dict[str, Any]]]]:
-    for group, those in groupby(cases, lambda one: one.id.partition("/")[0]):
-        yield group, (row(one) for one in those)
+def group_of(case_id: str) -> str:
+    return case_id.partition("/")[0]
 
 
 def row(one: CaseResult) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dashboards.conform_page import (
     anchor,
     counts,
     evidence,
+    group_of,
     link,
     row,
     server_name,
@@ -67,8 +68,8 @@ def write_matrix(files: Sequence[Path], output: Path, explained: Path | None) ->
         scripts=("matrix.js",),
         columns=columns,
         groups=[
-            (group, [one for one in cases.values() if _group(one.id) == group])
-            for group in dict.fromkeys(map(_group, cases))
+            (group, [one for one in cases.values() if group_of(one.id) == group])
+            for group in dict.fromkeys(map(group_of, cases))
         ],
         not_red=[
             one
@@ -104,10 +105,6 @@ def _rows(results: Sequence[ConformResult]) -> dict[str, CaseResult]:
         for case in result.cases:
             found.setdefault(case.id, case)
     return found
-
-
-def _group(case_id: str) -> str:
-    return case_id.partition("/")[0]
 
 
 def _column(

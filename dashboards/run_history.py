@@ -131,10 +131,6 @@ class Point:
     more_than: float | None
     limits: Limits | None
 
-    @property
-    def is_joined(self) -> bool:
-        return self.value is not None and self.run.flaw is None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
@@ -146,7 +142,7 @@ class Track:
     def stretches(self) -> list[list[Point]]:
         found: list[list[Point]] = []
         for point in self.points:
-            if not point.is_joined:
+            if point.value is None or point.run.flaw is not None:
                 continue
             if found and may_be_joined(self.metric, found[-1][-1], point):
                 found[-1].append(point)

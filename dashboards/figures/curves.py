@@ -26,9 +26,10 @@ from dashboards.figures.canvas import (
 )
 from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
+from harness.analysis.cancel import latency_sample
 from harness.analysis.cancellation import was_cancelled
-from harness.analysis.stats import Curve, kaplan_meier
-from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
+from harness.analysis.stats import Curve
+from harness.metrics import CANCEL_LATENCY_STEPS
 from harness.records import TrialArm
 
 STEPS: Final = 1_000  # in which a curve is drawn: none is more than 0.1 % of its height
@@ -70,12 +71,12 @@ def cancel_latency(cancels: pd.DataFrame) -> Figure:
     """A cross marks how long a request without an end was watched. Needs at least one request."""
     figure = _empty("milliseconds")
     cancels = cancels[was_cancelled(cancels)]
-    curve = _curve(cancels)
+    curve = latency_sample(cancels).curve()
     _add_curve(figure, curve.times * 1e3, curve.done, name="all", line={"width": 3})
     phases = cancels["phase"].value_counts()
     for phase, label, colour, dash in PHASES if len(phases) > 1 else ():
         if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
-            one = _curve(cancels[cancels["phase"] == phase])
+            one = latency_sample(cancels[cancels["phase"] == phase]).curve()
             line = {"color": colour, "width": 1.8, "dash": dash}
             _add_curve(figure, one.times * 1e3, one.done, name=label, line=line)
     longest = curve.times.max()
@@ -125,11 +126,6 @@ def _empty(unit: str) -> Figure:
     figure = canvas(x_title=f"{unit} since the user left", y_title="let go of")
     figure.set_y(tickformat=".0%", range=[0, 1.03])
     return figure
-
-
-def _curve(cancels: pd.DataFrame) -> Curve:
-    latency, censored = cancels[CANCEL_LATENCY], cancels["censored"]
-    return kaplan_meier(latency.to_numpy(dtype=float), censored.to_numpy(dtype=bool))
 
 
 def _add_curve(

@@ -18,7 +18,7 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
 from harness.analysis.probe_train import Train, probes
-from harness.analysis.stats import mean_ci95, ratio_ci95
+from harness.analysis.stats import Floats, mean_ci95, ratio_ci95
 from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
@@ -38,18 +38,14 @@ def agreement(
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
     left = left_on_the_server(frames, facts)
-    late_s = _TOKENS_WAY_S + _lag_s(figures)
+    lag = figures.get("client_lag_s")
+    late_s = _TOKENS_WAY_S + ((lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0)
     return [
         *_by_blocks(outside, left),
         *_of_probes(frames, late_s),
         *_of_the_train(outside.train, left, late_s),
         *of_the_rest(figures),
     ]
-
-
-def _lag_s(figures: Figures) -> float:
-    lag = figures.get("client_lag_s")
-    return (lag.p99 or 0.0) if isinstance(lag, Metric) else 0.0
 
 
 @lru_cache(maxsize=1)  # asked for by the audit, too
@@ -121,17 +117,8 @@ def _of_probes(frames: RunFrames, late_s: float) -> Iterator[Agreement]:
         (times[column] - times["reference_ns"]).to_numpy(dtype=float) / 1e9
         for column in ("sampled_ns", "first_token_ns")
     )
-    yield _agreement(
-        metric="slot_recovery_s",
-        unit="s",
-        method="probe",
-        exact=float(exact.mean()),
-        value=float(seen.mean()),
-        n=len(exact),
-        difference_ci95=mean_ci95(seen - exact),
-        bias=(0.0, late_s),
-        note="the difference is the token's way from the server's sampler to the client",
-    )
+    note = "the difference is the token's way from the server's sampler to the client"
+    yield _by_probe("slot_recovery_s", exact, seen, late_s, note)
 
 
 def _of_the_train(
@@ -143,17 +130,22 @@ def _of_the_train(
     is_known = ~train.censored & held_s.notna().to_numpy()
     exact, seen = held_s.to_numpy()[is_known], train.latency_s[is_known]
     if len(exact):
-        yield _agreement(
-            metric=CANCEL_LATENCY,
-            unit="s",
-            method="probe",
-            exact=float(exact.mean()),
-            value=float(seen.mean()),
-            n=len(exact),
-            difference_ci95=mean_ci95(seen - exact),
-            bias=(0.0, late_s),
-            note="of those that left while a probe waited; a token's way to the client is in it",
-        )
+        note = "of those that left while a probe waited; a token's way to the client is in it"
+        yield _by_probe(CANCEL_LATENCY, exact, seen, late_s, note)
+
+
+def _by_probe(metric: str, exact: Floats, seen: Floats, late_s: float, note: str) -> Agreement:
+    return _agreement(
+        metric=metric,
+        unit="s",
+        method="probe",
+        exact=float(exact.mean()),
+        value=float(seen.mean()),
+        n=len(exact),
+        difference_ci95=mean_ci95(seen - exact),
+        bias=(0.0, late_s),
+        note=note,
+    )
 
 
 def of_the_rest(figures: Figures) -> Iterator[Agreement]:

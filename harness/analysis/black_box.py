@@ -165,12 +165,14 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     runs = [run for run in runs if run.num_left]
     if not any(run.num_abandoned for run in runs):
         return {name: {} for name in (CANCEL_LATENCY, GHOST_RATE, "wasted_tokens")}
-    latency: Methods = {"gauge": _of_all([run.total for run in runs], _mean_latency, "gauge")}
-    if not _all_lack([run.train for run in runs], NO_PROBES):
-        latency = {"probe": _of_all([run.train for run in runs], cancel_latency, "probe")} | latency
-    ghosts: Methods = {"gauge": _of_all([run.ghosts for run in runs], ghost_rate, "gauge")}
-    if not _all_lack([run.rounds for run in runs], NO_ROUNDS):
-        ghosts = {"probe": _of_all([run.rounds for run in runs], ghost_rate_of, "probe")} | ghosts
+    latency = {
+        **_by_probes([run.train for run in runs], cancel_latency, NO_PROBES),
+        "gauge": _of_all([run.total for run in runs], _mean_latency, "gauge"),
+    }
+    ghosts = {
+        **_by_probes([run.rounds for run in runs], ghost_rate_of, NO_ROUNDS),
+        "gauge": _of_all([run.ghosts for run in runs], ghost_rate, "gauge"),
+    }
     best = next((one for one in latency.values() if isinstance(one, Metric)), None)
     return {
         CANCEL_LATENCY: latency,
@@ -179,8 +181,12 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     }
 
 
-def _all_lack(found: Sequence[object], why: str) -> bool:
-    return all(isinstance(one, NotMeasurable) and one.reason == why for one in found)
+def _by_probes(
+    found: Sequence[T | NotMeasurable], figure_of: Callable[[Sequence[T], str], Figure], none: str
+) -> Methods:
+    if all(isinstance(one, NotMeasurable) and one.reason == none for one in found):
+        return {}
+    return {"probe": _of_all(found, figure_of, "probe")}
 
 
 def _mean_latency(found: Sequence[Balance], method: str) -> Figure:

@@ -140,10 +140,7 @@ def _of_tier(name: str, cancels: pd.DataFrame, facts: Facts) -> Figure:
 
 
 def latency_sample(cancels: pd.DataFrame, column: str = CANCEL_LATENCY) -> Sample:
-    known = cancels[was_cancelled(cancels)]
-    return Sample(
-        values=known[column].to_numpy(dtype=float), censored=known["censored"].to_numpy(dtype=bool)
-    )
+    return Sample.of(cancels[was_cancelled(cancels)], column)
 
 
 def _censored_samples(cancels: pd.DataFrame) -> dict[str, Sample]:

@@ -72,8 +72,7 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
         return NotMeasurable(f"{facts.lacks('steps')}, and its running requests were not scraped")
     if facts.trust.get("running") == "stuck":
         return NotMeasurable(f"{facts.metric_names['running']} never moves")
-    is_inside = (running.t_ns >= facts.load_started_ns) & (running.t_ns <= facts.load_ended_ns)
-    levels = running.level[is_inside]
+    levels = running.level[facts.is_in_load(running.t_ns)]
     if not len(levels):
         return NotMeasurable("no scrape fell into the load")
     return reading(name, float(levels.mean()) / facts.slots, method="gauge", n=len(levels))

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.analysis.stats import Bools
+from harness.analysis.stats import Bools, Ints
 from harness.records import GAUGES, Trust, is_disaggregated
 from harness.store.frames import RunFrames
 
@@ -71,6 +71,9 @@ class Facts:
     @property
     def load_s(self) -> float:
         return (self.load_ended_ns - self.load_started_ns) / 1e9
+
+    def is_in_load(self, t_ns: Ints) -> Bools:
+        return (t_ns >= self.load_started_ns) & (t_ns <= self.load_ended_ns)
 
     def lacks(self, *needed: Need) -> str | None:
         known: dict[Need, tuple[bool, str]] = {

@@ -54,6 +54,14 @@ class Sample:
     clusters: Ints | None = None
     is_series: bool = False
 
+    @classmethod
+    def of(cls, rows: pd.DataFrame, column: str) -> "Sample":
+        """A column of rows that say in `censored` whether its value is known to be larger."""
+        return cls(
+            values=rows[column].to_numpy(dtype=float),
+            censored=rows["censored"].to_numpy(dtype=bool),
+        )
+
     @property
     def is_censored(self) -> Bools:
         if self.censored is None:

@@ -52,7 +52,7 @@ def energy_curves(frames: RunFrames, facts: Facts) -> list[EnergyCurve]:
 def _counted(gpu: pd.DataFrame, facts: Facts) -> EnergyCurve | None:
     total = _of_all(gpu, "energy_j")
     points = total[_has_moved(total)]
-    if _in_load(points, facts).sum() < FEWEST_CHANGES or (np.diff(points) < 0).any():
+    if facts.is_in_load(_t_ns(points)).sum() < FEWEST_CHANGES or (np.diff(points) < 0).any():
         return None
     return _curve(_t_ns(points), points.to_numpy(), "counter")
 
@@ -82,9 +82,9 @@ def change_times_ns(frames: RunFrames, facts: Facts) -> Ints:
     for column in ("energy_j", "power_w"):
         values = _of_all(frames.gpu, column)
         if len(values):
-            return _t_ns(values[_has_moved(values) & _in_load(values, facts)])
+            return _t_ns(values[_has_moved(values) & facts.is_in_load(_t_ns(values))])
     times = np.unique(frames.gpu["t_ns"].to_numpy(dtype=np.int64))
-    return times[(times >= facts.load_started_ns) & (times <= facts.load_ended_ns)]
+    return times[facts.is_in_load(times)]
 
 
 def gpu_figures(frames: RunFrames, facts: Facts, throughput: Figure) -> Figures:
@@ -108,7 +108,7 @@ _LEVELS: Final = {
 def _level(name: str, gpu: pd.DataFrame, facts: Facts) -> Figure:
     column = _LEVELS[name]
     values = _of_all(gpu, column)
-    inside = values[_in_load(values, facts)].to_numpy()
+    inside = values[facts.is_in_load(_t_ns(values))].to_numpy()
     if not len(inside):
         return NotMeasurable("no reading of the GPU fell into the load" if len(values) else _HIDDEN)
     if column == "utilisation":
@@ -124,13 +124,12 @@ def _energy(frames: RunFrames, facts: Facts) -> Figure:
     found: list[Metric] = []
     for curve in energy_curves(frames, facts):
         ends = np.clip(load, curve.t_ns[0], curve.t_ns[-1])
-        inside = (curve.t_ns >= load[0]) & (curve.t_ns <= load[1])
         found.append(
             reading(
                 "gpu_energy_j",
                 float(curve.between(ends[:1], ends[1:])[0]),
                 method=curve.method,
-                n=int(inside.sum()),
+                n=int(facts.is_in_load(curve.t_ns).sum()),
                 bound="point" if tuple(ends) == load else "lower",
             )
         )
@@ -167,11 +166,6 @@ def _has_moved(values: pd.Series) -> Bools:
     """The first reading counts as new."""
     moved: Bools = np.diff(values.to_numpy(), prepend=np.nan) != 0
     return moved
-
-
-def _in_load(values: pd.Series, facts: Facts) -> Bools:
-    t_ns = _t_ns(values)
-    return (t_ns >= facts.load_started_ns) & (t_ns <= facts.load_ended_ns)
 
 
 def _t_ns(values: pd.Series) -> Ints:

@@ -124,10 +124,7 @@ def kill_figures(runs: Sequence[KillEffects]) -> Figures:
     found = {"others_failed_rate": proportion("others_failed_rate", others, why, method="client")}
     if kind is not None:
         left = pd.concat([one.left for one in runs])
-        sample = Sample(
-            values=left["freed_s"].to_numpy(dtype=float),
-            censored=left["censored"].to_numpy(dtype=bool),
-        )
+        sample = Sample.of(left, "freed_s")
         why = f"no killed {kind} left a request at a worker that lived on"
         found["freed_after_kill_s"] = sampled("freed_after_kill_s", sample, why, method="exact")
     return found

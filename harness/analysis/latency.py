@@ -106,7 +106,7 @@ def _while_read(
     return {
         "itl_s": NotMeasurable(why) if why else _figure("itl_s", _gaps(requests, is_survivor)),
         "tpot_s": _figure("tpot_s", _times_a_token(survivors)),
-        "e2e_s": _figure("e2e_s", _to_the_end(survivors)),
+        "e2e_s": _figure("e2e_s", e2e_sample(survivors)),
         "goodput_rps": _goodput(users, facts),
     }
 
@@ -116,7 +116,7 @@ def _from_intended(users: pd.DataFrame, survivors: pd.DataFrame, facts: Facts) -
     everybody = to_stay + facts.missed_to_leave_s
     samples = {
         "ttft_from_intended_s": ttft_sample(survivors, since=_INTENDED).and_longer_than(to_stay),
-        "e2e_from_intended_s": _to_the_end(survivors, since=_INTENDED).and_longer_than(to_stay),
+        "e2e_from_intended_s": e2e_sample(survivors, since=_INTENDED).and_longer_than(to_stay),
         "start_delay_s": _delay(users).and_longer_than(everybody),
     }
     figures = {name: _figure(name, sample) for name, sample in samples.items()}
@@ -173,7 +173,7 @@ def _times_a_token(survivors: pd.DataFrame) -> Sample:
     return Sample(values=span_s[is_long] / (tokens[is_long] - 1))
 
 
-def _to_the_end(survivors: pd.DataFrame, *, since: str = _SENT) -> Sample:
+def e2e_sample(survivors: pd.DataFrame, *, since: str = _SENT) -> Sample:
     completed = survivors[survivors["outcome"] == Outcome.COMPLETED]
     span = (completed["last_token_ns"] - completed[since]).dropna()
     return Sample(values=span.to_numpy(dtype=float) / 1e9)

@@ -172,7 +172,7 @@ def _why_no_slope(frames: RunFrames, n: int, kind: str, fewest: int) -> str | No
 
 
 def _slope(name: str, frames: RunFrames, times: list[int], values: Floats) -> Figure:
-    left = open_in_run(frames).left_by(np.array(times)).astype(float)
+    left = np.searchsorted(open_in_run(frames).left_ns, times, side="right").astype(float)
     left = np.append(np.zeros(len(values) - len(times)), left)
     if len(np.unique(left)) < len(left):
         return NotMeasurable("one of the loops has no abandoned request")

@@ -209,7 +209,8 @@ def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurab
     if waiting is not None:
         level = level + waiting.level - facts.idle_before.get("waiting", 0.0)
     found = _area(running, level - held.at(running.t_ns), held, facts)
-    return _less(found, *_lateness(frames, facts, held, running))
+    added_s, bias = _lateness(frames, facts, held, running)
+    return replace(found, sums=found.sums - added_s * found.counts, bias=bias)
 
 
 def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
@@ -234,24 +235,17 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 def _lateness(
     frames: RunFrames, facts: Facts, held: OpenRequests, running: Readings
-) -> tuple[float, tuple[float, float]]:
+) -> tuple[float, Limits]:
     changes = len(held.started_ns) / held.n_left
     late, step_s = facts.late.get("running"), met_step_s(frames) or 0.0
     if late is None:
         lag_s = running.lag_ns / 1e9 * changes
         return 0.0, (-lag_s, lag_s)
-    left = late["left"] * _share_left_behind(held, step_s)
+    is_beside_others = held.at(held.left_ns + int(step_s * 1e9)) > 0
+    left = late["left"] * float(is_beside_others.mean())
     steps = left + late["ended"] * (changes - 1) - late["coming"] * changes
     added_s = steps * step_s - mean_wait_s(frames.requests, held, step_s) * changes
     return added_s, (-step_s / 2 * changes, step_s / 2 * changes)
-
-
-def _share_left_behind(held: OpenRequests, step_s: float) -> float:
-    return float((held.at(held.left_ns + int(step_s * 1e9)) > 0).mean())
-
-
-def _less(found: Balance, added_s: float, bias: tuple[float, float]) -> Balance:
-    return replace(found, sums=found.sums - added_s * found.counts, bias=bias)
 
 
 def _unusable_gauges(

@@ -44,9 +44,6 @@ class OpenRequests:
         begun = np.searchsorted(self.started_ns, t_ns, side="right")
         return (begun - np.searchsorted(self.ended_ns, t_ns, side="right")).astype(float)
 
-    def left_by(self, t_ns: Ints) -> Ints:
-        return np.searchsorted(self.left_ns, t_ns, side="right")
-
 
 def most_open(started_ns: ArrayLike, ended_ns: ArrayLike) -> int:
     """The most that were open at one moment; one that ends then is not."""

@@ -18,7 +18,7 @@ from harness.analysis.comparable import why_not_figures
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds, shift_between
 from harness.analysis.early_stop import savings_by_task
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample
-from harness.analysis.latency import canary_remarks, known_answers, ttft_sample
+from harness.analysis.latency import canary_remarks, e2e_sample, known_answers, ttft_sample
 from harness.analysis.remarks import flags, in_level_order
 from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.summary import (
@@ -41,7 +41,6 @@ from harness.records import (
     ArmSummary,
     Difference,
     Metric,
-    Outcome,
     Remark,
     Shift,
     Simulated,
@@ -115,10 +114,8 @@ def of_each_request(runs: Iterable[tuple[pd.DataFrame, pd.DataFrame]]) -> dict[s
     found: dict[str, list[Floats]] = {"ttft_s": [], "e2e_s": [], CANCEL_LATENCY: []}
     for requests, cancels in runs:
         stayed = without_tokens(requests)[requests["planned_abandon"].isna()]
-        completed = stayed[stayed["outcome"] == Outcome.COMPLETED]
-        took = (completed["last_token_ns"] - completed["sent_ns"]).dropna()
         found["ttft_s"].append(_endless(ttft_sample(stayed)))
-        found["e2e_s"].append(took.to_numpy(dtype=float) / 1e9)
+        found["e2e_s"].append(e2e_sample(stayed).values)
         found[CANCEL_LATENCY].append(_endless(latency_sample(cancels)))
     return {name: np.concatenate([np.empty(0), *parts]) for name, parts in found.items()}
 

@@ -108,10 +108,7 @@ def probe_figures(requests: pd.DataFrame) -> Figures:
     found: Figures = {}
     waited = probes(requests)
     for name, arm in _PROBE_ARMS.items():
-        rows = waited[waited["arm"] == arm]
-        sample = Sample(
-            values=rows["recovery_s"].to_numpy(dtype=float), censored=rows["censored"].to_numpy()
-        )
+        sample = Sample.of(waited[waited["arm"] == arm], "recovery_s")
         figure = sampled(name, sample, f"no probe of the arm `{arm}` was served", method="probe")
         found[name] = _by_blocks(figure, sample.values)
     return found

@@ -156,13 +156,11 @@ def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -
     why = "no abandoned request gave a slot back while the server was watched"
     if (cancels["admitted_ns"].notna() & cancels["freed_ns"].notna()).any():
         why = "no request waited for a slot when an abandoned one was freed"
-    sample = Sample(
-        values=refills["refill_s"].to_numpy(dtype=float),
-        censored=refills["censored"].to_numpy(dtype=bool),  # of several runs, some without any
-    )
     at_once = refills["next_schedule"]
     return {
-        "slot_refill_s": sampled("slot_refill_s", sample, why, method="exact"),
+        "slot_refill_s": sampled(
+            "slot_refill_s", Sample.of(refills, "refill_s"), why, method="exact"
+        ),
         "refilled_next_schedule": proportion(
             "refilled_next_schedule", at_once, why, method="exact"
         ),

@@ -264,8 +264,7 @@ def _about_queued(frames: RunFrames, facts: Facts) -> Iterator[str]:
     if readings is None:
         yield f"{what}, but {name} was not scraped: whether they had waited is not known"
         return
-    is_in_load = (readings.t_ns >= facts.load_started_ns) & (readings.t_ns <= facts.load_ended_ns)
-    shown = readings.level[is_in_load] - facts.idle_before.get("waiting", 0.0)
+    shown = readings.level[facts.is_in_load(readings.t_ns)] - facts.idle_before.get("waiting", 0.0)
     if not (shown > 0).any():
         yield (
             f"{what}, but {name} was 0 at all of {len(shown)} scrapes: the server "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -62,11 +63,8 @@ def over_replicas(
 
 def _over(values: Sequence[float], sums_over: int | None) -> OverReplicas:
     sample = np.array(values, dtype=float)
-    mean, limits = float(sample.mean()), mean_ci95(sample)
-    one = OverReplicas(n=len(values), mean=mean, mean_ci95=limits)
+    one = OverReplicas(n=len(values), mean=float(sample.mean()), mean_ci95=mean_ci95(sample))
     if sums_over is None:
         return one
-    whole = None if limits is None else (limits[0] * sums_over, limits[1] * sums_over)
-    return OverReplicas(
-        n=len(values), mean=mean, mean_ci95=limits, whole=mean * sums_over, whole_ci95=whole
-    )
+    limits = one.mean_ci95 and (one.mean_ci95[0] * sums_over, one.mean_ci95[1] * sums_over)
+    return msgspec.structs.replace(one, whole=one.mean * sums_over, whole_ci95=limits)

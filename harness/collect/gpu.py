@@ -6,7 +6,7 @@ Source of both: NVML's API reference; dcgm-exporter's etc/default-counters.csv.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 import httpx
@@ -142,13 +142,12 @@ class DcgmGpus:
 
 
 def _quantities(fields: Mapping[str, float]) -> dict[str, Any]:
-    found = {column: next(_in_our_units(column, fields), None) for column in _FIELDS}
+    found = {
+        column: next((fields[name] * factor for name, factor in of if name in fields), None)
+        for column, of in _FIELDS.items()
+    }
     memory = found["memory_bytes"]
     return {**found, "memory_bytes": None if memory is None else round(memory)}
-
-
-def _in_our_units(column: str, fields: Mapping[str, float]) -> Iterator[float]:
-    return (fields[name] * factor for name, factor in _FIELDS[column] if name in fields)
 
 
 def open_nvml(notes: Notes, clock_ns: Callable[[], int], *, uuid: str | None) -> NvmlGpus | None:

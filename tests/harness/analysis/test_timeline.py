@@ -19,16 +19,14 @@ def lives(run: RunBuilder) -> list[tuple[object, ...]]:
 
 
 def test_a_preemption_ends_a_life_and_a_resumption_begins_the_next(run: RunBuilder) -> None:
+    """The life that a preemption ended gave its blocks back then."""
     run.events("a", arrived=1, admitted=10, preempted=20, resumed=30, removed=40, blocks_freed=41)
+    run.events("b", arrived=1, admitted=10, preempted=20, removed=40, blocks_freed=41)
     assert lives(run) == [
         ("a", 0, at(10), at(20), "preempted", None),
+        ("b", 0, at(10), at(20), "preempted", None),
         ("a", 1, at(30), at(40), "removed", at(41)),
     ]
-
-
-def test_a_life_that_a_preemption_ended_gave_its_blocks_back_then(run: RunBuilder) -> None:
-    run.events("a", arrived=1, admitted=10, preempted=20, removed=40, blocks_freed=41)
-    assert lives(run) == [("a", 0, at(10), at(20), "preempted", None)]
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=8), st.integers(0, 9), st.integers(0, 9))

@@ -63,11 +63,15 @@ def test_dropped_rows_are_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "is_missed", "kept"),
-    [(2, False, [1, 2, 3, 1, 2]), (5, True, [1, 2, 3, 1, 2, 3, 4, 5])],
+    ("last", "is_missed", "lives", "kept"),
+    [
+        (2, False, 2, [1, 2, 3, 1, 2]),
+        (5, True, 2, [1, 2, 3, 1, 2, 3, 4, 5]),
+        (4, True, 1, [1, 2, 3, 4]),  # it was only out of reach
+    ],
 )
 def test_a_log_that_begins_anew_is_read_from_its_beginning(
-    last: int, *, is_missed: bool, kept: list[int]
+    last: int, is_missed: bool, lives: int, kept: list[int]
 ) -> None:
     """A process killed and started again shows by its shorter log, or by another first row."""
     log = Log(3)
@@ -76,20 +80,9 @@ def test_a_log_that_begins_anew_is_read_from_its_beginning(
         log.is_down = True
         with pytest.raises(SourceError):
             log.follower.catch_up()
-    log.is_down, log.lives, log.last = False, 2, last
+    log.is_down, log.lives, log.last = False, lives, last
     log.follower.catch_up()
     assert log.kept == kept
-
-
-def test_a_log_that_was_only_out_of_reach_is_read_on() -> None:
-    log = Log(3)
-    log.follower.catch_up()
-    log.is_down = True
-    with pytest.raises(SourceError):
-        log.follower.catch_up()
-    log.is_down, log.last = False, 4
-    log.follower.catch_up()
-    assert log.kept == [1, 2, 3, 4]
 
 
 def test_steps_that_several_frontends_show_are_kept_once() -> None:
