@@ -78,15 +78,6 @@ def test_every_shipped_workload_can_be_run_as_it_stands(name: str, tmp_path: Pat
         assert make_load_plan(order, at, rows_dir=tmp_path).run == order.workload.run
 
 
-def test_a_cap_that_is_raised_as_its_message_says_lets_the_load_pass() -> None:
-    """`refused.json` has the messages."""
-    storm = ["load.streams=9000", "load.stayers=2000"]
-    load_workload("cancel_storm", [*storm, "run.most_streams=11000"])
-    load_workload("demo", ["run.users=20000", "run.most_streams=20000"])
-    rate = ["arrivals.kind=constant", "arrivals.seconds=1", "arrivals.rate=20000"]
-    load_workload("demo", [*rate, "run.most_rate=20000"])
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "streams"),
     [
