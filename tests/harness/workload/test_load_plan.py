@@ -18,24 +18,14 @@ from harness.workload.load import AbandonLoad
 from harness.workload.workload import Workload, choose_protocol, load_target, load_workload
 from tests.harness.plans import server
 from tests.harness.workload.mixes import STAY
-
-HEAD = """
-question = "?"
-[run]
-users = 4
-max_seconds = 5
-[load]
-kind = "abandon"
-prompt_tokens = [8, 16]
-answer_tokens = 100
-stay_tokens = 10
-"""
+from tests.harness.workload.test_refused import GOOD
 
 
 def workload(folder: Path, mix: str, *settings: str) -> Workload:
     path = folder / "mine.toml"
-    path.write_text(f"{HEAD}stay_share = 0\nmix = [{mix}]\n")
-    return load_workload(str(path), settings)
+    path.write_text(GOOD)
+    sole = ("run.users=4", "load.abandon_after_tokens=[]", "load.stay_share=0")
+    return load_workload(str(path), [*sole, f"load.mix=[{mix}]", *settings])
 
 
 QUEUED = '{plan="queued"}'

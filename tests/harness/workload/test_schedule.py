@@ -14,20 +14,10 @@ from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan, plan_from_mark
 from harness.workload.workload import Workload, load_workload
 from tests.harness.plans import server
+from tests.harness.workload.test_refused import GOOD
 
-HEAD = """
-question = "?"
-[run]
-users = 1
-max_seconds = 100
-[load]
-kind = "abandon"
-abandon_after_tokens = [1]
-stay_share = 0.5
-prompt_tokens = [8, 2000]
-answer_tokens = 100
-stay_tokens = 50
-"""
+HEAD = GOOD.replace("max_seconds = 5", "max_seconds = 100").replace("[8, 16]", "[8, 2000]")
+HEAD = HEAD.replace("[0, 4]", "[1]").replace("stay_tokens = 10", "stay_tokens = 50")
 TRACE = """\
 Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 0,ChatGPT,4000,18,4018,Conversation log
