@@ -14,16 +14,15 @@ import pandas as pd
 import pyarrow as pa
 
 from harness.analysis.cancellation import is_unfinished
+from harness.analysis.remarks import WRONG
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.export.library import Run
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
-from harness.records import Outcome
 
 WORST: Final = 2_000
 SAMPLE: Final = 500
 MOST_TICKS: Final = 60  # token marks of one request that a timeline can show apart
-_WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 _OF_REQUEST: Final = (
     *("request_id", "arm", "role", "outcome", "plan", "way", "wire_close", "error"),
     *("planned_abandon", "prompt_tokens", "tokens_read", "max_tokens", "status_code"),
@@ -94,7 +93,7 @@ def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
     left = cancels.set_index("request_id")
     ids = requests["request_id"]
     is_ghost = ids.isin(left.index[left["ghost"].fillna(value=False).astype(bool)])
-    is_wrong = requests["outcome"].isin(_WRONG)
+    is_wrong = requests["outcome"].isin(WRONG)
     kind = np.select([is_ghost.to_numpy(), is_wrong.to_numpy()], [0, 1], default=2)
     let_go = left[CANCEL_LATENCY].reindex(ids).to_numpy(dtype=float)
     gap = requests["first_token_ns"] - requests["sent_ns"]

@@ -11,7 +11,7 @@ from typing import Final
 
 from harness.analysis.facts import ON_CPU
 from harness.analysis.load_side import saturations
-from harness.analysis.remarks import MOST_WARM_UP
+from harness.analysis.remarks import MOST_WARM_UP, WRONG
 from harness.errors import ConfigError
 from harness.export.library import Run
 from harness.export.tables import steady_in_words
@@ -27,12 +27,11 @@ from harness.gate.limits import (
 )
 from harness.gate.reports import gravest_first
 from harness.gate.run import read_run
-from harness.records import ArmsSummary, Outcome, Summary
+from harness.records import ArmsSummary, Summary
 from harness.store.run_folder import UnusableRunError
 
 FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
 MOST_FULL: Final = 0.05  # of the load
-WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 
 
 class Mark(StrEnum):

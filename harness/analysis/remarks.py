@@ -51,7 +51,7 @@ from harness.workload.tasks import parse_text
 _MOST_KINDS: Final = 3  # of errors that are listed
 MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
-_ERRORS: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
 _NO_TIMES: Final = {*_FLOOR_OF.values(), "gpu_interval_s", "start_delay_s"}  # to be judged by it
 _BROKEN_OFF: Final = {
@@ -169,7 +169,7 @@ def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
     counts = requests["outcome"].value_counts()
     if Outcome.ABANDONED not in counts and requests["plan"].map(parse_text).isna().any():
         yield _why_nobody_left(requests)
-    wrong = {outcome.value: int(counts[outcome]) for outcome in _ERRORS if outcome in counts}
+    wrong = {outcome.value: int(counts[outcome]) for outcome in WRONG if outcome in counts}
     if wrong:
         what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
         yield f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}"

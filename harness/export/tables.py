@@ -35,8 +35,7 @@ AUDIT_COLUMNS: Final = ("counter", "due", "moved by", "verdict")
 
 def agreement_cells(one: Agreement) -> tuple[str, ...]:
     unit = unit_in_figure(one.unit)
-    limits = between(one.difference_ci95, unit)
-    difference = quantity(one.difference, unit) + (f" ({limits})" if limits else "")
+    difference = _with_limits(one.difference, one.difference_ci95, unit)
     return (
         one.metric,
         f"{one.method} ({one.n})",

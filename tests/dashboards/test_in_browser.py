@@ -94,10 +94,9 @@ def test_everything_is_drawn_and_fits_and_axe_finds_nothing_serious(
 
 
 def test_a_failed_case_is_opened_by_the_keyboard_and_shows_its_wire(
-    browser: Browser, tmp_path: Path
+    browser: Browser, pages: dict[str, Path]
 ) -> None:
-    page_by("conform", save_conform(tmp_path), output=tmp_path / "page.html")
-    with opened(browser, tmp_path / "page.html") as (page, noise):
+    with opened(browser, pages["conform"]) as (page, noise):
         wire = page.locator("#case-bystander-pace svg[role=img]").first
         expect(wire).to_be_hidden()
         page.get_by_role("link", name="bystander/pace").first.focus()
@@ -113,10 +112,9 @@ def test_a_failed_case_is_opened_by_the_keyboard_and_shows_its_wire(
 
 
 def test_a_cell_of_the_matrix_says_its_sentence_when_focused(
-    browser: Browser, tmp_path: Path
+    browser: Browser, pages: dict[str, Path]
 ) -> None:
-    page_by("matrix", *save_engines(tmp_path), output=tmp_path / "matrix.html")
-    with opened(browser, tmp_path / "matrix.html") as (page, noise):
+    with opened(browser, pages["matrix"]) as (page, noise):
         said = page.get_by_text("It looks for a disconnect only when it writes.")
         expect(said.first).to_be_hidden()
         page.locator(".matrix").get_by_role("link", name="never").first.focus()

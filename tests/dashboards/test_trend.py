@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dashboards.__main__ import main
+from dashboards.run_history import Group, read_history, tracks
 from harness.commands.verbs import app
 from harness.store.run_folder import RunFolder
-from tests.dashboards.reading import Page, page_by
+from tests.dashboards.reading import page_by
 from tests.made_up.gated import (
     GOOD,
     ROWS,
@@ -22,22 +23,17 @@ from tests.made_up.gated import (
     summary_of_arms,
 )
 
-P50 = "group0-cancel_latency_s-p50"
+P50 = ("cancel_latency_s", "p50")
 
 
-def line(page: Page, picture: str = P50, side: str = "run") -> list[float | None]:
-    (trace,) = (one for one in page.figures()[picture]["data"] if one["name"] == side)
-    return [None if value is None else round(value, 6) for value in trace["y"]]
+def group_in(folder: Path) -> Group:
+    ((group,), _) = read_history(folder)
+    return group
 
 
-def stretches(page: Page, picture: str = P50) -> list[list[float]]:
-    found: list[list[float]] = [[]]
-    for value in line(page, picture):
-        if value is None:
-            found.append([])
-        else:
-            found[-1].append(value)
-    return [one for one in found if one]
+def stretches(folder: Path, figure: tuple[str, str] = P50) -> list[list[float | None]]:
+    (track,) = tracks(group_in(folder).runs)[figure]
+    return [[point.value for point in part] for part in track.stretches()]
 
 
 def server(**settings: Any) -> dict[str, Any]:
@@ -51,7 +47,7 @@ def test_no_run_and_one_run_are_said_to_be_so(tmp_path: Path) -> None:
     save_nights(tmp_path, [0.02])
     page = page_by("trend", tmp_path)
     assert "the first point of a trend" in page.body
-    assert stretches(page) == [[20]]
+    assert page.figures()["group0-cancel_latency_s-p50"]["data"][0]["y"] == [20, None]
 
 
 @pytest.mark.parametrize(
@@ -72,33 +68,33 @@ def test_a_change_is_marked_and_breaks_the_line_where_it_must(
 ) -> None:
     save_nights(tmp_path, [0.020, 0.021])
     save_night(tmp_path, 2, 0.022, **changes)
-    page = page_by("trend", tmp_path)
-    assert stretches(page) == ([[20, 21, 22]] if joined else [[20, 21], [22]])
-    assert any("2026-01-03" in text and said in text for text in page.texts("li"))
-    (marks,) = [t for t in page.figures()[P50]["data"] if t["name"] == "something else changed"]
-    assert said in marks["customdata"][0]
+    before, after = [0.020, 0.021], [0.022]
+    assert stretches(tmp_path) == ([before + after] if joined else [before, after])
+    ((run, text),) = group_in(tmp_path).changes()
+    assert run.name == "night-002"
+    assert said in text
 
 
 ANOTHER = {"hardware": {"cpu": "another", "cores": 2, "gpus": []}}
-STEPS = "group0-cancel_latency_steps-mean"
+STEPS = ("cancel_latency_steps", "mean")
 
 
 @pytest.mark.parametrize(
-    ("changes", "picture", "found"),
+    ("changes", "figure", "found"),
     [
         (ANOTHER, STEPS, [[1, 1]]),  # steps are joined over machines, times are not
-        (ANOTHER, P50, [[20], [40]]),
+        (ANOTHER, P50, [[0.020], [0.040]]),
         (server(step_cost={"fixed_s": 0.02}), STEPS, [[1, 1]]),
-        (server(step_cost={"fixed_s": 0.02}), P50, [[20], [40]]),
-        (server(faults={"lose-abort": 0.1}), "group0-ghost_rate-mean", [[0], [0]]),
+        (server(step_cost={"fixed_s": 0.02}), P50, [[0.020], [0.040]]),
+        (server(faults={"lose-abort": 0.1}), ("ghost_rate", "mean"), [[0], [0]]),
     ],
 )
 def test_a_line_joins_only_what_can_be_compared(
-    tmp_path: Path, changes: dict[str, Any], picture: str, found: list[list[float]]
+    tmp_path: Path, changes: dict[str, Any], figure: tuple[str, str], found: list[list[float]]
 ) -> None:
     save_night(tmp_path, 0, 0.020, others=GOOD)
     save_night(tmp_path, 1, 0.040, others=GOOD, **changes)
-    assert stretches(page_by("trend", tmp_path), picture) == found
+    assert stretches(tmp_path, figure) == found
 
 
 def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> None:
@@ -115,11 +111,13 @@ def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> Non
             faults = {"lose-abort": 0.1 if (day, name) == (1, "new") else 0.0}
             content = manifest(("old", "new"), **server(faults=faults))
             (of_arm / "manifest.json").write_text(json.dumps(content))
-    page = page_by("trend", tmp_path)
-    assert line(page, STEPS, "old") == [1, 1, None]
-    assert line(page, STEPS, "new") == [1, None, 1, None]
-    said = "new: the engine is set up differently: faults.lose-abort 0.0 / 0.1"
-    assert any(said in text for text in page.texts("li"))
+    group = group_in(tmp_path)
+    joined = {
+        one.side: [len(part) for part in one.stretches()] for one in tracks(group.runs)[STEPS]
+    }
+    assert joined == {"old": [2], "new": [1, 1]}
+    ((_, text),) = group.changes()
+    assert text == "new: the engine is set up differently: faults.lose-abort 0.0 / 0.1"
 
 
 def test_what_cannot_be_read_is_listed_by_name(tmp_path: Path) -> None:
@@ -132,7 +130,7 @@ def test_what_cannot_be_read_is_listed_by_name(tmp_path: Path) -> None:
     page = page_by("trend", tmp_path)
     left_out = {text.split()[0] for text in page.texts("li") if str(tmp_path) in text}
     assert left_out == {first.name, second.name, third.name, "notes"}
-    assert stretches(page) == [[23]]
+    assert stretches(tmp_path) == [[0.023]]
 
 
 def test_a_folder_that_is_not_there_is_one_message(
