@@ -14,8 +14,8 @@
 #             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make virtual  fit the simulation's lags to this machine, then measure live against simulated settings;
-#             a table in results/virtual.md, exit status 1 on a miss: keep the machine free for half
-#             an hour; TORCH=4 adds so many settings with a model on the CPU
+#             a table in results/virtual.md, exit status 1 on a miss: keep the machine free for
+#             three quarters of an hour; TORCH=4 adds so many settings with a model on the CPU
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make conform-faults  try each fault of the engine against the cases that it must turn red
 # make conform-docs  write docs/conform/*.md from the declarations of the cases

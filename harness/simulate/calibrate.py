@@ -11,6 +11,7 @@ The bundled engine's simulated runner sleeps for a stated cost. Then only what s
 that is fitted, and the machine `adds_to_stated` costs.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,6 +43,8 @@ FEWEST_STEPS: Final = 200
 FEWEST_LAGS: Final = 20
 MOST_TOKENS: Final = 200_000  # lags of tokens looked at
 FOLDS: Final = 5
+LEAST_SPAN: Final = 2  # high over low load, if a lag is to tell how it grows with it
+COUNTED: Final = 0.99  # of the lags, when their growth is fitted
 SHORTER: Final = 0.05  # the share of steps that may be shorter than their terms say
 LEAST_FIXED_S: Final = 1e-6
 TERMS: Final = ("fixed_s", "prefill_token_s", "decode_token_s", "context_token_s")
@@ -78,6 +81,7 @@ def calibrate(runs: Mapping[str, RunFrames], name: str) -> Machine:
             f"few to calibrate: {FEWEST_STEPS} are needed; let the load last longer"
         )
     fit = fit_steps(steps)
+    lags = lags_of(list(runs.values()), steps, fit.beyond_s)
     frames, is_stated = next(iter(runs.values())), bool(steps.stated_s.any())
     return Machine(
         name=name,
@@ -87,7 +91,7 @@ def calibrate(runs: Mapping[str, RunFrames], name: str) -> Machine:
         gpu=next(iter(_gpus(frames)), None),
         model=None if is_stated else frames.manifest["target"]["model"],
         sources=[_citation(one, frames) for one, frames in runs.items()],
-        assumptions=_assumptions(steps),
+        assumptions=_assumptions(steps, lags),
         adds_to_stated=is_stated,
         cost=Cost(**dict(zip(TERMS, map(float, fit.terms), strict=True)), swap_block_s=0.0),
         range=Covered(
@@ -96,7 +100,7 @@ def calibrate(runs: Mapping[str, RunFrames], name: str) -> Machine:
             context_tokens=_span(steps.work[:, 3]),
         ),
         engine=EngineDefaults() if is_stated else _engine_of(runs.values()),
-        lags=lags_of(list(runs.values()), steps, fit.beyond_s),
+        lags=lags,
         error=fit.error,
     )
 
@@ -134,7 +138,11 @@ def read_runs(paths: Sequence[Path]) -> dict[str, RunFrames]:
             raise ConfigError(f"{path}: has arms; name the run of one of them, in {folder.rounds}")
         if folder.read_manifest().get("simulated"):
             raise ConfigError(f"{path}: is simulated itself; calibrate from runs of a live server")
-    return {folder.name: folder.frames() for folder in folders.values()}
+    count = Counter(folder.name for folder in folders.values())
+    return {
+        folder.name if count[folder.name] == 1 else str(path): folder.frames()
+        for path, folder in folders.items()
+    }
 
 
 # Steps
@@ -287,8 +295,9 @@ def lags_of(runs: Sequence[RunFrames], steps: Steps, beyond_s: Floats) -> Lags:
     schedule_s, [of_request, of_prompt_token] = _without_growth(map(_schedule_lags, runs))
     between = np.stack([steps.running, steps.took_s - steps.computed_s])
     between_s, [between_request] = _without_growth([between])
-    loads = cancels[["running", "detect_s"]].to_numpy(dtype=float).T
-    _, [detect_request] = _without_growth([loads])
+    # Ways differ, and need not be spread alike over the loads.
+    seen_s = cancels["detect_s"] / cancels.groupby("way")["detect_s"].transform("median")
+    _, [detect_request] = _without_growth([np.stack([cancels["running"], seen_s]).astype(float)])
     arrive_s = quantiles(_joined(map(_arrival_lags, runs)))
     return Lags(
         # The worker does not log when it hears of a request: the way to it is that of an abort.
@@ -306,24 +315,36 @@ def lags_of(runs: Sequence[RunFrames], steps: Steps, beyond_s: Floats) -> Lags:
             deliver_token=of_token,
             schedule_request=of_request,
             schedule_prompt_token=of_prompt_token,
+            up_to=int(steps.running.max()),
         ),
     )
 
 
 def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
     """Each part: rows of what a lag grows with, then a row of lags. Returns the lags that are left
-    and the shares by which one grows with each."""
-    from scipy.optimize import nnls
+    and the shares by which one grows with each. A load that hardly varied tells of no growth. The
+    longest lags do not count, and a tenth of the rest needs no load."""
+    from scipy.optimize import lsq_linear
 
     *loads, lags_s = np.concatenate(list(parts), axis=1)
     terms = np.stack([np.ones(len(lags_s)), *loads])
     known = ~np.isnan(lags_s + terms.sum(axis=0))
     lags_s, terms = lags_s[known], terms[:, known]
-    if not len(lags_s):
+    if not lags_s.any():
         return lags_s, [0.0] * len(loads)
-    (at_none, *each), _ = nnls(terms.T, lags_s)
-    growth = [_rounded(one / at_none) if at_none else 0.0 for one in each]
-    return lags_s / (np.array([1.0, *growth]) @ terms), growth
+    low, high = np.quantile(terms, (0.05, 0.95), axis=1)
+    varies = high >= LEAST_SPAN * np.maximum(low, 1)
+    varies[0] = True
+    capped_s = np.minimum(lags_s, np.quantile(lags_s, COUNTED))
+    least = np.zeros(varies.sum())
+    least[0] = capped_s.mean() / 10
+    scale = terms[varies].max(axis=1)
+    fit = lsq_linear((terms[varies].T / scale), capped_s, bounds=(least, np.inf))
+    growth = np.zeros(len(terms))
+    growth[varies] = fit.x / scale
+    growth = growth / growth[0]
+    shares = [_rounded(one) for one in growth[1:]]
+    return lags_s / (np.array([1.0, *shares]) @ terms), shares
 
 
 def _joined(parts: Iterable[Any]) -> Floats:
@@ -476,13 +497,18 @@ def _span(values: Floats) -> list[float]:
     return [float(values.min()), float(values.max())]
 
 
-def _assumptions(steps: Steps) -> list[str]:
+def _assumptions(steps: Steps, lags: Lags) -> list[str]:
     names = ("", "tokens of prompts", "tokens of answers", "tokens of context")
     said = [
         f"the number of {what} never changed: their time is in fixed_s"
         for what, column in zip(names, steps.work.T, strict=True)
         if what and column.min() == column.max()
     ]
+    for what, lag_s in (
+        ("a user of a closed loop asks again", lags.rest_s),
+        ("a slot that was freed is taken", lags.schedule_s),
+    ):
+        said += [] if lag_s[-1] else [f"{what} at once: it was not measured"]
     return [
         *said,
         "blocks are copied in no time beyond what is stated: it was not measured",

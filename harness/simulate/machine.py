@@ -87,17 +87,22 @@ class EngineDefaults(Section):
     max_model_len: Tokens | None = None
 
 
+GrowthShare = Annotated[float, Field(ge=0, le=1000)]
+
+
 class Growth(Section):
     """The share by which a lag grows: `deliver_s` with each token that its step sampled,
     `detect_s`, `between_s` and `schedule_s` with each request that runs, and `schedule_s` with each
-    token of the prompts admitted to its step, too.
+    token of the prompts admitted to its step, too. More than `up_to` requests or tokens of a step
+    count as so many: it was not measured.
     """
 
-    between_request: Annotated[float, Field(ge=0)] = 0.0
-    detect_request: Annotated[float, Field(ge=0)] = 0.0
-    deliver_token: Annotated[float, Field(ge=0)] = 0.0
-    schedule_request: Annotated[float, Field(ge=0)] = 0.0
-    schedule_prompt_token: Annotated[float, Field(ge=0)] = 0.0
+    between_request: GrowthShare = 0.0
+    detect_request: GrowthShare = 0.0
+    deliver_token: GrowthShare = 0.0
+    schedule_request: GrowthShare = 0.0
+    schedule_prompt_token: GrowthShare = 0.0
+    up_to: Annotated[int, Field(ge=1)] = 1_000_000
 
 
 class Lags(Section):

@@ -151,9 +151,9 @@ def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
         return machine
     if workload.engine.runner != "simulated":
         raise ConfigError(
-            f"workload {workload.name}: `engine.runner` is `{workload.engine.runner}`, whose steps "
-            "take as long as they take: name a machine with --machine, or --set "
-            "engine.runner=simulated, whose steps take what `engine.sim_*` says"
+            f"workload {workload.name}: `engine.runner` is `{workload.engine.runner}`, and machine "
+            f"{machine.name} only adds to what `engine.sim_*` say a step takes: name a machine of "
+            "another kind with --machine, or --set engine.runner=simulated"
         )
     told = {key: getattr(workload.engine, key) for key in _TERMS}
     own = {key: value for key, value in told.items() if value is not None}

@@ -139,7 +139,7 @@ class Exchange:
         self.engine_id = ""
         self.leaving = leaving
         self.repeats = None if repeats is None else repeats.request_id
-        self.made_ns, self.step_tokens = array("q"), array("l")
+        self.made_ns, self.step_tokens = array("q"), array("i")
         self.last_step = 0
         self.outcome: str | None = None
         self.has_arrived = self.has_ended = self.has_left = False
@@ -188,7 +188,7 @@ class Exchange:
     def move(self, most: int) -> bool:
         """Whether it may be computed anew elsewhere, once more."""
         self._num_moves += 1
-        self.made_ns, self.step_tokens = array("q"), array("l")
+        self.made_ns, self.step_tokens = array("q"), array("i")
         self.last_step = 0
         return self._num_moves <= most
 

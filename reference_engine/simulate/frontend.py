@@ -72,7 +72,7 @@ class Frontend:
         self._default_deadline_s = settings.frontend.default_deadline_s
         self._faults = settings.faults
         self._detect = {way: Lag(lag) for way, lag in lags.detect_s.items()}
-        self._detect_growth = lags.growth.detect_request
+        self._growth = lags.growth
         self._signal = Lag(lags.signal_s)
         self._texts = common.plan.texts
         self._cell = common.cell
@@ -141,15 +141,16 @@ class Frontend:
     def leave(self, exchange: Exchange, t_ns: int, way: str = _SEES) -> None:
         """The client has done its part; this is when the frontend sees it."""
         running = exchange.replica.scheduler.num_slots_used if exchange.replica else 0
-        share = 1 + self._detect_growth * running
-        detected_ns = t_ns + round(self._detect[way].draw(self._random) * share)
+        times = self._growth.times(self._growth.detect_request, running)
+        detected_ns = t_ns + round(self._detect[way].draw(self._random) * times)
         act = self._asked_to_cancel if way == "cancel" else self._disconnected
         # A request that is left on its way in is seen first, then its end.
         at_ns = max(detected_ns, exchange.arrives_ns + 1)
         self._agenda.put(at_ns, Kind.LEAVE, partial(act, exchange))
 
     def _asked_to_cancel(self, exchange: Exchange, t_ns: int) -> None:
-        self._cancel(exchange, CancelReason.API, t_ns)
+        if exchange.has_arrived:  # else it was refused
+            self._cancel(exchange, CancelReason.API, t_ns)
 
     def _disconnected(self, exchange: Exchange, t_ns: int) -> None:
         if not exchange.has_arrived or exchange.has_ended or exchange.has_left:

@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_engine.simulate.plan import Growth
+
 _TABLE: Final = 1 << 14  # lags drawn beforehand, for tokens
 
 NS: Final = 1_000_000_000
@@ -37,12 +39,12 @@ NO_LAG: Final = Lag([0.0, 0.0])
 
 class TokenLags:
     """The lags of the tokens of each answer: a piece of one long table, from a place of its own.
-    Each grows by the share `growth` with each token of its step.
+    Each grows with the tokens of its step.
 
     So the lag of any token can be asked for at any time, and is always the same.
     """
 
-    def __init__(self, lag: Lag, random: Random, *, growth: float) -> None:
+    def __init__(self, lag: Lag, random: Random, *, growth: Growth) -> None:
         drawn = [lag.draw(random) for _ in range(_TABLE)]
         self._growth = growth
         self._table = np.array(drawn + drawn, dtype=np.int64)
@@ -54,8 +56,8 @@ class TokenLags:
         each after the one before."""
         made = np.asarray(made_ns, dtype=np.int64)
         lag_ns = self._table[(place + np.arange(len(made))) % _TABLE]
-        if self._growth:
-            grown = lag_ns * (1 + self._growth * np.asarray(step_tokens, dtype=np.int64))
-            lag_ns = grown.astype(np.int64)
+        if self._growth.deliver_token:
+            tokens = np.minimum(step_tokens, self._growth.up_to)
+            lag_ns = (lag_ns * (1 + self._growth.deliver_token * tokens)).astype(np.int64)
         read: NDArray[np.int64] = np.maximum.accumulate(made + lag_ns)
         return read

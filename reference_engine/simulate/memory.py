@@ -22,7 +22,7 @@ from reference_engine.simulate.plan import PLANNED, PlanError, Simulation
 PROCESS_BYTES: Final = 350_000_000  # with the rows that wait for their row group
 BLOCK_BYTES: Final = 300  # with its hash in the prefix index
 REQUEST_BYTES: Final = 4_000
-TOKEN_BYTES: Final = 12
+TOKEN_BYTES: Final = 16
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _COLUMNS: Final = ("cell", "user", "offset_s", "prompt_tokens", "max_tokens", "n")

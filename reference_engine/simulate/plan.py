@@ -27,7 +27,7 @@ PLANNED: Final = "planned.parquet"
 
 Quantiles = Annotated[list[float], Meta(min_length=2, max_length=1001)]
 Positive = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[float, Meta(ge=0)]
+GrowthShare = Annotated[float, Meta(ge=0, le=1000)]
 Seconds = Annotated[float, Meta(ge=0)]
 Router = Literal["random", "round_robin", "least_loaded", "prefix_affine"]
 Left = Literal["abandoned", "timed_out", "failed"]
@@ -43,14 +43,19 @@ PLAN_ERRORS: Final = (PlanError, EngineConfigError, FaultError)
 class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The share by which a lag grows: `deliver_s` with each token that its step sampled,
     `detect_s`, `between_s` and `schedule_s` with each request that runs, and `schedule_s` with each
-    token of the prompts admitted to its step, too.
+    token of the prompts admitted to its step, too. More than `up_to` requests or tokens of a step
+    count as so many.
     """
 
-    between_request: NotNegative = 0.0
-    detect_request: NotNegative = 0.0
-    deliver_token: NotNegative = 0.0
-    schedule_request: NotNegative = 0.0
-    schedule_prompt_token: NotNegative = 0.0
+    between_request: GrowthShare = 0.0
+    detect_request: GrowthShare = 0.0
+    deliver_token: GrowthShare = 0.0
+    schedule_request: GrowthShare = 0.0
+    schedule_prompt_token: GrowthShare = 0.0
+    up_to: Positive = 1_000_000
+
+    def times(self, share: float, requests: int) -> float:
+        return 1 + share * min(requests, self.up_to)
 
 
 class Lags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -95,9 +95,9 @@ class TimedScheduler(Scheduler):
         plan = super().schedule()
         growth = self._lags.growth
         prompt_tokens = sum(request.num_prompt_tokens for request in plan.admitted)
-        share = growth.schedule_request * self.num_slots_used
-        share += growth.schedule_prompt_token * prompt_tokens
-        self._spent_ns = round(self._lags.schedule.draw(self._random) * (1 + share))
+        times = growth.times(growth.schedule_request, self.num_slots_used)
+        times += growth.schedule_prompt_token * prompt_tokens
+        self._spent_ns = round(self._lags.schedule.draw(self._random) * times)
         self._clock.ns += self._spent_ns
         return plan
 
@@ -135,7 +135,7 @@ class Replica:
     ) -> None:
         self.name = name
         self.clock = VirtualClock(start_ns)
-        self.log = StepLog(array("q"), array("l"))
+        self.log = StepLog(array("q"), array("i"))
         self._lags = lags
         self._random = random
         self._inbox: list[tuple[int, int, Command]] = []
@@ -192,8 +192,9 @@ class Replica:
         if record is not None:
             self.log.ended_ns.append(record.ended_ns)
             self.log.tokens.append(len(record.sampled))
-            share = self._lags.growth.between_request * record.num_running
-            self._free_ns += round(self._lags.between.draw(self._random) * (1 + share))
+            growth = self._lags.growth
+            times = growth.times(growth.between_request, record.num_running)
+            self._free_ns += round(self._lags.between.draw(self._random) * times)
         return Stepped(record, self._share.outputs, self._share.events)
 
     def request(self, request_id: str) -> Request | None:

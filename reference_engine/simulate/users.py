@@ -199,9 +199,7 @@ class Users:
         self._stop = stop
         self._seen = FirstTokens()
         self._send_lag = Lag(plan.lags.send_s)
-        self._read_lags = TokenLags(
-            Lag(plan.lags.deliver_s), self._random, growth=plan.lags.growth.deliver_token
-        )
+        self._read_lags = TokenLags(Lag(plan.lags.deliver_s), self._random, growth=plan.lags.growth)
         self._has_stopped = False
         self.loop = self._make_loop(rows)
 
@@ -351,6 +349,7 @@ class Users:
     def refused(self, exchange: Exchange, t_ns: int) -> None:
         if exchange.outcome is None:
             exchange.close("rejected", t_ns, error="HTTP 503: no worker of the engine is connected")
+        if exchange.request_id in self.open:
             self._over(exchange, t_ns)
 
     def lost(self, exchange: Exchange, why: str, t_ns: int) -> None:

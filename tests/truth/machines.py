@@ -267,7 +267,8 @@ def as_toml(
         else "",
         f"cache of what weights leave of {CACHE_SHARE:.0%} of the memory (vLLM's default share)",
         "max_num_seqs and max_num_batched_tokens are choices, not measurements",
-        "lags between processes are those of the bundled engine on its own machine",
+        "lags between processes are those of the bundled engine on its own machine, and grow up to "
+        "the 32 requests measured there",
         "swapping is free: no figure was found",
         *remarks,
     ]

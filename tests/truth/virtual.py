@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -154,8 +155,10 @@ def walkaway(*arguments: str) -> None:
 
 
 def run(setting: Setting, how: str, folder: Path, machine: Path | None = None) -> dict[str, Any]:
-    """`how`: live, again or virtual. Returns its summary; a finished one is read again."""
+    """`how`: live, again or virtual. Returns its summary; a finished live one is read again."""
     out = folder / f"{setting.name}-{how}"
+    if how == "virtual":  # its machine may be another one
+        shutil.rmtree(out, ignore_errors=True)
     if not (out / "summary.json").is_file():
         file = folder / f"{setting.name}.toml"
         file.write_text(as_toml(setting.workload))
@@ -202,8 +205,9 @@ def compare(setting: Setting, live: Any, virtual: Any, again: Any | None) -> Ite
         first, second, third = (
             None if one is None else value_of(one, metric, figure) for one in (live, virtual, again)
         )
-        is_cut = metric == "ttft_s" and figure == "mean" and second is None
-        if first and not is_cut:  # of a closed loop, whose end cuts off one without a token
+        is_closed = "arrivals" not in setting.workload
+        is_cut = is_closed and (metric, figure) == ("ttft_s", "mean") and second is None
+        if first and not is_cut:  # the end of a closed loop cuts off one without a token
             shown = math.nan if second is None else second
             yield Line(setting.name, metric, figure, first, shown, third)
 
@@ -299,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.fit:
         fit(draw, MACHINE, folder, options.seconds)
     torch_machine = folder / "torch-cpu.toml"
-    if options.torch and not torch_machine.is_file():
+    if options.torch and (options.fit or not torch_machine.is_file()):
         fit(draw_torch, torch_machine, folder, options.seconds)
     text, missed = [], []
     legs: tuple[tuple[Draw, int, Path | None], ...] = (

@@ -18,6 +18,7 @@ from reference_engine.simulate.plan import (
     CellPlan,
     Growth,
     Lags,
+    Outage,
     PlanError,
     PlannedRequest,
     Retry,
@@ -112,6 +113,24 @@ def test_a_cancel_takes_its_way_and_waits_for_the_boundary() -> None:
     assert since(row.abandoned_ns) == 56  # the fifth token is made at 55 and read at 56
     assert (life["disconnected"], life["abort_received"]) == (58, 58.5)
     assert life["removed"] == life["blocks_freed"] == 67  # the sixth step goes from 56 to 66
+
+
+def test_a_leave_is_seen_later_beside_others() -> None:
+    lags = msgspec.structs.replace(LAGS, growth=Growth(detect_request=0.5, up_to=2))
+    others = [asked(number, offset_s=0.0) for number in (1, 2)]
+    played = Played(asked(0, offset_s=0.0, **LEAVES), *others, lags=lags)
+    assert played.life()["disconnected"] == 56 + 2 * (1 + 0.5 * 2)
+
+
+@pytest.mark.parametrize("way", ["cancel", "half_close"])
+def test_a_request_that_was_left_on_its_way_to_nobody_is_over(way: str) -> None:
+    """All replicas are dead when it arrives; its user has asked to cancel, or reads on."""
+    detect_s = {name: [0.002, 0.002] for name in ("fin", "cancel", "half_close")}
+    lags = msgspec.structs.replace(LAGS, send_s=[0.1, 0.1], detect_s=detect_s)
+    gone = Outage(at_s=0.05, kind="die", share=1.0)
+    leaves = {"leave_after_tokens": 0, "pause": "ns", "pause_ns": 60 * MS, "way": way}
+    [row] = Played(asked(0, offset_s=0.0, plan="time", **leaves), lags=lags, outages=[gone]).rows
+    assert (row.outcome, since(row.ended_ns)) == ("abandoned", 60)
 
 
 @pytest.mark.parametrize(
