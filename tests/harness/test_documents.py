@@ -79,6 +79,7 @@ SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
     (MACHINES, "### `[range]`"): machine.Covered,
     (MACHINES, "### `[engine]`"): machine.EngineDefaults,
     (MACHINES, "### `[lags]`"): machine.Lags,
+    (MACHINES, "### `[lags.growth]`"): machine.Growth,
     (MACHINES, "### `[error]`"): machine.FitError,
 }
 
@@ -95,6 +96,8 @@ def default_of(field: FieldInfo) -> str:
             return f"`{str(default).lower()}`"
         case str():
             return f'`"{default}"`'
+        case BaseModel():
+            return "`{}`"
         case float() | int():
             return f"`{default:g}`"
         case _:
