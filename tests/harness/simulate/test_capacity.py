@@ -249,7 +249,7 @@ def test_ignored_cancels_need_more_replicas(tmp_path: Path) -> None:
     """Half of the users leave after 10 of 100 tokens. Ignored, each holds its slot to the end, so
     a request takes 100 tokens instead of 55 on average: nearly twice the replicas."""
     settings = (
-        *("arrivals.seconds=300", "run.max_seconds=300", "load.stay_share=0.5", "settle.seconds=2"),
+        *("arrivals.seconds=100", "run.max_seconds=100", "load.stay_share=0.5", "settle.seconds=2"),
         *("load.abandon_after_tokens=[10]", "load.answer_tokens=100", "load.stay_tokens=100"),
         *("engine.max_num_seqs=8", "engine.num_blocks=4096", "engine.sim_fixed_ms=20"),
         *("load.prompt_tokens=[16, 32]", 'gate.limits=["ttft_s.p99 <= 1"]'),

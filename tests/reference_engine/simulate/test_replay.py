@@ -49,6 +49,6 @@ def test_ten_thousand_steps_of_a_live_server_are_decided_again() -> None:
 def test_steps_of_a_model_are_decided_again() -> None:
     """Torch computes; the replica only decides."""
     pytest.importorskip("torch")
-    happened = replay_live_run(TORCH, 2_000)
-    assert happened["abort_received"] > 50
-    assert happened["preempted"] > 10
+    happened = replay_live_run(TORCH, 1_000)
+    assert happened["abort_received"] > 25
+    assert happened["preempted"] > 5
