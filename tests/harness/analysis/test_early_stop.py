@@ -15,7 +15,7 @@ from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
 from harness.records import TaskSavings
 from harness.workload.tasks import Task, TaskText
-from tests.harness.told import metric, reason, summary_of, warnings
+from tests.harness.told import metric, reason, warnings
 from tests.made_up.run import RunBuilder
 
 FIRST, SECOND = TaskText(Task.CODE, 0, 0.5), TaskText(Task.CODE, 1, 0.5)  # of 24 and 47 tokens
@@ -107,6 +107,3 @@ def test_a_server_with_texts_of_its_own_is_not_measurable(run: RunBuilder, gener
 def test_a_run_without_known_texts_has_no_such_figure(run: RunBuilder) -> None:
     run.request("a", sent=0, tokens=[5], outcome="completed", end=9)
     assert judged(run) == ({}, [])
-    summary = summary_of(run.frames())
-    assert not summary["metrics"].keys() & set(EARLY_STOP_FIGURES)
-    assert "early_stop_by_task" not in summary["breakdown"]
