@@ -10,7 +10,7 @@ from harness.workload.workload import load_workload
 from tests.truth import virtual
 
 
-def finished(folder: Path, setting: virtual.Setting, how: str, ttft_mean: float | None) -> None:
+def finished(folder: Path, setting: virtual.Setting, how: str, wasted: float | None) -> None:
     metrics = {
         metric: dict.fromkeys(("mean", "p50", "p99"), 1.0)
         for metric, figure, _ in virtual.COMPARED
@@ -19,7 +19,7 @@ def finished(folder: Path, setting: virtual.Setting, how: str, ttft_mean: float 
     summary = {
         "arrivals": None,
         "outcomes": {"abandoned": 3},
-        "metrics": metrics | {"ttft_s": {"mean": ttft_mean, "p50": 1.0, "p99": 1.0}},
+        "metrics": metrics | {"wasted_tokens": {"mean": wasted, "p99": 1.0}},
     }
     out = folder / f"{setting.name}-{how}"
     out.mkdir()
@@ -32,15 +32,21 @@ def test_a_miss_ends_with_status_1(
     simulated: float | None,
     status: int,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     setting = virtual.draw(1, "seed", 60)
     finished(tmp_path, setting, "live", 1.0)
-    finished(tmp_path, setting, "virtual", simulated)
+
+    def simulate(verb: str, *_arguments: str) -> None:
+        assert verb == "simulate"
+        finished(tmp_path, setting, "virtual", simulated)
+
+    monkeypatch.setattr(virtual, "walkaway", simulate)
     asked = ["--settings", "1", "--seed", "seed", "--folder", str(tmp_path)]
     assert virtual.main([*asked, "--markdown", str(tmp_path / "table.md")]) == status
     said = capsys.readouterr().out
-    assert ("missed: ttft_s, mean" in said) == bool(status)
-    assert "`ttft_s`, mean | 1 |" in (tmp_path / "table.md").read_text()
+    assert ("missed: wasted_tokens, mean" in said) == bool(status)
+    assert "`wasted_tokens`, mean | 1 |" in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.parametrize("draws", [virtual.draw, virtual.draw_torch])
