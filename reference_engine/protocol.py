@@ -148,9 +148,9 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     finish_reason: FinishReason
     phase: Phase
-    num_cached_tokens: int
-    num_preemptions: int
-    num_recomputed_tokens: int
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
     stop_reason: str | int | None = None
     early_stop: EarlyStopped | None = None
 
@@ -182,14 +182,14 @@ class StepReport(
     requests that were swapped out have computed.
     """
 
-    step: StepRecord | None
-    outputs: list[Output]
-    events: list[Event]
-    num_running: int
-    num_waiting: int
+    step: StepRecord | None = None
+    outputs: list[Output] = []
+    events: list[Event] = []
+    num_running: int = 0
+    num_waiting: int = 0
     free_blocks: int
-    cached_blocks: int
-    host_blocks: int
+    cached_blocks: int = 0
+    host_blocks: int = 0
     counters: Counters
     worker: str = ""
 

@@ -19,7 +19,7 @@ from tritonclient.grpc.model_config_pb2 import (
 )
 
 from reference_engine.config import EngineConfigError
-from reference_engine.kserve.model import invalid
+from reference_engine.kserve.model import RequestControls, invalid
 from reference_engine.kserve.python_backend.messages import Control
 from reference_engine.kserve.queue import BatchSizes, Queue, QueuePolicy, Scheduler
 from reference_engine.kserve.sequences import Sequences
@@ -202,12 +202,13 @@ def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
 
 
 def controls_of(
-    config: ModelConfig, sequence: int | str, *, starts: bool, ends: bool, is_ready: bool
+    config: ModelConfig, asked: RequestControls, *, is_ready: bool = True
 ) -> list[Control]:
     """The control inputs of one request. Raises InferenceError for an id that does not fit."""
+    sequence = asked.sequence_id
     flags = {
-        _Control.CONTROL_SEQUENCE_START: starts,
-        _Control.CONTROL_SEQUENCE_END: ends,
+        _Control.CONTROL_SEQUENCE_START: asked.sequence_start,
+        _Control.CONTROL_SEQUENCE_END: asked.sequence_end,
         _Control.CONTROL_SEQUENCE_READY: is_ready,
     }
     controls: list[Control] = []

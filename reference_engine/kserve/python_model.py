@@ -38,7 +38,7 @@ from reference_engine.kserve.model import (
     is_decoupled,
     read_parameters,
 )
-from reference_engine.kserve.python_backend.messages import Control, Executed, Item, Response
+from reference_engine.kserve.python_backend.messages import Executed, Item, Response
 from reference_engine.kserve.queue import Batch, Phase, QueuedRequest
 from reference_engine.kserve.tensors import read_inputs
 
@@ -156,7 +156,7 @@ class PythonModel:
         )
         if len(sizes) > 1:
             raise invalid(f"input batch sizes of model '{self.name}' differ: {sorted(sizes)}")
-        self._controls(controls)  # raises before the request is in a queue
+        controls_of(self.config, controls)  # raises before the request is in a queue
         self._scheduler.add(queued, self._now_us())
         answer = _Answer(next(self._keys), request, controls, parameters, queued)
         queued.payload = answer
@@ -207,20 +207,11 @@ class PythonModel:
             key=None if request is None else answer.key,
             request=answer.request.SerializeToString(),
             parameters=answer.parameters if request is not None else {},
-            controls=self._controls(controls, is_ready=request is not None),
+            controls=controls_of(self.config, controls, is_ready=request is not None),
             sequence=controls.sequence_id,
             flags=controls.sequence_start + 2 * controls.sequence_end,
             timeout_us=controls.timeout_us,
             is_cancelled=request is not None and request.is_cancelled,
-        )
-
-    def _controls(self, controls: RequestControls, *, is_ready: bool = True) -> list[Control]:
-        return controls_of(
-            self.config,
-            controls.sequence_id,
-            starts=controls.sequence_start,
-            ends=controls.sequence_end,
-            is_ready=is_ready,
         )
 
     def _cancel(self, answer: _Answer, signal: Signal) -> None:

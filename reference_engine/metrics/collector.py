@@ -175,18 +175,8 @@ class Collector:
                 self.workers[name] = via, self._idle(name, report.counters)
 
     def _idle(self, worker: str, counters: Counters) -> StepReport:
-        return StepReport(
-            step=None,
-            outputs=[],
-            events=[],
-            num_running=0,
-            num_waiting=0,
-            free_blocks=self._config.num_blocks,
-            cached_blocks=0,
-            host_blocks=0,
-            counters=counters,
-            worker=worker,
-        )
+        num_blocks = self._config.num_blocks
+        return StepReport(free_blocks=num_blocks, counters=counters, worker=worker)
 
     def reported(self, report: StepReport, via: str) -> None:
         _, latest = self.workers.get(report.worker, (None, None))

@@ -14,102 +14,74 @@ from reference_engine.config import EngineConfig
 from reference_engine.metrics.collector import Collector, Histogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-# Each table: metric, its help, and the attribute of `Collector` (or of its `counters`).
-_COUNTERS: Final = (
-    ("vllm:generation_tokens", "Tokens sampled, read or not.", "counters.generated_tokens"),
-    ("vllm:prompt_tokens", "Prompt tokens of prefilled requests.", "counters.prompt_tokens"),
-    ("vllm:num_preemptions", "Requests preempted.", "counters.preemptions"),
+# Each table: metric, its help, and the attribute that has its value, where that is not the metric's
+# name without `walkaway_engine_`. The attribute is one of `Collector`, in the first table of its
+# `counters`.
+_WORKER_COUNTERS: Final = (
+    ("vllm:generation_tokens", "Tokens sampled, read or not.", "generated_tokens"),
+    ("vllm:prompt_tokens", "Prompt tokens of prefilled requests.", "prompt_tokens"),
+    ("vllm:num_preemptions", "Requests preempted.", "preemptions"),
     (
         "vllm:prefix_cache_queries",
         "Tokens looked up in the prefix cache at a first admission.",
-        "counters.prefix_queried_tokens",
+        "prefix_queried_tokens",
     ),
     (
         "vllm:prefix_cache_hits",
         "Tokens found in the prefix cache at a first admission.",
-        "counters.prefix_hit_tokens",
+        "prefix_hit_tokens",
     ),
     (
         "walkaway_engine_resumed_prefix_queries",
         "Tokens looked up in the prefix cache for a preempted request.",
-        "counters.resumed_queried_tokens",
+        "resumed_queried_tokens",
     ),
     (
         "walkaway_engine_resumed_prefix_hits",
         "Tokens found in the prefix cache for a preempted request.",
-        "counters.resumed_hit_tokens",
+        "resumed_hit_tokens",
     ),
-    (
-        "walkaway_engine_recomputed_tokens",
-        "Tokens computed again after a preemption.",
-        "counters.recomputed_tokens",
-    ),
+    ("walkaway_engine_recomputed_tokens", "Tokens computed again after a preemption."),
     (
         "walkaway_engine_swapped_out_requests",
         "Requests preempted by a copy of their blocks to the host.",
-        "counters.swapped_out_requests",
     ),
-    (
-        "walkaway_engine_swapped_out_blocks",
-        "Blocks copied to the host.",
-        "counters.swapped_out_blocks",
-    ),
-    (
-        "walkaway_engine_swapped_in_requests",
-        "Requests resumed from the host.",
-        "counters.swapped_in_requests",
-    ),
+    ("walkaway_engine_swapped_out_blocks", "Blocks copied to the host."),
+    ("walkaway_engine_swapped_in_requests", "Requests resumed from the host."),
     (
         "walkaway_engine_swapped_in_blocks",
         "Blocks copied back from the host; cached prefixes need no copy.",
-        "counters.swapped_in_blocks",
     ),
-    (
-        "walkaway_engine_handed_over_requests",
-        "Requests that prefill workers handed over.",
-        "counters.handed_over_requests",
-    ),
+    ("walkaway_engine_handed_over_requests", "Requests that prefill workers handed over."),
     (
         "walkaway_engine_taken_over_requests",
         "Requests that other workers began: handed over, or migrated.",
-        "counters.taken_over_requests",
     ),
-    (
-        "walkaway_engine_saved_tokens",
-        "Tokens that aborted requests had left of their max_tokens.",
-        "counters.saved_tokens",
-    ),
+    ("walkaway_engine_saved_tokens", "Tokens that aborted requests had left of their max_tokens."),
     (
         "walkaway_engine_unread_prompt_tokens",
         "Prompt tokens computed for requests that were aborted before their first token.",
-        "counters.unread_prompt_tokens",
     ),
     (
         "walkaway_engine_retained_hits",
         "Retained blocks of cancelled requests that a later request used.",
-        "counters.retained_hits",
     ),
-    ("walkaway_engine_steps", "Steps run.", "counters.steps"),
-    ("walkaway_engine_slot_steps", "Batch slots in use, summed over steps.", "counters.slot_steps"),
+    ("walkaway_engine_steps", "Steps run."),
+    ("walkaway_engine_slot_steps", "Batch slots in use, summed over steps."),
+)
+_COUNTERS: Final = (
     (
         "walkaway_engine_unread_tokens",
         "Tokens of cancelled requests that were not sent, because the client had left.",
-        "unread_tokens",
     ),
     (
         "walkaway_engine_closed_before_stream",
         "Clients that left before a token of a stream, or before their whole answer.",
-        "closed_before_stream",
     ),
-    (
-        "walkaway_engine_closed_while_streaming",
-        "Clients that left between two tokens of a stream.",
-        "closed_while_streaming",
-    ),
+    ("walkaway_engine_closed_while_streaming", "Clients that left between two tokens of a stream."),
     (
         "walkaway_engine_unread_answers",
         "Answers that had ended when their client was cut off for not reading.",
-        "unread_answers",
     ),
 )
 _GAUGES: Final = (
@@ -118,20 +90,12 @@ _GAUGES: Final = (
     ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
     # The name that older dashboards ask for.
     ("vllm:gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", "kv_usage"),
-    ("walkaway_engine_free_blocks", "KV blocks that a request can take.", "free_blocks"),
-    ("walkaway_engine_cached_blocks", "Free KV blocks that hold a prefix.", "cached_blocks"),
-    (
-        "walkaway_engine_host_blocks",
-        "Host blocks that hold swapped requests.",
-        "host_blocks",
-    ),
-    ("walkaway_engine_total_blocks", "KV blocks in all.", "total_blocks"),
-    ("walkaway_engine_batch_slots", "Most requests in a batch.", "batch_slots"),
-    (
-        "walkaway_engine_slot_utilisation",
-        "Mean share of the batch slots in use, over all steps.",
-        "slot_utilisation",
-    ),
+    ("walkaway_engine_free_blocks", "KV blocks that a request can take."),
+    ("walkaway_engine_cached_blocks", "Free KV blocks that hold a prefix."),
+    ("walkaway_engine_host_blocks", "Host blocks that hold swapped requests."),
+    ("walkaway_engine_total_blocks", "KV blocks in all."),
+    ("walkaway_engine_batch_slots", "Most requests in a batch."),
+    ("walkaway_engine_slot_utilisation", "Mean share of the batch slots in use, over all steps."),
 )
 _HISTOGRAMS: Final = (
     ("vllm:time_to_first_token_seconds", "From arrival to the first token.", "first_token_s"),
@@ -213,19 +177,23 @@ class Page:
     def __init__(self, collector: Collector, config: EngineConfig) -> None:
         self._labels = {"model_name": config.model, "engine": "0"}
         self._families: list[tuple[str, Callable[[], Samples]]] = []
-        for name, text, field in _GAUGES:
-            self._add_number(name, "gauge", text, partial(attrgetter(field), collector))
-        for name, text, field in _COUNTERS:
-            read = partial(attrgetter(field), collector)
+        for name, text, *field in _GAUGES:
+            read = partial(attrgetter(_attribute(name, *field)), collector)
+            self._add_number(name, "gauge", text, read)
+        for name, text, *field in _WORKER_COUNTERS:
+            read = partial(attrgetter(f"counters.{_attribute(name, *field)}"), collector)
             self._add_number(f"{name}_total", "counter", text, read)
-        for name, text, by, field in _LABELLED_COUNTERS:
-            counts = partial(attrgetter(field), collector)
+        for name, text in _COUNTERS:
+            read = partial(attrgetter(_attribute(name)), collector)
+            self._add_number(f"{name}_total", "counter", text, read)
+        for name, text, by, counted in _LABELLED_COUNTERS:
+            counts = partial(attrgetter(counted), collector)
             self._add_labelled_counter(f"{name}_total", text, by, counts, self._labels)
         text = "Requests whose client left; a request counts once."
         name, by = "dynamo_frontend_model_cancellation", ("model", "endpoint", "request_type")
         self._add_labelled_counter(f"{name}_total", text, by, lambda: collector.leavings, {})
-        for name, text, field in _HISTOGRAMS:
-            self._add_histogram(name, text, getattr(collector, field))
+        for name, text, *field in _HISTOGRAMS:
+            self._add_histogram(name, text, getattr(collector, _attribute(name, *field)))
         cache = {
             "block_size": str(config.block_size),
             "num_gpu_blocks": str(config.num_blocks),
@@ -279,6 +247,10 @@ class Page:
 
     def _series(self, name: str, **labels: str) -> str:
         return _series(name, self._labels | labels)
+
+
+def _attribute(metric: str, named: str | None = None) -> str:
+    return named or metric.removeprefix("walkaway_engine_")
 
 
 def _series(name: str, labels: Mapping[str, str]) -> str:

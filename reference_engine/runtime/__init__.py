@@ -113,10 +113,7 @@ class DistributedRuntime:
         port = await self._server.listen(self.host)
         self._serve_counts(os.environ)
         instance = Instance(
-            instance_id=self.instance_id,
-            host=self.host,
-            port=port,
-            secret=self._server.secret,
+            instance_id=self.instance_id, host=self.host, port=port, secret=self._server.secret
         )
         self._server.served[served.path] = served
         try:

@@ -21,13 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from reference_engine.connection import PeerConnection
-from reference_engine.context import (
-    Cancellation,
-    CancelReason,
-    Context,
-    DetectionMethod,
-    Signal,
-)
+from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod, Signal
 from reference_engine.runtime.calls import (
     WINDOW_BYTES,
     Call,
@@ -44,13 +38,7 @@ from reference_engine.runtime.calls import (
 from reference_engine.runtime.discovery import Instance, find
 from reference_engine.runtime.router import Instance as Chosen
 from reference_engine.runtime.router import NoInstanceError, Router
-from reference_engine.wire import (
-    Beats,
-    Failed,
-    Hello,
-    LearnedBy,
-    ProtocolError,
-)
+from reference_engine.wire import Beats, Failed, Hello, LearnedBy, ProtocolError
 
 _CONNECT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 0.05  # into the folder
@@ -350,11 +338,7 @@ class Client:
         return await self._call(choose, request, context, annotated=annotated)
 
     async def direct(
-        self,
-        request: Any,
-        instance_id: int,
-        annotated: bool = True,
-        context: Context | None = None,
+        self, request: Any, instance_id: int, annotated: bool = True, context: Context | None = None
     ) -> ResponseStream:
         choose = partial(self._router.direct, instance_id)
         return await self._call(choose, request, context, annotated=annotated)

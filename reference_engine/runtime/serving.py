@@ -19,13 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from reference_engine.connection import PeerConnection
-from reference_engine.context import (
-    Cancellation,
-    CancelReason,
-    Context,
-    DetectionMethod,
-    Signal,
-)
+from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod, Signal
 from reference_engine.runtime.calls import (
     WINDOW_BYTES,
     Call,

@@ -112,9 +112,6 @@ class Handled:
         self.ending = Ending(
             finish_reason=reason,
             phase=Phase.DECODE if self.num_generated else Phase.PREFILL,
-            num_cached_tokens=0,
-            num_preemptions=0,
-            num_recomputed_tokens=0,
             stop_reason=stop_reason,
         )
         return Output(
@@ -269,14 +266,10 @@ class HandlerWorker:
             for event in events
         ]
         report = StepReport(
-            step=None,
             outputs=outputs or [],
             events=noted,
             num_running=len(self._running),
-            num_waiting=0,
             free_blocks=self._config.num_blocks,
-            cached_blocks=0,
-            host_blocks=0,
             counters=self._counters,
             worker=self.ready.worker,
         )

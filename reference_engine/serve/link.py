@@ -272,13 +272,7 @@ class WorkerLink:
                 request_id=choice.request_id,
                 text="",
                 num_generated=choice.num_generated,
-                ending=Ending(
-                    finish_reason=FinishReason.ABORT,
-                    phase=choice.phase,
-                    num_cached_tokens=0,
-                    num_preemptions=0,
-                    num_recomputed_tokens=0,
-                ),
+                ending=Ending(finish_reason=FinishReason.ABORT, phase=choice.phase),
             )
             self._take_output(request, choice, output, now_ns)
 

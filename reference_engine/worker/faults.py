@@ -18,9 +18,7 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.runners import Runner
-from reference_engine.protocol import (
-    SetFaults,
-)
+from reference_engine.protocol import SetFaults
 from reference_engine.worker.engine import Engine, EngineIO
 from reference_engine.worker.inbox import Added, Cancelled, Heard, Inspection
 

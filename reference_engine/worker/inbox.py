@@ -13,13 +13,7 @@ from functools import partial
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from reference_engine.context import (
-    Cancellation,
-    CancelReason,
-    Context,
-    DetectionMethod,
-    Signal,
-)
+from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod, Signal
 from reference_engine.protocol import AddRequest, KVBlocks, SetFaults
 
 

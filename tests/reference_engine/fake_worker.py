@@ -31,18 +31,7 @@ from reference_engine.serve.link import Company
 from reference_engine.serve.server import Frontend
 
 READY = Ready(pid=1, device="cpu", vocab_size=2048, gpu_name=None, worker="worker-0")
-EMPTY_REPORT = StepReport(
-    step=None,
-    outputs=[],
-    events=[],
-    num_running=0,
-    num_waiting=0,
-    free_blocks=0,
-    cached_blocks=0,
-    host_blocks=0,
-    counters=Counters(),
-    worker="worker-0",
-)
+EMPTY_REPORT = StepReport(free_blocks=0, counters=Counters(), worker="worker-0")
 
 
 class FakeWorker:
@@ -101,10 +90,7 @@ class FakeWorker:
         self.link.take_in(
             worker,
             msgspec.structs.replace(
-                EMPTY_REPORT,
-                outputs=list(outputs),
-                events=(events or []) + freed,
-                worker=worker,
+                EMPTY_REPORT, outputs=list(outputs), events=(events or []) + freed, worker=worker
             ),
         )
 
@@ -201,8 +187,7 @@ class Served:
             allow_faults=True,
         )
         self.client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=self.frontend.app()),
-            base_url="http://engine",
+            transport=httpx.ASGITransport(app=self.frontend.app()), base_url="http://engine"
         )
 
     def methods_and_paths(self) -> list[tuple[str, str]]:
@@ -263,8 +248,6 @@ def output(
         finish_reason=FinishReason(reason),
         phase=Phase(phase),
         num_cached_tokens=1,
-        num_preemptions=0,
-        num_recomputed_tokens=0,
     )
     return Output(request_id=of, text=text, num_generated=num_generated, ending=ending or None)
 

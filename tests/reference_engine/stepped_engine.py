@@ -15,12 +15,7 @@ from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
-from reference_engine.protocol import (
-    AbortRequest,
-    AddRequest,
-    SetFaults,
-    StepReport,
-)
+from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
 from reference_engine.worker.engine import EngineIO, Share
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Inbox, Requests

@@ -6,9 +6,7 @@ import tracemalloc
 import msgspec
 
 from reference_engine.api.journal import PAGE_BYTES, Log, Page
-from reference_engine.protocol import (
-    StepRecord,
-)
+from reference_engine.protocol import StepRecord
 from reference_engine.serve.server import ndjson
 
 

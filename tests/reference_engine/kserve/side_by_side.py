@@ -91,6 +91,8 @@ def running(looks: int) -> Case:
             pending.cancel()
             after, last = side.ask(client, "unary", {"ITL_MS": 0})
             side.seen(name)
+            if looks:  # the model's process hears of it later than the server
+                side.watched.expect("unary", "cancelled", name)
             side.watched.open(name)
             side.end(last)
             side.watched.expect("unary", "answered", after)

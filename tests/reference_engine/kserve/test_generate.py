@@ -149,16 +149,6 @@ def test_a_client_that_is_killed_or_answers_no_ping_ends_its_request(
     assert engine.order(number.name)[3:] == FREED
 
 
-def test_a_fault_makes_ghosts_over_grpc_too() -> None:
-    with running(*FLAGS, "--fault", "ignore-disconnect") as engine:
-        stream = Stream(engine)
-        stream.ask("ghost", inputs(max_tokens=20), parameters=LONG)
-        stream.texts(1)
-        stream.client.stop_stream(cancel_requests=True)
-        assert engine.wait_for("finished", "ghost")["reason"] == "length"
-        assert "disconnected" in engine.order("ghost")
-
-
 def test_a_cancel_over_http_reaches_a_grpc_client_as_its_status(engine: RunningEngine) -> None:
     stream = Stream(engine, headers={"triton_grpc_error": "true"})
     stream.ask("by-api", parameters=LONG)

@@ -174,7 +174,10 @@ def test_a_model_that_does_not_start_again_refuses_until_it_does(
         served.close()
 
 
-def test_a_request_that_is_never_answered_ends_at_its_deadline(tmp_path: Path) -> None:
+def test_a_request_that_is_never_answered_ends_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reference_engine.kserve.instance.GRACE_S", 0.2)
     served = Served(tmp_path, source=ODD)
     try:
         served.start()

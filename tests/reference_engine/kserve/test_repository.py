@@ -100,9 +100,7 @@ def test_a_configuration_is_refused_by_file_and_field(
     ("code", "sentence"),
     [
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_th"),
-        ("class Other: ...", "has no attribute 'TritonPythonModel'"),
         ("class TritonPythonModel: ...", "TypeError: TritonPythonModel has no execute"),
-        (MODEL + "    def initialize(self, args): 1 / 0", "ZeroDivisionError: division by zero"),
         (MODEL + "    def initialize(self, args): raise SystemExit(3)", "SystemExit: 3"),
         ("import os; os._exit(3)", "its process ended with status 3"),
     ],

@@ -205,6 +205,8 @@ async def test_a_unary_call_ends_by_cancel_or_deadline() -> None:
         task = asyncio.create_task(client.infer("unary", count(99)))
         await served.unary.begun.acquire()
         task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
         await served.unary.ended.acquire()
         with pytest.raises(InferenceServerException) as caught:
             await client.infer("unary", count(99), client_timeout=0.1)

@@ -16,9 +16,7 @@ from reference_engine.context import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.accounting import Counters
 from reference_engine.metrics.collector import Collector, Histogram
 from reference_engine.metrics.exposition import CONTENT_TYPE, Page
-from reference_engine.protocol import (
-    StepRecord,
-)
+from reference_engine.protocol import StepRecord
 from reference_engine.serve.faults import FaultyLink
 from tests.conftest import Snapshot
 from tests.reference_engine.fake_worker import EMPTY_REPORT

@@ -6,9 +6,7 @@ import pytest
 
 from reference_engine.config import EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.faults import Faults
-from reference_engine.protocol import (
-    SetFaults,
-)
+from reference_engine.protocol import SetFaults
 from reference_engine.serve.access import (
     MAX_OWNERS,
     OPEN_PATHS,
@@ -16,9 +14,7 @@ from reference_engine.serve.access import (
     find_key,
     read_api_keys,
 )
-from reference_engine.wire import (
-    encode_frame,
-)
+from reference_engine.wire import encode_frame
 from tests.reference_engine.fake_worker import Served, bearer
 
 pytestmark = pytest.mark.anyio

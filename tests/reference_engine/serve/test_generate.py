@@ -9,9 +9,7 @@ from reference_engine.config import RateLimits
 from reference_engine.context import CancelReason
 from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
-from reference_engine.protocol import (
-    AddRequest,
-)
+from reference_engine.protocol import AddRequest
 from reference_engine.serve.supervisor import EngineStoppedError
 from tests.reference_engine.fake_worker import (
     AsgiClient,

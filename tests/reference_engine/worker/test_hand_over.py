@@ -157,26 +157,26 @@ def chain(number: int = 0, **decode: Any) -> Iterator[tuple[RunningWorker, Runni
 def test_a_chain_answers_as_one_worker_does(runner: str) -> None:
     """A second time with a stop string that begins in the first token and ends in the second."""
     model: dict[str, Any] = {"runner": runner}
-    least = 2
+    num_requests, least = 12, 2
     if runner == "torch":
         pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
         model |= {"device": "cpu", "batch_invariant": True, "num_blocks": 256, "max_model_len": 512}
-        least = 300  # for the last one: over a MiB, so in two pieces
+        num_requests, least = 6, 300  # for the last one: over a MiB, so in two pieces
     alone = {"name": "worker-0", "config": replace(CONFIG, **model)}
     with running(**alone) as undivided, chain(**model) as (prefill, _):
-        stops: list[tuple[str, ...]] = [()] * 12
+        stops: list[tuple[str, ...]] = [()] * num_requests
         for name in ("f", "g"):
             with Frontend(name, undivided) as whole, Frontend(name, prefill) as divided:
                 for side in (whole, divided):
                     for seed, stop in enumerate(stops):
-                        last = {"least": least} if seed == 11 else {}
+                        last = {"least": least} if seed == num_requests - 1 else {}
                         side.send(add(f"r{seed}", seed, max_tokens=1 + seed, stop=stop, **last))
-                    side.until_ended(12)
+                    side.until_ended(num_requests)
             assert (divided.texts, divided.ends) == (whole.texts, whole.ends)
             assert {worker for worker, _ in divided.events["r0"]} == {"prefill-0"}, "one token"
             assert [what for _, what in divided.events["r5"]].count("taken_over") == 1
             assert ("stop" in whole.ends.values()) == bool(stops[0])
-            stops = [(whole.texts[f"r{seed}"][2:12],) for seed in range(12)]
+            stops = [(whole.texts[f"r{seed}"][2:12],) for seed in range(num_requests)]
 
 
 CUES = (
