@@ -322,8 +322,9 @@ def lags_of(runs: Sequence[RunFrames], steps: Steps, beyond_s: Floats) -> Lags:
 
 def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
     """Each part: rows of what a lag grows with, then a row of lags. Returns the lags that are left
-    and the shares by which one grows with each. A load that hardly varied tells of no growth. The
-    longest lags do not count, and a tenth of the rest needs no load."""
+    and the shares by which one grows with each. A load that hardly varied tells of no growth. For
+    the fit the longest lags are shortened, and at least a tenth of the mean is there without load.
+    """
     from scipy.optimize import lsq_linear
 
     *loads, lags_s = np.concatenate(list(parts), axis=1)
@@ -339,11 +340,10 @@ def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
     least = np.zeros(varies.sum())
     least[0] = capped_s.mean() / 10
     scale = terms[varies].max(axis=1)
-    fit = lsq_linear((terms[varies].T / scale), capped_s, bounds=(least, np.inf))
-    growth = np.zeros(len(terms))
-    growth[varies] = fit.x / scale
-    growth = growth / growth[0]
-    shares = [_rounded(one) for one in growth[1:]]
+    fit = lsq_linear(terms[varies].T / scale, capped_s, bounds=(least, np.inf))
+    found = np.zeros(len(terms))
+    found[varies] = fit.x / scale
+    shares = [_rounded(one / found[0]) for one in found[1:]]
     return lags_s / (np.array([1.0, *shares]) @ terms), shares
 
 

@@ -120,7 +120,7 @@ class Lags(Section):
     between_s: Quantiles
     schedule_s: Quantiles
     rest_s: Quantiles
-    growth: Growth = Field(default_factory=lambda: Growth())
+    growth: Growth = Field(default_factory=Growth)
 
 
 class FitError(Section):

@@ -78,7 +78,7 @@ class Lags(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     between_s: Quantiles
     schedule_s: Quantiles = msgspec.field(default_factory=lambda: [0.0, 0.0])
     rest_s: Quantiles = msgspec.field(default_factory=lambda: [0.0002, 0.0002])
-    growth: Growth = msgspec.field(default_factory=lambda: Growth())
+    growth: Growth = Growth()
 
     def __post_init__(self) -> None:
         named = {name: getattr(self, name) for name in self.__struct_fields__ if name[-2:] == "_s"}

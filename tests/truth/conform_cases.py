@@ -76,7 +76,7 @@ ROWS: Final = (
     Row("double-count", ("count/aborts",), ("stream/fin-decode", "leak/slots"), soon=True),
     Row("never-count", ("count/aborts",), ("stream/fin-decode", "leak/slots")),
     Row("stale-gauge=6", ("gauge/rest",), ("count/aborts", "stream/fin-decode")),
-    Row("queued-abort-ends-running", ("queue/bystander",), ("stream/fin-decode",)),
+    Row("queued-abort-ends-running", ("queue/bystander",), ("stream/fin-decode",), soon=True),
     Row("running-abort-ends-running", ("bystander/ends",), ("queue/bystander",), soon=True),
     Row("next-short", ("next/length",), ("stream/fin-decode",)),
     Row("reuse-before-step-ends", ("bystander/text", "next/text"), ("stream/fin-decode",)),
