@@ -26,7 +26,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+INSTALL := $(BIN)/pip --disable-pip-version-check --quiet install --constraint constraints.txt
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
@@ -109,30 +109,31 @@ $(VENV)/.python:
 	touch $@
 
 # Plain `torch` from the default index brings gigabytes of CUDA packages. Without a GPU the CPU build
-# is taken: from wherever pip already looks, else from PyTorch's own index. (macOS has one build.)
+# is taken: from wherever pip already looks, else from PyTorch's own index. What torch needs comes with
+# walkaway, in the pinned versions, which that index may lack. (macOS has one build.)
 $(VENV)/.torch: $(VENV)/.python constraints.txt
 ifeq ($(shell uname -s)-$(HAS_GPU),Linux-0)
 	@echo "installing torch $(TORCH_VERSION), CPU build"
-	@$(PIP) install "torch==$(TORCH_VERSION)+cpu" 2>$(VENV)/torch.log || \
-	  $(PIP) install "torch==$(TORCH_VERSION)" --index-url $(TORCH_CPU_INDEX) || \
+	@$(INSTALL) --no-deps "torch==$(TORCH_VERSION)+cpu" 2>$(VENV)/torch.log || \
+	  $(INSTALL) --no-deps torch --index-url $(TORCH_CPU_INDEX) || \
 	  { cat $(VENV)/torch.log; exit 1; }
 else
-	@echo "installing torch $(TORCH_VERSION)"
-	@$(PIP) install "torch==$(TORCH_VERSION)"
+	@echo "installing torch $(TORCH_VERSION)$(if $(filter-out 0,$(HAS_GPU)), with CUDA: gigabytes)"
+	@$(INSTALL) torch
 endif
 	@touch $@
 
 $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu,grpc]' --constraint constraints.txt
+	@$(INSTALL) --editable '.[engine,gpu,grpc]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and its checkers into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu,grpc,scale,dev]' --constraint constraints.txt
+	@$(INSTALL) --editable '.[engine,gpu,grpc,scale,dev]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and what it is compared with into $(VENV)"
-	@$(PIP) install --editable '.[engine,gpu,grpc,bench]' --constraint constraints.txt
+	@$(INSTALL) --editable '.[engine,gpu,grpc,bench]'
 	@touch $@
