@@ -1,20 +1,24 @@
-"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--quick] [--out FILE]`.
+"""Benchmarks against what others use: `python -m tests.bench [NAME...] [--out FILE]`.
 
 A benchmark is a function `(*, quick: bool = False) -> Iterable[Ratio]` of a module in this folder.
 It compares ours with theirs in rounds that take turns, so that a noisy machine hits both, and
 yields a `Ratio` (ratio.py) for every line of the table: the median of the rounds' ratios, which
 need not be that of the two medians beside it. With `quick` it takes the smallest sizes: the figures
 mean nothing then, but every line of it runs. Where it cannot run it raises `UnavailableError`.
-Progress goes to stderr; the exit status is 1 if a bound is broken or nothing was measured.
+Each line goes to stderr, and to FILE as JSON, as soon as it is measured; the table follows at the
+end, or when interrupted. The exit status is 1 if nothing was measured or a bound is broken (with
+`--report-only` a broken bound is shown and no more), and 130 if interrupted.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from typing import TextIO
 
 from tests.bench.ratio import Ratio, UnavailableError
 
@@ -40,15 +44,30 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
 }
 
 
-def run(names: Iterable[str], *, quick: bool) -> Iterator[Ratio]:
-    """All lines of the named benchmarks; one that cannot run says so and is left out."""
+def run(names: Iterable[str], *, quick: bool, leave_out: Callable[[str], None]) -> Iterator[Ratio]:
+    """All lines of the named benchmarks; `leave_out` is told which one cannot run, and why."""
     for name in names:
-        print(f"{name} ...", file=sys.stderr)  # noqa: T201
+        _say(f"{name} ...")
         try:
             module = import_module(f"tests.bench.{BENCHMARKS[name]}")
             yield from getattr(module, name)(quick=quick)
         except UnavailableError as error:
-            print(f"{name} left out: {error}", file=sys.stderr)  # noqa: T201
+            leave_out(f"{name} left out: {error}")
+
+
+def measure(ratios: Iterable[Ratio], out: TextIO | None) -> tuple[list[Ratio], bool]:
+    """The lines, each written to `out` as soon as it comes, and whether they all came."""
+    lines: list[Ratio] = []
+    try:
+        for ratio in ratios:
+            lines.append(ratio)
+            _say("  ".join(filter(None, _row(ratio))))
+            if out is not None:
+                out.write(json.dumps(asdict(ratio) | {"holds": ratio.holds}) + "\n")
+                out.flush()
+    except KeyboardInterrupt:
+        return lines, False
+    return lines, True
 
 
 def table(ratios: list[Ratio]) -> str:
@@ -75,10 +94,11 @@ def _row(ratio: Ratio) -> tuple[str, ...]:
     )
 
 
-def report(ratios: list[Ratio]) -> int:
+def report(ratios: list[Ratio], *, judges: bool = True) -> int:
     """Print the table; the exit status."""
-    print(table(ratios) if ratios else "nothing measured")  # noqa: T201
-    return 0 if ratios and all(ratio.holds for ratio in ratios) else 1
+    print(table(ratios) if ratios else "nothing measured", flush=True)  # noqa: T201
+    holds = not judges or all(ratio.holds for ratio in ratios)
+    return 0 if ratios and holds else 1
 
 
 def main() -> int:
@@ -90,17 +110,28 @@ def main() -> int:
         action="store_true",
         help="smallest sizes, of a GPU's benchmark on the CPU: does it run at all?",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the lines as JSON, too")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="each line as JSON, too")
+    parser.add_argument(
+        "--report-only", action="store_true", help="a broken bound is no failure: exit status 0"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(
             f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
         )
-    ratios = list(run(arguments.names or BENCHMARKS, quick=arguments.quick))
-    if arguments.out is not None:
-        lines = [asdict(ratio) | {"holds": ratio.holds} for ratio in ratios]
-        arguments.out.write_text(json.dumps(lines, indent=2) + "\n")
-    return report(ratios)
+    left_out: list[str] = []
+    with nullcontext() if arguments.out is None else arguments.out.open("w") as out:
+        names = arguments.names or BENCHMARKS
+        lines = run(names, quick=arguments.quick, leave_out=left_out.append)
+        ratios, is_whole = measure(lines, out)
+    status = report(ratios, judges=not arguments.report_only)
+    for text in left_out:
+        _say(text)
+    return status if is_whole else 130
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":
