@@ -1,5 +1,6 @@
 """The engine's settings, checked when they are made."""
 
+import re
 from collections.abc import Mapping
 from math import inf, isfinite
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Final, Literal
 
 import msgspec
 
-Device = Literal["auto", "cpu", "cuda"]
 ModelDtype = Literal["float32", "bfloat16"]
 Component = Literal["backend", "prefill", "decode"]
 RunnerName = Literal["torch", "simulated", "handlers", "none"]
@@ -20,6 +20,7 @@ RouterPolicy = Literal["least_loaded", "random", "round_robin"]
 ShutdownPolicy = Literal["abort", "drain"]
 
 LONGEST_S: Final = 86_400.0
+_DEVICES: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
 # vLLM's share of the context for the threshold that it derives (vllm/config/scheduler.py).
 _LONG_PREFILL_SHARE = 0.04
 
@@ -53,6 +54,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine; `flags` says what each setting means. Sizes are in tokens and in blocks.
 
+    The defaults are those of a CPU; `defaults` chooses them for a device.
     A `long_prefill_token_threshold` of 0 means 4 % of the context if `max_num_partial_prefills` is
     2 or more, else no limit. A `prefill` worker hands each request over after its first token; a
     `decode` worker takes it over, by way of its host blocks.
@@ -62,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str = "tiny"
     dtype: ModelDtype = "float32"
-    device: Device = "auto"
+    device: str = "auto"
     runner: RunnerName = "torch"
     seed: int = 0
     max_num_seqs: int = 8
@@ -98,7 +100,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         costs = msgspec.structs.astuple(self.step_cost)
         if not all(isfinite(cost) and cost >= 0 for cost in costs):
             raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
-        if self.runner != "torch" and self.device == "cuda":
+        if not re.fullmatch(_DEVICES, self.device):
+            raise EngineConfigError(
+                f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}"
+            )
+        if self.runner != "torch" and self.device.startswith("cuda"):
             raise EngineConfigError(
                 "only the torch runner uses a device: leave device at auto or cpu"
             )

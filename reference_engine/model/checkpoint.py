@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from reference_engine.config import EngineConfig, EngineConfigError, ModelDtype
-from reference_engine.model.shapes import MODEL_SHAPES, Llama3Scaling, ModelShape
+from reference_engine.model.shapes import MODEL_SHAPES, SMOLLM2_SHAPE, Llama3Scaling, ModelShape
 from reference_engine.model.smollm2 import CONTEXT as SMOLLM2_CONTEXT
 from reference_engine.model.smollm2 import SMOLLM2, cached_folder
 
@@ -100,6 +100,16 @@ def choose_context(model: str, wanted: int | None, num_cache_tokens: int) -> int
             "(max_position_embeddings in its config.json)"
         )
     return wanted
+
+
+def shape_of(model: str, dtype: ModelDtype) -> ModelShape:
+    """Raises EngineConfigError."""
+    folder = find_checkpoint(model)
+    if folder is None:
+        return structs.replace(MODEL_SHAPES[model], dtype=dtype)
+    if model == SMOLLM2 and not folder.exists():  # until its worker has converted it
+        return structs.replace(SMOLLM2_SHAPE, dtype=dtype)
+    return read_checkpoint(folder, dtype).shape
 
 
 def read_checkpoint(folder: Path, dtype: ModelDtype) -> Checkpoint:

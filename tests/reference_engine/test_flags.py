@@ -5,13 +5,15 @@ import pytest
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings, RateLimits
 from reference_engine.flags import build_parser, read_settings
+from tests.reference_engine.fake_driver import machine
 
+ON_CPU = machine()
 UNCHUNKED = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096")
 
 
 def test_without_flags_all_is_as_the_settings_have_it() -> None:
-    settings = read_settings([], {})
-    assert settings.config == EngineConfig()
+    settings = read_settings([], {}, ON_CPU)
+    assert settings.config == EngineConfig(device="cpu")
     assert settings.frontend == FrontendSettings()
 
 
@@ -33,6 +35,7 @@ def test_flags_arrive_where_they_belong() -> None:
             *("--no-enable-prefix-caching", "--sim-fixed-ms", "5"),
         ],
         {"KEYS": "sk-a,sk-b"},
+        ON_CPU,
     )
     frontend = settings.frontend
     assert (frontend.heartbeat_s, frontend.ack_timeout_s, frontend.shutdown) == (1.5, 2.0, "drain")
@@ -75,7 +78,7 @@ def test_flags_arrive_where_they_belong() -> None:
         (["--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
         (["--max-num-batched-tokens", "4"], "would starve"),
         (["--num-blocks", "8"], "must hold one request"),
-        (["--model", "/nowhere"], "neither a folder nor one of 8b, tiny, smollm2"),
+        (["--model", "/nowhere"], "neither a folder nor one of 1b, 8b, tiny, smollm2"),
         (["--model", "smollm2", "--max-model-len", "9000"], "beyond the model's context"),
         (["--no-enable-chunked-prefill"], "without chunked prefill"),
         ([*UNCHUNKED, "--max-num-partial-prefills", "2"], "need chunked prefill"),
@@ -86,7 +89,7 @@ def test_flags_arrive_where_they_belong() -> None:
 )
 def test_settings_that_cannot_work_are_refused_by_name(flags: list[str], message: str) -> None:
     with pytest.raises(EngineConfigError, match=message):
-        read_settings(flags, {})
+        read_settings(flags, {}, ON_CPU)
 
 
 @pytest.mark.parametrize(
@@ -104,5 +107,5 @@ def test_bad_flags_and_values_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        read_settings(flags, {})
+        read_settings(flags, {}, ON_CPU)
     assert message in capsys.readouterr().err
