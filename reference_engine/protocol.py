@@ -91,7 +91,7 @@ ToWorker = Hello | Beat | AddRequest | KVBlocks | AbortRequest | SetFaults
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=True):
     """The worker has built its model; `worker` is its name. `gpu_name` and `gpu_uuid` (NVML's) are
     None on a CPU; `is_compiled`: whether plain steps are compiled or captured, which may have
-    failed.
+    failed; `config`: None of a worker that is not of this engine.
     """
 
     pid: int
@@ -101,6 +101,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
     gpu_uuid: str | None = None
     is_compiled: bool = False
     worker: str = ""
+    config: EngineConfig | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -220,6 +220,7 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
         Hello(peer=place.name, secret=place.secret),
         Beats.within(settings.frontend.peer_timeout_s),
         repeat(_PAUSE_S) if is_launched else _PAUSES_S,
+        settings.config,
     )
     for address in place.addresses:
         worker = Worker(

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from reference_engine.config import EngineConfigError
+from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.connection import PeerConnection
 from reference_engine.protocol import FromWorker, Ready, StepReport, ToWorker
 from reference_engine.serve.settings import WorkerAddress
@@ -16,6 +16,8 @@ from reference_engine.wire import Beats, Failed, Hello, LearnedBy, ProtocolError
 
 _PAUSE_S: Final = 0.1
 _ENDED_EARLY: Final = "the worker has ended the connection"
+# What a frontend says of its workers, or refuses on their behalf.
+_SHARED: Final = ("model", "max_model_len", "num_blocks", "block_size", "max_num_seqs")
 
 
 class Connecting(NamedTuple):
@@ -24,6 +26,17 @@ class Connecting(NamedTuple):
     hello: Hello
     beats: Beats
     pauses: Iterable[float]
+    config: EngineConfig
+
+
+def differences(ours: EngineConfig, theirs: EngineConfig) -> tuple[str, str] | None:
+    """As flags: what a frontend and its worker must have in common, and do not."""
+    names = [name for name in _SHARED if getattr(ours, name) != getattr(theirs, name)]
+    our_flags, their_flags = (
+        " ".join(f"--{name.replace('_', '-')} {getattr(one, name)}" for name in names)
+        for one in (ours, theirs)
+    )
+    return (our_flags, their_flags) if names else None
 
 
 class Worker:
@@ -82,18 +95,10 @@ class Worker:
         first_word: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
         def take_in(message: FromWorker) -> None:
-            match message:
-                case StepReport() if first_word.done():
-                    self._on_report(first_word.result().worker, message)
-                case Ready() if not first_word.done():
-                    self._connection, self.ready = connection, message
-                    first_word.set_result(message)
-                    self._on_up(self, message)
-                case Failed(message=why) if not first_word.done():
-                    first_word.set_exception(EngineConfigError(why))
-                case _:
-                    said = message.message if isinstance(message, Failed) else "out of turn"
-                    raise ProtocolError(f"{type(message).__name__}: {said}")
+            if not first_word.done():
+                self._take_first(message, connection, first_word)
+            elif first_word.exception() is None:  # else the connection is closed in a moment
+                self._take_next(message, first_word.result())
 
         def lose(_: LearnedBy, error: Exception | None) -> None:
             if error is not None:
@@ -117,6 +122,43 @@ class Worker:
         except BaseException:
             connection.close()
             raise
+
+    def _take_first(
+        self,
+        message: FromWorker,
+        connection: PeerConnection[FromWorker],
+        first_word: "asyncio.Future[Ready]",
+    ) -> None:
+        match message:
+            case Ready() if (why := self._refusal(message)) is not None:
+                first_word.set_exception(EngineConfigError(why))
+            case Ready():
+                self._connection, self.ready = connection, message
+                first_word.set_result(message)
+                self._on_up(self, message)
+            case Failed(message=why):
+                first_word.set_exception(EngineConfigError(why))
+            case _:
+                raise ProtocolError(f"{type(message).__name__}: out of turn")
+
+    def _take_next(self, message: FromWorker, ready: Ready) -> None:
+        if not isinstance(message, StepReport):
+            said = message.message if isinstance(message, Failed) else "out of turn"
+            raise ProtocolError(f"{type(message).__name__}: {said}")
+        self._on_report(ready.worker, message)
+
+    def _refusal(self, ready: Ready) -> str | None:
+        """Why it is not the worker of a frontend that says of itself what ours does."""
+        if ready.config is None:
+            return None
+        differing = differences(self._connecting.config, ready.config)
+        if differing is None:
+            return None
+        ours, theirs = differing
+        return (
+            f"{ready.worker} at {self._address} serves with {theirs}, and this frontend has "
+            f"{ours}: give both the same"
+        )
 
     async def keep(self) -> None:
         """Connect again after each loss. Raises EngineStoppedError when the pauses are over."""

@@ -164,7 +164,10 @@ class Worker:
         # Collections that walk through all of torch would be steps that take long.
         gc.collect()
         gc.freeze()
-        self.first_word.set_result(msgspec.structs.replace(runner.info, worker=settings.name))
+        ready = msgspec.structs.replace(
+            runner.info, worker=settings.name, config=settings.config
+        )
+        self.first_word.set_result(ready)
         engine.run(self.inbox)
         gc.unfreeze()  # some extension modules call what is never collected a leak
 

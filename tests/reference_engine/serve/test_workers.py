@@ -46,7 +46,9 @@ class Watched:
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.worker = Worker(
             address,
-            Connecting(Hello(peer="frontend-0", secret="sesame"), beats or Beats(), [0.05] * tries),
+            Connecting(
+                Hello(peer="frontend-0", secret="sesame"), beats or Beats(), [0.05] * tries, QUICK
+            ),
             on_up=lambda _, ready: self.ups.put_nowait(ready),
             on_report=lambda _, report: self.reports.put_nowait(report),
             on_lost=self.lost.put_nowait,
@@ -226,6 +228,20 @@ async def test_an_end_before_ready_is_no_loss_but_a_failure_to_connect(
     assert ends.lost.empty()
     assert ends.reports.empty()
     assert ("StepReport: out of turn" in capsys.readouterr().err) == (sent is REPORT)
+
+
+async def test_a_worker_that_serves_another_model_is_refused(
+    ends: Ends, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = msgspec.structs.replace(QUICK, model="8b", num_blocks=9000, seed=7)
+    ends.send(msgspec.structs.replace(READY, config=theirs), REPORT)
+    ours = f"--model tiny --num-blocks {NUM_BLOCKS}"
+    why = f"worker-0 at .* serves with --model 8b --num-blocks 9000, and this frontend has {ours}: "
+    with pytest.raises(EngineConfigError, match=why):
+        await ends.connecting
+    assert ends.ups.empty()
+    assert ends.reports.empty()
+    assert capsys.readouterr().err == ""
 
 
 async def test_a_worker_that_is_not_there_yet_is_waited_for_which_is_said_once(
