@@ -16,6 +16,14 @@ from harness.collect.source import Notes, SourceError
 from harness.records import GpuSample
 
 NO_COUNTERS: Final = "no GPU counters: "
+_OF_MIG: Final = (
+    "the engine computes on an instance of MIG, and of GPU counters only the memory is its own: "
+    "utilisation, power and energy are of the whole GPU, and not measured"
+)
+_MEND: Final = (
+    "; it comes with NVIDIA's driver, and into a container with "
+    "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+)
 
 # The first field that a device shows is taken: NVML's utilisation is the same quantity as GPU_UTIL.
 _FIELDS: Final[Mapping[str, tuple[tuple[str, float], ...]]] = {
@@ -39,7 +47,11 @@ class Gpus(Protocol):
 
 
 class NvmlGpus:
-    """By an initialised `pynvml`: the device of this UUID, else all devices of this machine."""
+    """By an initialised `pynvml`: the device of this UUID, else all devices of this machine.
+
+    Of an instance of MIG only the memory is read: other counters, where it has them, are those of
+    the whole GPU.
+    """
 
     interval_s = 0.1
 
@@ -52,6 +64,9 @@ class NvmlGpus:
             for index, handle in enumerate(handles)
             if uuid in (None, str(nvml.nvmlDeviceGetUUID(handle)))
         }
+        self.is_mig = uuid is not None and uuid.startswith("MIG-")
+        if self.is_mig and (instance := self._read(nvml.nvmlDeviceGetHandleByUUID, uuid)):
+            self._handles = {0: instance}
         self.names = [str(nvml.nvmlDeviceGetName(handle)) for handle in self._handles.values()]
         self.close = nvml.nvmlShutdown
 
@@ -59,10 +74,12 @@ class NvmlGpus:
         t_ns, nvml = self._clock_ns(), self._nvml
         rows = []
         for index, handle in self._handles.items():
-            busy = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)
             memory = self._read(nvml.nvmlDeviceGetMemoryInfo, handle)
-            power_mw = self._read(nvml.nvmlDeviceGetPowerUsage, handle)
-            energy_mj = self._read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+            busy = power_mw = energy_mj = None
+            if not self.is_mig:
+                busy = self._read(nvml.nvmlDeviceGetUtilizationRates, handle)
+                power_mw = self._read(nvml.nvmlDeviceGetPowerUsage, handle)
+                energy_mj = self._read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
             if (busy, memory, power_mw, energy_mj) == (None,) * 4:
                 raise SourceError(f"GPU {index} shows none of its counters through NVML")
             rows.append(
@@ -77,9 +94,9 @@ class NvmlGpus:
             )
         return rows
 
-    def _read(self, function: Callable[[object], Any], handle: object) -> Any:
+    def _read(self, function: Callable[[object], Any], argument: object) -> Any:
         try:
-            return function(handle)
+            return function(argument)
         except self._nvml.NVMLError:  # not every GPU has every counter
             return None
 
@@ -157,13 +174,22 @@ def open_nvml(notes: Notes, clock_ns: Callable[[], int], *, uuid: str | None) ->
     except ImportError:
         notes.add(f"{NO_COUNTERS}nvidia-ml-py is not installed (pip install 'walkaway[gpu]')")
         return None
+    return gpus_of(pynvml, notes, clock_ns, uuid=uuid)
+
+
+def gpus_of(
+    nvml: Any, notes: Notes, clock_ns: Callable[[], int], *, uuid: str | None
+) -> NvmlGpus | None:
+    """By a `pynvml` that is not yet initialised; None, with a note, if no such GPU can be read."""
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        notes.add(f"{NO_COUNTERS}NVML says {error}")
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        notes.add(f"{NO_COUNTERS}NVML says {error}{_MEND if uuid is not None else ''}")
         return None
-    gpus = NvmlGpus(pynvml, clock_ns, uuid=uuid)
+    gpus = NvmlGpus(nvml, clock_ns, uuid=uuid)
     if gpus.names:
+        if gpus.is_mig:
+            notes.add(_OF_MIG)
         return gpus
     gpus.close()
     notes.add(f"{NO_COUNTERS}NVML finds no GPU{'' if uuid is None else f' {uuid}'}")

@@ -42,7 +42,7 @@ def doctor(*, as_json: JsonResult = False) -> None:
     """
     from harness.run.run_state import RESULTS
 
-    findings = [packages(), loopback(), results(RESULTS), torch()]
+    findings = [packages(), loopback(), results(RESULTS), torch(), engine()]
     lacking = [one.name for one in findings if one.mend is not None]
     if as_json:
         shown = {"can_run_demo": not lacking, "findings": msgspec.to_builtins(findings)}
@@ -131,19 +131,37 @@ def torch(script: str = ASK_TORCH) -> Finding:
         return Finding(
             name="torch", text=f"not installed: the engine simulates its model; {INSTALL_TORCH}"
         )
+    answer, is_good = _asked([sys.executable, "-c", script])
+    if not is_good:
+        text = f"installed, but it does not load: {answer}"
+        return Finding(name="torch", text=text, mend=INSTALL_TORCH)
+    return Finding(name="torch", text=answer)
+
+
+def engine(*settings: str) -> Finding:
+    """Which device and model the demo's engine would take, as the engine itself says."""
+    from harness.run.server import choose_runner, engine_command
+    from harness.workload.workload import load_workload
+
+    wanted = load_workload("demo", settings).engine
+    command = engine_command(wanted, choose_runner(wanted), model=None)
+    answer, is_good = _asked([*command, "--check"])
+    if not is_good:
+        return Finding(
+            name="engine", text=answer, mend="change [engine] with --set, or mend what it names"
+        )
+    if answer.startswith("cuda") and find_spec("pynvml") is None:
+        answer += "; to read the GPU's counters: pip install 'walkaway[gpu]'"
+    return Finding(name="engine", text=answer)
+
+
+def _asked(command: Sequence[str]) -> tuple[str, bool]:
+    """What it printed, and that it went well; or the last line of what went wrong."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=LONGEST_ANSWER_S,
+            command, capture_output=True, text=True, check=True, timeout=LONGEST_ANSWER_S
         )
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        return Finding(
-            name="torch",
-            text=f"installed, but it does not load: {said[-1] if said else error}",
-            mend=INSTALL_TORCH,
-        )
-    return Finding(name="torch", text=done.stdout.strip())
+        return (said[-1] if said else str(error)), False
+    return done.stdout.strip(), True

@@ -135,7 +135,7 @@ def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFa
     if run.target.metrics and not urls and run.target.http:
         urls = server.metrics_urls
     _note_scraping(run, urls)
-    if run.resolved.workload.engine.compile and (server.config or {}).get("compile") is False:
+    if _is_eager_unasked(run, server):
         run.notes.warn("engine.compile: the engine computes eagerly; its log says why")
     version_from = run.target.version_from
     version = version_from and _field_of_page(
@@ -152,6 +152,14 @@ def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFa
         version=version if isinstance(version, str) else None,
     )
     return run.manifest.target
+
+
+def _is_eager_unasked(run: RunState, server: Server) -> bool:
+    """An engine that a run starts captures its steps on CUDA, unless it is told otherwise."""
+    wanted, config = run.resolved.workload.engine.compile, server.config or {}
+    if wanted is None and server.ready:
+        wanted = config.get("device") == "cuda" and not config.get("batch_invariant")
+    return bool(wanted) and config.get("compile") is False
 
 
 def _note_scraping(run: RunState, urls: Sequence[str]) -> None:

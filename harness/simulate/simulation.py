@@ -71,7 +71,10 @@ _TERMS: Final = {
     "sim_swap_block_ms": "swap_block_s",
 }
 _INTERRUPTED: Final = (InterruptedRunError.exit_code, -signal.SIGINT)  # the latter at its start
-_OF_A_MODEL: Final = ("model", "dtype", "compile", "batch_invariant")
+_OF_A_MODEL: Final = (
+    *("model", "dtype", "compile", "batch_invariant"),
+    *("kv_cache_memory", "gpu_memory_utilization"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

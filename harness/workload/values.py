@@ -75,6 +75,16 @@ def _parse_scalar(value: object) -> int | float | str | bool:
     raise ValueError(f"must be a number, text in quotes, true or false, not {value!r}")
 
 
+def _parse_size(value: object) -> int | str:
+    match value:
+        case int() if not isinstance(value, bool) and 1 <= value <= LARGEST_INT:
+            return value
+        case str() if re.fullmatch(r"[0-9]{1,15}(\.[0-9]+)?[kMGT]i?B", value):
+            return value
+    raise ValueError(f'must be a number of bytes, or a size such as "8GB", not {value!r}')
+
+
+Size = Annotated[int | str, PlainValidator(_parse_size)]
 TokenRange = Annotated[list[int], PlainValidator(_parse_token_range)]
 Think = Annotated[
     str | float,
@@ -87,6 +97,10 @@ Think = Annotated[
 ]
 ExtraValue = Annotated[int | float | str | bool, PlainValidator(_parse_scalar)]
 UrlPath = Annotated[str, _text_like(r"/[!-~]*", 'begin with "/" and hold no spaces')]
+Device = Annotated[
+    str,
+    _text_like(r"auto|cpu|cuda(:[0-9]{1,3})?", 'be "auto", "cpu", "cuda" or "cuda:N"'),
+]
 Name = Annotated[
     str,
     _text_like(

@@ -31,6 +31,7 @@ from harness.workload.values import (
     MOST_TOKENS,
     Blocks,
     Count,
+    Device,
     Duration,
     Milliseconds,
     Name,
@@ -39,6 +40,7 @@ from harness.workload.values import (
     Section,
     Seed,
     Share,
+    Size,
     Slots,
     Streams,
     Tokens,
@@ -93,12 +95,14 @@ class RunSettings(Section):
 
 class EngineSettings(Section):
     runner: Literal["auto", "torch", "simulated"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     model: str | None = None
     dtype: Literal["float32", "bfloat16"] | None = None
     seed: Seed | None = None
     max_num_seqs: Slots | None = None
     num_blocks: Blocks | None = None
+    kv_cache_memory: Size | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     block_size: Tokens | None = None
     max_model_len: Tokens | None = None
     max_num_batched_tokens: Tokens | None = None

@@ -1,5 +1,6 @@
 """The GPUs of a server: through a made-up NVML, and from the page of a loopback exporter."""
 
+import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.collect.gpu import DcgmGpus, NvmlGpus
-from harness.collect.source import SourceError
+from harness.collect.gpu import DcgmGpus, NvmlGpus, gpus_of
+from harness.collect.source import Notes, SourceError
 from harness.records import GpuSample
 from tests.conftest import ServePages
 
@@ -36,14 +37,22 @@ def fake_nvml(**hidden: bool) -> SimpleNamespace:
         NVMLError=NvmlError,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
         nvmlDeviceGetName=lambda index: f"Fake {index}",
         nvmlDeviceGetUtilizationRates=unless(hides("utilisation"), SimpleNamespace(gpu=50)),
         nvmlDeviceGetMemoryInfo=unless(hides("memory"), SimpleNamespace(used=1024)),
         nvmlDeviceGetPowerUsage=unless(hides("power"), 70_500),
         nvmlDeviceGetTotalEnergyConsumption=unless(hides("energy"), 9_250),
+        nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
     )
+
+
+def by_uuid(uuid: str) -> int:
+    if uuid != "MIG-7":
+        raise NvmlError("not found")
+    return 7
 
 
 def test_nvml_gives_a_row_a_device_in_our_units_and_null_for_what_it_hides() -> None:
@@ -62,6 +71,38 @@ def test_nvml_reads_only_the_device_that_computes_for_the_server() -> None:
     assert gpus.names == ["Fake 1"]
     assert [row.gpu for row in gpus.sample()] == [1]
     assert NvmlGpus(fake_nvml(), lambda: 7, uuid="GPU-of-another-machine").names == []
+
+
+def test_of_an_instance_of_mig_only_its_memory_is_read_which_is_said() -> None:
+    notes = Notes()
+    gpus = gpus_of(fake_nvml(), notes, lambda: 7, uuid="MIG-7")
+    assert gpus is not None
+    assert gpus.names == ["Fake 7"]
+    assert gpus.sample() == [
+        GpuSample(t_ns=7, gpu=0, utilisation=None, memory_bytes=1024, power_w=None)
+    ]
+    assert "only the memory is its own" in "".join(notes.texts())
+
+
+@pytest.mark.parametrize(
+    ("uuid", "is_broken", "why"),
+    [
+        ("MIG-8", False, "no GPU counters: NVML finds no GPU MIG-8"),
+        (None, True, "no GPU counters: NVML says it is not there$"),
+        ("GPU-0", True, "NVML says it is not there; it comes with NVIDIA's driver"),
+    ],
+)
+def test_gpus_that_nvml_does_not_show_are_a_note(
+    uuid: str | None, is_broken: bool, why: str
+) -> None:
+    def init() -> None:
+        if is_broken:
+            raise NvmlError("it is not there")
+
+    notes, nvml = Notes(), fake_nvml()
+    nvml.nvmlInit = init
+    assert gpus_of(nvml, notes, lambda: 7, uuid=uuid) is None
+    assert re.search(why, "".join(notes.texts()))
 
 
 def fields(uuid: str, more: str = "", **values: float) -> str:

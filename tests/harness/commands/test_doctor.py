@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.doctor import Finding, lines, loopback, results, torch
+from harness.commands.doctor import Finding, engine, lines, loopback, results, torch
 from harness.commands.verbs import app
 from harness.errors import ConfigError
 
@@ -21,6 +21,12 @@ from harness.errors import ConfigError
 )
 def test_a_missing_requirement_has_its_remedy(found: Finding, text: str) -> None:
     assert text in found.text
+    assert found.mend is not None
+
+
+def test_an_engine_that_would_refuse_its_settings_says_why() -> None:
+    found = engine("engine.runner=simulated", "engine.device=cuda")
+    assert "only the torch runner uses a device" in found.text
     assert found.mend is not None
 
 
@@ -42,7 +48,9 @@ def test_this_machine_can_run_the_demo_where_it_may_write(monkeypatch: pytest.Mo
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     assert found["can_run_demo"] is True
-    assert [one["name"] for one in found["findings"]] == ["python", "loopback", "results", "torch"]
+    names = ["python", "loopback", "results", "torch", "engine"]
+    assert [one["name"] for one in found["findings"]] == names
+    assert found["findings"][-1]["text"].startswith(("cpu: ", "cuda", "simulated runner: "))
     monkeypatch.chdir("/proc")
     refused = CliRunner().invoke(app, ["doctor"])
     assert isinstance(refused.exception, ConfigError)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -124,6 +125,24 @@ def test_an_engine_that_could_not_compile_is_a_warning(begin: Begin, compiled: b
     run = begin(target_url=None, settings=["engine.compile=true"])
     note_target(run, showing(None), replace(SERVER, config={"compile": compiled}))
     assert ("computes eagerly" in "".join(run.notes.warnings())) != compiled
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "warns"),
+    [
+        ([], {"device": "cuda", "compile": False}, True),
+        ([], {"device": "cuda", "compile": True}, False),
+        ([], {"device": "cuda", "compile": False, "batch_invariant": True}, False),
+        (["engine.compile=false"], {"device": "cuda", "compile": False}, False),
+        ([], {"device": "cpu", "compile": False}, False),
+    ],
+)
+def test_an_engine_on_cuda_that_could_not_capture_is_a_warning(
+    begin: Begin, settings: list[str], config: dict[str, Any], warns: bool
+) -> None:
+    run = begin(target_url=None, settings=settings)
+    note_target(run, showing(None), replace(SERVER, config=config, ready={"event": "ready"}))
+    assert ("computes eagerly" in "".join(run.notes.warnings())) == warns
 
 
 @pytest.mark.parametrize(("interval_s", "warns"), [("0.5", True), ("2.0", False)])
