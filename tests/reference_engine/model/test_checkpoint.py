@@ -18,8 +18,9 @@ from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.checkpoint import choose_context, read_checkpoint
-from reference_engine.model.llama import build_model, num_weights
+from reference_engine.model.llama import build_model
 from reference_engine.model.pretrained import PretrainedTokenizer
+from reference_engine.model.shapes import num_weights
 from reference_engine.model.tokenizer import ChatError, Message
 from reference_engine.model.torch_runner import TorchRunner, free_memory
 from tests.reference_engine.conftest import run_to_the_end
