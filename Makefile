@@ -5,9 +5,10 @@
 # make snapshots  write the texts under tests/snapshots again; look at the diff
 # make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
 # make bench-gpu  the decode step of an 8B model on a CUDA device, against the bytes that it reads
-# make gpu    on a CUDA device: its tests, benchmark, three workloads, and a table of their figures in
-#             results/gpu, in under 20 minutes; STAGE="demo table" takes some; REHEARSE=1: on the CPU;
-#             PYTHON=python3 takes that Python as it is, without installing anything
+# make gpu    on a CUDA device: its tests, benchmarks and workloads in stages, in under 8 minutes, into
+#             results/gpu/CARD with a table as README.md; STAGE="demo tests" takes some, STAGE=rest those
+#             that are not good yet, STAGE=table writes the table again; REHEARSE=1: on the CPU, in 3
+#             minutes; PYTHON=python3 takes that Python as it is, without installing anything
 # make engines  install vLLM, llama.cpp, Dynamo and Triton, each into a folder of its own
 #             (WALKAWAY_ENGINES, else ~/.cache/walkaway/engines), to be measured: docs/engines.md
 # make matrix  measure each of them, its conformance and four runs, into results/engines: keep the
@@ -60,14 +61,14 @@ unit: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.bench $(BENCH)
 
-bench-gpu: $(VENV)/.installed-bench
+bench-gpu: $(VENV)/.installed-demo
 	$(BIN)/python -m tests.bench model_speed_gpu
 
 ifeq ($(origin PYTHON),command line)
 gpu:
 	$(PYTHON) -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
 else
-gpu: $(VENV)/.installed-dev $(VENV)/.installed-bench
+gpu: $(VENV)/.installed-gpu
 	$(BIN)/python -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
 endif
 
@@ -126,6 +127,10 @@ endif
 $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway into $(VENV)"
 	@$(INSTALL) --editable '.[engine,gpu,grpc]'
+	@touch $@
+
+$(VENV)/.installed-gpu: $(VENV)/.installed-demo
+	@$(INSTALL) pytest pytest-timeout hypothesis
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt

@@ -1,6 +1,6 @@
 """The price of a preemption, from the loss of the blocks to the request's next token: blocks copied
-to the host and back (ours) against tokens computed again (theirs), on the model `tiny`; on a CUDA
-device where there is one.
+to the host and back (ours) against tokens computed again (theirs). Device and model are those that
+the engine would choose; with `quick` it is the CPU.
 
 A preempted request has C tokens of a prompt that the prefix cache keeps, and L more. Copying takes
 the whole to the host and L tokens back, computing again takes L tokens:
@@ -16,7 +16,7 @@ on the length. The last lines of each table are 2 k / r against p, by least squa
 import time
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,20 +24,32 @@ from reference_engine.config import EngineConfig, PreemptionPolicy
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
+from reference_engine.defaults import Wanted, choose
+from reference_engine.device import look_around
 from reference_engine.model.torch_runner import TorchRunner
 from tests.bench.ratio import Ratio, share
 
 EOS, WORD = 2, 300
-LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024)
+POLICIES: tuple[PreemptionPolicy, ...] = ("swap", "recompute")
 FITTED = 256
 CACHED = (0, 2048)
-ROUNDS = 9
 BLOCK_SIZE = 16
 
 
+class Sizes(NamedTuple):
+    lengths: tuple[int, ...]
+    rounds: int
+
+
+QUICK = Sizes((16, 256), 2)
+ON_CPU = Sizes((8, 16, 32, 64, 128, 256, 512, 1024), 9)
+ON_GPU = Sizes((16, 64, 256, 1024), 5)  # half a minute with a large model
+
+
 def swap_or_recompute(*, quick: bool = False) -> Iterator[Ratio]:
-    lengths, rounds = ((16, 256), 2) if quick else (LENGTHS, ROUNDS)
-    swap, recompute = Preempting("swap"), Preempting("recompute")
+    swap, recompute = (Preempting(config_for(policy, quick=quick)) for policy in POLICIES)
+    on_gpu = swap.device == "cuda"
+    lengths, rounds = QUICK if quick else ON_GPU if on_gpu else ON_CPU
     for num_cached in CACHED[:1] if quick else CACHED:
         copied, again = np.empty((2, rounds, len(lengths)))
         for turn in range(rounds):
@@ -54,16 +66,31 @@ def _break_even(beside: str, lengths: tuple[int, ...], copied: Any, again: Any) 
     fitted = [length for length in lengths if length <= FITTED]
     slopes_ms, fixed_ms = np.polyfit(fitted, np.median([copied, again], axis=1).T[: len(fitted)], 1)
     copy_ms, compute_ms = np.maximum(slopes_ms, 1e-6)  # 0 is within the noise of few rounds
-    yield share(f"{beside}a token more", "us", [1e3 * copy_ms], [1e3 * compute_ms])
+    yield share(f"{beside}a token more", "µs", [1e3 * copy_ms], [1e3 * compute_ms])
     tokens = max(0.0, (fixed_ms[0] - fixed_ms[1]) / (compute_ms - copy_ms))
     yield share(f"{beside}break-even length, against a block", "tokens", [tokens], [BLOCK_SIZE])
 
 
+def config_for(preemption: PreemptionPolicy, *, quick: bool) -> EngineConfig:
+    """As the engine would choose, with room for two of them on the device."""
+    given = {
+        "block_size": BLOCK_SIZE,
+        "num_blocks": 512,
+        "swap_space_blocks": 256,
+        "preemption": preemption,
+        **({"device": "cpu"} if quick else {}),
+    }
+    return choose(Wanted(given, num_workers=len(POLICIES)), look_around).config
+
+
 class Preempting:
-    def __init__(self, preemption: PreemptionPolicy) -> None:
-        config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=512, preemption=preemption)
+    def __init__(self, config: EngineConfig) -> None:
         self._runner, self._scheduler = TorchRunner(config), Scheduler(config, frozenset({EOS}))
         self._numbers = count()
+
+    @property
+    def device(self) -> str:
+        return self._runner.info.device
 
     def preempt_ms(self, num_cached: int, length: int) -> float:
         """Milliseconds from the preemption of a request with so many tokens to its next one."""

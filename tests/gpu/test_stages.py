@@ -1,85 +1,265 @@
-"""The stages behind `make gpu`: a failure stays its own, earlier results stay, and the table."""
+"""`make gpu` on a made-up device: each stage in its box, what it keeps, and the table."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 import msgspec
+import pytest
 
-from harness.formatting import DASH
-from tests.gpu.__main__ import KEPT, STAGES, execute, run_all
-from tests.made_up.rows import made_up_manifest
-from tests.made_up.summaries import made_up_summary
+from tests.conftest import Snapshot
+from tests.gpu.__main__ import main
+from tests.gpu.boxed import Ended, run_in_box
+from tests.gpu.made_up_device import NOON, STOPPED, Machine
+from tests.gpu.packages import declared
+from tests.gpu.stages import LONGEST_S, ROOT, STAGES, marked_tests
 
-
-class Machine:
-    """Runs nothing: a command ends with a given status, and leaves results if that is 0."""
-
-    def __init__(self, **status: int) -> None:
-        self.status = status
-        self.commands: list[Sequence[str]] = []
-
-    def __call__(self, command: Sequence[str], limit_s: float, output: Path | None) -> int:
-        self.commands.append(command)
-        status = next((code for name, code in self.status.items() if name in command), 0)
-        if output is not None:
-            output.write_text(f"said with {status}\n")
-        elif status == 0:
-            folder = Path(command[-1])
-            folder.mkdir()
-            power = {"unit": "W", "n": 1, "mean": 412.0, "method": "gauge"}
-            contents = (
-                made_up_manifest(),
-                made_up_summary({"metrics": {"gpu_power_w": power}}),
-                "a report",
-            )
-            for name, content in zip(KEPT, contents, strict=True):
-                (folder / name).write_bytes(msgspec.json.encode(content))
-        return status
+CARD = "nvidia-h200"
 
 
-def test_a_stage_that_fails_loses_its_own_results_alone(tmp_path: Path) -> None:
-    good = ["tests", "demo", "cancel_steps"]
-    assert run_all(good, tmp_path, rehearses=False, run=Machine()) == 0
-    machine = Machine(demo=5, memory_pressure=124)
-    assert run_all([*STAGES, "table"], tmp_path, rehearses=False, run=machine) == 1
-    assert len(machine.commands) == len(STAGES), "those after a failure ran, too"
-    stages = json.loads((tmp_path / "stages.json").read_text())
-    results = {name: one["result"] for name, one in stages.items()}
-    assert results == dict.fromkeys(STAGES, "good") | {
-        "demo": "failed with status 5",
-        "memory_pressure": "took too long",
-    }
-    kept = sorted(path.parent.name for path in tmp_path.glob("*/report.html"))
-    assert kept == ["cancel_steps", "demo"]
-    assert (tmp_path / "tests.txt").read_text() == "said with 0\n"
-
-
-def test_the_table_shows_what_there_is_and_a_dash_for_what_is_not(tmp_path: Path) -> None:
-    run_all(["demo"], tmp_path, rehearses=False, run=Machine())
-    lines = (tmp_path / "README.md").read_text().splitlines()
-    assert "| `gpu_power_w` mean | 412 W |" in lines
-    assert f"| `energy_per_token_j` mean | {DASH} |" in lines
-    assert not any("rehearsal" in line for line in lines)
-    run_all(["demo"], tmp_path, rehearses=True, run=Machine())
-    assert (
-        "**A rehearsal on a CPU: no figure here is of a GPU.**"
-        in (tmp_path / "README.md").read_text()
+def make_gpu(
+    folder: Path, *words: str, machine: Machine | None = None, missing: Sequence[str] = ()
+) -> int:
+    machine = machine or Machine()
+    return main(
+        [*words, "--out", str(folder)],
+        run=machine,
+        find=lambda module: None if module in missing else "found",
+        now=lambda: NOON,
     )
+
+
+def stages_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / CARD / "stages.json").read_text())
+    return found
+
+
+def results_of(folder: Path) -> dict[str, str]:
+    return {name: one["result"] for name, one in stages_of(folder).items()}
+
+
+def test_from_the_device_to_the_table(tmp_path: Path, snapshot: Snapshot) -> None:
+    machine = Machine()
+    assert make_gpu(tmp_path, machine=machine) == 0
+    assert list(machine.commands) == list(STAGES), "in order of worth"
+    assert machine.seconds <= LONGEST_S
+    assert results_of(tmp_path) == dict.fromkeys(STAGES, "good")
+    snapshot("gpu_table", (tmp_path / CARD / "README.md").read_text())
 
 
 def test_a_rehearsal_takes_the_same_way_on_the_cpu(tmp_path: Path) -> None:
     on_gpu, rehearsed = Machine(), Machine()
-    run_all(list(STAGES), tmp_path / "gpu", rehearses=False, run=on_gpu)
-    run_all(list(STAGES), tmp_path / "cpu", rehearses=True, run=rehearsed)
-    for one, other in zip(on_gpu.commands, rehearsed.commands, strict=True):
-        assert one[:3] == other[:3]
-        assert ("--set=engine.device=cuda" in one) == ("--set=engine.device=cpu" in other)
+    make_gpu(tmp_path / "gpu", machine=on_gpu)
+    make_gpu(tmp_path / "cpu", "--rehearse", machine=rehearsed)
+    assert list(on_gpu.commands) == list(rehearsed.commands)
+    for name, stage in STAGES.items():
+        ours, theirs = on_gpu.commands[name], rehearsed.commands[name]
+        assert ours[:3] == theirs[:3]
+        if stage.kind == "run":
+            assert "engine.device=cuda" in ours
+            assert "engine.device=cpu" in theirs
+            assert not any("engine.model" in word for word in ours), "the engine chooses it"
 
 
-def test_a_process_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    wait = [sys.executable, "-c", "import time; time.sleep(600)"]
-    assert execute(wait, 0.01, said) == 124
-    assert execute([sys.executable, "-c", "raise SystemExit(3)"], 60, said) == 3
+def test_a_slow_stage_keeps_what_it_has_and_is_no_failure(tmp_path: Path) -> None:
+    slow = dict.fromkeys(("demo", "tests", "decode_step"), STOPPED)
+    assert make_gpu(tmp_path, machine=Machine(slow)) == 0
+    for name in slow:
+        assert stages_of(tmp_path)[name]["result"] == "too slow"
+        assert stages_of(tmp_path)[name]["figures"] == "part"
+    assert (tmp_path / CARD / "demo" / "report.html").exists()
+    assert (tmp_path / CARD / "decode_step" / "lines.jsonl").exists()
+    slow_and_empty = Machine({"cancel_steps": STOPPED}, leaves_nothing=["cancel_steps"])
+    assert make_gpu(tmp_path, "cancel_steps", machine=slow_and_empty) == 1
+    assert stages_of(tmp_path)["cancel_steps"]["figures"] == "whole", "of the call before"
+
+
+def test_a_stage_that_fails_loses_its_own_results_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = Machine({"tests": Ended(1, 9.0), "device": Ended(1, 2.0)}, leaves_nothing=["tests"])
+    assert make_gpu(tmp_path, machine=failing) == 1
+    assert list(failing.commands) == list(STAGES), "the stages after it ran, too"
+    assert results_of(tmp_path) == {
+        **dict.fromkeys(STAGES, "good"),
+        "tests": "failed",
+        "device": "failed",
+    }
+    assert stages_of(tmp_path)["tests"]["note"] == "exit status 1: its last words"
+    assert "    the words of tests\n    its last words\n" in capsys.readouterr().out
+
+
+def test_a_table_that_cannot_be_written_costs_no_stage(tmp_path: Path) -> None:
+    class Nonsense(Machine):
+        def _leave_run(self, folder: Path) -> None:
+            folder.mkdir()
+            (folder / "summary.json").write_text("{}")
+
+    machine = Nonsense()
+    with pytest.raises(msgspec.ValidationError):
+        make_gpu(tmp_path, machine=machine)
+    assert list(machine.commands) == list(STAGES)
+
+
+def test_what_is_good_is_not_replaced_by_what_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / CARD / "demo"
+    make_gpu(tmp_path, "demo", machine=Machine({"demo": STOPPED}))
+    make_gpu(tmp_path, "demo", machine=Machine({"demo": STOPPED}))
+    assert not (folder / "failure").exists(), "a part replaces a part"
+    make_gpu(tmp_path, "demo")
+    (folder / "report.html").write_text("the good one")
+    make_gpu(tmp_path, "demo", machine=Machine({"demo": Ended(5, 8.0)}))
+    assert (folder / "report.html").read_text() == "the good one"
+    assert (folder / "failure" / "engine.log").read_text() == "what the engine said"
+    assert results_of(tmp_path)["demo"] == "failed", "though its figures are good"
+    make_gpu(tmp_path, "demo")
+    assert not (folder / "failure").exists()
+
+
+def test_another_call_goes_on_with_what_is_not_good(tmp_path: Path) -> None:
+    make_gpu(tmp_path, "demo", "cancel_steps", machine=Machine({"cancel_steps": STOPPED}))
+    rest = Machine()
+    assert make_gpu(tmp_path, "rest", machine=rest) == 0
+    assert list(rest.commands) == [name for name in STAGES if name != "demo"]
+    assert results_of(tmp_path) == dict.fromkeys(STAGES, "good")
+    again = Machine()
+    make_gpu(tmp_path, "rest", machine=again)
+    assert list(again.commands) == ["device"]
+
+
+def test_a_killed_call_leaves_a_table_of_what_it_had(tmp_path: Path) -> None:
+    class Killed(Machine):
+        def __call__(self, command: Sequence[str], **box: Any) -> Ended:
+            if "pytest" in command:
+                raise KeyboardInterrupt
+            return super().__call__(command, **box)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_gpu(tmp_path, machine=Killed())
+    assert results_of(tmp_path) == {"device": "good", "demo": "good"}
+    assert "\n| demo | " in (tmp_path / CARD / "README.md").read_text()
+
+
+def test_missing_packages_are_named_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["pytest_timeout", "hypothesis", "locust", "pynvml"]
+    assert make_gpu(tmp_path, machine=Machine(), missing=missing) == 0
+    runs = [name for name, stage in STAGES.items() if stage.kind == "run"]
+    assert capsys.readouterr().out.splitlines()[0].partition("] ")[2] == (
+        f"this Python lacks locust (needed by {', '.join(runs)}); pytest-timeout, hypothesis "
+        "(needed by tests); nvidia-ml-py (without it power, energy, utilisation and clocks are "
+        "not known): install with pip"
+    )
+    assert [name for name, how in results_of(tmp_path).items() if how == "skipped"] == [
+        name for name in STAGES if name in (*runs, "tests")
+    ]
+
+
+@pytest.mark.parametrize("module", ["torch", "msgspec"])
+def test_without_what_all_stages_need_nothing_runs(
+    module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine()
+    assert make_gpu(tmp_path, machine=machine, missing=[module]) == 2
+    assert not machine.commands
+    assert f"this Python lacks {module} (needed by all stages)" in capsys.readouterr().out
+
+
+def test_without_a_device_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine({"device": Ended(2, 1.0)}, leaves_nothing=["device"])
+    assert make_gpu(tmp_path, machine=machine) == 2
+    assert list(machine.commands) == ["device"]
+    assert "its last words; `make gpu REHEARSE=1`" in capsys.readouterr().out
+    assert not (tmp_path / CARD).exists()
+
+
+def test_what_a_run_needs_is_what_the_project_declares() -> None:
+    extras = {"load": ["pyarrow>=17"], "engine": ["torch>=2.6"]}
+    project = {"dependencies": ["h2>=4", "uvloop>=1; x != 'y'", "a-b[c]"]}
+    assert declared({**project, "optional-dependencies": extras}) == ["uvloop", "a-b", "pyarrow"]
+
+
+def test_only_files_with_the_marker_are_collected(tmp_path: Path) -> None:
+    contents = {
+        "test_decorated.py": "@pytest.mark.gpu\ndef test_it(): ...",
+        "inner/test_parameter.py": "ON_GPU = pytest.param('cuda', marks=pytest.mark.gpu)",
+        "test_text.py": "TEXT = 'pytest.mark.gpu'  # pytest.mark.gpu",
+        "test_other.py": "@pytest.mark.gpu_memory\ndef test_it(): ...",
+        "helper.py": "pytestmark = pytest.mark.gpu",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert marked_tests(tmp_path) == [
+        str(tmp_path / name) for name in ("inner/test_parameter.py", "test_decorated.py")
+    ]
+    found = marked_tests(ROOT / "tests")
+    assert str(ROOT / "tests/reference_engine/model/test_model.py") in found
+    assert __file__ not in found
+
+
+def test_all_tables_are_written_again_without_torch(tmp_path: Path) -> None:
+    make_gpu(tmp_path)
+    table = tmp_path / CARD / "README.md"
+    before = table.read_text()
+    table.unlink()
+    assert make_gpu(tmp_path, "table", missing=["torch"]) == 0
+    assert table.read_text() == before
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["rest", "demo"]])
+def test_words_that_mean_nothing_are_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        make_gpu(tmp_path, *words)
+
+
+STUBBORN = """
+import signal, subprocess, sys
+pipe = open(sys.argv[1], "w")
+script = "import signal; signal.pause()"
+subprocess.Popen([sys.executable, "-c", script], start_new_session=True, pass_fds=[pipe.fileno()])
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", file=pipe, flush=True))
+print("ready", file=pipe, flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_at_the_end_of_its_box_a_process_is_interrupted_then_killed_with_all_it_started(
+    tmp_path: Path,
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    readers: list[TextIO] = []
+    heard: list[tuple[float, str]] = []
+
+    def wait(_: object, timeout_s: float) -> int:
+        if not readers:
+            readers.append(pipe.open())
+        heard.append((timeout_s, readers[0].readline()))
+        raise subprocess.TimeoutExpired("the command", timeout_s)
+
+    command = [sys.executable, "-c", STUBBORN, str(pipe)]
+    box = {"box_s": 10.0, "grace_s": 2.0}
+    ended = run_in_box(command, root=ROOT, said=tmp_path / "said", wait=wait, **box)
+    assert ended.was_stopped
+    assert heard == [(8.0, "ready\n"), (2.0, "interrupted\n")]
+    assert readers[0].read() == "", "nobody has it open any more"
+    readers[0].close()
+
+
+def test_a_process_ends_by_itself_or_with_its_box(tmp_path: Path) -> None:
+    def run(script: str, box_s: float) -> Ended:
+        command, said = [sys.executable, "-c", script], tmp_path / "said"
+        return run_in_box(command, root=ROOT, said=said, box_s=box_s, grace_s=box_s / 2)
+
+    assert run("print('words'); raise SystemExit(3)", 60)[::2] == (3, False)
+    assert (tmp_path / "said").read_text() == "words\n"
+    assert run("import signal; signal.pause()", 0.02).was_stopped
