@@ -162,8 +162,8 @@ def _blocks_in(num_bytes: int, settings: Mapping[str, Any], shape: ModelShape) -
     one, least = block_bytes(shape, _block_size(settings)), _least_blocks(settings)
     if num_bytes // one < least:
         raise EngineConfigError(
-            f"--kv-cache-memory: {gb(num_bytes)} hold {num_bytes // one} blocks, and one request "
-            f"may need {least}: give {gb(least * one)} or more, or lower --max-model-len"
+            f"--kv-cache-memory holds {num_bytes // one} blocks, and one request may need {least}: "
+            f"give {-(-least * one // 10**6)}MB or more, or lower --max-model-len"
         )
     return num_bytes // one
 
