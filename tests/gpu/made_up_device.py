@@ -100,7 +100,7 @@ class Machine:
             encoded = [msgspec.to_builtins(line) | {"holds": line.holds} for line in lines]
             (work / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in encoded))
         else:
-            self._leave_run(work / "run")
+            self._leave_run(Path(command[-1]))
 
     def _leave_run(self, folder: Path) -> None:
         folder.mkdir()

@@ -52,7 +52,7 @@ def judge(stage: Stage, work: Path, ended: Ended) -> Outcome:
 def _has_figures(stage: Stage, work: Path) -> bool:
     if stage.kind == "tests":
         return bool(_TESTS_ENDED.search((work / SAID).read_text(errors="replace")))
-    file = work / FIGURES[stage.kind][0]
+    file = stage.leaves_in(work) / FIGURES[stage.kind][0]
     return file.exists() and file.stat().st_size > 0
 
 
@@ -87,11 +87,11 @@ class Results:
         kept: dict[str, str | None]
         if is_good or (outcome.has_figures and before.get("figures") != "whole"):
             kept = {"figures": "whole" if is_good else "part", "figures_at": at}
-            _copy(work, self.folder / stage.name, FIGURES[stage.kind])
+            _copy(stage, work, self.folder / stage.name, FIGURES[stage.kind])
         else:
             kept = {key: before.get(key) for key in ("figures", "figures_at")}
             if outcome.result != "skipped":
-                _copy(work, self.folder / stage.name / "failure", ())
+                _copy(stage, work, self.folder / stage.name / "failure", ())
         entry = {
             "result": outcome.result,
             "note": outcome.note,
@@ -106,12 +106,13 @@ class Results:
         (self.folder / _STAGES_FILE).write_text(json.dumps(self.stages, indent=2) + "\n")
 
 
-def _copy(work: Path, folder: Path, figures: Sequence[str]) -> None:
+def _copy(stage: Stage, work: Path, folder: Path, figures: Sequence[str]) -> None:
     """These files, and the ends of all logs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for file in (work / name for name in figures):
+    left = stage.leaves_in(work)
+    for file in (left / name for name in figures):
         if file.exists():
             shutil.copy(file, folder)
-    for log in (work / SAID, *work.glob("run/*.log"), *work.glob("run/traceback.txt")):
+    for log in (work / SAID, *left.glob("*.log"), *left.glob("traceback.txt")):
         (folder / log.name).write_bytes(log.read_bytes()[-_LONGEST_LOG:])

@@ -16,12 +16,12 @@ LONGEST_S: Final = 460.0  # of all boxes together
 
 # The end of a box, between SIGINT and SIGKILL. A run then writes its rows, its summary and report.
 GRACE_S: Final[dict[Kind, float]] = {"device": 1.0, "tests": 2.0, "bench": 2.0, "run": 6.0}
-# What a process leaves in its work folder, beside `said.txt`; the first one is needed.
+# What a process leaves in its folder, apart from what it says; the first file is needed.
 FIGURES: Final[dict[Kind, tuple[str, ...]]] = {
     "device": ("device.json",),
     "tests": (),
     "bench": ("lines.jsonl",),
-    "run": ("run/summary.json", "run/manifest.json", "run/report.html"),
+    "run": ("summary.json", "manifest.json", "report.html"),
 }
 
 
@@ -40,6 +40,10 @@ class Stage(NamedTuple):
     @property
     def grace_s(self) -> float:
         return GRACE_S[self.kind]
+
+    def leaves_in(self, work: Path) -> Path:
+        """The folder of the process's files; a run has one of its own, which gives it its name."""
+        return work / self.name if self.kind == "run" else work
 
 
 def _pressure(name: str, about: str, *settings: str) -> Stage:
@@ -131,7 +135,7 @@ def arguments(stage: Stage, work: Path, *, rehearses: bool) -> list[str]:
             of_stage = stage.short if rehearses else stage.settings
             keys = (f"engine.device={device}", "engine.runner=torch", *of_stage)
             settings = [word for key in keys for word in ("--set", key)]
-            return ["-m", "harness", *stage.asks, *settings, "--out", str(work / "run")]
+            return ["-m", "harness", *stage.asks, *settings, "--out", str(stage.leaves_in(work))]
 
 
 def marked_tests(folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from harness.gate.limits import DEFAULT_LIMITS, Limit, parse_limits
 from harness.metrics import METRICS, titled
 from harness.records import Metric, Summary
 from tests.gpu.results import SAID, Results
-from tests.gpu.stages import FIGURES, STAGES, Stage
+from tests.gpu.stages import FIGURES, STAGES, Kind, Stage
 
 _ROWS: Final = (
     ("step_s", "p50"),
@@ -268,11 +268,11 @@ def _tests(said: Path) -> Iterator[str]:
     yield "\n".join(["```", *names, lines[-1].strip("= "), "```", ""])
 
 
-def _of_kind(kind: str, folder: Path) -> list[Stage]:
-    """The stages that have left the file that tells."""
-    found = []
-    for stage in STAGES.values():
-        if stage.kind == kind:
-            file = Path(FIGURES[stage.kind][0]).name
-            found += [stage] * (folder / stage.name / file).exists()
-    return found
+def _of_kind(kind: Kind, folder: Path) -> list[Stage]:
+    """The stages that have left figures."""
+    file = FIGURES[kind][0]
+    return [
+        stage
+        for stage in STAGES.values()
+        if stage.kind == kind and (folder / stage.name / file).exists()
+    ]
