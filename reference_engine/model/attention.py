@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, in plain torch.
+"""Attention over a paged KV cache on a CPU, in plain torch.
 
 Keys and values of all requests live in one pool a layer, block after block, a row of heads a slot.
 A token writes its own slot, then attends to the blocks of its request, wherever they lie.
@@ -12,31 +12,44 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from reference_engine.model.batch import Batch
 
+Rotation = tuple[Tensor, Tensor]
+
+
+def rotate_(x: Tensor, rotation: Rotation) -> None:
+    """Turn the heads of x [T, heads, head_dim] by `llama.RotaryTable`'s cosines and sines."""
+    cos, sin = rotation
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    x.mul_(cos).addcmul_(swapped, sin)
+
 
 class Cache(Protocol):
     """A layer's keys and values, as the model uses them."""
 
-    def write(self, slots: Tensor, keys_values: Tensor) -> None:
-        """Store rows of a token's keys, then its values, at the given slots [T]."""
+    def write(self, heads: Tensor, rotation: Rotation, batch: Batch) -> None:
+        """Rotate each token's queries and keys in place, and store its keys, then its values.
+
+        `heads` [T, heads + 2 * kv_heads, head_dim]: queries, keys and values.
+        """
 
     def attend(self, queries: Tensor, batch: Batch) -> Tensor:
         """Causal attention of queries [T, heads, head_dim]: [T, heads * head_dim]."""
 
 
 class PagedCache:
-    """Keys and values of one layer: [blocks, block_size * 2 * kv_heads * head_dim].
+    """Keys and values of one layer, in `blocks` [blocks, block_size * 2 * kv_heads * head_dim].
 
     All layers read through the same buffer; they have its device and dtype.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, buffer: "ReadBuffer") -> None:
-        row_size = buffer.num_heads * buffer.head_dim
-        self.blocks = buffer.memory.new_zeros(num_blocks, block_size * row_size)
-        self._slots = self.blocks.view(num_blocks * block_size, row_size)
+    def __init__(self, blocks: Tensor, block_size: int, buffer: "ReadBuffer") -> None:
+        self.blocks = blocks
+        self._slots = blocks.view(len(blocks) * block_size, -1)
         self._buffer = buffer
 
-    def write(self, slots: Tensor, keys_values: Tensor) -> None:
-        self._slots.index_copy_(0, slots, keys_values)
+    def write(self, heads: Tensor, rotation: Rotation, batch: Batch) -> None:
+        num_kv_heads = self._buffer.num_heads // 2
+        rotate_(heads[:, :-num_kv_heads], rotation)
+        self._slots.index_copy_(0, batch.slots, heads[:, -2 * num_kv_heads :].flatten(1))
 
     def read(self, blocks: Tensor, num_requests: int) -> tuple[Tensor, Tensor]:
         """Keys and values in the blocks [R * N]: [R, kv_heads, N * block_size, head_dim] each.

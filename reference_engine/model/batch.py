@@ -5,7 +5,7 @@ slot in the cache: `slot = block * block_size + offset`. Spans of a single token
 attend together; every longer span attends by itself.
 
 Most steps are plain: each request is owed one token. Their inputs are written into memory that is
-made once (`DecodeRows`).
+made once (`DecodeRows`). A step on a device has its inputs in `step_inputs`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ def spans_of(plan: StepPlan) -> list[Span]:
     ]
 
 
-def build_batch(spans: list[Span], block_size: int, device: torch.device) -> Batch:
+def build_batch(spans: Sequence[Span], block_size: int, device: torch.device) -> Batch:
     """Block tables must already cover the spans' tokens."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -119,9 +119,9 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
     return torch.tensor(padded, device=device)
 
 
-def is_plain(plan: StepPlan) -> bool:
-    """Whether each scheduled request gets the one token that it is owed."""
-    return len(plan.scheduled) == plan.num_tokens > 0 and not plan.partial
+def is_plain(spans: Sequence[Span]) -> bool:
+    """Whether each request gets the one token that it is owed."""
+    return all(last - first == 1 and last == r.num_tokens for r, first, last in spans)
 
 
 _HEAD: Final = 4
@@ -144,12 +144,10 @@ class DecodeRows:
         max_blocks: int,
         block_size: int,
         spare_block: int,
-        *,
-        is_pinned: bool = False,
     ) -> None:
         self._block_size, self._spare_block = block_size, spare_block
         size = max_rows * (_HEAD + max_blocks)
-        self._numbers = torch.zeros(size, dtype=torch.long, pin_memory=is_pinned)
+        self._numbers = torch.zeros(size, dtype=torch.long)
         self._masks = torch.empty(max_rows * max_blocks * block_size)
         self._lay_out(max_rows, max_blocks)
 
@@ -191,7 +189,7 @@ class DecodeRows:
         self._groups = [Group(slice(0, num_rows), num_rows, tables, mask)]
 
 
-def token_by_token(spans: list[Span]) -> Iterator[list[Span]]:
+def token_by_token(spans: Sequence[Span]) -> Iterator[list[Span]]:
     """One forward pass for each token, in order, so that answers do not depend on the batch.
 
     Floating-point sums depend on their order, and a matrix product picks its order by its shape.

@@ -31,7 +31,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.core.request import Request
 from reference_engine.model import attention, batch, decode_step, llama
 from reference_engine.model.batch import DecodeRows
-from reference_engine.model.decode_step import DecodeStep, attend_by_block
+from reference_engine.model.decode_step import DecodeStep
 from reference_engine.model.llama import build_model
 from reference_engine.model.shapes import ModelShape
 
@@ -186,7 +186,7 @@ def compile_package(job: Job, path: Path) -> None:
     torch.set_num_threads(job.num_threads)
     shape = job.shape
     model = build_model(shape, job.max_model_len, torch.device("cpu"))
-    step = DecodeStep(model, torch.zeros(2, shape.vocab_size), job.block_size, attend_by_block)
+    step = DecodeStep(model, torch.zeros(2, shape.vocab_size), job.block_size)
     num_rows = 1 if job.has_one_row else 3
     block_numel = job.block_size * 2 * shape.num_kv_heads * shape.head_dim
     dtype = getattr(torch, shape.dtype)

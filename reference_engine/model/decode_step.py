@@ -1,21 +1,18 @@
-"""A plain step as one module, so that it can be compiled or captured as a whole.
+"""A plain step as one module, so that it can be compiled as a whole.
 
 The transformer is the eager one, and its weights are shared. Only its batch and its caches are
 others: their shapes depend on the numbers of rows and of blocks alone, and a row's attention stops
 at its own position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from reference_engine.model.attention import Rotation, rotate_
 from reference_engine.model.batch import Batch
 from reference_engine.model.llama import Llama
-
-# Takes queries [B, heads, head_dim], blocks [blocks, block_size, 2 * kv_heads, head_dim], tables
-# [B, N] and positions [B]: the outputs, in the shape of the queries.
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class DecodeStep(nn.Module):
@@ -25,38 +22,43 @@ class DecodeStep(nn.Module):
 
     bias: Tensor
 
-    def __init__(self, model: Llama, bias: Tensor, block_size: int, attend: Attend) -> None:
+    def __init__(self, model: Llama, bias: Tensor, block_size: int) -> None:
         super().__init__()
         self.model = model
         self.register_buffer("bias", bias)
-        self._block_size, self._attend = block_size, attend
+        self._block_size = block_size
 
     def forward(self, head: Tensor, tables: Tensor, pools: Sequence[Tensor]) -> Tensor:
         token_ids, positions, slots, bias_rows = head.unbind()
         batch = Batch(token_ids, positions, slots, [], None, [])
-        attend, size = self._attend, self._block_size
-        caches = [_StepCache(pool, size, tables, positions, attend) for pool in pools]
+        size = self._block_size
+        caches = [_StepCache(pool, size, tables, positions) for pool in pools]
         logits: Tensor = self.model(batch, caches).float() + self.bias[bias_rows]
         return logits
 
 
 class _StepCache:
-    def __init__(
-        self, pool: Tensor, block_size: int, tables: Tensor, positions: Tensor, attend: Attend
-    ) -> None:
+    def __init__(self, pool: Tensor, block_size: int, tables: Tensor, positions: Tensor) -> None:
         self._pool, self._block_size = pool, block_size
-        self._tables, self._positions, self._attend = tables, positions, attend
+        self._tables, self._positions = tables, positions
 
-    def write(self, slots: Tensor, keys_values: Tensor) -> None:
-        self._pool.view(-1, keys_values.shape[1]).index_copy_(0, slots, keys_values)
+    def write(self, heads: Tensor, rotation: Rotation, batch: Batch) -> None:
+        row_size = self._pool.shape[1] // self._block_size
+        num_kv_heads = row_size // (2 * heads.shape[2])
+        rotate_(heads[:, :-num_kv_heads], rotation)
+        keys_values = heads[:, -2 * num_kv_heads :].flatten(1)
+        self._pool.view(-1, row_size).index_copy_(0, batch.slots, keys_values)
 
     def attend(self, queries: Tensor, batch: Batch) -> Tensor:  # noqa: ARG002 Cache's
         blocks = self._pool.view(self._pool.shape[0], self._block_size, -1, queries.shape[2])
-        return self._attend(queries, blocks, self._tables, self._positions).flatten(1)
+        return attend_by_block(queries, blocks, self._tables, self._positions).flatten(1)
 
 
 def attend_by_block(queries: Tensor, blocks: Tensor, tables: Tensor, positions: Tensor) -> Tensor:
     """Attention that inductor turns into loops over the blocks where they lie, without a copy.
+
+    queries [B, heads, head_dim], blocks [blocks, block_size, 2 * kv_heads, head_dim], tables
+    [B, N] and positions [B]; returns [B, heads, head_dim].
 
     Values are summed block by block first: a block's values stay in the core's own cache.
     """

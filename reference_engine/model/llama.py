@@ -7,12 +7,13 @@ It works on the T tokens of a step at once (`Batch`), whichever requests they be
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reference_engine.model.attention import Cache
+from reference_engine.model.attention import Cache, Rotation
 from reference_engine.model.batch import Batch
 from reference_engine.model.shapes import ModelShape
 
@@ -86,11 +87,8 @@ class RotaryTable(nn.Module):
         self.register_buffer("cos", torch.cat((cos, cos), dim=-1), persistent=False)
         self.register_buffer("sin", torch.cat((-sin, sin), dim=-1), persistent=False)
 
-    def forward(self, positions: Tensor) -> "Rotation":
+    def forward(self, positions: Tensor) -> Rotation:
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
-
-
-Rotation = tuple[Tensor, Tensor]
 
 
 def rotary_frequencies(shape: ModelShape) -> Tensor:
@@ -103,12 +101,6 @@ def rotary_frequencies(shape: ModelShape) -> Tensor:
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     share_kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (share_kept + (1 - share_kept) / scaling.factor)
-
-
-def rotate_(x: Tensor, rotation: Rotation) -> None:
-    cos, sin = rotation
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    x.mul_(cos).addcmul_(swapped, sin)
 
 
 class Attention(nn.Module):
@@ -124,13 +116,11 @@ class Attention(nn.Module):
         self.o_proj = Projection(shape.num_heads * shape.head_dim, shape.hidden_size)
 
     def forward(self, x: Tensor, rotation: Rotation, cache: Cache, batch: Batch) -> Tensor:
-        projected = self.qkv_proj(x)
-        heads = projected.view(x.shape[0], -1, self.head_dim)
-        queries_keys = heads[:, : self.num_rotated]
+        heads = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         if self.qk_norm is not None:
+            queries_keys = heads[:, : self.num_rotated]
             queries_keys.copy_(self.qk_norm(queries_keys))
-        rotate_(queries_keys, rotation)
-        cache.write(batch.slots, projected[:, self.num_heads * self.head_dim :])
+        cache.write(heads, rotation, batch)
         attended = cache.attend(heads[:, : self.num_heads], batch)
         return self.o_proj(attended)
 
@@ -140,14 +130,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.size = shape.ffn_size
         self.gate_up_proj = Projection(shape.hidden_size, 2 * shape.ffn_size)
         self.down_proj = Projection(shape.ffn_size, shape.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up_proj(x)
-        gate, up = gate_up[:, : self.size], gate_up[:, self.size :]  # a third of chunk's time
-        return self.down_proj(functional.silu(gate) * up)
+    def forward(self, x: Tensor, operations: "Operations") -> Tensor:
+        return self.down_proj(operations.gated(self.gate_up_proj(x)))
 
     __call__ = forward
 
@@ -160,18 +147,54 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(shape.hidden_size, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x: Tensor, rotation: Rotation, cache: Cache, batch: Batch) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, cache, batch)
-        return x + self.ffn(self.ffn_norm(x))
+    def forward(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        rotation: Rotation,
+        cache: Cache,
+        batch: Batch,
+        operations: "Operations",
+    ) -> tuple[Tensor, Tensor]:
+        """x + delta is the input; the output is a sum that is not yet made, either."""
+        x, normed = operations.add_norm(x, delta, self.attention_norm)
+        attended = self.attention(normed, rotation, cache, batch)
+        x, normed = operations.add_norm(x, attended, self.ffn_norm)
+        return x, self.ffn(normed, operations)
 
     __call__ = forward
+
+
+class Operations(Protocol):
+    """What a layer does between its matrix products. Both may write over their inputs."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        """The sum, and its norm."""
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """SwiGLU (Shazeer, 2020): silu(gate) * up, for [T, 2 * size] with the gate first."""
+
+
+class PlainOperations:
+    def add_norm(self, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+        if delta is not None:
+            x = x + delta
+        return x, norm(x)
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        size = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :size], gate_up[:, size:]  # a third of chunk's time
+        return functional.silu(gate) * up
 
 
 class Llama(nn.Module):
     """Tokens of a step in, logits of the rows to be sampled out: [S, vocabulary].
 
-    Without `lm_head` the embedding is the output matrix, too. Build it by `build_model`.
+    Without `lm_head` the embedding is the output matrix, too. Build it by `build_model`. A device
+    has `operations` of its own.
     """
+
+    operations: Operations = PlainOperations()
 
     def __init__(self, shape: ModelShape, max_positions: int) -> None:
         super().__init__()
@@ -186,11 +209,13 @@ class Llama(nn.Module):
     def forward(self, batch: Batch, caches: Sequence[Cache]) -> Tensor:
         x = self.embedding(batch.token_ids)
         rotation = self.rotary(batch.positions)
+        delta: Tensor | None = None
         for block, cache in zip(self.blocks, caches, strict=True):
-            x = block(x, rotation, cache, batch)
+            x, delta = block(x, delta, rotation, cache, batch, self.operations)
         if batch.last_rows is not None:
-            x = x.index_select(0, batch.last_rows)
-        last = self.norm(x)
+            assert delta is not None
+            x, delta = (part.index_select(0, batch.last_rows) for part in (x, delta))
+        _, last = self.operations.add_norm(x, delta, self.norm)
         if self.lm_head is None:
             return functional.linear(last, self.embedding.weight)
         logits: Tensor = self.lm_head(last)
@@ -206,19 +231,6 @@ def build_model(shape: ModelShape, max_positions: int, device: torch.device) -> 
             return Llama(shape, max_positions).eval()
     finally:
         torch.set_default_dtype(before)
-
-
-def num_weights(shape: ModelShape) -> int:
-    """Reckoned: to build a model without memory, torch would load its compiler for seconds."""
-    hidden, head_dim = shape.hidden_size, shape.head_dim
-    projections = shape.num_projected + shape.num_heads  # those into heads and the one out of them
-    layer = hidden * (head_dim * projections + 3 * shape.ffn_size + 2)
-    if shape.qkv_bias:
-        layer += shape.num_projected * head_dim
-    if shape.qk_norm:
-        layer += (shape.num_heads + shape.num_kv_heads) * head_dim
-    vocabularies = 1 if shape.tied_embeddings else 2
-    return shape.num_layers * layer + hidden * (vocabularies * shape.vocab_size + 1)
 
 
 _STD = 0.02

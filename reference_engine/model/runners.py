@@ -15,8 +15,20 @@ from reference_engine.protocol import (
 )
 
 
+class OutOfMemoryError(RuntimeError):
+    """The device's memory is too small for this. The runner can go on, with what it had before."""
+
+
+class DeviceFailedError(RuntimeError):
+    """The device can compute nothing any more; the message is its own."""
+
+
 class Runner(Protocol):
-    """One thread calls it, with one plan at a time."""
+    """One thread calls it, with one plan at a time.
+
+    Whatever uses the device may raise OutOfMemoryError or DeviceFailedError. What a step that is
+    out of memory has written to blocks, and to blocks of the host, is undefined.
+    """
 
     @property
     def info(self) -> Ready: ...

@@ -1,11 +1,12 @@
 """The runner with a model: torch, a paged cache, and one forward pass for each step."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 import psutil
@@ -15,38 +16,38 @@ from torch import Tensor
 from reference_engine.config import EngineConfig, EngineConfigError, cache_folder
 from reference_engine.core.request import Request
 from reference_engine.core.step import Sampled, StepPlan
-from reference_engine.model.attention import PagedCache, ReadBuffer
-from reference_engine.model.batch import (
-    Batch,
-    DecodeRows,
-    build_batch,
-    is_plain,
-    spans_of,
-    token_by_token,
-)
-from reference_engine.model.captured import CapturedStep, CudaGraphs
+from reference_engine.model.batch import Span, spans_of, token_by_token
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
-from reference_engine.model.compiled import MIN_BLOCKS, CompiledStep
-from reference_engine.model.decode_step import DecodeStep, attend_by_block
+from reference_engine.model.cpu_step import CpuStep
+from reference_engine.model.device_errors import device_errors
 from reference_engine.model.host_cache import HostCache
-from reference_engine.model.llama import Llama, build_model, fill_with_random, num_weights
-from reference_engine.model.sampler import add_bias, probabilities, sample, sampling_bias
-from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
+from reference_engine.model.llama import Llama, build_model, fill_with_random
+from reference_engine.model.memory import check_fit, reckon
+from reference_engine.model.runners import DeviceFailedError, OutOfMemoryError
+from reference_engine.model.sampler import probabilities, sample, sampling_bias
+from reference_engine.model.shapes import MODEL_SHAPES, ModelShape, num_weights
 from reference_engine.model.smollm2 import SMOLLM2, ensure_converted
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import (
     Ready,
 )
 
-_GB: Final = 1e9
+if TYPE_CHECKING:
+    from reference_engine.model.device_step import DeviceStep
+
 _LARGE: Final = 1e9  # weights
 
 
-class WholeStep(Protocol):
-    """A plain step, compiled or captured."""
+class Step(Protocol):
+    """What goes through the model together, on a CPU or on a device."""
 
-    def logits(self, requests: list[Request]) -> Tensor:
-        """[requests, vocabulary], with the sampling bias."""
+    @property
+    def is_compiled(self) -> bool: ...
+
+    def logits(self, spans: Sequence[Span]) -> tuple[Tensor, list[Request]]:
+        """[sampled requests, vocabulary], in float32 with the sampling bias, and the requests; the
+        next call may overwrite them.
+        """
 
 
 class TorchRunner:
@@ -58,64 +59,44 @@ class TorchRunner:
         torch.set_num_threads(max(1, _usable_cores() - 1))
         self._device = _choose_device(config.device)
         shape, self.tokenizer, load = _find_model(config, say)
-        check_memory(shape, config, free_memory(self._device), self._device.type)
-        self._block_size = config.block_size
+        check_memory(shape, config, self._device)
         self._batch_invariant = config.batch_invariant
         self.model = load(self._device)
-        memory = self.model.norm.weight.new_empty(0)
-        buffer = ReadBuffer(shape.num_kv_heads, shape.head_dim, memory)
-        self.caches = [
-            PagedCache(config.num_blocks + 1, config.block_size, buffer)  # one is spare
-            for _ in range(shape.num_layers)
+        block_numel = config.block_size * 2 * shape.num_kv_heads * shape.head_dim
+        one = self.model.norm.weight
+        self.pools = [  # with a spare block
+            one.new_zeros(config.num_blocks + 1, block_numel) for _ in range(shape.num_layers)
         ]
-        blocks = [cache.blocks for cache in self.caches]
-        self._host_cache = HostCache(blocks, config.host_blocks, free_memory(torch.device("cpu")))
-        on_gpu = self._device.type == "cuda"
+        free = free_memory(torch.device("cpu"))
+        self._host_cache = HostCache(self.pools, config.host_blocks, free)
         self.bias = sampling_bias(self.tokenizer, self._device)
-        max_blocks = max(MIN_BLOCKS, -(-config.max_model_len // config.block_size))
-        self._rows = DecodeRows(
-            config.max_num_seqs,
-            max_blocks,
-            config.block_size,
-            config.num_blocks,
-            is_pinned=on_gpu,
+        on_gpu = self._device.type == "cuda"
+        self.step: Step = (
+            self._device_step(shape, config, say) if on_gpu else self._cpu_step(shape, config, say)
         )
-        self.whole_step: WholeStep | None = None
-        if config.compile:
-            try:
-                self.whole_step = (
-                    self._capture(config, max_blocks)
-                    if on_gpu
-                    else self._compile(shape, config, say)
-                )
-            except Exception as error:  # noqa: BLE001 Triton, CUDA and inductor raise many kinds
-                why = (str(error) or repr(error)).strip().splitlines()[0]
-                say(f"--compile: {why}; the steps run eagerly")
         self.info = Ready(
             pid=os.getpid(),
             device=self._device.type,
             vocab_size=shape.vocab_size,
             gpu_name=torch.cuda.get_device_name(self._device) if on_gpu else None,
             gpu_uuid=gpu_uuid(self._device) if on_gpu else None,
-            is_compiled=self.whole_step is not None,
+            is_compiled=self.step.is_compiled,
         )
 
     def execute(self, plan: StepPlan) -> Sampled:
         sampled = Sampled({}, {})
-        with torch.inference_mode():
+        with device_errors(self._device), torch.inference_mode():
             self._host_cache.copy(plan)
-            if self.whole_step is not None and is_plain(plan):
-                requests = list(plan.scheduled)
-                self._sample(self.whole_step.logits(requests), requests, sampled)
-            else:
-                for batch in self._batches(plan):
-                    self._forward(batch, sampled)
-        if self._device.type == "cuda" and not sampled.tokens:
-            torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
+            for spans in self._passes(plan):
+                logits, requests = self.step.logits(spans)
+                if requests:
+                    self._sample(logits, requests, sampled)
+            if self._device.type == "cuda" and not sampled.tokens:
+                torch.cuda.synchronize()  # a step that samples nothing would seem to end at once
         return sampled
 
     def export_blocks(self, blocks: Sequence[int]) -> bytearray:
-        with torch.inference_mode():
+        with device_errors(self._device), torch.inference_mode():
             return self._host_cache.export_blocks(blocks)
 
     def import_blocks(self, host_blocks: Sequence[int], data: bytes | bytearray) -> None:
@@ -126,19 +107,10 @@ class TorchRunner:
     def block_bytes(self) -> int:
         return self._host_cache.block_bytes
 
-    def _batches(self, plan: StepPlan) -> Iterator[Batch]:
-        if self._batch_invariant:
-            for spans in token_by_token(spans_of(plan)):
-                yield build_batch(spans, self._block_size, self._device)
-        elif is_plain(plan) and self._device.type == "cpu":
-            yield self._rows.batch(list(plan.scheduled))
-        elif plan.scheduled:
-            yield build_batch(spans_of(plan), self._block_size, self._device)
-
-    def _forward(self, batch: Batch, sampled: Sampled) -> None:
-        logits = self.model(batch, self.caches).float()
-        if requests := batch.sampling_requests:
-            self._sample(add_bias(logits, requests, self.bias), requests, sampled)
+    def _passes(self, plan: StepPlan) -> Iterable[list[Span]]:
+        """What goes through the model together."""
+        spans = spans_of(plan)
+        return token_by_token(spans) if self._batch_invariant else [spans][: len(spans)]
 
     def _sample(self, logits: Tensor, requests: list[Request], sampled: Sampled) -> None:
         tokens = sample(logits, requests)
@@ -146,32 +118,52 @@ class TorchRunner:
         sampled.tokens.update(zip(names, tokens, strict=True))
         sampled.probabilities.update(probabilities(logits, tokens, requests))
 
-    def _compile(
+    def _cpu_step(
         self, shape: ModelShape, config: EngineConfig, say: Callable[[str], None]
-    ) -> CompiledStep:
-        step = DecodeStep(self.model, self.bias, config.block_size, attend_by_block)
-        compiled = CompiledStep(step, [cache.blocks for cache in self.caches], self._rows)
-        compiled.prepare(shape, config, cache_folder(os.environ) / "compiled", say)
-        return compiled
+    ) -> CpuStep:
+        step = CpuStep(self.model, self.bias, self.pools, shape, config)
+        if config.compile:
+            try:
+                step.compile(cache_folder(os.environ) / "compiled", say)
+            except Exception as error:  # noqa: BLE001 inductor raises many kinds
+                say(f"--compile: {_first_line(error)}; the steps run eagerly")
+        return step
 
-    def _capture(self, config: EngineConfig, max_blocks: int) -> CapturedStep:
-        from reference_engine.model.paged_decode import paged_decode
+    def _device_step(
+        self, shape: ModelShape, config: EngineConfig, say: Callable[[str], None]
+    ) -> "DeviceStep":
+        from reference_engine.model.device_step import CudaGraphs, build_device_step
 
-        step = DecodeStep(self.model, self.bias, config.block_size, paged_decode)
+        step = build_device_step(self.model, self.bias, self.pools, shape, config)
         with torch.inference_mode():
-            return CapturedStep(
-                step,
-                [cache.blocks for cache in self.caches],
-                self._rows,
-                max_rows=config.max_num_seqs,
-                max_blocks=max_blocks,
-                recorder=CudaGraphs(),
-            )
+            if config.compile:
+                try:
+                    step.capture(CudaGraphs())
+                except Exception as error:  # noqa: BLE001 Triton and CUDA raise many kinds
+                    say(f"--compile: {_first_line(error)}; the steps run eagerly")
+            try:
+                with device_errors(self._device):
+                    step.warm_up()
+                    torch.cuda.synchronize()
+            except (OutOfMemoryError, DeviceFailedError):
+                raise
+            except Exception as error:
+                raise EngineConfigError(
+                    f"--device {config.device}: Triton cannot compile the kernels "
+                    f"({_first_line(error)}): it needs a C compiler and Python's header files "
+                    "(python3-dev); else take --device cpu"
+                ) from error
+        return step
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).strip().splitlines()[0]
 
 
 def gpu_uuid(device: torch.device) -> str:
     """As NVML writes it: CUDA_VISIBLE_DEVICES may number the devices in another way."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
 
 
 class FoundModel(NamedTuple):
@@ -223,21 +215,14 @@ def free_memory(device: torch.device, cgroup: Path = Path("/sys/fs/cgroup")) -> 
         return available
 
 
-def check_memory(shape: ModelShape, config: EngineConfig, free: int, where: str) -> None:
-    """Raises EngineConfigError if weights and KV cache need more than the `free` bytes."""
-    size = torch.finfo(getattr(torch, shape.dtype)).bits // 8
-    weights = size * num_weights(shape)
-    row = 2 * shape.num_kv_heads * shape.head_dim * shape.num_layers
-    cache = size * row * config.num_blocks * config.block_size
-    if weights + cache > free:
-        advice = ["lower --num-blocks"] if weights < free else []
-        advice += ["take --dtype bfloat16"] if shape.dtype == "float32" else []
-        raise EngineConfigError(
-            f"the weights ({weights / _GB:.1f} GB in {shape.dtype}) and a KV cache of "
-            f"{config.num_blocks} blocks ({cache / _GB:.1f} GB) do not fit into the "
-            f"{free / _GB:.1f} GB of memory that are free ({where}): "
-            + (", or ".join(advice) or "take a smaller model")
-        )
+def check_memory(shape: ModelShape, config: EngineConfig, device: torch.device) -> None:
+    """Raises EngineConfigError if the memory that is free now does not hold it all."""
+    free, whose = free_memory(device), f"that are free on {device}"
+    needed = reckon(shape, config, on_gpu=device.type == "cuda")
+    if device.type == "cuda":
+        whose += " (nvidia-smi shows what others there take)"
+        needed = replace(needed, cuda_context=0)  # asking has made it
+    check_fit(needed, free, whose, config)
 
 
 def _usable_cores() -> int:
@@ -248,8 +233,13 @@ def _usable_cores() -> int:
 
 
 def _choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise EngineConfigError("--device cuda: torch sees no CUDA device here; use cpu or auto")
-    return torch.device(name)
+    """A CUDA device becomes the current one: Triton launches there."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    index = int(name.partition(":")[2] or 0)
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        raise EngineConfigError(
+            f"--device {name}: torch sees no CUDA device of this name here; use cpu"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)

@@ -1,8 +1,10 @@
 """The decode step of an 8B model on a GPU, against the time that the device takes to move as many
 bytes as the step has to read: all weights, and the keys and values of every context.
 
-Each batch size has a full batch of contexts of 1,024 tokens, and one request that waits. With
-`--quick` the same runs with the model `tiny`, also on a CPU, where its figures mean nothing.
+Each batch size has a full batch of contexts of 1,024 tokens, and one request that waits. The
+products alone, with the weights laid input by input as the model has them and output by output,
+say how much of the step the rest of it takes. With `--quick` the same runs with the model `tiny`,
+also on a CPU, where its figures mean nothing.
 """
 
 import sys
@@ -12,7 +14,7 @@ from functools import partial
 from random import Random
 from statistics import median
 from time import perf_counter
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from msgspec import structs
 
@@ -20,7 +22,7 @@ from reference_engine.config import EngineConfig, ModelDtype
 from reference_engine.context import Cancellation, CancelReason, Context, DetectionMethod
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.model.shapes import MODEL_SHAPES, ModelShape
+from reference_engine.model.shapes import MODEL_SHAPES, ModelShape, num_weights
 from reference_engine.protocol import (
     AddRequest,
     StepReport,
@@ -34,6 +36,9 @@ _CONTEXT: Final = 1024
 _GOAL: Final = 1.25
 _WARM_STEPS, _STEPS = 20, 200
 _ABORTS: Final = 20
+_PROMPT: Final = 64  # tokens of a request that takes an aborted one's place
+_PRODUCTS: Final = 10
+_PRODUCT: Final = "Projection"
 
 
 def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
@@ -49,32 +54,33 @@ def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
     stage = Stage(name, max(batches), context, has_graphs=on_gpu)
     copied = stage.bytes_a_second(1 << (24 if quick else 31))
     for batch in batches:
-        yield from _one_batch(stage, batch, copied, quick=quick)
+        yield from _one_batch(stage, batch, median(copied), quick=quick)
 
 
-def _one_batch(stage: "Stage", batch: int, copied: list[float], *, quick: bool) -> Iterator[Ratio]:
+def _one_batch(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Iterator[Ratio]:
     warm, counted = (2, 6) if quick else (_WARM_STEPS, _STEPS)
     steps_ms, model_ms = stage.decode(batch, warm, counted)
-    floor_ms = 1e3 * bytes_read(stage.shape, batch, stage.context) / median(copied)
     title = f"{stage.name}, {batch} x {stage.context} tokens"
+    floors = [1e3 * bytes_read(stage.shape, batch, stage.context) / copied] * counted
     goal = None if quick else Bound("at most", _GOAL)
-    floors, outside = [floor_ms] * counted, []
-    for whole, part in zip(steps_ms, model_ms, strict=True):
-        outside.append(whole - part)
-    yield share(
-        f"{title}: model / bytes at {median(copied) / 1e9:.0f} GB/s", "ms", model_ms, floors, goal
-    )
+    outside = [whole - part for whole, part in zip(steps_ms, model_ms, strict=True)]
+    rate = f"{copied / 1e9:.0f} GB/s"
+    yield share(f"{title}: model / bytes at {rate}", "ms", model_ms, floors, goal)
     yield share(f"{title}: step / bytes", "ms", steps_ms, floors)
     yield share(f"{title}: time outside the model / step", "ms", outside, steps_ms)
-    freed, refilled = stage.abort(batch, 3 if quick else _ABORTS)
+    freed, refilled, admitting_ms = stage.abort(batch, 3 if quick else _ABORTS)
     yield within(f"{title}: cancel latency", "steps", freed, 1.0)
     yield within(f"{title}: refill", "steps", refilled, 1.0)
+    plain = [median(steps_ms)] * len(admitting_ms)
+    yield share(f"{title}: step that admits {_PROMPT} tokens / step", "ms", admitting_ms, plain)
+    products = 1e3 * bytes_read(stage.shape, 0, 0) / copied
+    for layout, times_ms in stage.products(batch, 2 if quick else _PRODUCTS).items():
+        floor = [products] * len(times_ms)
+        yield share(f"{title}: products alone, {layout} / bytes", "ms", times_ms, floor)
 
 
 def bytes_read(shape: ModelShape, batch: int, context: int) -> float:
     """By a decode step: all matrices but the embedding, of which it reads a row a token."""
-    from reference_engine.model.llama import num_weights
-
     embedding = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
     row = 2 * shape.num_kv_heads * shape.head_dim * shape.num_layers
     size = {"float32": 4, "bfloat16": 2}[shape.dtype]
@@ -105,7 +111,7 @@ class Stage:
         )
         self.shape = structs.replace(MODEL_SHAPES[name], dtype=dtype)
         self._runner: Any = TorchRunner(self._config, partial(print, file=sys.stderr))
-        if has_graphs and self._runner.whole_step is None:
+        if has_graphs and not self._runner.step.is_compiled:
             raise UnavailableError("the step could not be captured: it would be measured eagerly")
         self._model_ms: list[float] = []
 
@@ -121,38 +127,57 @@ class Stage:
         """Milliseconds of whole steps, by the host's clock, and of the model in them, by the
         device's."""
         engine, _ = self._filled(batch)
-        runner, steps_ms = self._runner, []
-        whole_step, model = runner.whole_step, runner.model
+        steps_ms: list[float] = []
         self._model_ms = []
-        if whole_step is None:
-            runner.model = self._watched(model)
-        else:
-            runner.whole_step = WatchedStep(self._watched(whole_step.logits))
+        step = self._runner.step
+        name = "run" if self._runner.info.device == "cuda" else "logits"  # without the copy of ids
+        setattr(step, name, self._watched(getattr(step, name)))
         try:
             for _ in range(warm + counted):
                 started = perf_counter()
                 engine.step(time.perf_counter_ns(), [])
                 steps_ms.append(1e3 * (perf_counter() - started))
         finally:
-            runner.whole_step, runner.model = whole_step, model
+            delattr(step, name)
         return steps_ms[warm:], self._model_ms[warm:]
 
-    def abort(self, batch: int, number: int) -> tuple[list[float], list[float]]:
+    def abort(self, batch: int, number: int) -> tuple[list[float], list[float], list[float]]:
         """Steps from the one in which an abort is heard to the release of its blocks, and from
-        there to the first step of the request that waited."""
+        there to the first step of the request that waited; milliseconds of that step.
+        """
         engine, reports = self._filled(batch)
-        freed, refilled = [], []
+        freed, refilled, admitting_ms = [], [], []
         for turn in range(number):
             heard_in = _last_step(reports)
             del reports[:]
             why = Cancellation(CancelReason.API, DetectionMethod.NONE, 0)
             abort = Cancelled(f"r{turn}", why)
-            coming = self._request(f"r{batch + 1 + turn}")
+            coming = self._request(f"r{batch + 1 + turn}", _PROMPT)
+            started = perf_counter()
             engine.step(time.perf_counter_ns(), [Heard(0, abort), Heard(0, coming)])
+            if turn:  # the first that waits has a whole context
+                admitting_ms.append(1e3 * (perf_counter() - started))
             at = {event.event: event.step for report in reports for event in report.events}
             freed.append(float(at["blocks_freed"] - heard_in))
             refilled.append(float(at["admitted"] - at["blocks_freed"]))
-        return freed, refilled
+        return freed, refilled, admitting_ms
+
+    def products(self, num_rows: int, rounds: int) -> dict[str, list[float]]:
+        """Milliseconds of all matrix products of a step, by the layout of the weights."""
+        model = self._runner.model
+        weights = [module.weight for module in model.modules() if type(module).__name__ == _PRODUCT]
+        turned = [weight.t().contiguous().t() for weight in weights]
+        rows = [weight.new_ones(num_rows, weight.shape[0]) for weight in weights]
+
+        def multiply(matrices: list[Any]) -> None:
+            for row, matrix in zip(rows, matrices, strict=True):
+                row.mm(matrix)
+
+        with self._torch.inference_mode():
+            return {
+                layout: [self._timed(partial(multiply, matrices)) for _ in range(rounds)]
+                for layout, matrices in (("by input", weights), ("by output", turned))
+            }
 
     def _filled(self, batch: int) -> tuple[Engine, list[StepReport]]:
         """With all prompts of the batch computed, and one request that waits."""
@@ -164,7 +189,7 @@ class Stage:
             reports.append(structs.replace(report, events=shares[""].events))
 
         engine = Engine(scheduler, self._runner, EngineIO(time.perf_counter_ns, take_in, _never))
-        coming = [Heard(0, self._request(f"r{n}")) for n in range(batch + 1)]
+        coming = [Heard(0, self._request(f"r{n}", self.context)) for n in range(batch + 1)]
         engine.step(time.perf_counter_ns(), coming)
         while (
             any(r.num_owed_tokens > 1 for r in scheduler.running) or len(scheduler.running) < batch
@@ -172,9 +197,9 @@ class Stage:
             engine.step(time.perf_counter_ns(), [])
         return engine, reports
 
-    def _request(self, name: str) -> Added:
+    def _request(self, name: str, num_tokens: int) -> Added:
         random = Random(name)
-        prompt = [random.randrange(300, 2000) for _ in range(self.context)]
+        prompt = [random.randrange(300, 2000) for _ in range(num_tokens)]
         most = self._config.max_model_len - self.context
         sampling = Sampling(max_tokens=most, temperature=0.0, ignore_eos=True)
         request = AddRequest(request_id=name, prompt_token_ids=prompt, sampling=sampling)
@@ -200,10 +225,6 @@ class Stage:
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end))
-
-
-class WatchedStep(NamedTuple):
-    logits: Callable[..., Any]
 
 
 def _last_step(reports: list[StepReport]) -> int:

@@ -54,6 +54,6 @@ def step_side_by_side(sides: tuple[Side, Side], num_steps: int) -> None:
             {name: one.token_ids for name, one in side.scheduler.requests.items()} for side in sides
         ]
         assert tokens[0] == tokens[1], step
-    pools = [torch.stack([cache.blocks[:-1] for cache in side.runner.caches]) for side in sides]
+    pools = [torch.stack([pool[:-1] for pool in side.runner.pools]) for side in sides]
     # Rows that do nothing have written to the spare block alone.
     torch.testing.assert_close(pools[0], pools[1], rtol=1e-4, atol=1e-4)

@@ -35,7 +35,7 @@ def rows() -> DecodeRows:
 def test_a_plain_step_has_the_inputs_of_any_step(lengths: list[int]) -> None:
     requests = [decoding(i + 1, length) for i, length in enumerate(lengths)]
     plan = StepPlan(step=1, scheduled=dict.fromkeys(requests, 1))
-    assert is_plain(plan)
+    assert is_plain(spans_of(plan))
     plain = rows()
     plain.batch([decoding(7, 30), decoding(8, 2)])  # a step before, of another size
     batch = plain.batch(requests)
@@ -67,6 +67,5 @@ def test_rows_beyond_the_requests_touch_the_spare_block_alone() -> None:
 
 def test_a_step_with_any_other_work_is_not_plain() -> None:
     behind = decoding(1, 9, owed=3)
-    assert not is_plain(StepPlan(step=1, scheduled={decoding(2, 5): 1, behind: 3}))
-    assert not is_plain(StepPlan(step=1, scheduled={behind: 1}, partial=[behind]))
-    assert not is_plain(StepPlan(step=1))
+    assert not is_plain(spans_of(StepPlan(step=1, scheduled={decoding(2, 5): 1, behind: 3})))
+    assert not is_plain(spans_of(StepPlan(step=1, scheduled={behind: 1}, partial=[behind])))

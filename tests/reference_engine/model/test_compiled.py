@@ -44,7 +44,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     runner, said = place.runner(place.cache, compile=True)
     assert "2 packages" in said[-2]
     assert "compiled after" in said[-1]
-    assert runner.whole_step is not None
     assert runner.info.is_compiled
     return place
 
@@ -62,9 +61,8 @@ def test_compiled_steps_answer_as_eager_ones_do_while_requests_come_and_go(place
     compiled, said = place.runner(place.cache, compile=True)
     assert not any(line.startswith("compil") for line in said)
     served: list[int] = []
-    whole_step = compiled.whole_step
-    assert whole_step is not None
-    compiled.whole_step = Counted(whole_step, served)
+    step: Any = compiled.step
+    step.compiled = Counted(step.compiled, served)
     sides = side(place, eager), side(place, compiled)
     step_side_by_side(sides, 120)
     assert set(served) >= {1, 2, 3}
@@ -73,17 +71,17 @@ def test_compiled_steps_answer_as_eager_ones_do_while_requests_come_and_go(place
 
 
 class Counted:
-    def __init__(self, whole_step: Any, served: list[int]) -> None:
-        self._whole_step, self._served = whole_step, served
+    def __init__(self, compiled: Any, served: list[int]) -> None:
+        self._compiled, self._served = compiled, served
 
     def logits(self, requests: Any) -> Any:
         self._served.append(len(requests))
-        return self._whole_step.logits(requests)
+        return self._compiled.logits(requests)
 
 
 def still_answers(place: Place, runner: TorchRunner) -> bool:
     step_side_by_side((side(place, place.runner(place.cache)[0]), side(place, runner)), 8)
-    return runner.whole_step is None
+    return not runner.step.is_compiled
 
 
 @pytest.mark.slow

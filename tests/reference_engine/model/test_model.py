@@ -51,7 +51,7 @@ def plain_logits(model: Any, token_ids: list[int]) -> Any:
             q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=causal
         )
         x = x + attention.o_proj(out.transpose(0, 1).reshape(num_tokens, -1))
-        x = x + block.ffn(block.ffn_norm(x))
+        x = x + block.ffn(block.ffn_norm(x), model.operations)
     return model.lm_head(model.norm(x[-1:]))
 
 
