@@ -267,16 +267,19 @@ class _Readings:
         return np.asarray(is_short[after].any(axis=0), dtype=bool)
 
     def typical(self) -> tuple[int, float]:
-        """How many steps a hand-over takes, by the controls, and how much time beyond these."""
+        """How many steps a hand-over takes, by the controls, and how much time beyond these. The
+        median of their counts may be no control's (1 and 3): the nearest one that occurs."""
         took = self.first_ns - self.since_ns
         if not self.has_steps:
             return 0, float(np.median(took))
         is_burst = self.in_burst(1)
         keep = ~is_burst if not is_burst.all() else np.ones(len(self.first_ns), bool)
-        last, first = self.steps.nearest(self.since_ns), self.steps.nearest(self.first_ns)
-        number = max(1, round(float(np.median((first - last)[keep]))))
+        first = self.steps.nearest(self.first_ns)
+        counts = np.maximum(first - self.steps.nearest(self.since_ns), 1)
+        middle = round(float(np.median(counts[keep])))
+        number = int(min(counts[keep], key=lambda count: abs(count - middle)))
         spans = self.steps.read_ns[first] - self.steps.read_ns[(first - number).clip(0)]
-        return number, float(np.median((took - spans)[keep & (first - last == number)]))
+        return number, float(np.median((took - spans)[keep & (counts == number)]))
 
     def less(self, hand_over: tuple[int, float]) -> tuple[Floats, Floats]:
         """When the slot came free, and how long the step before that took."""

@@ -108,6 +108,19 @@ def test_without_a_control_there_is_no_cancel_latency(run: RunBuilder) -> None:
     assert metric(probe_figures(run.frames().requests)["slot_recovery_s"]).n == 5
 
 
+def test_hand_overs_of_now_one_now_three_steps_have_a_typical_one_that_occurs(
+    run: RunBuilder,
+) -> None:
+    """No control took the two steps that are the median."""
+    known = ride(run, 60)
+    for row in run.requests:
+        if row.arm == "control" and row.trial % 2:
+            later = [t_ns + round(2 * STEP * 1e6) for t_ns in row.token_times_ns]
+            row.token_times_ns, row.first_token_ns, row.last_token_ns = later, later[0], later[0]
+    found = train(run)
+    assert found.latency_s == pytest.approx(np.array(known) / 1e3, abs=(WAY + 0.1) / 1e3)
+
+
 def test_a_stream_that_is_never_let_go_is_censored(run: RunBuilder) -> None:
     ride(run, 9)
     more = {"role": Role.PROBE, "arm": "abandon", "trial": 9}
