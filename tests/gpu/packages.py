@@ -6,12 +6,14 @@ What a run needs is what pyproject.toml declares; the rest is few enough to be n
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import Any, Final
 
 from tests.gpu.stages import ROOT, Kind, Stage
 
 Find = Callable[[str], object | None]
+Requires = Callable[[str], list[str] | None]
 
 PAGE: Final = ("msgspec", "psutil")  # of the table, and of ending processes
 MODEL: Final = ("torch", "numpy", *PAGE)
@@ -23,6 +25,25 @@ _IMPORTED_AS: Final = {NVML: "pynvml"}
 
 def lacking(packages: Iterable[str], find: Find = find_spec) -> list[str]:
     return [name for name in packages if find(_IMPORTED_AS.get(name, _module(name))) is None]
+
+
+def unmet(packages: Iterable[str], requires: Requires = requires) -> list[str]:
+    """What installed packages require on any machine, and they in turn, and is not installed:
+    packages may have been brought one by one.
+    """
+    missing, seen, waiting = [], set[str](), list(packages)
+    while waiting:
+        name = _canonical(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            lines = requires(name) or []
+        except PackageNotFoundError:
+            missing.append(name)
+        else:
+            waiting += [_name(line) for line in lines if ";" not in line]
+    return sorted(missing)
 
 
 def needed(kind: Kind, *, rehearses: bool) -> list[str]:
@@ -40,8 +61,7 @@ def declared(project: Mapping[str, Any]) -> list[str]:
     """The distributions that a run needs, by the table `[project]`."""
     extras = project.get("optional-dependencies", {})
     lines = [*project["dependencies"], *extras.get("load", ())]
-    names = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in lines]
-    return [name for name in names if name not in _OTHERWISE]
+    return [name for name in map(_name, lines) if name not in _OTHERWISE]
 
 
 def what_is_missing(missing: Mapping[str, Sequence[str]], *, lacks_nvml: bool) -> str:
@@ -65,7 +85,22 @@ def what_is_missing(missing: Mapping[str, Sequence[str]], *, lacks_nvml: bool) -
 def missing_of(
     stages: Iterable[Stage], *, rehearses: bool, find: Find = find_spec
 ) -> dict[str, list[str]]:
-    return {stage.name: lacking(needed(stage.kind, rehearses=rehearses), find) for stage in stages}
+    missing = {}
+    for stage in stages:
+        packages = needed(stage.kind, rehearses=rehearses)
+        lacks = lacking(packages, find)
+        if not lacks and stage.kind == "run":
+            lacks = unmet(packages)
+        missing[stage.name] = lacks
+    return missing
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _module(distribution: str) -> str:

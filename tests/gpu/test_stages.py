@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,7 +16,7 @@ from tests.conftest import Snapshot
 from tests.gpu.__main__ import main
 from tests.gpu.boxed import Ended, run_in_box
 from tests.gpu.made_up_device import NOON, STOPPED, Machine
-from tests.gpu.packages import declared
+from tests.gpu.packages import declared, unmet
 from tests.gpu.stages import LONGEST_S, ROOT, STAGES, marked_tests
 
 CARD = "nvidia-h200"
@@ -184,6 +185,21 @@ def test_what_a_run_needs_is_what_the_project_declares() -> None:
     extras = {"load": ["pyarrow>=17"], "engine": ["torch>=2.6"]}
     project = {"dependencies": ["h2>=4", "uvloop>=1; x != 'y'", "a-b[c]"]}
     assert declared({**project, "optional-dependencies": extras}) == ["uvloop", "a-b", "pyarrow"]
+
+
+def test_what_an_installed_package_requires_may_be_missing() -> None:
+    required = {
+        "locust": ["msgpack>=1", "pyzmq", "backports; python_version < '3'"],
+        "pyzmq": ["Locust"],
+        "a-b": None,
+    }
+
+    def requires(name: str) -> list[str] | None:
+        if name not in required:
+            raise PackageNotFoundError(name)
+        return required[name]
+
+    assert unmet(["locust", "A_b"], requires) == ["msgpack"]
 
 
 def test_only_files_with_the_marker_are_collected(tmp_path: Path) -> None:
