@@ -20,6 +20,7 @@ from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
 from reference_engine.core.block_pool import BlockPool, chain_hashes
 from reference_engine.core.request import Request, Status
+from reference_engine.core.step import StepPlan
 
 
 class KVCache:
@@ -95,6 +96,21 @@ class KVCache:
             self._counters.swapped_in_requests += 1
             self._counters.swapped_in_blocks += len(copies)
         return copies
+
+    def forget_copies(self, plan: StepPlan) -> None:
+        """The plan's copies were not made: what they were to bring, no block has.
+
+        Requests that were swapped out for this step compute their tokens again.
+        """
+        for _, block in plan.swap_in:
+            if self.pool.cached_of([block]):  # its request has ended meanwhile
+                self.pool.blank(block)
+            else:
+                self.pool.index.drop(block)
+        for request in plan.swapped:
+            if request.host_table:
+                self._free_host(request)
+                request.lose_computed()
 
     def _free_host(self, request: Request) -> None:
         table, request.host_table = request.host_table, []

@@ -125,6 +125,17 @@ class Scheduler:
         self.counters.generated_tokens += len(sampled)
         return grown
 
+    def give_up(self, plan: StepPlan) -> list[Request]:
+        """Record that the step came to nothing, in place of `update`.
+
+        Returns the requests for which it was, which the caller passes to `finish`: what their
+        blocks hold of this step is undefined. The others can go on.
+        """
+        self.kv_cache.forget_copies(plan)
+        self.counters.steps = plan.step
+        self.counters.slot_steps += len(plan.scheduled)
+        return [one for one in plan.scheduled if one.status is not Status.FINISHED]
+
     def finish(self, request_id: str, reason: FinishReason | None) -> Request | None:
         """End a request in whatever state it is; None if there is no such request.
 

@@ -1,4 +1,4 @@
-"""Random adds, steps, aborts, preemptions and hand-overs under random settings: nothing is lost.
+"""Random adds, steps, aborts, preemptions, hand-overs and failures: nothing is lost.
 
 In any order, every block is blank, cached or held and no two of these, references equal
 holders, every request is in one place, no step leaves budget to work that could take it, and in the
@@ -6,6 +6,7 @@ end each request is served. Each step finds all tokens before its own in the blo
 computed there, found as a prefix, or copied back from the host.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from hypothesis import settings
@@ -84,6 +85,17 @@ class Memory:
             last = request.num_computed_tokens + num_tokens
             assert known[:last] == request.token_ids[:last], f"{request} reads what is not its own"
 
+    def spoil(self, plan: StepPlan) -> None:
+        """The step has failed: whatever it was to write holds what nobody can use."""
+        for _, on_host in plan.swap_out:
+            self.host[on_host] = [-1] * BLOCK_SIZE
+        for _, block in plan.swap_in:
+            self.blocks[block] = [-1] * BLOCK_SIZE
+        for request, num_tokens in plan.scheduled.items():
+            first = request.num_computed_tokens
+            for at in range(first, first + num_tokens):
+                self.blocks[request.block_table[at // BLOCK_SIZE]][at % BLOCK_SIZE] = -1
+
     def import_from(self, request: Request) -> None:
         """The tokens that another worker has computed."""
         computed = request.token_ids[: request.num_computed_tokens]
@@ -101,6 +113,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     fallbacks: ClassVar[int] = 0
     handed_over: ClassVar[int] = 0
     imports: ClassVar[int] = 0
+    spoilt_prefixes: ClassVar[int] = 0
+    spoilt_copies: ClassVar[int] = 0
 
     @initialize(config=CONFIGS)
     def start(self, config: EngineConfig) -> None:
@@ -181,13 +195,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.abort(data, is_freed_later=False)
         self.compute(plan, token)
 
+    @rule(is_one_aborted=st.booleans())
+    def step_that_fails(self, is_one_aborted: bool) -> None:
+        plan = self.decide(self.memory.spoil)
+        index = self.scheduler.kv_cache.pool.index
+        SchedulerMachine.spoilt_prefixes += any(block in index for _, block in plan.swap_in)
+        self.finished += len(plan.scheduled)
+        if is_one_aborted and plan.scheduled:
+            end(self.scheduler, next(reversed(plan.scheduled)).request_id)
+        for request in self.scheduler.give_up(plan):
+            assert end(self.scheduler, request.request_id, FinishReason.ERROR) is not None
+
     @precondition(lambda self: self.scheduler.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_copied=st.booleans())
+    def preempt(self, data: st.DataObject, is_copied: bool) -> None:
         victim = data.draw(st.sampled_from(self.scheduler.running))
-        plan = StepPlan(step=0)
+        plan = StepPlan(step=self.scheduler.counters.steps)
         self.scheduler._preempt(victim, plan)
-        self.memory.execute(plan)
+        if is_copied:
+            self.memory.execute(plan)
+        else:
+            self.memory.spoil(plan)
+            assert not self.scheduler.give_up(plan)
+            SchedulerMachine.spoilt_copies += len(plan.swap_out) > 0
 
     @precondition(lambda self: self.scheduler.unfreed)
     @rule()
@@ -228,11 +258,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             steps_needed += 1
             assert steps_needed < 100 * (self.added + 1), "a request is never served"
 
-    def decide(self) -> StepPlan:
+    def decide(self, execute: Callable[[StepPlan], None] | None = None) -> StepPlan:
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert plan.num_tokens + plan.budget == BUDGET
-        self.memory.execute(plan)
+        (execute or self.memory.execute)(plan)
         blocked = self.scheduler.has_work and not (plan.scheduled or plan.preempted)
         assert not blocked or self.scheduler.unfreed or self.leaving()
         if plan.budget:
@@ -290,3 +320,5 @@ def test_ten_thousand_random_operations() -> None:
     assert SchedulerMachine.fallbacks >= 20, "the host was full at times"
     assert SchedulerMachine.handed_over >= 100
     assert SchedulerMachine.imports >= 100
+    assert SchedulerMachine.spoilt_prefixes >= 10
+    assert SchedulerMachine.spoilt_copies >= 20
