@@ -39,8 +39,9 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Leaving, Share
-from reference_engine.worker.frontends import Frontends, Peer, PeerLostError
+from reference_engine.worker.frontends import Frontends
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, TakenOver
+from reference_engine.worker.peer import Peer, PeerLostError
 
 _PIECE_BYTES: Final = 1024 * 1024
 _CONNECT_S: Final = 5.0

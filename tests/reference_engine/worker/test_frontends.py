@@ -31,10 +31,9 @@ from reference_engine.worker.frontends import (
     MAX_CONNECTIONS,
     FirstWord,
     Frontends,
-    Peer,
-    PeerLostError,
 )
 from reference_engine.worker.inbox import Added, Cancelled, Command, Inbox
+from reference_engine.worker.peer import Peer, PeerLostError
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
 

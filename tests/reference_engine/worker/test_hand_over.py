@@ -25,7 +25,7 @@ from reference_engine.protocol import (
     StepReport,
 )
 from reference_engine.wire import Beats, Hello, decode_payload, encode_frame
-from reference_engine.worker.frontends import Peer
+from reference_engine.worker.peer import Peer
 from tests.reference_engine.worker.test_frontends import SECRET
 from tests.reference_engine.worker.test_service import RunningWorker, running
 
