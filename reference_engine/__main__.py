@@ -12,17 +12,18 @@ from reference_engine.serve.http import ListenError
 from reference_engine.serve.launcher import LAUNCHED, launch, serve_worker_alone
 from reference_engine.serve.process import run
 from reference_engine.serve.settings import ServeSettings
-from reference_engine.serve.supervisor import EngineStoppedError
+from reference_engine.serve.supervisor import WORKER_MODULE, EngineStoppedError
 
 
-def main() -> int:
+def main(worker_module: str = WORKER_MODULE) -> int:
+    """`worker_module` is what a single engine runs as its worker."""
     try:
         if sys.argv[1:] == [LAUNCHED]:
             return run(msgspec.json.decode(sys.stdin.buffer.readline(), type=ServeSettings))
         settings = read_settings(sys.argv[1:], os.environ)
         if settings.tiers.worker_listen is not None:
             return serve_worker_alone(settings)
-        return launch(settings) if settings.tiers.is_launched else run(settings)
+        return launch(settings) if settings.tiers.is_launched else run(settings, worker_module)
     except (EngineConfigError, FaultError) as error:
         print(f"walkaway engine: {error}", file=sys.stderr)  # noqa: T201
         return 2

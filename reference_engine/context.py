@@ -29,6 +29,7 @@ class CancelReason(StrEnum):
     RATE_LIMIT = "rate_limit"
     API = "api"
     FRONTEND_LOST = "frontend_lost"
+    ERROR = "error"
 
 
 class DetectionMethod(StrEnum):

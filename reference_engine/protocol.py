@@ -4,6 +4,8 @@ Frontend to worker: Hello first, then AddRequest, AbortRequest, SetFaults. Worke
 or Failed once, then one StepReport a step boundary.
 """
 
+from typing import Final
+
 import msgspec
 
 from reference_engine.config import EngineConfig
@@ -13,6 +15,9 @@ from reference_engine.core.early_stop import Condition
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
 from reference_engine.wire import Beat, Beats, Failed, Hello
+
+OUT_OF_MEMORY: Final = "out_of_memory"  # an answer's step did not fit into the device's memory
+LESS_MEMORY: Final = "lower --max-num-batched-tokens, --max-num-seqs or --num-blocks"
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +125,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of the step log of a worker.
 
     `num_running`, `num_waiting` and `free_blocks` when it was scheduled; `scheduled` and `sampled`
-    map request ids to tokens.
+    map request ids to tokens. In a step that was out of memory nothing was sampled.
     """
 
     step: int
@@ -144,7 +149,8 @@ class EarlyStopped(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """`phase`: the request's when it ended; its counts of tokens are those of `Request`.
 
-    `stop_reason`: the stop string, the stop token or "early_stop"; None for any other end.
+    `stop_reason`: the stop string, the stop token or "early_stop"; for an error, what it was; None
+    for any other end.
     """
 
     finish_reason: FinishReason

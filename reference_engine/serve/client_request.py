@@ -157,7 +157,7 @@ class ClientRequest:
     shown.
 
     `created` is wall time in seconds. `worker` has it, or None has: it waits for one, and `moved`
-    says why. `has_failed`: the worker was lost, and the request with it. `num_at_cancel`: tokens
+    says why. `has_failed`: its worker was lost, or out of memory for it. `num_at_cancel`: tokens
     known here when it was cancelled, None if it was not.
     """
 

@@ -221,10 +221,8 @@ class HandlerWorker:
         self._counters.finished[reason] = self._counters.finished.get(reason, 0) + 1
 
     def _fail(self, handled: Handled, error: EngineStoppedError) -> None:
-        """The other answers of its client request go with it."""
         self._on_failed(handled.add.request_id, error)
-        for one in self._named(handled.add.parent_id or handled.add.request_id):
-            one.context.kill()
+        handled.context.kill()
 
     async def _relay(self, handled: Handled) -> ResponseStream:
         """Another instance gets it if one dies before the first token."""

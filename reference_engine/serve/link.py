@@ -26,6 +26,8 @@ from reference_engine.context import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.request import FinishReason
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import (
+    LESS_MEMORY,
+    OUT_OF_MEMORY,
     AbortRequest,
     Ending,
     Event,
@@ -40,6 +42,7 @@ from reference_engine.serve.client_request import Archive, Choice, ClientRequest
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError
 
 NO_WORKER: Final = "no worker of the engine is connected; try again in a moment"
+NO_MEMORY: Final = f"the device was out of memory in a step of this request: {LESS_MEMORY}"
 _MAX_RESUBMISSIONS: Final = 5  # of a request; it may be what kills the workers
 
 
@@ -286,10 +289,15 @@ class WorkerLink:
         self._end(request, now_ns, failure)
 
     def failed(self, request_id: str, why: EngineStoppedError) -> None:
-        """Its worker is there, but has no answer for it."""
+        """Its worker is there, but has no answer for it: the request's other answers are killed."""
         request, _ = self._choices.get(request_id, (None, None))
-        if request is not None and not request.is_ended:
-            self._fail(request, why)
+        if request is None or request.is_ended:
+            return
+        if request.worker is not None and len(request.choices) > 1:
+            name, reason = request.request_id, CancelReason.ERROR
+            abort = AbortRequest(request_id=name, reason=reason, signal=Signal.KILL)
+            self._send(request.worker.name, abort)
+        self._fail(request, why)
 
     def take_in(self, via: str, report: StepReport) -> None:
         """A report that came from the worker `via`, of itself or of the worker behind it."""
@@ -301,7 +309,7 @@ class WorkerLink:
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
             if request is not None and event.reason == FinishReason.ERROR:
-                continue  # whether that is its end is decided here, once `via` is lost
+                continue  # whether and when that is its end is decided here
             self._log(event, worker, None if request is None else request.client_request_id)
             if request is not None and choice is not None and request.is_at(via):
                 choice.note(event, worker)
@@ -314,9 +322,11 @@ class WorkerLink:
             at = None if request is None else request.worker
             if request is None or choice is None or at is None or at.name != via:
                 continue  # it is of an earlier connection
-            if output.ending is not None and output.finish_reason is FinishReason.ERROR:
-                continue  # `via` is lost in a moment
-            self._take_output(request, choice, output, now_ns)
+            if output.ending is None or output.finish_reason is not FinishReason.ERROR:
+                self._take_output(request, choice, output, now_ns)
+            elif output.ending.stop_reason == OUT_OF_MEMORY:
+                self.failed(output.request_id, EngineStoppedError(NO_MEMORY))
+            # else `via` is lost in a moment
 
     def _take_output(
         self, request: ClientRequest, choice: Choice, output: Output, now_ns: int

@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def run(settings: ServeSettings) -> int:
+def run(settings: ServeSettings, worker_module: str = WORKER_MODULE) -> int:
     """Serve until a request to stop; returns the exit status. Without a place, with a worker of
     its own.
 
@@ -131,7 +131,7 @@ def run(settings: ServeSettings) -> int:
         reserve_port(settings.host, settings.port, settings.frontend) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_serve(settings, listener))
+        return runner.run(_serve(settings, listener, Child("worker", worker_module)))
 
 
 def core_for(pid: int, usable: Set[int]) -> int | None:
@@ -154,9 +154,8 @@ def _own_core(config: EngineConfig) -> int | None:
     return core_for(os.getpid(), os.sched_getaffinity(0))
 
 
-async def _serve(settings: ServeSettings, listener: socket.socket) -> int:
-    stop, own = Stop(), Child("worker", WORKER_MODULE)
-    workers: list[AnyWorker] = []
+async def _serve(settings: ServeSettings, listener: socket.socket, own: Child) -> int:
+    stop, workers = Stop(), list[AnyWorker]()
     watch_for_the_end(
         stop, with_stdin=settings.exit_with_stdin, is_launched=settings.place is not None
     )

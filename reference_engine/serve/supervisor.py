@@ -22,7 +22,7 @@ SHUTTING_DOWN: Final = "the server is shutting down"
 
 
 class EngineStoppedError(RuntimeError):
-    """Nothing can be generated: the worker is lost, or the server is shutting down."""
+    """Nothing can be generated: the worker is lost or out of memory, or the server shuts down."""
 
     status = 503
 

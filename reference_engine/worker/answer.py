@@ -1,10 +1,11 @@
-"""The text of one answer as it grows, and why it ends before its last token."""
+"""The text of one answer as it grows, why it ends before its last token, and the account of it."""
 
 from typing import NamedTuple
 
 from reference_engine.core.early_stop import Condition, Detector, EarlyStopping, QualityHook
-from reference_engine.core.request import Sampling
+from reference_engine.core.request import FinishReason, Phase, Request, Sampling
 from reference_engine.model.tokenizer import TextStream
+from reference_engine.protocol import EarlyStopped, Ending
 
 
 class TextEnd(NamedTuple):
@@ -67,6 +68,25 @@ class Answer:
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
+
+
+def ending_of(request: Request, phase: Phase, end: TextEnd | None, why: str) -> Ending:
+    """Of a request that has finished in this phase. `why`: the reason in the log."""
+    assert request.finish_reason is not None
+    stop_reason, early = None if end is None else end.stop_reason, None
+    if request.finish_reason is FinishReason.ERROR:
+        stop_reason = why
+    if end is not None and end.condition is not None:
+        early = EarlyStopped(condition=end.condition, tokens_saved=request.num_tokens_left)
+    return Ending(
+        finish_reason=request.finish_reason,
+        phase=phase,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        num_recomputed_tokens=request.num_recomputed_tokens,
+        stop_reason=stop_reason,
+        early_stop=early,
+    )
 
 
 def _overlap(text: str, stop: str) -> int:

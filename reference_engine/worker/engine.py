@@ -8,23 +8,26 @@ the next boundary; a prompt that is computed in chunks ends with the chunk. Each
 `Context`, which the thread that hears of a cancellation cancels at once; the loop then finds it in
 its inbox. Each lifecycle event is stamped when it happens, and goes out in the report of its step,
 to the frontend of its request.
+
+A step that is out of memory is the end of its requests, and the next one follows. A device that has
+failed is the end of all requests, and of the loop.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from reference_engine.context import Cancellation, Context
 from reference_engine.core.early_stop import QualityHook
-from reference_engine.core.request import FinishReason, Phase, Request, Status
+from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
-from reference_engine.model.runners import Runner
+from reference_engine.model.runners import DeviceFailedError, OutOfMemoryError, Runner
 from reference_engine.protocol import (
+    LESS_MEMORY,
+    OUT_OF_MEMORY,
     AddRequest,
-    EarlyStopped,
-    Ending,
     Event,
     HandedOver,
     Output,
@@ -32,7 +35,7 @@ from reference_engine.protocol import (
     StepRecord,
     StepReport,
 )
-from reference_engine.worker.answer import Answer, TextEnd
+from reference_engine.worker.answer import Answer, ending_of
 from reference_engine.worker.inbox import (
     Added,
     Cancelled,
@@ -49,10 +52,6 @@ class Share(NamedTuple):
 
     outputs: list[Output]
     events: list[Event]
-
-
-def _nothing() -> Share:
-    return Share([], [])
 
 
 Report = Callable[[StepReport, Mapping[str, Share]], None]
@@ -74,7 +73,7 @@ class EngineIO(NamedTuple):
     `report` gets a report without outputs and events, and each frontend's share of these.
     `hang_up` ends a frontend's connection, with a reason, after an impossible request. A prefill
     worker has a way to `hand_over` a request. If not `reads_all`, there are no outputs for plain
-    decodes, and no texts: a later output says how many tokens there were.
+    decodes, and no texts: a later output says how many tokens there were. `say`: to the operator.
     """
 
     now_ns: Callable[[], int]
@@ -84,6 +83,7 @@ class EngineIO(NamedTuple):
     worker: str = ""
     hand_over: Callable[[Leaving], None] | None = None
     reads_all: bool = True
+    say: Callable[[str], object] = lambda _: None
 
 
 class Live(NamedTuple):
@@ -106,12 +106,13 @@ class Engine:
         self._tokenizer = runner.tokenizer
         self._io = io
         self._step = 0
-        self._shares: defaultdict[str, Share] = defaultdict(_nothing)
+        self._shares: defaultdict[str, Share] = defaultdict(lambda: Share([], []))
         self._live: dict[str, Live] = {}
         self._leaving: list[Leaving] = []
         self._is_stuck = False
 
     def run(self, inbox: Inbox) -> None:
+        """Raises DeviceFailedError, after the last report."""
         while self._take_turn(inbox):
             pass
 
@@ -135,12 +136,18 @@ class Engine:
         # If the requests wait for blocks that never come back, there is no step to run, and
         # trying again at once would not help.
         self._is_stuck = not plan.scheduled and not plan.preempted and self._scheduler.has_work
-        self._report(None if plan.is_empty else self._execute(plan, boundary_ns))
+        try:
+            record = None if plan.is_empty else self._execute(plan, boundary_ns)
+        except DeviceFailedError:
+            self._fail(self._scheduler.requests.values(), "device_failed")
+            self._report(None)
+            raise
+        self._report(record)
         while self._leaving:  # after the report, so that the second token follows the first
             assert self._io.hand_over is not None
             self._io.hand_over(self._leaving.pop(0))
         if not self._scheduler.has_work:
-            self._check_idle()
+            self._scheduler.check_idle(self._missing_blocks())
 
     def _apply(self, heard: Heard) -> None:
         match heard.command:
@@ -152,8 +159,7 @@ class Engine:
             case TakenOver(request_id=name):
                 self._see_taken_over(name)
             case DecodeWorkerLost():
-                for request in list(self._scheduler.requests.values()):
-                    self._finish(request, FinishReason.ERROR, "decode_worker_lost")
+                self._fail(self._scheduler.requests.values(), "decode_worker_lost")
             case Inspection(result=result):
                 self._inspect(result)
             case SetFaults():
@@ -215,11 +221,15 @@ class Engine:
         try:
             self._scheduler.check_integrity(self._missing_blocks())
             if not self._scheduler.has_work:
-                self._check_idle()
+                self._scheduler.check_idle(self._missing_blocks())
         except AssertionError as error:
             result.set_exception(error)
         else:
             result.set_result(None)
+
+    def _fail(self, requests: Iterable[Request], why: str) -> None:
+        for request in list(requests):
+            self._finish(request, FinishReason.ERROR, why)
 
     def _finish(self, request: Request, reason: FinishReason, why: str) -> None:
         """The only way out: scheduler, log and client all learn of the end here."""
@@ -236,7 +246,7 @@ class Engine:
                 request_id=request_id,
                 text=text,
                 num_generated=request.num_generated,
-                ending=_ending(request, phase, live.answer.end),
+                ending=ending_of(request, phase, live.answer.end, why),
             )
             self._shares[request.frontend].outputs.append(output)
 
@@ -251,8 +261,11 @@ class Engine:
         self._note(request, "blocks_freed", why, num_blocks=num_freed)
 
     def _execute(self, plan: StepPlan, boundary_ns: int) -> StepRecord:
-        scheduler = self._scheduler
-        sampled = self._compute(plan)
+        scheduler, error = self._scheduler, None
+        try:
+            sampled = self._compute(plan)
+        except OutOfMemoryError as raised:
+            sampled, error = Sampled({}, {}), str(raised)
         record = StepRecord(
             step=plan.step,
             started_ns=boundary_ns,
@@ -264,11 +277,19 @@ class Engine:
             sampled=dict.fromkeys(sampled.tokens, 1),
             worker=self._io.worker,
         )
+        if error is not None:
+            self._end_for_memory(scheduler.give_up(plan), error)
+            return record
         reads_all = self._io.reads_all
         for request in scheduler.update(plan, sampled.tokens, with_plain=reads_all):
             probability = sampled.probabilities.get(request.request_id)
             self._deliver(request, probability, record.ended_ns)
         return record
+
+    def _end_for_memory(self, requests: Sequence[Request], error: str) -> None:
+        self._fail(requests, OUT_OF_MEMORY)
+        what = f"step {self._step} was out of memory and has ended {len(requests)} of its requests"
+        self._io.say(f"{what}: {error}; {LESS_MEMORY}")
 
     def _compute(self, plan: StepPlan) -> Sampled:
         return self._runner.execute(plan)
@@ -298,9 +319,14 @@ class Engine:
             self._finish(request, FinishReason.STOP, "early_stop")
 
     def _leave(self, request: Request, probability: float | None) -> None:
+        left_ns = self._io.now_ns()
+        try:
+            blocks = self._runner.export_blocks(request.block_table)
+        except OutOfMemoryError as error:
+            self._end_for_memory([request], str(error))
+            return
         self._scheduler.hand_over(request)
-        self._note(request, "handed_over")
-        blocks = self._runner.export_blocks(request.block_table)
+        self._note(request, "handed_over", t_ns=left_ns)
         added = AddRequest(
             request_id=request.request_id,
             prompt_token_ids=request.token_ids[: request.num_prompt_tokens],
@@ -355,7 +381,8 @@ class Engine:
             worker=self._io.worker,
             **self._gauges(),
         )
-        shares, self._shares = self._shares, defaultdict(_nothing)
+        shares = dict(self._shares)
+        self._shares.clear()
         self._io.report(report, shares)
 
     def _gauges(self) -> dict[str, int]:
@@ -368,24 +395,5 @@ class Engine:
             "host_blocks": host.num_held,
         }
 
-    def _check_idle(self) -> None:
-        self._scheduler.check_idle(self._missing_blocks())
-
     def _missing_blocks(self) -> Sequence[int]:
         return ()
-
-
-def _ending(request: Request, phase: Phase, end: TextEnd | None) -> Ending:
-    assert request.finish_reason is not None
-    early = None
-    if end is not None and end.condition is not None:
-        early = EarlyStopped(condition=end.condition, tokens_saved=request.num_tokens_left)
-    return Ending(
-        finish_reason=request.finish_reason,
-        phase=phase,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        num_recomputed_tokens=request.num_recomputed_tokens,
-        stop_reason=None if end is None else end.stop_reason,
-        early_stop=early,
-    )

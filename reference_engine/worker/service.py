@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from random import Random
@@ -24,10 +24,16 @@ import msgspec
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.model.runners import VOCAB_SIZE, Runner, SimulatedRunner
+from reference_engine.model.runners import (
+    VOCAB_SIZE,
+    DeviceFailedError,
+    OutOfMemoryError,
+    Runner,
+    SimulatedRunner,
+)
 from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
-from reference_engine.protocol import Listening, WorkerSettings
+from reference_engine.protocol import LESS_MEMORY, Listening, WorkerSettings
 from reference_engine.wire import Beats, Failed, Hello
 from reference_engine.worker.engine import EngineIO, Report
 from reference_engine.worker.faults import FaultIO, FaultyEngine
@@ -36,11 +42,17 @@ from reference_engine.worker.inbox import Inbox
 from reference_engine.worker.relay import Relay
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
+_DIED: Final = 1
 _DIED_ON_PURPOSE: Final = 70
+_AFTER_A_FAILURE: Final = (
+    "if a new start does not help, CUDA_LAUNCH_BLOCKING=1 shows which kernel it was, and --device "
+    "cpu needs no device"
+)
 _LAST_STEP_S: Final = 2.0  # for the step in progress
 
 
 def build_runner(config: EngineConfig) -> Runner:
+    """Raises EngineConfigError."""
     if config.runner == "simulated":
         if config.model not in MODEL_SHAPES:
             raise EngineConfigError(f"--model {config.model} needs the torch runner")
@@ -57,7 +69,21 @@ def build_runner(config: EngineConfig) -> Runner:
         )
     from reference_engine.model.torch_runner import TorchRunner
 
-    return TorchRunner(config, say)
+    return on_a_device(lambda: TorchRunner(config, say))
+
+
+def on_a_device(load: Callable[[], Runner]) -> Runner:
+    """Raises EngineConfigError where the device has no room, or fails."""
+    from reference_engine.model.device_errors import device_errors
+
+    try:
+        with device_errors():
+            return load()
+    except OutOfMemoryError as error:
+        advice = f"{LESS_MEMORY}, or take a smaller --model"
+        raise EngineConfigError(f"the model does not fit ({error}): {advice}") from error
+    except DeviceFailedError as error:
+        raise EngineConfigError(f"the device has failed ({error}): {_AFTER_A_FAILURE}") from error
 
 
 def load_quality_hook(name: str | None) -> QualityHook | None:
@@ -134,11 +160,14 @@ class Worker:
         relay.start()
         return relay
 
-    def compute(self) -> None:
-        """Build the model, then step until the inbox is closed. Raises EngineConfigError."""
+    def compute(self, build: Callable[[EngineConfig], Runner] = build_runner) -> None:
+        """Build the model, then step until the inbox is closed. Raises EngineConfigError.
+
+        A device that fails ends the process.
+        """
         settings, frontends = self.settings, self.frontends
         try:
-            runner = build_runner(settings.config)
+            runner = build(settings.config)
             hook = load_quality_hook(settings.config.quality_hook)
         except EngineConfigError as error:
             self.first_word.set_result(Failed(message=str(error)))
@@ -153,6 +182,7 @@ class Worker:
                 hook,
                 settings.name,
                 None if self._relay is None else self._relay.hand_over,
+                say=say,
             ),
             faults=settings.faults,
             by=FaultIO(
@@ -164,11 +194,14 @@ class Worker:
         # Collections that walk through all of torch would be steps that take long.
         gc.collect()
         gc.freeze()
-        ready = msgspec.structs.replace(
-            runner.info, worker=settings.name, config=settings.config
-        )
+        ready = msgspec.structs.replace(runner.info, worker=settings.name, config=settings.config)
         self.first_word.set_result(ready)
-        engine.run(self.inbox)
+        try:
+            engine.run(self.inbox)
+        except DeviceFailedError as error:
+            say(f"the device has failed, and this process ends: {error}; {_AFTER_A_FAILURE}")
+            frontends.leave()
+            os._exit(_DIED)  # what torch does at an end needs the device
         gc.unfreeze()  # some extension modules call what is never collected a leak
 
     def leave_with_stdin(self) -> None:
@@ -199,7 +232,7 @@ def put_readers_first() -> None:
     sys.setswitchinterval(0.0005)
 
 
-def main() -> None:
+def main(build: Callable[[EngineConfig], Runner] = build_runner) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
@@ -215,7 +248,7 @@ def main() -> None:
     os.dup2(_STDERR, _STDOUT)  # a library's output is not for the frontend
     put_readers_first()
     try:
-        worker.compute()
+        worker.compute(build)
     except EngineConfigError:
         while worker.inbox.drain(timeout_s=None) is not None:
             pass  # the frontends hear why, and end this process

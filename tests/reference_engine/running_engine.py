@@ -16,9 +16,13 @@ class RunningEngine:
     """A started engine. Its standard input is a pipe that we hold: closing it ends the engine."""
 
     def __init__(
-        self, *flags: str, stderr: int | None = None, env: dict[str, str] | None = None
+        self,
+        *flags: str,
+        stderr: int | None = None,
+        env: dict[str, str] | None = None,
+        module: str = "reference_engine",
     ) -> None:
-        command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
+        command = [sys.executable, "-m", module, "--port", "0", "--exit-with-stdin"]
         self.process = subprocess.Popen(
             [*command, *flags],
             stdin=subprocess.PIPE,

@@ -1,13 +1,13 @@
 """An engine without its process: a made-up model, a counted clock, and steps by hand."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from random import Random
 from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
-from reference_engine.config import EngineConfig
+from reference_engine.config import Component, EngineConfig
 from reference_engine.context import CancelReason, Signal
 from reference_engine.core.request import Sampling
 from reference_engine.core.scheduler import Scheduler
@@ -16,7 +16,7 @@ from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
-from reference_engine.worker.engine import EngineIO, Share
+from reference_engine.worker.engine import EngineIO, Leaving, Share
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Inbox, Requests
 from tests.reference_engine.fake_worker import READY
@@ -26,7 +26,10 @@ Message = AddRequest | AbortRequest | SetFaults
 
 
 class MadeUpRunner:
-    """Samples the words one after the other, round and round."""
+    """Samples the words one after the other, round and round.
+
+    `breaks` may raise: it is asked before each step with its plan, and before an export with None.
+    """
 
     info = READY
     tokenizer: Tokenizer = WordTokenizer(READY.vocab_size)
@@ -34,36 +37,60 @@ class MadeUpRunner:
     def __init__(self) -> None:
         self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
         self.meanwhile: Callable[[], object] = lambda: None
+        self.breaks: Callable[[StepPlan | None], object] = lambda _: None
 
     def execute(self, plan: StepPlan) -> Sampled:
         self.meanwhile()
+        self.breaks(plan)
         return Sampled({one.request_id: next(self._words) for one in plan.sampling}, {})
 
     block_bytes = SimulatedRunner.block_bytes
-    export_blocks = SimulatedRunner.export_blocks
     import_blocks = SimulatedRunner.import_blocks
+
+    def export_blocks(self, _: Sequence[int]) -> bytes:
+        self.breaks(None)
+        return b""
 
 
 class Bench:
     """An engine, its reports, and a clock that ticks once a reading."""
 
-    def __init__(self, faults: Faults = CORRECT, max_num_seqs: int = 2, **settings: Any) -> None:
+    def __init__(
+        self,
+        faults: Faults = CORRECT,
+        max_num_seqs: int = 2,
+        component: Component = "backend",
+        **settings: Any,
+    ) -> None:
         self.reports: list[StepReport] = []
         self.slept: list[float] = []
         self.hung_up: list[tuple[str, str]] = []
+        self.said: list[str] = []
+        self.left: list[Leaving] = []
         self.shares: dict[str, Share] = {}
         self.inbox = Inbox(self.now)
         self.runner = MadeUpRunner()
         self._requests: dict[str, Requests] = {}
         self._now_ns = 0
         config = EngineConfig(
-            max_num_seqs=max_num_seqs, num_blocks=8, block_size=4, max_model_len=32, **settings
+            component=component,
+            max_num_seqs=max_num_seqs,
+            num_blocks=8,
+            block_size=4,
+            max_model_len=32,
+            **settings,
         )
         self.scheduler = Scheduler(config, MadeUpRunner.tokenizer.eos_token_ids)
         self.engine = FaultyEngine(
             self.scheduler,
             self.runner,
-            EngineIO(self.now, report=self.take_in, hang_up=lambda *why: self.hung_up.append(why)),
+            EngineIO(
+                self.now,
+                report=self.take_in,
+                hang_up=lambda *why: self.hung_up.append(why),
+                hand_over=self.left.append if component == "prefill" else None,
+                say=self.said.append,
+            ),
             faults=faults,
             by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),
         )

@@ -1,6 +1,7 @@
 """Torch's errors of a device: which end a step, which end the process, and which are bugs."""
 
 import weakref
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_a_bug_stays_the_error_that_it_is() -> None:
 
 
 def test_a_step_that_is_out_of_memory_holds_none_of_its_tensors_any_more() -> None:
-    seen: list[weakref.ref[torch.Tensor]] = []
+    seen: list[weakref.ref[Any]] = []
 
     def compute() -> None:
         activations = torch.ones(10)
@@ -75,8 +76,8 @@ def test_a_step_that_is_out_of_memory_holds_none_of_its_tensors_any_more() -> No
         torch.empty(2**60)
         raise AssertionError("there was room for an exabyte")
 
-    with pytest.raises(OutOfMemoryError, match="can't allocate memory") as raised:
-        with device_errors(torch.device("cpu")):
-            compute()
+    out_of_memory = pytest.raises(OutOfMemoryError, match="can't allocate memory")
+    with out_of_memory as raised, device_errors(torch.device("cpu")):
+        compute()
     assert raised.value.__context__ is not None, "which has the frames of the step"
     assert seen[0]() is None

@@ -1,15 +1,18 @@
 """A request's life over ASGI: `receive` and `send` are functions, time is virtual."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from reference_engine.config import RateLimits
-from reference_engine.context import CancelReason
-from reference_engine.core.request import Sampling
+from reference_engine.context import CancelReason, Signal
+from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
-from reference_engine.protocol import AddRequest
+from reference_engine.protocol import OUT_OF_MEMORY, AbortRequest, AddRequest, Ending, Output
+from reference_engine.serve.link import NO_MEMORY
 from reference_engine.serve.supervisor import EngineStoppedError
 from tests.reference_engine.fake_worker import (
     AsgiClient,
@@ -43,6 +46,26 @@ async def test_a_stream_runs_to_its_end() -> None:
     assert worker.events() == ["arrived"]
     collector = worker.link.collector
     assert (collector.num_answers.total, collector.most_generated_tokens.total) == (1, 1)
+
+
+@IN_BOTH_FORMS
+async def test_an_answer_whose_step_was_out_of_memory_ends_its_request(stream: bool) -> None:
+    worker, client = asked(n=2, stream=stream)
+    worker.say(output(" word", 1, of="req-1-0"), output(" other", 1, of="req-1-1"))
+    ending = Ending(finish_reason=FinishReason.ERROR, phase=Phase.DECODE, stop_reason=OUT_OF_MEMORY)
+    failed = Output(request_id="req-1-0", text="", num_generated=1, ending=ending)
+    worker.say(failed, events=[replace(worker.event("finished", "req-1-0"), reason="error")])
+    worker.say(output(" more", 2, of="req-1-1"))
+    await client.finished()
+    assert client.status == (200 if stream else 503)
+    error = {"code": None, "message": NO_MEMORY, "param": None, "type": "server_error"}
+    assert json.loads(client.body.rpartition(b"data: ")[2]) == {"error": error}
+    [abort] = [message for message in worker.received if isinstance(message, AbortRequest)]
+    assert (abort.request_id, abort.signal) == ("req-1", Signal.KILL), "the other answer is unread"
+    finished = [one for one in worker.entries() if one.event == "finished"]
+    assert [one.request_id for one in finished] == ["req-1-0", "req-1-1"]
+    assert {one.reason for one in finished} == {"error"}
+    assert repr(worker.link) == NOTHING_LEFT
 
 
 async def test_n_answers_are_n_requests_of_one() -> None:

@@ -43,19 +43,25 @@ def test_without_settings_it_says_what_it_wants() -> None:
 
 
 class RunningWorker:
-    def __init__(self, **settings: object) -> None:
-        self.settings, self._status = settings, 0
+    def __init__(
+        self,
+        module: str = "reference_engine.worker.service",
+        stderr: int | None = None,
+        settings: dict[str, object] | None = None,
+    ) -> None:
+        self.settings, self.status = settings or {}, 0
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "reference_engine.worker.service"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         whole = WorkerSettings(
             config=QUICK, faults=Faults(), secret=SECRET, metrics_port=0, name="decode-3"
         )
-        whole = msgspec.structs.replace(whole, **settings)
+        whole = msgspec.structs.replace(whole, **self.settings)
         self.process.stdin.write(msgspec.json.encode(whole) + b"\n")
         self.process.stdin.flush()
         self.ports = msgspec.json.decode(self.process.stdout.readline(), type=Listening)
@@ -74,13 +80,13 @@ class RunningWorker:
 
     def kill(self) -> None:
         self.process.kill()
-        self._status = -signal.SIGKILL
+        self.status = -signal.SIGKILL
 
     def end(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        assert self.process.wait(20) == self._status
+        assert self.process.wait(20) == self.status
         self.process.stdout.close()
 
     def is_whole(self) -> bool:
@@ -100,7 +106,7 @@ class RunningWorker:
 
 @contextmanager
 def running(**settings: object) -> Iterator[RunningWorker]:
-    worker = RunningWorker(**settings)
+    worker = RunningWorker(settings=settings)
     try:
         yield worker
     finally:
