@@ -13,6 +13,7 @@ from dashboards.matrix import write_matrix
 from dashboards.report import write_report
 from dashboards.trend import write_trend
 from harness.errors import WalkawayError
+from harness.store.output import is_stdout
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     except WalkawayError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(f"{options.output}\n")
+    if not is_stdout(options.output):
+        sys.stdout.write(f"{options.output}\n")
     return 0
 
 

@@ -23,7 +23,7 @@ from dashboards.conform_page import (
     server_name,
 )
 from dashboards.page import document, save
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, read_conform
 
@@ -93,7 +93,7 @@ def _read_explanations(files: Sequence[Path], explained: Path | None) -> list[Ex
         found = tomllib.loads(explained.read_text(encoding="utf-8"))
         return msgspec.convert(found, _Explanations).explanation
     except OSError as error:
-        raise ConfigError(f"{explained}: {error.strerror}") from error
+        raise ConfigError(f"{explained}: cannot be read: {in_words(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{explained}: {error}") from error
 

@@ -18,12 +18,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dashboards.sections.section import Section
-from harness.errors import ConfigError
+from harness.store.output import write_output
 
 TEMPLATES: Final = files("dashboards") / "templates"
 PLOTLY: Final = "plotly-basic.min.js"
 GENERATOR: Final = b'<meta name="generator" content="walkaway">'
-_HEAD_BYTES: Final = 4096
 
 
 def document(
@@ -61,31 +60,8 @@ def document(
 
 
 def save(html: str, output: Path) -> None:
-    """Write a page whole or not at all, and only over another such page. Raises `ConfigError`."""
-    output = output.resolve()  # where it is a link: what it leads to
-    part = output.with_name(f"{output.name}.part")
-    try:
-        if output.is_file() and not _is_page(output):
-            raise ConfigError(
-                f"{output}: is not a page of walkaway; move it away, or name another file"
-            )
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.exists() and not output.is_file():  # /dev/stdout, say
-            output.write_text(html, encoding="utf-8")
-            return
-        try:
-            part.write_text(html, encoding="utf-8")
-            part.replace(output)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{output}: cannot be written: {error.strerror}") from error
-
-
-def _is_page(file: Path) -> bool:
-    with file.open("rb") as opened:
-        start = opened.read(_HEAD_BYTES)
-    return not start or GENERATOR in start
+    """Write a page, only over another page. Raises `ConfigError`."""
+    write_output(output, html.encode(), ours=GENERATOR)
 
 
 def content_security_policy(scripts: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from harness.analysis.comparable import Conditions, ends_line, manifest_remarks, why_not_figures
 from harness.analysis.compare import Limits, limits_of
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.gate.judge import Measured
 from harness.gate.run import read_run
 from harness.metrics import METRICS, headline_figures
@@ -77,7 +77,7 @@ def read_history(folder: Path) -> tuple[list[Group], list[tuple[str, str]]]:
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{folder}: cannot be read: {in_words(error)}") from error
     by_key: dict[tuple[str, str, str], list[PastRun]] = {}
     skipped = []
     for path in paths:

@@ -30,6 +30,8 @@ Key = tuple[str, str]  # metric and figure
 
 def write_trend(folder: Path, output: Path) -> None:
     groups, skipped = read_history(folder)
+    if not groups:
+        raise ConfigError(_why_no_run(folder, skipped))
     trends = [_trend(group, f"group{number}") for number, group in enumerate(groups)]
     html = document(
         "trend.html.j2",
@@ -40,6 +42,15 @@ def write_trend(folder: Path, output: Path) -> None:
         skipped=skipped,
     )
     save(html, output)
+
+
+def _why_no_run(folder: Path, skipped: Sequence[tuple[str, str]]) -> str:
+    if (folder / "manifest.json").is_file():
+        return f"{folder}: is a run itself; name the folder that holds it beside other runs"
+    if not skipped:
+        return f"{folder}: holds no folder of a run; name the folder that holds the runs"
+    name, why = skipped[0]
+    return f"{folder}: holds no run that can be drawn; the first of {len(skipped)}, {name}: {why}"
 
 
 def _trend(group: Group, anchor: str) -> dict[str, Any]:

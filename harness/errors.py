@@ -1,6 +1,7 @@
 """Expected failures in three families, each with its own exit code.
 
 `harness.cli` turns them into exit codes. A message says what happened, where, and what to do.
+`in_words` is for the reasons that the system gives.
 """
 
 from typing import ClassVar
@@ -28,3 +29,13 @@ class InterruptedRunError(WalkawayError):
     """The user pressed Ctrl-C; what had been collected is kept."""
 
     exit_code = 130
+
+
+def in_words(error: Exception) -> str:
+    """Why a file or a connection failed, without the number of the error and without the path,
+    which the message around it names: "No such file or directory"."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not text in UTF-8 (at byte {error.start})"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.app import Force
-from harness.errors import ConfigError
+from harness.store.output import check_output, is_stdout, write_output
 
 
 def calibrate(
@@ -31,17 +31,15 @@ def calibrate(
     from harness.simulate.calibrate import calibrate as measure
 
     path = output or runs[0] / "machine.toml"
-    if path.exists() and not force:
-        raise ConfigError(f"{path}: exists already; --force replaces it")
-    machine = measure(read_runs(runs), name=path.stem)
-    try:
-        path.write_text(as_toml(machine))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from error
+    check_output(path, ours=None, may_overwrite=force)
+    machine = measure(read_runs(runs), name="machine" if is_stdout(path) else path.stem)
+    write_output(path, as_toml(machine).encode(), ours=None, may_overwrite=force)
     fit = machine.error
     assert fit is not None
+    said = "printed" if is_stdout(path) else f"wrote {path}"
     typer.echo(
-        f"wrote {path}: {fit.n} steps, error of a step's length by cross-validation "
+        f"{said}: {fit.n} steps, error of a step's length by cross-validation "
         f"{quantity(fit.mape, 'ratio')} on average, {quantity(fit.p99, 'ratio')} at p99, "
-        f"bias {quantity(fit.bias, 'ratio')}"
+        f"bias {quantity(fit.bias, 'ratio')}",
+        err=is_stdout(path),
     )

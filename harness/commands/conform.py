@@ -23,6 +23,7 @@ from harness.commands.run import (
 )
 from harness.errors import ConfigError
 from harness.store.conform_result import CONFORM_FILE, Aftermath, Verdict, counted
+from harness.store.output import check_output, is_stdout, write_output
 
 if TYPE_CHECKING:
     from harness.conform.case import Case
@@ -55,15 +56,15 @@ Expected = Annotated[
     Path | None,
     typer.Option("--expected-failures", metavar="FILE", help="Known failures, one a line."),
 ]
-Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")]
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there; -: print it.")
+]
 Markdown = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a Markdown table there; -: standard output."),
+    typer.Option(metavar="FILE", help="Write a Markdown table there; -: print it."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print conform.json, or the list as JSON.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Draws all random choices.")]
-
-STDOUT: Final = Path("-")
 
 
 def conform(  # noqa: PLR0913  one argument a flag
@@ -160,15 +161,18 @@ def _run(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    from harness.conform.reports import as_junit, as_markdown, draw_page
+    from harness.conform.reports import MARKDOWN_MARK, as_junit, as_markdown, draw_page
     from harness.conform.suite import conform
+    from harness.gate.reports import JUNIT_MARK
     from harness.run.process import Interruption
     from harness.run.progress import choose_progress
 
-    for path in (junit, markdown):
-        if path is not None and path != STDOUT and not path.parent.is_dir():
-            raise ConfigError(f"{path}: cannot be written: there is no folder {path.parent}")
-    is_taken = as_json or markdown == STDOUT
+    check_output(junit, ours=JUNIT_MARK)
+    check_output(markdown, ours=MARKDOWN_MARK)
+    printed = [as_json, is_stdout(junit), is_stdout(markdown)]
+    if sum(printed) > 1:
+        raise ConfigError("of --json, --junit - and --markdown - only one can be printed")
+    is_taken = any(printed)
     show = Terminal(Console(stderr=is_taken), is_quiet=quiet)
     progress = choose_progress(Console(stderr=True), is_quiet=quiet)
     with Interruption() as interruption:
@@ -178,11 +182,9 @@ def _run(
             show.close()
         result = finished.result
         if junit is not None:
-            junit.write_bytes(as_junit(result))
-        if markdown == STDOUT:
-            print(as_markdown(result), end="")  # noqa: T201
-        elif markdown is not None:
-            markdown.write_text(as_markdown(result), encoding="utf-8")
+            write_output(junit, as_junit(result), ours=JUNIT_MARK)
+        if markdown is not None:
+            write_output(markdown, as_markdown(result).encode(), ours=MARKDOWN_MARK)
         page = draw_page(finished.folder)
     if as_json:
         print((finished.folder / CONFORM_FILE).read_text(), end="")  # noqa: T201

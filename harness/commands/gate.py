@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.compare import FEWEST_ROUNDS
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.gate.baseline import (
     AGAINST_BASELINE,
@@ -41,8 +41,16 @@ from harness.gate.limits import (
     parse_limits,
     workload_limits,
 )
-from harness.gate.reports import LEFT_OUT, as_junit, as_markdown, gravest_first
+from harness.gate.reports import (
+    JUNIT_MARK,
+    LEFT_OUT,
+    MARKDOWN_MARK,
+    as_junit,
+    as_markdown,
+    gravest_first,
+)
 from harness.gate.run import read_run
+from harness.store.output import check_output, is_stdout, write_output
 from harness.store.run_folder import RunFolder, UnusableRunError
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
@@ -65,9 +73,9 @@ class GateOrder:
 
 
 def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
-    _check_apart(order)
-    for path in (order.junit, order.markdown):
-        _check_free(path, may_overwrite=order.may_overwrite)
+    _check_apart(order, as_json=as_json)
+    check_output(order.junit, ours=JUNIT_MARK, may_overwrite=order.may_overwrite)
+    check_output(order.markdown, ours=MARKDOWN_MARK, may_overwrite=order.may_overwrite)
     saved = None
     try:
         measured = read_run(order.run)
@@ -78,15 +86,23 @@ def gate_and_show(order: GateOrder, *, as_json: bool, quiet: bool) -> int:
             _check_has_rounds(measured)
         judgement = _judged(order, measured)
         saved = _save(order, measured, judgement)
-    if order.junit is not None:
-        _write(order.junit, as_junit(judgement))
-    if order.markdown is not None:
-        _write(order.markdown, as_markdown(judgement).encode())
+    _write_reports(order, judgement)
     if as_json:
         print(json.dumps(msgspec.to_builtins(judgement), indent=2))  # noqa: T201
     elif not quiet:
-        print_judgement(Console(), judgement, saved)
+        is_taken = is_stdout(order.junit) or is_stdout(order.markdown)
+        print_judgement(Console(stderr=is_taken), judgement, saved)
     return EXIT_CODES[judgement.verdict]
+
+
+def _write_reports(order: GateOrder, judgement: Judgement) -> None:
+    may_overwrite = order.may_overwrite
+    if order.junit is not None:
+        content = as_junit(judgement)
+        write_output(order.junit, content, ours=JUNIT_MARK, may_overwrite=may_overwrite)
+    if order.markdown is not None:
+        text = as_markdown(judgement).encode()
+        write_output(order.markdown, text, ours=MARKDOWN_MARK, may_overwrite=may_overwrite)
 
 
 def print_judgement(console: Console, judgement: Judgement, saved: str | None) -> None:
@@ -154,7 +170,7 @@ def _limits(order: GateOrder, workload: Mapping[str, Any]) -> list[Limit]:
     try:
         text = order.limits.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{order.limits}: cannot be read: {error}") from error
+        raise ConfigError(f"{order.limits}: cannot be read: {in_words(error)}") from error
     lines, source = text.splitlines(), str(order.limits)
     found = parse_limits(lines, source=source, arms=arm_names(workload))
     if not found:
@@ -207,7 +223,7 @@ def _check_can_be_held_to(measured: Measured) -> None:
             )
 
 
-def _check_apart(order: GateOrder) -> None:
+def _check_apart(order: GateOrder, *, as_json: bool) -> None:
     named = {
         "--junit": order.junit,
         "--markdown": order.markdown,
@@ -220,20 +236,6 @@ def _check_apart(order: GateOrder) -> None:
             continue
         if (other := flags.setdefault(path.resolve(), flag)) != flag:
             raise ConfigError(f"{path}: is named by {other} and by {flag}: name a file for each")
-
-
-def _check_free(path: Path | None, *, may_overwrite: bool) -> None:
-    """Refuse an existing file, but not an empty one: CI passes its step summary as one."""
-    if path is None:
-        return
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists")
-    if path.exists() and path.stat().st_size and not may_overwrite:
-        raise ConfigError(f"{path}: exists already; --force replaces it")
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from error
+        if is_stdout(path) and (as_json or flag in ("--baseline", "--limits")):
+            why = "--json prints the verdicts there" if as_json else "that is standard output"
+            raise ConfigError(f"{flag} {path}: {why}; name a file")

@@ -9,6 +9,8 @@ import typer
 from harness.commands.app import Force, JsonResult
 from harness.errors import ConfigError
 from harness.run.process import become, python_module
+from harness.store.conform_result import CONFORM_FILE
+from harness.store.output import check_output, is_stdout, write_output
 
 
 def report(
@@ -49,9 +51,11 @@ BaselineFile = Annotated[
 SaveBaseline = Annotated[
     bool, typer.Option("--save-baseline", help="Keep this run as the baseline, if it passes.")
 ]
-Junit = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there.")]
+Junit = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there; -: print it.")
+]
 Markdown = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there.")
+    Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there; -: print it.")
 ]
 Verdicts = Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")]
 OnlyExitCode = Annotated[
@@ -162,9 +166,20 @@ def matrix(
 
     Example: walkaway matrix results/engines/*/conform.json -o matrix.html
     """
-    files = [str(one / "conform.json" if one.is_dir() else one) for one in results]
+    files = [str(_result_in(one)) for one in results]
     more = [] if explanations is None else ["--explanations", str(explanations)]
     become(python_module("dashboards", "matrix", *files, "-o", str(output), *more))
+
+
+def _result_in(place: Path) -> Path:
+    if not place.is_dir():
+        return place
+    if (place / CONFORM_FILE).is_file():
+        return place / CONFORM_FILE
+    remedy = "name a folder that walkaway conform --out wrote"
+    if any(place.glob(f"*/{CONFORM_FILE}")):
+        remedy = f"the folders in it do: name {place / '*' / CONFORM_FILE}"
+    raise ConfigError(f"{place}: holds no {CONFORM_FILE}; {remedy}")
 
 
 def export(
@@ -184,19 +199,17 @@ def export(
     """
     if trace is None:
         raise ConfigError("nothing to write: name a file with --trace")
-    if trace.exists() and not force:
-        raise ConfigError(f"{trace}: exists already; --force replaces it")
-    from harness.export.chrome_trace import chrome_trace
+    from harness.export.chrome_trace import MARK, chrome_trace
     from harness.export.library import load_run
 
+    check_output(trace, ours=MARK, may_overwrite=force)
     frames = load_run(run).frames
     if frames.requests.empty:
         raise ConfigError(f"{run}: no request was made in this run: nothing to write")
-    try:
-        trace.write_text(json.dumps(chrome_trace(frames)) + "\n")
-    except OSError as error:
-        raise ConfigError(f"{trace}: cannot be written: {error}") from error
-    typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev")
+    content = json.dumps(chrome_trace(frames)) + "\n"
+    write_output(trace, content.encode(), ours=MARK, may_overwrite=force)
+    if not is_stdout(trace):
+        typer.echo(f"wrote {trace}; open it at https://ui.perfetto.dev")
 
 
 def collect(

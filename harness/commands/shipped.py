@@ -1,6 +1,7 @@
 """`walkaway workloads`, `targets` and `init`: the shipped files, and a first one of your own."""
 
 import json
+import shlex
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ import typer
 
 from harness.commands.app import Force, JsonResult, target_names, workload_names
 from harness.errors import ConfigError
+from harness.store.output import is_stdout, write_output
 
 if TYPE_CHECKING:
     from harness.workload.values import Section
@@ -142,13 +144,10 @@ def init(
 
     Example: walkaway init mine.toml
     """
-    if file.exists() and not force:
-        raise ConfigError(f"{file}: exists already; name another file, or replace it with --force")
-    try:
-        file.write_text((files("harness") / TEMPLATE).read_text())
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error}") from error
-    typer.echo(f"wrote {file}; run it: walkaway run {file}")
+    template = (files("harness") / TEMPLATE).read_bytes()
+    write_output(file, template, ours=None, may_overwrite=force)
+    if not is_stdout(file):
+        typer.echo(f"wrote {file}; run it: walkaway run {shlex.quote(str(file))}")
 
 
 def _show(name: str | None, describe: Describe, package: str, noun: str, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from harness.run.process import Child, python_module
 from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, Verdict, counted
 
 PAGE: Final = "index.html"
+MARKDOWN_MARK: Final = b"### walkaway conform: "  # in the head of each such file
 _PAGE_S: Final = 60.0
 _SIGNS: Final = {
     Verdict.PASS: "✅",

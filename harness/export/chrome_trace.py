@@ -46,6 +46,9 @@ COUNTERS: Final = {  # Perfetto shows the name and what is counted: "running req
     "free_blocks": ("free", "blocks"),
 }
 
+TOOL: Final = "walkaway export"
+MARK: Final = f'"tool": "{TOOL}"'.encode()
+
 Event = dict[str, Any]
 Row = tuple[int, int]  # the group, and the number of the row
 
@@ -90,13 +93,14 @@ def chrome_trace(frames: RunFrames) -> dict[str, Any]:
         event["ts"] = (event["ts"] - origin_ns) / 1000
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     return {
-        "traceEvents": [*_names(rows), *events],
-        "displayTimeUnit": "ms",
         "otherData": {
+            "tool": TOOL,  # so first: how a file is known as ours
             "run_id": str(frames.manifest.get("run_id")),
             "engine": facts.engine,
             "engine_rows": why_unseen or "yes",
         },
+        "displayTimeUnit": "ms",
+        "traceEvents": [*_names(rows), *events],
     }
 
 

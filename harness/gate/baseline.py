@@ -11,11 +11,12 @@ import msgspec
 
 from harness.analysis.comparable import depends_on_machine, other_machine
 from harness.analysis.compare import FEWEST_ROUNDS
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.gate.judge import Measured, Side
 from harness.gate.limits import BASELINE, Limit
 from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION
+from harness.store.output import write_output
 from harness.store.run_folder import other_version
 
 FOLDER: Final = Path("results") / "baselines"
@@ -37,13 +38,7 @@ def save_baseline(measured: Measured, path: Path, *, may_overwrite: bool) -> Non
     if path.exists() and not may_overwrite:
         raise ConfigError(f"{path}: there is a baseline already; --force replaces it")
     content = msgspec.json.format(msgspec.json.encode(Baseline(measured=measured)))
-    part = path.with_name(f"{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content + b"\n")
-        part.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error}") from error
+    write_output(path, content + b"\n", ours=None, may_overwrite=True)
 
 
 def load_baseline(path: Path, *, workload: str) -> Measured:
@@ -54,7 +49,9 @@ def load_baseline(path: Path, *, workload: str) -> Measured:
             raise ConfigError(f"{path}: {said}; save the baseline again")
         measured = msgspec.json.decode(content, type=Baseline).measured
     except (OSError, RecursionError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path}: is not a baseline that can be read: {error}") from error
+        raise ConfigError(
+            f"{path}: is not a baseline that can be read: {in_words(error)}"
+        ) from error
     of = measured.conditions.workload
     if of != workload:
         raise ConfigError(f"{path}: is a baseline of workload {of}, and the run is of {workload}")

@@ -10,6 +10,8 @@ from harness.gate.judge import Check, Judgement, Verdict
 
 SIGNS: Final = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.CANNOT_DECIDE: "❔"}
 LEFT_OUT: Final = "not compared, being times of another machine than the baseline's"
+MARKDOWN_MARK: Final = b" walkaway gate: "  # in the head of each such file, as the next one
+JUNIT_MARK: Final = b'<testsuite name="walkaway '
 MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 
 CAPACITY_SCHEMA: Final = 1
 CAPACITY_FILE: Final = "capacity.json"
@@ -83,7 +83,7 @@ def read_capacity(folder: Path) -> CapacityResult:
     try:
         return msgspec.json.decode(path.read_bytes(), type=CapacityResult)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{path} is no result of `walkaway simulate capacity`: {error}"

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 
 CONFORM_SCHEMA: Final = 1
 CONFORM_FILE: Final = "conform.json"
@@ -128,7 +128,7 @@ def read_conform(file: Path) -> ConformResult:
             content["not_run"] = dict.fromkeys(content["not_run"], "it needs what was not given")
         return msgspec.convert(content, ConformResult)
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
+        raise ConfigError(f"{file}: cannot be read: {in_words(error)}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{file} is no result of `walkaway conform`: {error}") from error
 

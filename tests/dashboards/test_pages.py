@@ -107,9 +107,11 @@ def test_only_a_page_of_ours_is_written_over(
         assert main(["report", str(run), "-o", str(page)]) == 0
     whole = page.read_bytes()
     assert main(["report", str(run), "-o", str(run / "manifest.json")]) == 2
-    assert "is not a page of walkaway" in capsys.readouterr().err
+    assert "exists already and is no earlier output" in capsys.readouterr().err
     assert (run / "manifest.json").read_bytes().startswith(b"{")
     assert page.read_bytes() == whole
+    assert main(["report", str(run), "-o", "-"]) == 0
+    assert capsys.readouterr().out.encode() == whole
     assert not list(run.glob("*.part"))
 
 
@@ -141,4 +143,4 @@ def test_explanations_that_cannot_be_read_are_one_message(
         assert "explanations.toml: " in capsys.readouterr().err
     assert main(["matrix", str(tmp_path), "-o", str(tmp_path / "m.html")]) == 2
     assert main(["conform", str(tmp_path)]) == 2
-    assert "conform.json: No such file" in capsys.readouterr().err
+    assert "conform.json: cannot be read: No such file" in capsys.readouterr().err

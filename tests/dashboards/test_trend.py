@@ -40,10 +40,7 @@ def server(**settings: Any) -> dict[str, Any]:
     return {"target": {"config": {"max_num_seqs": 12, "device": "cpu", **settings}}}
 
 
-def test_no_run_and_one_run_are_said_to_be_so(tmp_path: Path) -> None:
-    page = page_by("trend", tmp_path)
-    assert page.texts("h1") == ["0 runs over time"]
-    assert "There is no run in this folder yet" in page.body
+def test_one_run_is_said_to_be_so(tmp_path: Path) -> None:
     save_nights(tmp_path, [0.02])
     page = page_by("trend", tmp_path)
     assert "the first point of a trend" in page.body
@@ -133,10 +130,23 @@ def test_what_cannot_be_read_is_listed_by_name(tmp_path: Path) -> None:
     assert stretches(tmp_path) == [[0.023]]
 
 
-def test_a_folder_that_is_not_there_is_one_message(
+def test_a_folder_without_a_run_is_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["trend", str(tmp_path / "none"), "-o", str(tmp_path / "trend.html")]) == 2
-    assert "none: cannot be read" in capsys.readouterr().err
+    page = tmp_path / "trend.html"
+
+    def said_of(folder: Path) -> str:
+        assert main(["trend", str(folder), "-o", str(page)]) == 2
+        assert not page.exists()
+        return capsys.readouterr().err
+
+    assert "none: cannot be read: No such file" in said_of(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "empty: holds no folder of a run" in said_of(tmp_path / "empty")
+    nothing = said_of(tmp_path)  # `empty` is a folder in it
+    assert "the first of 1, empty: " in nothing
+    assert "is not a run's folder" in nothing
+    run = save_nights(tmp_path / "runs", [0.02])[0]
+    assert "is a run itself; name the folder that holds it" in said_of(run)
     result = CliRunner().invoke(app, ["trend", str(tmp_path / "none")])
     assert "none: no such folder" in str(result.exception)

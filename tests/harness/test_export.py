@@ -143,12 +143,20 @@ def test_the_command_writes_the_trace(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, order)
     assert result.exit_code == 0, result.exception
     assert json.loads(trace.read_text())["otherData"]["run_id"] == "made-up"
-    assert CliRunner().invoke(app, [*order, "--force"]).exit_code == 0
+    written = trace.read_bytes()
+    assert CliRunner().invoke(app, order).exit_code == 0, "over its like"
+    printed = CliRunner().invoke(app, ["export", str(run), "--trace", "-"])
+    assert printed.stdout_bytes == written
+    notes = tmp_path / "notes.txt"
+    notes.write_text("a user's")
+    to_notes = ["export", str(run), "--trace", str(notes)]
     for words, message in (
-        (order, "--force replaces it"),
-        (["export", str(run), "--trace", str(tmp_path / "no" / "t")], "cannot be written"),
+        (to_notes, "replace it with --force"),
+        (["export", str(run), "--trace", str(notes / "t")], "cannot be written"),
         (["export", str(run)], "nothing to write"),
     ):
         refused = CliRunner().invoke(app, words).exception
         assert isinstance(refused, ConfigError)
         assert message in str(refused)
+    assert CliRunner().invoke(app, [*to_notes, "--force"]).exit_code == 0
+    assert notes.read_bytes() == written

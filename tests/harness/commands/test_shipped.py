@@ -61,7 +61,10 @@ def test_the_template_can_be_run_unchanged(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
     printed("init", str(file), "--force")
     assert file.read_text() == TEMPLATE.read_text()
-    assert "cannot be written" in refused("init", str(tmp_path / "no" / "such" / "folder.toml"))
+    assert "cannot be written" in refused("init", str(file / "below.toml"))
+    assert printed("init", "-") == TEMPLATE.read_text()
+    spaced = tmp_path / "my own.toml"
+    assert printed("init", str(spaced)).endswith(f"run it: walkaway run '{spaced}'\n")
 
 
 def test_each_example_in_the_template_holds_and_each_key_is_explained(tmp_path: Path) -> None:

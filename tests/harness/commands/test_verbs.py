@@ -80,3 +80,20 @@ def test_a_shell_completes_names(words: str, offered: str) -> None:
     }
     result = CliRunner().invoke(app, [], prog_name="walkaway", env=told)
     assert result.output.split() == [offered]
+
+
+def test_a_folder_without_a_conformance_result_is_one_message(tmp_path: Path) -> None:
+    """Of the folder above those that have one, the message says so."""
+
+    def said() -> str:
+        words = ["matrix", str(tmp_path), "-o", str(tmp_path / "m.html")]
+        result = CliRunner().invoke(app, words)
+        assert isinstance(result.exception, ConfigError)
+        return str(result.exception)
+
+    assert said() == (
+        f"{tmp_path}: holds no conform.json; name a folder that walkaway conform --out wrote"
+    )
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "conform.json").touch()
+    assert f"the folders in it do: name {tmp_path}/*/conform.json" in said()

@@ -85,16 +85,42 @@ def test_what_is_wrong_usage(tmp_path: Path) -> None:
     assert "no limit to judge it by" in refusal(run)
 
 
-def test_no_report_is_overwritten_but_an_empty_one_is_filled(tmp_path: Path) -> None:
-    run, file = gated.save(tmp_path / "run"), Path("summary.md")
-    file.touch()  # as CI hands over its step summary
-    assert gate(run, markdown=file) == 0
-    kept = file.read_text()
-    for flag in ("markdown", "junit"):
-        assert "--force replaces it" in refusal(run, **{flag: file})
+def test_a_report_is_written_over_its_like_and_nothing_else(tmp_path: Path) -> None:
+    run, markdown, junit = gated.save(tmp_path / "run"), Path("gate.md"), Path("gate.xml")
+    markdown.touch()  # as CI hands over its step summary
+    for limit in ("leaked_blocks.max == 0", "leaked_blocks.max <= 1"):
+        assert gate(run, limit, markdown=markdown, junit=junit) == 0
+        assert limit in markdown.read_text()
+        assert limit.replace("<", "&lt;") in junit.read_text()
+    for flag, other in (("markdown", junit), ("junit", markdown)):
+        kept = other.read_bytes()
+        assert "replace it with --force" in refusal(run, **{flag: other})
         assert "/proc/none.xml: cannot be written" in refusal(run, **{flag: Path("/proc/none.xml")})
-    assert file.read_text() == kept
-    assert gate(run, markdown=file, may_overwrite=True) == 0
+        assert other.read_bytes() == kept
+    assert gate(run, markdown=junit, may_overwrite=True) == 0
+
+
+@pytest.mark.parametrize("flag", ["markdown", "junit"])
+def test_a_report_can_be_printed(
+    flag: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, file = gated.save(tmp_path / "run"), tmp_path / "file"
+    dash: dict[str, Any] = {flag: Path("-")}
+    saved: dict[str, Any] = {flag: file}
+    assert gate_and_show(GateOrder(run=run, **saved), as_json=False, quiet=True) == 0
+    assert gate_and_show(GateOrder(run=run, **dash), as_json=False, quiet=False) == 0
+    printed = capfd.readouterr()
+    assert printed.out == file.read_text()
+    assert printed.err.startswith("gate: pass"), "the table stands beside it"
+    assert not Path("-").exists()
+    assert f"--{flag} -: --json prints the verdicts there" in refusal(run, **dash)
+    assert "--baseline -: that is standard output" in refusal_of_a_printed_baseline(run)
+
+
+def refusal_of_a_printed_baseline(run: Path) -> str:
+    with pytest.raises(ConfigError) as raised:
+        gate_and_show(GateOrder(run=run, baseline=Path("-")), as_json=False, quiet=True)
+    return str(raised.value)
 
 
 @pytest.mark.parametrize(("first", "second"), [("junit", "markdown"), ("junit", "baseline")])
