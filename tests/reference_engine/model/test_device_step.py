@@ -241,6 +241,7 @@ def test_steps_on_a_device_answer_as_a_cpus_do_while_requests_come_and_go(
     step_side_by_side(sides, num_steps)
 
 
+@pytest.mark.slow
 def test_blocks_that_were_on_the_host_and_norms_of_heads(tmp_path: Path) -> None:
     """A Qwen3: a norm of each head, and the embedding as output matrix."""
     need("cpu")
