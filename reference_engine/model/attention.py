@@ -86,13 +86,12 @@ class ReadBuffer:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The blocks as they lie, and their keys and values by request and head."""
         if self._size != (num_blocks, num_requests):
-            self._size = num_blocks, num_requests
-            if num_blocks * block_numel > self.memory.numel():
-                self.memory.resize_(2 * num_blocks * block_numel)  # memory that is new is slow
+            if num_blocks * block_numel > self.memory.numel():  # memory that is new is slow
+                self.memory = self.memory.new_empty(2 * num_blocks * block_numel)
             copied = self.memory[: num_blocks * block_numel].view(num_blocks, block_numel)
             heads = copied.view(num_requests, -1, self.num_heads, self.head_dim)
             keys, values = heads.transpose(1, 2).chunk(2, dim=1)
-            self._views = copied, keys, values
+            self._views, self._size = (copied, keys, values), (num_blocks, num_requests)
         return self._views
 
 

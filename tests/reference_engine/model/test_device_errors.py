@@ -7,8 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 
+from reference_engine.config import EngineConfig  # noqa: E402
+from reference_engine.core.request import Request, Sampling  # noqa: E402
+from reference_engine.core.scheduler import Scheduler  # noqa: E402
+from reference_engine.model.attention import ReadBuffer  # noqa: E402
 from reference_engine.model.device_errors import device_errors  # noqa: E402
 from reference_engine.model.runners import DeviceFailedError, OutOfMemoryError  # noqa: E402
+from reference_engine.model.tokenizer import EOS_TOKEN_ID  # noqa: E402
+from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
+from tests.reference_engine.conftest import end, run_step, run_to_the_end  # noqa: E402
 
 ASYNC = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
@@ -81,3 +88,55 @@ def test_a_step_that_is_out_of_memory_holds_none_of_its_tensors_any_more() -> No
         compute()
     assert raised.value.__context__ is not None, "which has the frames of the step"
     assert seen[0]() is None
+
+
+def test_a_read_buffer_that_had_no_room_to_grow_is_what_it_was() -> None:
+    buffer = ReadBuffer(1, 4, torch.empty(0))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            buffer.views(2**40, 1, 16)
+        copied, keys, values = buffer.views(3, 1, 16)
+        assert copied.fill_(1.0).sum() == 3 * 16
+        assert (keys.shape, values.shape) == ((1, 1, 6, 4), (1, 1, 6, 4))
+
+
+class NoRoom:
+    """In the place of a runner's step, with torch's own error."""
+
+    is_compiled = False
+
+    def logits(self, spans: Any) -> Any:
+        return torch.empty(2**60), []
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_after_a_step_without_room_the_next_request_gets_the_tokens_that_it_always_gets(
+    phase: str,
+) -> None:
+    config = EngineConfig(
+        device="cpu", max_num_seqs=2, num_blocks=16, block_size=4, max_model_len=32
+    )
+    runner, scheduler = TorchRunner(config), Scheduler(config, frozenset({EOS_TOKEN_ID}))
+
+    def ask(name: str) -> Request:
+        sampling = Sampling(max_tokens=6, temperature=0.0, ignore_eos=True)
+        request = Request(name, [300, 301, 302, 303, 304, 305, 306, 307, 308], sampling)
+        scheduler.add(request)
+        return request
+
+    undisturbed = ask("undisturbed")
+    run_to_the_end(scheduler, runner)
+    ask("fails")
+    if phase == "decode":
+        run_step(scheduler, runner=runner)
+    step, plan = runner.step, scheduler.schedule()
+    runner.step = NoRoom()  # type: ignore[assignment]
+    with pytest.raises(OutOfMemoryError, match="can't allocate memory"):
+        runner.execute(plan)
+    runner.step = step
+    for request in scheduler.give_up(plan):
+        end(scheduler, request.request_id)
+    scheduler.check_integrity()
+    again = ask("again")
+    run_to_the_end(scheduler, runner)
+    assert again.token_ids == undisturbed.token_ids
