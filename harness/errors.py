@@ -1,9 +1,11 @@
 """Expected failures in three families, each with its own exit code.
 
 `harness.cli` turns them into exit codes. A message says what happened, where, and what to do.
-`in_words` is for the reasons that the system gives.
+`in_words` and `did_you_mean` are parts of such messages.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -39,3 +41,10 @@ def in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """"; did you mean `demo`?", with the nearest names; "" if none is near."""
+    *others, last = [f"`{one}`" for one in difflib.get_close_matches(name, list(known))] or [""]
+    named = f"{', '.join(others)} or {last}" if others else last
+    return f"; did you mean {named}?" if named else ""

@@ -1,9 +1,14 @@
 """The command line's app, the layout of its help, and the flags that several commands share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
+
+# The parts of a command's help, in the order in which a newcomer needs them.
+SERVER: Final = "The server"
+LOAD: Final = "The load"
+RESULT: Final = "The result"
 
 app = typer.Typer(
     name="walkaway",
@@ -12,6 +17,7 @@ app = typer.Typer(
         "abandons them on purpose, and measures what it cost.\n\nExample: walkaway demo"
     ),
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -37,7 +43,18 @@ def walkaway(*, version: Version = False) -> None:
 
 
 class Command(TyperCommand):
-    """A command whose usage line names its arguments plainly: WORKLOAD, not {WORKLOAD}."""
+    """A command whose usage line names its arguments plainly (WORKLOAD, not {WORKLOAD}), and whose
+    help lists its options in the parts that they name (`rich_help_panel`)."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        parts: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            if (record := one.get_help_record(ctx)) is not None:
+                part = getattr(one, "rich_help_panel", None) or "Options"
+                parts.setdefault(part, []).append(record)
+        for part, records in parts.items():
+            with formatter.section(part):
+                formatter.write_dl(records)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)

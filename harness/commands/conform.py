@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from harness.commands.app import RESULT, SERVER
 from harness.commands.run import (
     ApiKeyEnv,
     CaFile,
@@ -30,41 +31,80 @@ if TYPE_CHECKING:
     from harness.conform.suite import ConformConfig
     from harness.store.conform_result import CaseResult, ConformResult
 
-Wanted = Annotated[list[str] | None, typer.Argument(metavar="[ID|GROUP/]...", hidden=True)]
+CASES: Final = "The cases"
+Wanted = Annotated[list[str] | None, typer.Argument(metavar="ID|GROUP/", hidden=True)]
 Slots = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Requests that it runs at once. Default: found out."),
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Requests that it runs at once. Default: found out.",
+        rich_help_panel=SERVER,
+    ),
 ]
 Pid = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Its process here, for leak/process.")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Its process here, for leak/process.", rich_help_panel=SERVER
+    ),
 ]
 Direct = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The server behind the hop at --target, for hop/."),
+    typer.Option(
+        metavar="URL",
+        help="The server behind the hop at --target, for hop/.",
+        rich_help_panel=SERVER,
+    ),
 ]
 Configuration = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="How it was started, for walkaway matrix."),
+    typer.Option(
+        metavar="TEXT", help="How it was started, for walkaway matrix.", rich_help_panel=SERVER
+    ),
 ]
 Tries = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Leaves a timed case. Default 8, quick 5.")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Leaves a timed case. Default 8, quick 5.", rich_help_panel=CASES
+    ),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Judge the `should` cases too.")]
-Quick = Annotated[bool, typer.Option("--quick", help="The quick cases only: one minute.")]
-List = Annotated[bool, typer.Option("--list", help="List the cases, and run none.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Judge the `should` cases too.", rich_help_panel=CASES)
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The quick cases only: one minute.", rich_help_panel=CASES)
+]
+List = Annotated[
+    bool, typer.Option("--list", help="List the cases, and run none.", rich_help_panel=CASES)
+]
 Expected = Annotated[
     Path | None,
-    typer.Option("--expected-failures", metavar="FILE", help="Known failures, one a line."),
+    typer.Option(
+        "--expected-failures",
+        metavar="FILE",
+        help="Known failures, one a line.",
+        rich_help_panel=RESULT,
+    ),
 ]
 Junit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there; -: print it.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write a JUnit report there; -: print it.", rich_help_panel=RESULT
+    ),
 ]
 Markdown = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a Markdown table there; -: print it."),
+    typer.Option(
+        metavar="FILE", help="Write a Markdown table there; -: print it.", rich_help_panel=RESULT
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print conform.json, or the list as JSON.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Draws all random choices.")]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print conform.json, or the list as JSON.", rich_help_panel=RESULT),
+]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="Draws all random choices.", rich_help_panel=CASES)
+]
 
 
 def conform(  # noqa: PLR0913  one argument a flag
@@ -82,15 +122,15 @@ def conform(  # noqa: PLR0913  one argument a flag
     pid: Pid = None,
     direct: Direct = None,
     configuration: Configuration = None,
-    tries: Tries = None,
-    strict: Strict = False,
     quick: Quick = False,
     lists: List = False,
+    tries: Tries = None,
+    strict: Strict = False,
+    seed: Seed = 0,
     expected_failures: Expected = None,
     junit: Junit = None,
     markdown: Markdown = None,
     out: Out = None,
-    seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

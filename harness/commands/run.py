@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from harness.commands.app import target_names, workload_names
+from harness.commands.app import LOAD, RESULT, SERVER, target_names, workload_names
 
 # The server.
 WorkloadName = Annotated[
@@ -14,7 +14,11 @@ WorkloadName = Annotated[
 ]
 Target = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The server. Default: the bundled engine is started."),
+    typer.Option(
+        metavar="URL",
+        help="The server. Default: the bundled engine is started.",
+        rich_help_panel=SERVER,
+    ),
 ]
 Engine = Annotated[
     str,
@@ -22,54 +26,127 @@ Engine = Annotated[
         metavar="NAME",
         help="The kind of server: a name (walkaway targets) or a path.",
         autocompletion=target_names,
+        rich_help_panel=SERVER,
     ),
 ]
-Model = Annotated[str | None, typer.Option(metavar="NAME", help="The model's name on the server.")]
-MetricsUrl = Annotated[
-    list[str] | None,
-    typer.Option(metavar="URL", help="Its metrics page, if not URL/metrics. Repeatable."),
-]
-GpuMetricsUrl = Annotated[
+Model = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL", help="A DCGM exporter's page. Default: NVML, if the server is here."
-    ),
+    typer.Option(metavar="NAME", help="The model's name on the server.", rich_help_panel=SERVER),
 ]
 ApiKeyEnv = Annotated[
-    str | None, typer.Option(metavar="VAR", help="Environment variable with the API key.")
+    str | None,
+    typer.Option(
+        metavar="VAR", help="Environment variable with the API key.", rich_help_panel=SERVER
+    ),
 ]
 Header = Annotated[
     list[str] | None,
-    typer.Option(metavar="K=V", help="A header for each request. Repeatable."),
+    typer.Option(
+        metavar="K=V", help="A header for each request. Repeatable.", rich_help_panel=SERVER
+    ),
 ]
 CaFile = Annotated[
     str | None,
-    typer.Option(metavar="FILE", help="Trust only the CAs in this PEM file for https."),
+    typer.Option(
+        metavar="FILE",
+        help="Trust only the CAs in this PEM file for https.",
+        rich_help_panel=SERVER,
+    ),
 ]
 YesLoadThisHost = Annotated[
     bool,
-    typer.Option("--yes-load-this-host", help="Allow a target that is not on loopback."),
+    typer.Option(
+        "--yes-load-this-host",
+        help="Allow a target that is not on loopback.",
+        rich_help_panel=SERVER,
+    ),
 ]
 
 # The load.
-Processes = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Share the load between N processes. Default 1."),
-]
-CancellationRate = Annotated[
-    float | None,
-    typer.Option(metavar="PERCENT", help="Abandon this share of the requests (as in AIPerf)."),
-]
-CancellationDelay = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Leave this long after the request was sent. Default 0."),
-]
 Setting = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Override a key of the workload, e.g. run.users=4. Repeatable.",
+        rich_help_panel=LOAD,
+    ),
+]
+CancellationRate = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PERCENT",
+        help="Abandon this share of the requests (as in AIPerf).",
+        rich_help_panel=LOAD,
+    ),
+]
+CancellationDelay = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Leave this long after the request was sent. Default 0.",
+        rich_help_panel=LOAD,
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Share the load between N processes. Default 1.",
+        rich_help_panel=LOAD,
+    ),
+]
+
+# The result.
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="The run's folder; must be new or empty.",
+        rich_help_panel=RESULT,
+    ),
+]
+All = Annotated[
+    bool, typer.Option("--all", help="Show every figure and note.", rich_help_panel=RESULT)
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print summary.json instead of a table.", rich_help_panel=RESULT),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", help="No progress, only the result.", rich_help_panel=RESULT),
+]
+
+# The page.
+PAGE: Final = "In the browser"
+Web = Annotated[
+    bool,
+    typer.Option("--web", help="Start, stop and watch runs in a browser.", rich_help_panel=PAGE),
+]
+WebPort = Annotated[
+    int,
+    typer.Option(metavar="PORT", min=1, help="The port of that page.", rich_help_panel=PAGE),
+]
+
+# The server's own figures.
+METRICS: Final = "The server's metrics"
+MetricsUrl = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Its metrics page, if not URL/metrics. Repeatable.",
+        rich_help_panel=METRICS,
+    ),
+]
+GpuMetricsUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="A DCGM exporter's page. Default: NVML, if the server is here.",
+        rich_help_panel=METRICS,
     ),
 ]
 NoScrape = Annotated[
@@ -77,29 +154,19 @@ NoScrape = Annotated[
     typer.Option(
         "--no-scrape",
         help="Read /metrics only before and after the load, not during it.",
+        rich_help_panel=METRICS,
     ),
 ]
-
-# The output.
-Web = Annotated[bool, typer.Option("--web", help="Start, stop and watch it in a browser.")]
-WebPort = Annotated[int, typer.Option(metavar="PORT", min=1, help="The port of that page.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="The run's folder; must be new or empty."),
-]
-All = Annotated[bool, typer.Option("--all", help="Show every figure and note.")]
-Json = Annotated[bool, typer.Option("--json", help="Print summary.json instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, only the result.")]
 
 
 def demo(
     *,
     settings: Setting = None,
     out: Out = None,
-    no_scrape: NoScrape = False,
     shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    no_scrape: NoScrape = False,
 ) -> None:
     """Run the whole chain on this machine and write a report.
 
@@ -129,23 +196,23 @@ def run(  # noqa: PLR0913  one argument a flag
     target: Target = None,
     engine: Engine = "reference",
     model: Model = None,
-    metrics_url: MetricsUrl = None,
-    gpu_metrics_url: GpuMetricsUrl = None,
     api_key_env: ApiKeyEnv = None,
     header: Header = None,
     ca_file: CaFile = None,
     yes_load_this_host: YesLoadThisHost = False,
-    processes: Processes = None,
+    settings: Setting = None,
     request_cancellation_rate: CancellationRate = None,
     request_cancellation_delay: CancellationDelay = None,
-    web: Web = False,
-    web_port: WebPort = 8089,
-    settings: Setting = None,
+    processes: Processes = None,
     out: Out = None,
-    no_scrape: NoScrape = False,
     shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    web: Web = False,
+    web_port: WebPort = 8089,
+    metrics_url: MetricsUrl = None,
+    gpu_metrics_url: GpuMetricsUrl = None,
+    no_scrape: NoScrape = False,
 ) -> None:
     """Run a workload and write a report.
 

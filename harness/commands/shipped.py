@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from harness.commands.app import Force, JsonResult, target_names, workload_names
-from harness.errors import ConfigError
+from harness.errors import ConfigError, did_you_mean
 from harness.store.output import is_stdout, write_output
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WIDEST: Final = 100  # longer lines are hard to read
 TEMPLATE: Final = "workload_template.toml"
+MANAGED: Final = ("up", "down", "install")
 
 # From a name or path to its file's content, lines for the list, and lines for one alone.
 Describe = Callable[[str], tuple["Section", list[str], list[str]]]
@@ -86,11 +87,15 @@ def targets(
 
     Example: walkaway targets vllm
     """
-    if name in ("up", "down", "install"):
+    if name in MANAGED:
         _manage(name, recipe, slots=slots, port=port, model=model, direct=direct)
         return
     if recipe is not None:
-        raise ConfigError(f"{name} {recipe}: one name at a time, or up, down or install before it")
+        near = did_you_mean(str(name), MANAGED)
+        raise ConfigError(
+            f"targets {name} {recipe}: one name at a time, or one of {', '.join(MANAGED)} before "
+            f"a recipe{near}"
+        )
     from harness.workload.workload import SHIPPED_TARGETS, load_target
 
     def describe(name: str) -> tuple["Section", list[str], list[str]]:

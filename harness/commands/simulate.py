@@ -2,56 +2,84 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from harness.commands.app import workload_names
 from harness.commands.run import All, Json, Out, Quiet, Setting
-from harness.errors import ConfigError
+from harness.errors import ConfigError, did_you_mean
 
+CLUSTER: Final = "The machines"
+CAPACITY: Final = "For capacity"
+COMPUTING: Final = "The computing"
 MachineName = Annotated[
     str | None,
     typer.Option(
         "--machine",
         metavar="NAME|FILE",
         help="The cost of a step: a shipped machine, or a file of `walkaway calibrate`.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Share the load between N engines. Default 1."),
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Share the load between N engines. Default 1.",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 SimulatedReplicas = Annotated[
     int | None,
     typer.Option(
-        "--simulated", metavar="K", min=1, help="Simulate only K of them, with their part of it."
+        "--simulated",
+        metavar="K",
+        min=1,
+        help="Simulate only K of them, with their part of it.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Router = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Before them: random, round_robin, least_loaded, prefix_affine."
+        metavar="NAME",
+        help="Before them: random, round_robin, least_loaded, prefix_affine.",
+        rich_help_panel=CLUSTER,
     ),
 ]
 Processes = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Compute in N processes. Default 1.")
+    int | None,
+    typer.Option(
+        metavar="N", min=1, help="Compute in N processes. Default 1.", rich_help_panel=COMPUTING
+    ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(metavar="R", min=0.001, help="capacity: requests a second. Default: its own."),
+    typer.Option(
+        metavar="R",
+        min=0.001,
+        help="Requests a second. Default: the workload's.",
+        rich_help_panel=CAPACITY,
+    ),
 ]
 Late = Annotated[
     float | None,
-    typer.Option(metavar="S", min=0.001, help="capacity: how late an abort comes. Default 5."),
+    typer.Option(
+        metavar="S", min=0.001, help="How late an abort comes. Default 5.", rich_help_panel=CAPACITY
+    ),
 ]
 PriceHour = Annotated[
-    float | None, typer.Option(metavar="P", min=0, help="capacity: of a GPU, for money a month.")
+    float | None,
+    typer.Option(metavar="P", min=0, help="Of a GPU, for money a month.", rich_help_panel=CAPACITY),
 ]
 Ray = Annotated[
     str | None,
     typer.Option(
-        metavar="ADDRESS", help="Compute on a Ray cluster: its address; local: start one here."
+        metavar="ADDRESS",
+        help="Compute on a Ray cluster: its address; local: start one here.",
+        rich_help_panel=COMPUTING,
     ),
 ]
 
@@ -62,20 +90,20 @@ def simulate(  # noqa: PLR0913  one argument a flag
         str, typer.Argument(metavar="WORKLOAD|capacity", hidden=True, autocompletion=workload_names)
     ],
     of_capacity: Annotated[str | None, typer.Argument(metavar="WORKLOAD", hidden=True)] = None,
+    settings: Setting = None,
     machine: MachineName = None,
     replicas: Replicas = None,
     simulated: SimulatedReplicas = None,
     router: Router = None,
-    processes: Processes = None,
-    ray: Ray = None,
     rate: Rate = None,
     late: Late = None,
     price_hour: PriceHour = None,
-    settings: Setting = None,
     out: Out = None,
     shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    processes: Processes = None,
+    ray: Ray = None,
 ) -> None:
     """Run a workload in virtual time and write a report.
 
@@ -121,7 +149,10 @@ def simulate(  # noqa: PLR0913  one argument a flag
     if only := [flag for flag, one in question.items() if one is not None]:
         raise ConfigError(f"{only[0]}: is for walkaway simulate capacity WORKLOAD")
     if of_capacity is not None:
-        raise ConfigError(f"{workload} {of_capacity}: one workload, or capacity before it")
+        near = did_you_mean(workload, ["capacity"])
+        raise ConfigError(
+            f"simulate {workload} {of_capacity}: one workload, or capacity before it{near}"
+        )
     progress = choose_progress(Console(stderr=True), is_quiet=quiet)
     resolved = resolve_simulation(config)
     with Interruption() as interruption:

@@ -10,7 +10,6 @@ A line that names no arm holds for each arm. Left of the operator stand a metric
 and one of its figures, right of it a number in the metric's unit (a ratio has none).
 """
 
-import difflib
 import math
 import operator
 import re
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final, Literal
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, did_you_mean
 from harness.metrics import METRICS
 from harness.records import FIGURES, FIGURES_PER_ROUND
 
@@ -147,13 +146,13 @@ def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
     arm, number = parts.pop("arm") or RUN, _number(parts.pop("number"))
     limit = Limit(arm=arm, number=number, **parts)
     if limit.metric not in METRICS:
-        raise ValueError(f"there is no metric `{limit.metric}`{_nearest(limit.metric, METRICS)}")
+        raise ValueError(f"there is no metric `{limit.metric}`{did_you_mean(limit.metric, METRICS)}")
     keys = FIGURES if limit.relation is None else FIGURES_PER_ROUND
     if limit.key not in keys:
         where = "" if limit.relation is None else " of a difference"
-        near = _nearest(limit.key, keys)
+        near = did_you_mean(limit.key, keys)
         there = ", ".join(keys)
-        raise ValueError(f"there is no figure `{limit.key}`{where}{near}; there are: {there}")
+        raise ValueError(f"there is no figure `{limit.key}`{where}{near or ';'} there are: {there}")
     if arms and arm == RUN and limit.against in (None, BASELINE):
         return [replace(limit, arm=one) for one in arms]
     _check_arm(limit.arm, arms)
@@ -182,11 +181,6 @@ def _check_arm(name: str, arms: Sequence[str]) -> None:
     if name == RUN:
         raise ValueError(f"say of which arm: {', '.join(arms)}")
     raise ValueError(f"there is no arm `{name}`; there are: {', '.join(arms)}")
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; near it: {', '.join(near)}" if near else ""
 
 
 def _contradictions(limits: Sequence[Limit]) -> Iterable[str]:

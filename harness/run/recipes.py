@@ -25,7 +25,7 @@ import httpx
 import msgspec
 import psutil
 
-from harness.errors import ConfigError, TargetError
+from harness.errors import ConfigError, TargetError, did_you_mean
 from harness.http_client import address_elsewhere, check_target_url
 from harness.run.process import LOG_TAIL_LINES, Interruption
 from harness.run.tiny_model import SHAPES, Format, make_model
@@ -165,7 +165,8 @@ def _whole(name: str, one: Recipe, own: Mapping[str, Recipe]) -> Recipe:
 def find_recipe(name: str) -> Recipe:
     known = load_recipes()
     if name not in known:
-        raise ConfigError(f"there is no recipe {name!r}; there are: {', '.join(known)}")
+        near = did_you_mean(name, known)
+        raise ConfigError(f"there is no recipe `{name}`{near or ';'} there are {', '.join(known)}")
     return known[name]
 
 

@@ -2,7 +2,6 @@
 in the file, the value found and the values allowed, without pydantic's terms.
 """
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -12,7 +11,7 @@ from typing import Any, Final, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, did_you_mean, in_words
 
 Model = TypeVar("Model", bound=BaseModel)
 _QUOTE: Final = "'"  # around pydantic's names of discriminators
@@ -46,7 +45,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
 
 
 def parse_setting(setting: str) -> tuple[list[str], Any]:
@@ -85,6 +84,9 @@ def validate(
         for detail in error.errors():
             key, table = _place(model, detail["loc"])
             where = f"--set {key}" if key in set_paths else source
+            if detail["type"] == "extra_forbidden":  # the section may be the mistake
+                below = (one for one in set_paths if one.startswith(f"{key}."))
+                where = next((f"--set {one}" for one in sorted(below)), where)
             lines.append(f"{where}: {_explain(detail, key, table)}")
         raise ConfigError("\n".join(lines)) from error
 
@@ -94,9 +96,8 @@ def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> s
     match detail["type"]:
         case "extra_forbidden":
             allowed = sorted(table.model_fields) if table is not None else []
-            near = difflib.get_close_matches(str(detail["loc"][-1]), allowed, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
-            return f"unknown key `{key}`; allowed: {', '.join(allowed)}{hint}"
+            hint = did_you_mean(str(detail["loc"][-1]), allowed)
+            return f"unknown key `{key}`{hint or ';'} allowed: {', '.join(allowed)}"
         case "missing":
             return f"key `{key}` is missing"
         case "union_tag_not_found":

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, did_you_mean
 from harness.records import Delivery, ProcessKind, Protocol, Way
 from harness.workload.abandon import StayPlan, TaskPlan, TimePlan
 from harness.workload.arrivals import (
@@ -50,6 +50,10 @@ MOST_LOOPS: Final = 1000
 MOST_PROCESSES: Final = 256
 SHIPPED_WORKLOADS: Final = "workloads"
 SHIPPED_TARGETS: Final = "harness.targets"
+_LISTED_BY: Final = {
+    SHIPPED_WORKLOADS: "walkaway workloads",
+    SHIPPED_TARGETS: "walkaway targets",
+}
 # More is probably a typing mistake; `run.most_streams` and `run.most_rate` raise these.
 USUAL_STREAMS: Final = 10_000
 USUAL_RATE: Final = 10_000.0
@@ -381,9 +385,12 @@ def find_file(name_or_path: str, *, package: str, noun: str) -> Path:
         return path
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name the {noun}'s TOML file in it")
-    names = ", ".join(known)
+    listed = f"shipped are {', '.join(known)}"
+    if package in _LISTED_BY:
+        listed = f"`{_LISTED_BY[package]}` lists all"
     raise ConfigError(
-        f"unknown {noun} `{name_or_path}`: neither a file nor one of those shipped: {names}"
+        f"unknown {noun} `{name_or_path}`: neither a file nor a shipped {noun}"
+        f"{did_you_mean(name_or_path, known) or ';'} {listed}"
     )
 
 

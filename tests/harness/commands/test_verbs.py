@@ -24,6 +24,30 @@ def test_the_help_of_a_command(command: str, snapshot: Snapshot) -> None:
     assert f"Example: {' '.join(['walkaway', *words])}" in result.output
     assert max(map(len, result.output.splitlines())) <= 80
     snapshot(f"help/{command}", result.output)
+    assert CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "80"}).output == result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("dmeo", "Did you mean 'demo'?"),
+        ("run demo --targt URL", "--target"),
+        ("run dmeo", "did you mean `demo`?"),
+        ("run demo --engine vlm", "did you mean `vllm`?"),
+        ("run demo --set rum.users=3", "--set rum.users: unknown key `rum`; did you mean `run`?"),
+        ("simulate capcity demo", "did you mean `capacity`?"),
+        ("simulate cluster --machine h100-8b", "did you mean `h100-8b-floor`"),
+        ("targets instal vllm", "did you mean `install`?"),
+        ("targets up vlm", "did you mean `vllm`?"),
+        ("workloads gat", "did you mean `gate`?"),
+        ("conform stream/fin-decod", "the nearest is stream/fin-decode"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(words: str, said: str) -> None:
+    result = CliRunner().invoke(app, words.split())
+    complaint = result.output if result.exit_code == 2 else str(result.exception)
+    assert said in complaint
+    assert len(complaint) < 400, "no list of all names"
 
 
 def test_help_loads_nothing_that_takes_long() -> None:
