@@ -44,7 +44,7 @@ def in_words(error: Exception) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """"; did you mean `demo`?", with the nearest names; "" if none is near."""
+    """The end of a complaint, "; did you mean `demo`?", with the nearest names; "" if none is."""
     *others, last = [f"`{one}`" for one in difflib.get_close_matches(name, list(known))] or [""]
     named = f"{', '.join(others)} or {last}" if others else last
     return f"; did you mean {named}?" if named else ""

@@ -146,7 +146,9 @@ def _parse(text: str, arms: Sequence[str]) -> list[Limit]:
     arm, number = parts.pop("arm") or RUN, _number(parts.pop("number"))
     limit = Limit(arm=arm, number=number, **parts)
     if limit.metric not in METRICS:
-        raise ValueError(f"there is no metric `{limit.metric}`{did_you_mean(limit.metric, METRICS)}")
+        raise ValueError(
+            f"there is no metric `{limit.metric}`{did_you_mean(limit.metric, METRICS)}"
+        )
     keys = FIGURES if limit.relation is None else FIGURES_PER_ROUND
     if limit.key not in keys:
         where = "" if limit.relation is None else " of a difference"
