@@ -90,6 +90,24 @@ def test_a_step_that_is_out_of_memory_holds_none_of_its_tensors_any_more() -> No
     assert seen[0]() is None
 
 
+@pytest.mark.gpu
+def test_a_cuda_device_that_is_out_of_memory_gives_back_what_the_step_had_and_computes_on() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    device = torch.device("cuda")
+    torch.ones(1, device=device)
+    reserved = torch.cuda.memory_reserved(device)
+
+    def compute() -> None:
+        activations = torch.ones(2**28, device=device)
+        torch.empty(2**50, device=activations.device)
+
+    with pytest.raises(OutOfMemoryError, match="out of memory"), device_errors(device):
+        compute()
+    assert torch.cuda.memory_reserved(device) <= reserved
+    assert torch.ones(4, device=device).sum().item() == 4
+
+
 def test_a_read_buffer_that_had_no_room_to_grow_is_what_it_was() -> None:
     buffer = ReadBuffer(1, 4, torch.empty(0))
     for _ in range(2):
@@ -130,7 +148,7 @@ def test_after_a_step_without_room_the_next_request_gets_the_tokens_that_it_alwa
     if phase == "decode":
         run_step(scheduler, runner=runner)
     step, plan = runner.step, scheduler.schedule()
-    runner.step = NoRoom()  # type: ignore[assignment]
+    runner.step = NoRoom()
     with pytest.raises(OutOfMemoryError, match="can't allocate memory"):
         runner.execute(plan)
     runner.step = step
