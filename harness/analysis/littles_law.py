@@ -126,6 +126,10 @@ def as_figure(found: Balance | NotMeasurable, method: str) -> Figure:
     mean, (low, high) = found.mean, found.bias
     by_chance = found.by_chance()
     from_s, to_s = by_chance or (mean - found.grain, mean + found.grain)
+    if not np.isfinite([mean, from_s, to_s, found.grain]).all():
+        return NotMeasurable(
+            f"the totals by {method} are no finite number: what was read is absurd"
+        )
     parts = {
         "total": float(found.sums.sum()),
         "bias_low": low,

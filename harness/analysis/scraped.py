@@ -41,7 +41,7 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
     if the target never showed it.
 
     Pages of several URLs that were read in one turn count as one reading, at their mean time. A
-    counter's series that is not there yet counts as 0.
+    series that is not there yet counts as 0; in a later turn without it, its last value stands.
     """
     name = facts.metric_names.get(role)
     samples = frames.server_metrics
@@ -52,13 +52,14 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
     labels = samples["labels"]
     matching = {text: has_labels(text, wanted) for text in labels.unique()}
     is_role = (samples["name"] == name).to_numpy() & labels.map(matching).to_numpy(dtype=bool)
+    is_role &= np.isfinite(samples["value"].to_numpy())
     if not is_role.any():
         return None
     if role in facts.repeated:
         page = labels.map({text: page_of(text) for text in labels.unique()})
         is_role &= (page == page[is_role].iloc[0]).to_numpy()
-    values = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"].sum()
-    values = values.reindex(np.unique(turns), fill_value=0.0)
+    shown = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"]
+    values = shown.sum().reindex(np.unique(turns)).ffill().fillna(0.0)
     began_ns = (samples["t_ns"] - samples["duration_ns"] // 2).groupby(turns).min()
     return Readings(
         t_ns=scrape_times_ns(frames),

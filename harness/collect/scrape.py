@@ -1,6 +1,7 @@
 """Scrape a Prometheus text page into samples, and read a target's quantities by role from them."""
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import httpx
@@ -50,12 +51,12 @@ def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
 def parse_page(
     text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
 ) -> list[MetricSample]:
-    """The page's samples, without creation times and histogram buckets. Raises ValueError for
-    another format."""
+    """The page's samples, without creation times, histogram buckets, and values that are not finite
+    (NaN: there is none). Raises ValueError for another format."""
     samples = []
     for family in text_string_to_metric_families(_without_buckets(text)):
         for sample in family.samples:
-            if sample.name.endswith("_created"):
+            if sample.name.endswith("_created") or not math.isfinite(sample.value):
                 continue
             labels = json.dumps({**sample.labels, **extra_labels}, sort_keys=True)
             samples.append(

@@ -236,9 +236,7 @@ def conclude(
 def write_summary(folder: RunFolder) -> Summary:
     from harness.analysis.summary import summarise
 
-    summary = summarise(folder.frames())
-    folder.write_summary(summary)
-    return summary
+    return folder.write_summary(summarise(folder.frames()))
 
 
 def draw_report(folder: RunFolder) -> Path | None:

@@ -113,8 +113,7 @@ def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
         return None
     summary = pool(rounds, folder.read_manifest())
     folder.write_all_requests(all_requests(rounds))
-    folder.write_summary(summary)
-    return summary
+    return folder.write_summary(summary)
 
 
 def complete_summary(folder: RunFolder) -> None:

@@ -26,6 +26,7 @@ from harness.records import (
     StepRow,
     Summary,
 )
+from harness.store.finite import AnySummary, finite
 from harness.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -139,9 +140,12 @@ class RunFolder:
     def write_manifest(self, manifest: Manifest) -> None:
         _replace(self.path / "manifest.json", msgspec.json.encode(manifest))
 
-    def write_summary(self, summary: Summary | ArmsSummary) -> None:
-        content = msgspec.to_builtins(summary)
+    def write_summary(self, summary: AnySummary) -> AnySummary:
+        """Returns what was written: the summary without figures that are not finite."""
+        written = finite(summary)
+        content = msgspec.to_builtins(written)
         _replace(self.path / "summary.json", json.dumps(content, allow_nan=False).encode())
+        return written
 
     def read_manifest(self) -> dict[str, Any]:
         return self._read_json("manifest.json")

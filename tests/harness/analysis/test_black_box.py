@@ -1,8 +1,11 @@
 """Figures seen from outside: methods, pooled runs, old pages, runs without logs."""
 
+import json
+import math
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,6 +16,8 @@ from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.littles_law import Balance, as_figure, held_after_leaving
 from harness.analysis.open_requests import open_requests
 from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
+from harness.analysis.summary import summarise
+from harness.store.finite import finite
 from harness.store.manifest import ClockCheck
 from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, seen
 from tests.harness.told import known, metric, ms, reason, remarks, summary_of
@@ -117,6 +122,17 @@ def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
     n = len(sums)
     counts = np.full(n, count)
     return Balance(edges_ns=np.arange(n), sums=np.array(sums), counts=counts, **more)
+
+
+@pytest.mark.parametrize("value", [1e300, math.inf, math.nan])
+def test_absurd_readings_cost_no_more_than_their_own_figures(run: RunBuilder, value: float) -> None:
+    lonely(run)
+    for sample in run.server_metrics[::3]:
+        sample.value = value
+    found = finite(summarise(run.frames()))
+    assert json.dumps(msgspec.to_builtins(found), allow_nan=False)
+    latency = found.metrics.get("cancel_latency_s")
+    assert latency is None or (latency.mean or 0) < 1
 
 
 def test_at_most_stays_at_most_over_rounds(run: RunBuilder) -> None:

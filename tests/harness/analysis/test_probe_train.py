@@ -114,7 +114,7 @@ def test_hand_overs_of_now_one_now_three_steps_have_a_typical_one_that_occurs(
     """No control took the two steps that are the median."""
     known = ride(run, 60)
     for row in run.requests:
-        if row.arm == "control" and row.trial % 2:
+        if row.arm == "control" and (row.trial or 0) % 2:
             later = [t_ns + round(2 * STEP * 1e6) for t_ns in row.token_times_ns]
             row.token_times_ns, row.first_token_ns, row.last_token_ns = later, later[0], later[0]
     found = train(run)

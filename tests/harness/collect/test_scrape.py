@@ -25,6 +25,10 @@ lat_bucket{le="1"} 1
 lat_bucket{le="+Inf"} 2
 lat_sum 3
 lat_count 2
+# TYPE age summary
+age{quantile="0.5"} NaN
+age_sum +Inf
+age_count 0
 """
 
 METRICS: dict[MetricRole, MetricSource] = {
@@ -39,12 +43,12 @@ METRICS: dict[MetricRole, MetricSource] = {
 }
 
 
-def test_a_page_is_kept_without_buckets_and_creation_times() -> None:
+def test_a_page_is_kept_without_buckets_creation_times_and_values_that_are_none() -> None:
     samples = parse_page(PAGE, t_ns=1, duration_ns=2, extra_labels={})
     kept = [(sample.name, sample.labels, sample.value) for sample in samples]
     assert kept[0] == ("vllm:num_requests_running", '{"engine": "0"}', 3.0)
     assert kept[3][1] == '{"engine": "0", "finished_reason": "abort"}', "keys are sorted"
-    assert [name for name, _, _ in kept[5:]] == ["lat_sum", "lat_count"]
+    assert [name for name, _, _ in kept[5:]] == ["lat_sum", "lat_count", "age_count"]
 
 
 def test_a_role_is_the_sum_of_its_series_and_an_absent_one_has_no_entry() -> None:
