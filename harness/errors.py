@@ -1,4 +1,4 @@
-"""Expected failures in three families, each with its own exit code.
+"""Expected failures in four families, each with an exit code.
 
 `harness.cli` turns them into exit codes. A message says what happened, where, and what to do.
 `in_words` and `did_you_mean` are parts of such messages.
@@ -23,6 +23,12 @@ class ConfigError(WalkawayError):
 
 class TargetError(WalkawayError):
     """The server under test, or a process of the run, cannot be reached or has died."""
+
+    exit_code = 5
+
+
+class PlanError(WalkawayError):
+    """The load could not do what its plan says: the run is whole, but it shows nothing."""
 
     exit_code = 5
 

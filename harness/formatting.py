@@ -1,6 +1,7 @@
 """Numbers as people read them: three significant digits and the unit that fits the size."""
 
 import math
+import re
 from typing import Final
 
 from harness.records import Difference, Metric, Shift
@@ -149,3 +150,8 @@ def between(limits: tuple[float, float] | None, unit: str) -> str | None:
     low_number, _, low_unit = low.partition(" ")
     is_same_unit = bool(low_unit) and low_unit == high.partition(" ")[2]
     return f"{low_number if is_same_unit else low} to {high}"
+
+
+def error_kind(text: str) -> str:
+    """Errors of one kind differ in their numbers only: ports, ids, sizes."""
+    return re.sub(r"\d+", "#", text)

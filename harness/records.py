@@ -542,6 +542,7 @@ class Summary(msgspec.Struct, kw_only=True):
     `not_measurable` has a reason for each metric without a figure, `flags` the figures below the
     measurement floor. `agreement`: two methods for one quantity. `steady`: how much of the load was
     warm-up. `wedged`: healthy by its own account, but it serves no request (null: not asked).
+    `plan_failed`: why the plan of the load could not be carried out (null: it was).
     `load_processes`: how busy each was. `arrivals`: how many requests an open loop had `planned`,
     and how many were `sent`. In `breakdown`, `leaks_in_use` says how many of the leaked slots and
     blocks are held by requests that still run, `leaks_lost` which of them are known to be lost when
@@ -567,6 +568,7 @@ class Summary(msgspec.Struct, kw_only=True):
     load_processes: list[LoadSide] = []
     arrivals: dict[str, int] | None = None
     token_counting: str | None = None
+    plan_failed: str | None = None
     breakdown: dict[str, Any] = {}
     simulated: Simulated | None = None
 

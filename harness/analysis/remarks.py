@@ -22,6 +22,12 @@ from harness.analysis.load_side import (
     why_schedule_means_nothing,
 )
 from harness.analysis.open_requests import LEFT, QUEUED, RACE, reset_warnings
+from harness.analysis.plan_failure import (
+    NOTHING_SHOWN,
+    answered_too_soon,
+    planned_to_leave,
+    textless_answers,
+)
 from harness.analysis.probe_train import Train
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
@@ -32,7 +38,7 @@ from harness.analysis.tokens import (
     tokens_read,
     without_tokens,
 )
-from harness.formatting import number, quantity
+from harness.formatting import error_kind, number, quantity
 from harness.metrics import CANCEL_LATENCY
 from harness.records import (
     Audit,
@@ -74,17 +80,19 @@ def remarks(
     texts: dict[Level, list[Iterable[str]]] = {
         "invalid": [
             ["no request ended: there is nothing to report"] if requests.empty else [],
+            [] if summary.plan_failed is None else [summary.plan_failed],
             why_schedule_means_nothing(frames, facts),
             _ran_out(manifest),
             saturations(summary.load_processes, figures),
         ],
         "warning": [
             [_BROKEN_OFF[facts.status]] if facts.status in _BROKEN_OFF else [],
-            _about_outcomes(requests[~kills.is_killed]),
+            _about_outcomes(requests[~kills.is_killed], summary.plan_failed),
             _too_long(requests),
             _empty(requests),
             _errors(requests[~kills.is_killed]),
-            _over_too_soon(requests),
+            answered_too_soon(requests),
+            textless_answers(requests),
             _sent_again(requests),
             _about_the_server(facts),
             _not_in_the_log(cancels, facts),
@@ -163,11 +171,12 @@ def _ran_out(manifest: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _about_outcomes(requests: pd.DataFrame) -> Iterator[str]:
+def _about_outcomes(requests: pd.DataFrame, plan_failed: str | None) -> Iterator[str]:
     if requests.empty:
         return
     counts = requests["outcome"].value_counts()
-    if Outcome.ABANDONED not in counts and requests["plan"].map(parse_text).isna().any():
+    may_leave = requests["plan"].map(parse_text).isna().any()
+    if Outcome.ABANDONED not in counts and may_leave and plan_failed is None:
         yield _why_nobody_left(requests)
     wrong = {outcome.value: int(counts[outcome]) for outcome in WRONG if outcome in counts}
     if wrong:
@@ -434,15 +443,12 @@ def _only_a_bound(latency: Metric) -> str:
 
 
 def _why_nobody_left(requests: pd.DataFrame) -> str:
-    planned = requests["planned_abandon"].notna() | (requests["way"] != "")
-    if not planned.any():
-        return "no request was abandoned: the run says nothing about cancellation"
-    fates = requests.loc[planned, "outcome"].value_counts()
+    planned = requests[planned_to_leave(requests)]
+    if planned.empty:
+        return NOTHING_SHOWN
+    fates = planned["outcome"].value_counts()
     what = ", ".join(f"{n} {str(name).replace('_', ' ')}" for name, n in fates.items())
-    return (
-        "no request was abandoned: the run says nothing about cancellation. "
-        f"Planned to be abandoned: {int(planned.sum())}; they ended as: {what}"
-    )
+    return f"{NOTHING_SHOWN}. Planned to be abandoned: {len(planned)}; they ended as: {what}"
 
 
 def _too_long(requests: pd.DataFrame) -> Iterator[str]:
@@ -475,7 +481,7 @@ def _errors(requests: pd.DataFrame) -> Iterator[str]:
     texts = failed["error"].dropna().astype(str)
     if texts.empty:
         return
-    kinds = texts.str.replace(r"\d+", "#", regex=True)
+    kinds = texts.map(error_kind)
     counts = kinds.value_counts()
     for kind, n in counts.head(_MOST_KINDS).items():
         example = texts[kinds == kind].iloc[0]
@@ -492,22 +498,4 @@ def _sent_again(requests: pd.DataFrame) -> Iterator[str]:
         f"{resent} of {len(requests)} requests were sent once more: the connection that was kept "
         "ended without a byte of an answer. A server that closes idle connections does that, and "
         "one that drops requests, too; without `run.keep_alive` the latter is an error of its own"
-    )
-
-
-def _over_too_soon(requests: pd.DataFrame) -> Iterator[str]:
-    planned = requests[requests["planned_abandon"].notna() & (requests["plan"] != RACE)]
-    over = planned[planned["outcome"] == Outcome.COMPLETED]
-    if over.empty:
-        return
-    asked = over["max_tokens"].to_numpy(dtype=float)
-    early = int((tokens_read(over) < asked).sum())
-    why = (
-        f"; {early} of these answers ended before `max_tokens`: does the target know `ignore_eos`?"
-        if early
-        else ""
-    )
-    yield (
-        f"{len(over)} of {len(planned)} requests that were to be abandoned were answered before, "
-        f"and count as completed{why}"
     )

@@ -17,7 +17,13 @@ from typing import Self
 
 import msgspec
 
-from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.errors import (
+    ConfigError,
+    InterruptedRunError,
+    PlanError,
+    TargetError,
+    WalkawayError,
+)
 from harness.load.fd_limit import check_streams
 from harness.records import ArmsSummary, Summary
 from harness.run.load_process import LoadProcess
@@ -226,6 +232,8 @@ def conclude(
     if run.manifest.window.load_started_ns is None:
         return FinishedRun(folder=folder, summary=None, failure=failure)
     summary = write_summary(folder)
+    if failure is None and summary.plan_failed is not None:
+        failure = PlanError(summary.plan_failed)
     drawn = None
     if report is not None:
         run.progress.phase("drawing the report")

@@ -6,11 +6,16 @@ interruption ends the rest; the runs so far are pooled.
 
 import shutil
 from collections.abc import Iterator
-from itertools import chain
 from typing import Protocol
 
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
-from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.errors import (
+    ConfigError,
+    InterruptedRunError,
+    PlanError,
+    TargetError,
+    WalkawayError,
+)
 from harness.records import ArmsSummary
 from harness.run.pipeline import (
     FinishedRun,
@@ -47,7 +52,8 @@ def execute_rounds(
 ) -> FinishedRun:
     """Do all runs, each by `execute`. Raises ConfigError or TargetError if nothing was measured.
 
-    `failure` of the result is the interruption, else the first failure of a run.
+    `failure` of the result is the interruption, else the first of a run that broke off, else the
+    first of one that shows nothing.
     """
     folder = RunFolder.claim(choose_folder(resolved))
     manifest = begin_manifest(resolved, run_id=folder.name)
@@ -55,9 +61,9 @@ def execute_rounds(
     folder.write_manifest(manifest)
     try:
         failures = list(_run_all(resolved, folder, progress, interruption, execute))
-        interrupted = [one for one in failures if isinstance(one, InterruptedRunError)]
-        failure = next(chain(interrupted, failures), None)
-        if failure is not None and not interrupted and not any(folder.rounds.iterdir()):
+        failure = min(failures, key=_gravity, default=None)
+        was_interrupted = isinstance(failure, InterruptedRunError)
+        if failure is not None and not was_interrupted and not any(folder.rounds.iterdir()):
             shutil.rmtree(folder.path)
             raise failure
         manifest.status = status_after(failure)
@@ -74,6 +80,17 @@ def execute_rounds(
     finally:
         progress.close()
     return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
+
+
+def _gravity(failure: WalkawayError) -> int:
+    """The gravest first."""
+    match failure:
+        case InterruptedRunError():
+            return 0
+        case PlanError():
+            return 2
+        case _:
+            return 1
 
 
 def _run_all(

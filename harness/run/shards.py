@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.errors import ConfigError, TargetError
+from harness.formatting import error_kind
 from harness.load.rows import Row, ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
 from harness.run.load_plan import count_arrivals
@@ -27,6 +28,11 @@ _WAITED_IN_VAIN = (
     "were waiting for their first token when the load ended: the server is stuck, or the load was "
     "too short; with `run.first_token_timeout_s` such a request times out"
 )
+_CUT_OFF = (
+    "were still being answered when the load ended: none was completed, and nobody left; take a "
+    "longer `run.max_seconds`, or shorter answers"
+)
+MOST_KINDS = 100  # of errors that are counted
 _LENGTHS = ("think_ns", "lag_ns")  # durations, not stamps
 
 
@@ -49,7 +55,8 @@ class LoadTally:
         self._last: dict[tuple[str, int], ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.tokens_read = 0
-        self.first_error: str | None = None
+        self.errors: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
         self.first_sent_ns: int | None = None
         self.last_ended_ns: int | None = None
 
@@ -82,11 +89,22 @@ class LoadTally:
     def _count(self, rows: Sequence[RequestRow]) -> None:
         self.outcomes.update(row.outcome for row in rows)
         self.tokens_read += sum(row.tokens_read for row in rows)
-        if self.first_error is None:
-            self.first_error = next((row.error for row in rows if row.error), None)
+        for text in (row.error for row in rows if row.error):
+            self.note_error(text)
         first, last = min(row.sent_ns for row in rows), max(row.ended_ns for row in rows)
         self.first_sent_ns = min(first, first if self.first_sent_ns is None else self.first_sent_ns)
         self.last_ended_ns = max(last, self.last_ended_ns or last)
+
+    def note_error(self, text: str) -> None:
+        """Count it with those of its kind."""
+        kind = error_kind(text)
+        if kind in self.errors or len(self.errors) < MOST_KINDS:
+            self.errors[kind] += 1
+            self._examples.setdefault(kind, text)
+
+    def commonest_error(self) -> tuple[str, int] | None:
+        """One of the commonest kind, and how many there are."""
+        return next(((self._examples[kind], n) for kind, n in self.errors.most_common(1)), None)
 
     def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcessRecord:
         last = self._last.get((mark.host, mark.pid))
@@ -124,9 +142,10 @@ def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcessRecord]) -> T
         return None
     wrong, n = sum(outcomes[outcome] for outcome in _ERRORS), outcomes.total()
     if not wrong:
-        return None if tally.tokens_read else TargetError(f"all {n} requests {_WAITED_IN_VAIN}")
+        return TargetError(f"all {n} requests {_CUT_OFF if tally.tokens_read else _WAITED_IN_VAIN}")
     how_many = f"all {n} requests failed" if wrong == n else f"{wrong} of {n} requests failed"
-    return TargetError(f"{how_many}, and none was answered; the first: {tally.first_error}")
+    text, count = tally.commonest_error() or ("no reason is known", wrong)
+    return TargetError(f"{how_many}, and none was answered; {count} of them: {text}")
 
 
 class _AnyLatency(ObservedLatency):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import psutil
 
-from harness.errors import InterruptedRunError, WalkawayError
+from harness.errors import InterruptedRunError, PlanError, WalkawayError
 from harness.records import SCHEMA_VERSION, ProcessKind, Simulated
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 
@@ -204,7 +204,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 def status_after(failure: WalkawayError | None) -> Status:
     match failure:
-        case None:
+        case None | PlanError():
             return "complete"
         case InterruptedRunError():
             return "interrupted"

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import TargetError
-from harness.run.pipeline import discard_if_empty, execute, why_not_saved
+from harness.errors import PlanError, TargetError
+from harness.records import Outcome, Summary
+from harness.run.pipeline import conclude, discard_if_empty, execute, why_not_saved
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import RunConfig, resolve_run
 from harness.store.manifest import Window
-from harness.store.run_folder import RunFolder
+from harness.store.run_folder import RunFolder, RunRows
 from tests.conftest import ServePages
 from tests.harness.run.conftest import Begin
-from tests.made_up.rows import made_up_manifest
+from tests.made_up.rows import at, made_up_manifest, request_row
 
 PAGES = {
     "/v1/models": b'{"data": [{"id": "m"}]}',
@@ -62,3 +63,29 @@ def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
         manifest = made_up_manifest(window=Window(load_started_ns=started_ns))
         assert discard_if_empty(folder, manifest) == (started_ns is None)
         assert folder.path.exists() == (started_ns is not None)
+
+
+@pytest.mark.parametrize("tokens_planned", [None, 5])
+def test_a_run_that_nobody_could_leave_is_whole_and_a_failure(
+    begin: Begin, tokens_planned: int | None
+) -> None:
+    run = begin()
+    row = request_row(
+        "a",
+        sent_ns=at(0),
+        ended_ns=at(90),
+        outcome=Outcome.COMPLETED,
+        token_times_ns=[at(50)],
+        completion_tokens=9,
+        planned_abandon=tokens_planned,
+    )
+    run.folder.write_rows(RunRows(requests=[row]))
+    run.manifest.window = Window(load_started_ns=at(0), load_ended_ns=at(90))
+    finished = conclude(run, None, None)
+    assert isinstance(finished.summary, Summary)
+    is_failure = tokens_planned is not None
+    assert isinstance(finished.failure, PlanError) == is_failure
+    assert (finished.summary.plan_failed is not None) == is_failure
+    assert str(finished.failure) == str(finished.summary.plan_failed)
+    assert finished.summary.status == "complete"
+    assert PlanError.exit_code == 5

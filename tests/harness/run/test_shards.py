@@ -22,11 +22,11 @@ S = 1_000_000_000
     ("outcomes", "tokens_read", "said"),
     [
         ({}, 1, "made no request"),
-        ({"failed": 2}, 1, "all 2 requests failed, and none was answered; the first: HTTP 404"),
+        ({"failed": 3}, 1, "all 3 requests failed, and none was answered; 2 of them: HTTP 404"),
         ({"timed_out": 1, "cut_off": 1}, 1, "1 of 2 requests failed"),
         ({"failed": 1, "abandoned": 1}, 1, None),
         ({"failed": 9, "completed": 1}, 1, None),
-        ({"cut_off": 3}, 1, None),
+        ({"cut_off": 3}, 1, "all 3 requests were still being answered when the load ended"),
         ({"abandoned": 1, "cut_off": 1}, 0, None),  # left before the first token
         ({"cut_off": 3}, 0, "all 3 requests were waiting for their first token when the load"),
     ],
@@ -36,7 +36,9 @@ def test_a_load_without_an_answer_is_a_failure(
 ) -> None:
     tally = LoadTally(tmp_path)
     tally.outcomes = Counter({Outcome(name): n for name, n in outcomes.items()})
-    tally.first_error, tally.tokens_read = "HTTP 404: no such model", tokens_read
+    tally.tokens_read = tokens_read
+    for text in ("the connection broke", "HTTP 404: no model 1", "HTTP 404: no model 2"):
+        tally.note_error(text)
     error = find_hopeless(tally, [])
     assert (error is None) == (said is None)
     assert (said or "") in str(error)
