@@ -1,5 +1,6 @@
 """The harness's own HTTP client: TLS trust, bounded answers, reasons for failed connections."""
 
+import contextlib
 import errno
 import os
 import re
@@ -8,10 +9,10 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import httpcore
@@ -27,6 +28,8 @@ _PACKED: Final = "the answer is compressed, which the request did not allow"
 _AS_IT_IS: Final = "identity"
 _KEPT: Final = 8  # connections, for further requests
 _KEPT_S: Final = 5.0  # longer, and servers begin to close them
+_Errors = tuple[type[Exception], ...]
+Made = TypeVar("Made")
 
 
 def why_unread(error: Exception) -> str:
@@ -34,57 +37,133 @@ def why_unread(error: Exception) -> str:
     return str(error) if str(error) in (_TOO_LARGE, _PACKED) else type(error).__name__
 
 
-class BoundedTransport(httpx.HTTPTransport):
-    """Limits each answer to `MOST_BYTES`, and to `longest_s` from request to end."""
+class Place:
+    """Where a server is, and its one `address`: the name is looked up once, and the first address
+    that accepts a connection is the server's from then on. Another port of the name, such as that
+    of a metrics page, is asked at this address first."""
 
-    def __init__(self, *, verify: ssl.SSLContext, longest_s: float) -> None:
+    def __init__(self, url: str) -> None:
+        self.host, self.port = split_place(url)
+        self.addresses = look_up(url)
+        self.address = self.host if self.addresses == [self.host] else None
+
+    def reach(self, port: int, connect: Callable[[str], Made], errors: _Errors) -> Made:
+        """What `connect` makes of the first address for which it raises none of these errors; it
+        gets the name where no address is known, and says so itself."""
+        to_try = [one for one in self.addresses if one != self.address] or [self.host]
+        if self.address is not None:
+            to_try = [self.address] if port == self.port else [self.address, *to_try]
+        for address in to_try[:-1]:
+            with contextlib.suppress(*errors):
+                return self._noted(address, port, connect(address))
+        return self._noted(to_try[-1], port, connect(to_try[-1]))
+
+    def _noted(self, address: str, port: int, made: Made) -> Made:
+        if port == self.port:
+            self.address = address
+        return made
+
+
+class BoundedTransport(httpx.HTTPTransport):
+    """Limits each answer to `MOST_BYTES`, and to `longest_s` from request to end. A request that a
+    kept connection leaves without a byte of an answer, since the server has just closed it, goes
+    out once more on a new one."""
+
+    def __init__(
+        self, *, verify: ssl.SSLContext, longest_s: float, place: Place | None = None
+    ) -> None:
         super().__init__(verify=verify)
         self._pool.close()
-        # No limit on connections: a client-side one would look like the server's.
-        self._pool = httpcore.ConnectionPool(
-            ssl_context=verify,
-            network_backend=_Backend(longest_s),
-            max_connections=None,
-            max_keepalive_connections=_KEPT,
-            keepalive_expiry=_KEPT_S,
-        )
+        backend = _Backend(longest_s, place)
+        self._pool = _pool(verify, backend, kept=_KEPT)
+        self._anew = httpx.HTTPTransport(verify=verify)
+        self._anew._pool.close()
+        self._anew._pool = _pool(verify, backend, kept=0)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         request.headers["accept-encoding"] = _AS_IT_IS
-        response = super().handle_request(request)
+        try:
+            response = super().handle_request(request)
+        except httpx.ReadError as error:
+            if not isinstance(error.__cause__, _UnansweredError):
+                raise
+            response = self._anew.handle_request(request)
         if response.headers.get("content-encoding", _AS_IT_IS) != _AS_IT_IS:
             response.close()
             raise httpx.DecodingError(_PACKED, request=request)
         return response
 
+    def close(self) -> None:
+        super().close()
+        self._anew.close()
+
+
+def _pool(
+    verify: ssl.SSLContext, backend: httpcore.NetworkBackend, *, kept: int
+) -> httpcore.ConnectionPool:
+    # No limit on connections: a client-side one would look like the server's.
+    return httpcore.ConnectionPool(
+        ssl_context=verify,
+        network_backend=backend,
+        max_connections=None,
+        max_keepalive_connections=kept,
+        keepalive_expiry=_KEPT_S,
+    )
+
+
+class _UnansweredError(httpcore.ReadError):
+    """A used connection ended without a byte of the next answer."""
+
 
 class _Backend(httpcore.SyncBackend):
-    def __init__(self, longest_s: float) -> None:
+    def __init__(self, longest_s: float, place: Place | None) -> None:
         self._longest_s = longest_s
+        self._place = place
 
-    def connect_tcp(self, *args: Any, **kwargs: Any) -> httpcore.NetworkStream:
-        return _Stream(super().connect_tcp(*args, **kwargs), self._longest_s)
+    def connect_tcp(
+        self, host: str, port: int, *args: Any, **kwargs: Any
+    ) -> httpcore.NetworkStream:
+        plain = super().connect_tcp
+
+        def connect(address: str) -> httpcore.NetworkStream:
+            return _Stream(plain(address, port, *args, **kwargs), self._longest_s)
+
+        if self._place is None or host != self._place.host:
+            return connect(host)
+        return self._place.reach(port, connect, (httpcore.ConnectError, httpcore.ConnectTimeout))
 
 
 class _Stream(httpcore.NetworkStream):
-    """`_until_s`: the answer's deadline on the monotonic clock; `_size`: its bytes so far."""
+    """`_until_s`: the answer's deadline on the monotonic clock; `_size`: its bytes so far.
+    `_is_used`: an answer has been read before this request."""
 
     def __init__(self, inner: httpcore.NetworkStream, longest_s: float) -> None:
         self._inner = inner
         self._longest_s = longest_s
         self._until_s = time.perf_counter() + longest_s
         self._size = 0
+        self._is_used = False
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._inner.write(buffer, timeout)
-        self._until_s = time.perf_counter() + self._longest_s
+        self._is_used = self._is_used or self._size > 0
         self._size = 0
+        try:
+            self._inner.write(buffer, timeout)
+        finally:
+            self._until_s = time.perf_counter() + self._longest_s
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         left_s = self._until_s - time.perf_counter()
         if left_s <= 0:
             raise httpcore.ReadTimeout(f"the answer was not complete after {self._longest_s:g} s")
-        data = self._inner.read(max_bytes, left_s if timeout is None else min(timeout, left_s))
+        try:
+            data = self._inner.read(max_bytes, left_s if timeout is None else min(timeout, left_s))
+        except httpcore.ReadError as error:
+            if self._is_used and not self._size:
+                raise _UnansweredError(str(error)) from error
+            raise
+        if not data and self._is_used and not self._size:
+            raise _UnansweredError("the server closed the connection")
         self._size += len(data)
         if self._size > MOST_BYTES:
             raise httpcore.ReadError(_TOO_LARGE)
@@ -126,11 +205,17 @@ def tls_context(ca_file: str | None, *, flag: str = "--ca-file") -> ssl.SSLConte
 
 
 def http_client(
-    headers: Mapping[str, str], *, ca_file: str | None, timeout_s: float, longest_s: float
+    headers: Mapping[str, str],
+    *,
+    ca_file: str | None,
+    timeout_s: float,
+    longest_s: float,
+    place: Place | None = None,
 ) -> httpx.Client:
     """Without proxies and redirects. `timeout_s` limits the wait for the next byte, `longest_s` the
-    whole answer."""
-    transport = BoundedTransport(verify=tls_context(ca_file), longest_s=longest_s)
+    whole answer. `place`: of the server whose name always means one address."""
+    verify = tls_context(ca_file)
+    transport = BoundedTransport(verify=verify, longest_s=longest_s, place=place)
     return httpx.Client(headers=headers, timeout=timeout_s, transport=transport, trust_env=False)
 
 
@@ -212,26 +297,32 @@ def check_target_url(
     return url.rstrip("/").removesuffix("/v1")
 
 
-def check_host(url: str, *, is_allowed: bool) -> None:
+def check_host(url: str, *, is_allowed: bool) -> Place:
     """Raises ConfigError for a host that is not loopback, unless the flag allowed it."""
-    if not is_allowed and (address := address_elsewhere(url)) is not None:
-        host, _ = split_place(url)
-        named = host if address == host else f"{host} ({address})"
+    place = Place(url)
+    address = next((one for one in place.addresses if not ip_address(one).is_loopback), None)
+    if address is not None and not is_allowed:
+        named = address if place.host == address else f"{place.host} ({address})"
         raise ConfigError(
             f"{url}: {named} is not loopback: a load can disturb other users of that server; add "
             f"{LOAD_THIS_HOST} if it is yours to load"
         )
+    return place
+
+
+def look_up(url: str) -> list[str]:
+    """The addresses of the URL's host, in the system's order. None for a name without any: the
+    connection then says that."""
+    try:
+        found = socket.getaddrinfo(*split_place(url), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
 
 
 def address_elsewhere(url: str) -> str | None:
-    """An address of the URL's host that is not loopback. None for a name without any address: the
-    connection then says that."""
-    try:
-        places = socket.getaddrinfo(*split_place(url))
-    except (OSError, UnicodeError):
-        return None
-    addresses = (str(place[4][0]) for place in places)
-    return next((one for one in addresses if not ip_address(one).is_loopback), None)
+    """An address of the URL's host that is not loopback."""
+    return next((one for one in look_up(url) if not ip_address(one).is_loopback), None)
 
 
 def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:
@@ -242,10 +333,7 @@ def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:
 def is_here(url: str) -> bool:
     """Whether the URL is of this machine, by the addresses of its interfaces."""
     own = {one.address for several in psutil.net_if_addrs().values() for one in several}
-    try:
-        return any(found[4][0] in own for found in socket.getaddrinfo(*split_place(url)))
-    except OSError:
-        return False
+    return any(address in own for address in look_up(url))
 
 
 def parse_headers(typed: Iterable[str], *, flag: str = "--header") -> dict[str, str]:

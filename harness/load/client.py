@@ -119,7 +119,10 @@ class Frontend:
         self._base = url.rstrip("/")
         self.url = httpx.URL(self._base + plan.target.path)
         self.transport = SocketTransport(
-            self.url, ca_file=plan.ca_file, keep_alive=plan.run.keep_alive
+            self.url,
+            ca_file=plan.ca_file,
+            keep_alive=plan.run.keep_alive,
+            address=plan.address,
         )
         self.fields = _fields(plan, self.url, api_key)
 

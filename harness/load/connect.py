@@ -24,8 +24,7 @@ Address = tuple[int, Any]  # a family, and an address as sockets take it
 
 
 def known(host: str, port: int) -> list[Address]:
-    if host == "localhost":
-        return [(socket.AF_INET6, ("::1", port)), (socket.AF_INET, ("127.0.0.1", port))]
+    """The address that the host is, if it is one."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError, UnicodeError):
             socket.inet_pton(family, host)
@@ -40,12 +39,19 @@ def look_up(host: str, port: int) -> list[Address]:
 
 class Dns:
     """The addresses of one host: looked up once, and anew after it could not be reached, in a
-    thread, as the system's look-up has no usable time limit."""
+    thread, as the system's look-up has no usable time limit. With an `address`, that is the only
+    one."""
 
     def __init__(
-        self, host: str, port: int, look_up: Callable[[str, int], list[Address]] = look_up
+        self,
+        host: str,
+        port: int,
+        look_up: Callable[[str, int], list[Address]] = look_up,
+        *,
+        address: str | None = None,
     ) -> None:
         self.host, self.port = host, port
+        self._address = address
         self._look_up = look_up
         self._lookup: Future[list[Address]] | None = None
 
@@ -69,7 +75,7 @@ class Dns:
 
     def _begin(self) -> Future[list[Address]]:
         lookup = self._lookup = Future()
-        if addresses := known(self.host, self.port):
+        if addresses := known(self._address or self.host, self.port):
             lookup.set_result(addresses)
         else:
             threading.Thread(target=self._run, args=(lookup,), daemon=True).start()
@@ -132,8 +138,8 @@ class Tls:
         return self.owed()
 
 
-def dns_of(url: httpx.URL) -> Dns:
-    return Dns(url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme])
+def dns_of(url: httpx.URL, address: str | None = None) -> Dns:
+    return Dns(url.raw_host.decode("ascii"), url.port or _PORTS[url.scheme], address=address)
 
 
 def connect(

@@ -73,13 +73,15 @@ def use_gevent() -> None:
 
 
 class Endpoint:
-    """A server's place, and the channel that most calls share. `is_connected`: a request has gone
-    out on that one."""
+    """A server's place, and the channel that most calls share. `address`: of its host, if the run
+    has found it. `is_connected`: a request has gone out on that one."""
 
-    def __init__(self, url: str, ca_file: str | None) -> None:
+    def __init__(self, url: str, ca_file: str | None, address: str | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
-        self._place = parts.netloc
-        self._host, self._port = parts.hostname or "", parts.port or 0
+        self._authority, self._name = parts.netloc, parts.hostname or ""
+        self._host, self._port = address or self._name, parts.port or 0
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self._place = self._authority if address is None else f"{host}:{self._port}"
         self._credentials = None
         if parts.scheme in ("grpcs", "https"):
             ca = None if ca_file is None else Path(ca_file).read_bytes()
@@ -103,10 +105,10 @@ class Endpoint:
         return channel, relay
 
     def _channel(self, place: str) -> grpc.Channel:
-        options = [*_OPTIONS, ("grpc.default_authority", self._place)]
+        options = [*_OPTIONS, ("grpc.default_authority", self._authority)]
         if self._credentials is None:
             return grpc.insecure_channel(place, options)
-        options.append(("grpc.ssl_target_name_override", self._host))
+        options.append(("grpc.ssl_target_name_override", self._name))
         return grpc.secure_channel(place, self._credentials, options)
 
 
@@ -116,7 +118,9 @@ class KServeClient(LoadClient):
         self.wire = wire
         assert plan.target.kserve is not None
         self.source = plan.target.kserve
-        self._endpoints = [Endpoint(url, plan.ca_file) for url in plan.urls or [plan.url]]
+        self._endpoints = [
+            Endpoint(url, plan.ca_file, plan.address) for url in plan.urls or [plan.url]
+        ]
         self.metadata = [(name.lower(), value) for name, value in plan.headers.items()]
         if api_key is not None:
             self.metadata.append(("authorization", f"Bearer {api_key}"))

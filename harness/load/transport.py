@@ -55,12 +55,18 @@ class GaveUpError(Exception):
 
 class SocketTransport:
     """Sends requests to one server, and returns as soon as the headers are there. `_pool` holds the
-    connections that wait for another request. Raises ConfigError for an invalid `ca_file`."""
+    connections that wait for another request. `address`: of the host, if the run has found it.
+    Raises ConfigError for an invalid `ca_file`."""
 
     def __init__(
-        self, url: httpx.URL, *, ca_file: str | None = None, keep_alive: bool = False
+        self,
+        url: httpx.URL,
+        *,
+        ca_file: str | None = None,
+        keep_alive: bool = False,
+        address: str | None = None,
     ) -> None:
-        self._dns = dns_of(url)
+        self._dns = dns_of(url, address)
         # Read now: the tens of ms would otherwise be in the first request's time to first token.
         self._context = tls_context(ca_file) if url.scheme == "https" else None
         self._keep_alive = keep_alive

@@ -112,6 +112,7 @@ def find_server(
         client=client,
         engine=engine,
         ready=ready,
+        place=run.resolved.place,
         takes_first_model=takes_first_model,
     )
 
@@ -144,6 +145,7 @@ def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFa
     run.manifest.target = TargetFacts(
         engine=run.target.name,
         url=server.url,
+        address=server.address,
         metrics_urls=urls,
         model=server.model,
         started_by_us=server.engine is not None,

@@ -10,6 +10,7 @@ from typing import Final
 
 from harness.errors import ConfigError
 from harness.http_client import (
+    Place,
     check_ca_file,
     check_host,
     check_metrics_url,
@@ -75,7 +76,8 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRun:
-    """A run with its files read and its flags checked. `headers` includes the API key's.
+    """A run with its files read and its flags checked. `headers` includes the API key's. `place`:
+    of the server at `url`, for everything that the run does.
 
     `arm_runs` are the runs of a workload with arms, in order; `for_arm` resolves each. Paths in the
     workload are relative to `folder`. `probe_phase` runs on the same server after this run.
@@ -88,6 +90,7 @@ class ResolvedRun:
     metrics_urls: list[str]
     headers: dict[str, str]
     folder: Path
+    place: Place | None = None
     arm: str = ONLY_ARM
     arm_runs: Sequence[ArmRun] = ()
     probe_phase: "ResolvedRun | None" = None
@@ -161,11 +164,14 @@ def _resolve(
     check_trace(workload, folder)
     if (gpu_url := workload.collect.gpu_metrics_url) is not None:
         check_metrics_url(gpu_url, flag="--gpu-metrics-url")
+    url = None if config.target_url is None else _check_url(config.target_url, target)
+    place = None if url is None else check_host(url, is_allowed=config.loads_any_host)
     return ResolvedRun(
         config=config,
         workload=workload,
         target=target,
-        url=None if config.target_url is None else _check_url(config, config.target_url, target),
+        url=url,
+        place=place,
         metrics_urls=[check_metrics_url(url) for url in config.metrics_urls],
         headers=request_headers(config.headers, config.api_key_env),
         folder=folder,
@@ -173,11 +179,9 @@ def _resolve(
     )
 
 
-def _check_url(config: RunConfig, url: str, target: Target) -> str:
+def _check_url(url: str, target: Target) -> str:
     schemes = ("http", "https") if target.http else ("grpc", "grpcs")
-    url = check_target_url(url, schemes=schemes)
-    check_host(url, is_allowed=config.loads_any_host)
-    return url
+    return check_target_url(url, schemes=schemes)
 
 
 def _config_for(config: RunConfig, target: ArmTarget | None) -> RunConfig:
@@ -206,6 +210,7 @@ def make_load_plan(resolved: ResolvedRun, server: Server, *, rows_dir: Path) -> 
     return LoadPlan(
         url=urls[0],
         urls=urls if len(urls) > 1 else [],
+        address=server.address,
         model=server.model,
         target=target.model_copy(
             update={

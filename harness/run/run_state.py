@@ -49,6 +49,7 @@ class RunState:
             ca_file=self.resolved.config.ca_file,
             timeout_s=timeout_s,
             longest_s=max(timeout_s, self.timeout_s),
+            place=self.resolved.place,
         )
 
 

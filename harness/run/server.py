@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import httpx
 
 from harness.errors import ConfigError, TargetError
-from harness.http_client import split_place, why_unreached
+from harness.http_client import Place, split_place, why_unreached
 from harness.records import Protocol, num_slots
 from harness.run.process import Child, Interruption, find_ready_line, free_port, python_module
 from harness.workload.target import Target
@@ -38,15 +38,22 @@ INSTALL_TORCH: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """A server that answers. `config` is None unless it speaks the reference engine's contract;
-    `slots_found`: its number of batch slots, if the harness had to find out; `ready`: the line in
-    which an engine of ours announced its processes and their pages."""
+    `place` is None for one that the run started; `slots_found`: its number of batch slots, if the
+    harness had to find out; `ready`: the line in which an engine of ours announced its processes
+    and their pages."""
 
     url: str
     model: str
     config: dict[str, Any] | None
     engine: Child | None
+    place: Place | None = None
     slots_found: int | None = None
     ready: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str | None:
+        """The one that the run talks to, if it was named by its host."""
+        return None if self.place is None else self.place.address
 
     @property
     def urls(self) -> list[str]:
@@ -101,7 +108,7 @@ class Server:
     def check_alive(self) -> None:
         """Raises TargetError if our process has ended, or the port of another server is closed."""
         if self.engine is None:
-            _knock(self.url)
+            _knock(self.url, self.place)
             return
         code = self.engine.wait(0)
         if code is not None:
@@ -223,7 +230,7 @@ def _is_ready(client: httpx.Client, url: str) -> bool:
     return models.is_success and (health.is_success or health.status_code == httpx.codes.NOT_FOUND)
 
 
-def attach(
+def attach(  # noqa: PLR0913  all that is known of a server beforehand
     url: str,
     target: Target,
     *,
@@ -231,12 +238,13 @@ def attach(
     client: httpx.Client,
     engine: Child | None,
     ready: Mapping[str, Any],
+    place: Place | None = None,
     takes_first_model: bool = False,
 ) -> Server:
     config: dict[str, Any] | None = None
     if not target.http:
         assert target.kserve is not None
-        _knock(url)
+        _knock(url, place)
         model = model or target.kserve.model
         if model is None:
             raise ConfigError(f"{url} serves models by name; name one with --model")
@@ -254,7 +262,7 @@ def attach(
         model = _listed_model(client, url, takes_first=takes_first_model)
     else:
         _get(client, f"{url}/v1/models")
-    return Server(url=url, model=model, config=config, engine=engine, ready=ready)
+    return Server(url=url, model=model, config=config, engine=engine, ready=ready, place=place)
 
 
 def _listed_model(client: httpx.Client, url: str, *, takes_first: bool) -> str:
@@ -290,11 +298,15 @@ def _read(
         raise ConfigError(f"{problem} (GET {page}: status {status}); {remedy}") from error
 
 
-def _knock(url: str) -> None:
+def _knock(url: str, place: Place | None) -> None:
     """Open and close a connection without a request, which would disturb the measurement."""
     host, port = split_place(url)
+
+    def connect(address: str) -> socket.socket:
+        return socket.create_connection((address, port), timeout=KNOCK_S)
+
     try:
-        socket.create_connection((host, port), timeout=KNOCK_S).close()
+        (place or Place(url)).reach(port, connect, (OSError,)).close()
     except TimeoutError:
         return  # slow, not dead
     except OSError as error:

@@ -34,7 +34,8 @@ VERSIONS_OF = (
 
 
 class TargetFacts(msgspec.Struct, kw_only=True):
-    """The server under test. `config` is the reference engine's `/walkaway/config`.
+    """The server under test. `address`: of the host in `url`, the one that everything went to; null
+    for a server that the run started. `config` is the reference engine's `/walkaway/config`.
 
     `slots_found`: the number of batch slots, from another page or by trying; `blocks_found`: the
     number of KV cache blocks.
@@ -42,6 +43,7 @@ class TargetFacts(msgspec.Struct, kw_only=True):
 
     engine: str
     url: str
+    address: str | None = None
     metrics_urls: list[str]
     model: str
     started_by_us: bool

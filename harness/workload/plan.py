@@ -28,6 +28,7 @@ class LoadPlan(Section):
 
     url: str
     urls: list[str] = Field(default_factory=list)
+    address: str | None = None  # of the server's host, as the run found it; None: not yet known
     model: str
     target: Target
     run: RunSettings

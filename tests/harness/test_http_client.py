@@ -1,16 +1,20 @@
 """Clients of HTTP: flags as they were typed, why a server was not reached, answers without end."""
 
+import contextlib
 import errno
 import gzip
+import itertools
 import os
 import resource
 import select
 import socket
 import ssl
+import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,6 +24,7 @@ from harness.collect.scrape import fetch_page
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.http_client import (
+    Place,
     check_ca_file,
     check_host,
     check_metrics_url,
@@ -221,6 +226,124 @@ def test_more_than_a_hundred_requests_run_at_once(serve_pages: ServePages) -> No
     ):
         answers = list(threads.map(client.get, [url] * 120))
     assert {one.text for one in answers} == {str(number) for number in range(120)}
+
+
+@contextmanager
+def speaking(
+    speak: Callable[[int, socket.socket], None], *, address: str = "127.0.0.1", port: int = 0
+) -> Iterator[int]:
+    """A server's port; `speak` gets each of its connections, with its number, in a thread."""
+    threads: list[threading.Thread] = []
+
+    def play(number: int, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            speak(number, sock)
+
+    def accept() -> None:
+        for number in itertools.count():
+            try:
+                sock, _ = listener.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=play, args=(number, sock)))
+            threads[-1].start()
+
+    with socket.create_server((address, port)) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    for thread in (accepting, *threads):
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def say(sock: socket.socket, text: str) -> None:
+    sock.sendall(f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def leave_it(sock: socket.socket) -> None:
+    """Without a reset: the request has been read whole."""
+
+
+@pytest.mark.parametrize("end", [reset, leave_it])
+def test_a_request_that_a_kept_connection_leaves_unanswered_goes_out_once_more(
+    end: Callable[[socket.socket], None],
+) -> None:
+    """The server ends each connection when the second request on it has come."""
+
+    def speak(number: int, sock: socket.socket) -> None:
+        sock.recv(4096)
+        say(sock, f"answer {number}")
+        asked.append(sock.recv(4096))
+        end(sock)
+
+    asked: list[bytes] = []
+    with speaking(speak) as port:
+        with http_client({}, ca_file=None, timeout_s=30, longest_s=30) as client:
+            url = f"http://127.0.0.1:{port}/"
+            texts = [client.post(url, json={"n": n}).text for n in range(3)]
+        assert texts == ["answer 0", "answer 1", "answer 2"]
+    assert sum(map(bool, asked)) == 1, "a second connection is not kept"
+
+
+@pytest.mark.parametrize(("kept", "said"), [(False, b""), (True, b"HTTP/1.1 2")])
+def test_a_new_connection_and_one_that_began_to_answer_are_not_asked_again(
+    kept: bool, said: bytes
+) -> None:
+    def speak(number: int, sock: socket.socket) -> None:
+        connections.append(number)
+        if kept:
+            sock.recv(4096)
+            say(sock, "first")
+        sock.recv(4096)
+        sock.sendall(said)
+
+    connections: list[int] = []
+    with (
+        speaking(speak) as port,
+        http_client({}, ca_file=None, timeout_s=30, longest_s=30) as client,
+    ):
+        url = f"http://127.0.0.1:{port}/"
+        if kept:
+            client.get(url)
+        with pytest.raises(httpx.TransportError):
+            client.get(url)
+    assert connections == [0]
+
+
+def test_a_name_is_the_address_that_accepted_its_first_connection() -> None:
+    def speak(address: str) -> Callable[[int, socket.socket], None]:
+        def answer(_: int, sock: socket.socket) -> None:
+            hosts.append(sock.recv(4096).partition(b"Host: ")[2].partition(b"\r\n")[0].decode())
+            say(sock, address)
+
+        return answer
+
+    hosts: list[str] = []
+    with ExitStack() as others:
+        port = others.enter_context(speaking(speak("127.0.0.2"), address="127.0.0.2"))
+        page = others.enter_context(speaking(speak("page"), address="127.0.0.2"))
+        place = Place(f"http://localhost:{port}")
+        place.addresses = ["127.0.0.1", "127.0.0.3", "127.0.0.2"]  # nobody listens at the first
+        client = others.enter_context(
+            http_client(
+                {"connection": "close"}, ca_file=None, timeout_s=9, longest_s=9, place=place
+            )
+        )
+        url = f"http://localhost:{port}/"
+        with speaking(speak("127.0.0.3"), address="127.0.0.3", port=port):
+            assert [client.get(url).text for _ in range(2)] == ["127.0.0.3"] * 2
+        assert place.address == "127.0.0.3"
+        assert client.get(f"http://localhost:{page}/").text == "page", "a page that is elsewhere"
+        with pytest.raises(httpx.ConnectError):
+            client.get(url)  # it has gone; the one at 127.0.0.2 is another
+    assert hosts == [*[f"localhost:{port}"] * 2, f"localhost:{page}"]
+    assert Place("http://127.0.0.9:1").address == "127.0.0.9"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from harness.run.progress import Progress
 from harness.run.run_config import RunConfig, resolve_run
 from harness.run.run_state import begin_manifest
 from harness.store.run_folder import RunFolder
+from harness.workload.plan import LoadPlan
 
 Begin = Callable[..., Measurement]
 
@@ -22,13 +23,16 @@ class NoPauses(Interruption):
 
 
 class NoLoad:
-    """Sends nothing."""
+    """Sends nothing, and keeps the plans that it got."""
+
+    def __init__(self) -> None:
+        self.plans: list[LoadPlan] = []
 
     def prepare(self, *_: object, **__: object) -> None:
         """Needs no time."""
 
-    def run(self, *_: object, **__: object) -> None:
-        """Over at once."""
+    def run(self, plan: LoadPlan, *_: object, **__: object) -> None:
+        self.plans.append(plan)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from harness.run.run_config import RunConfig, resolve_run
 from harness.store.manifest import Window
 from harness.store.run_folder import RunFolder, RunRows
 from tests.conftest import ServePages
-from tests.harness.run.conftest import Begin
+from tests.harness.run.conftest import Begin, NoLoad
 from tests.made_up.rows import at, made_up_manifest, request_row
 
 PAGES = {
@@ -38,6 +38,27 @@ def test_missing_metrics_are_named_also_if_nothing_was_scraped(
     (note,) = [text for text in run.notes.texts() if "shows no metric" in text]
     assert "vllm:num_requests_waiting (waiting)" in note
     assert "vllm:num_requests_running" not in note
+
+
+def test_all_of_a_run_goes_to_the_address_that_its_first_request_reached(
+    serve_pages: ServePages, begin: Begin
+) -> None:
+    url = serve_pages(lambda path: (200 if path in PAGES else 404, {}, PAGES.get(path, b"")))
+    named = url.replace("127.0.0.1", "localhost")
+    run = begin(settings=["settle.seconds=0"], engine="vllm", target_url=named)
+    assert run.resolved.place is not None
+    run.resolved.place.addresses = ["127.0.0.9", "127.0.0.1"]  # nobody is at the first
+    with ExitStack() as children:
+        run.take(children, when_loaded=lambda: None)
+    assert isinstance(run.load, NoLoad)
+    (plan,) = run.load.plans
+    assert (plan.url, plan.address) == (named, "127.0.0.1")
+    assert run.manifest.target is not None
+    assert (run.manifest.target.url, run.manifest.target.address) == (named, "127.0.0.1")
+    run.check_server()
+    run.resolved.place.address = "127.0.0.9"
+    with pytest.raises(TargetError, match=r"is gone: no server listens at localhost"):
+        run.check_server()
 
 
 class FullDisk(Progress):
