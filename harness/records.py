@@ -115,6 +115,8 @@ class TokenCounting(StrEnum):
     """The basis of `tokens_read`: tokens are not events."""
 
     USAGE = "usage"  # the server said so in each event
+    IDS = "ids"  # each event had the ids of its tokens
+    CALIBRATED = "calibrated"  # a text event was taken for as many tokens as in other answers
     EVENTS = "events"  # one text event was taken for one token
 
 
@@ -131,6 +133,10 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     is the request that this one repeats, and `answer` the text of a canary's answer. A client that
     left and could still read has `tokens_after_leaving`, the tokens that came after t0, and
     `server_ended_ns`, when the server ended the answer or the connection.
+
+    Where tokens were counted by calibrated events, `tokens_per_event` is what an event was taken
+    for, and `tokens_error` the largest share by which that misses the answers that it was learned
+    from. `unread`: the first data that the client could not read, shortened, and why.
     """
 
     request_id: str  # sent as X-Request-Id
@@ -170,6 +176,9 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     answer: str | None = None
     resent: bool = False  # once more, on a new connection: the kept one ended without an answer
     frontend: int = 0  # of a server with several: the one that it was sent to
+    tokens_per_event: float | None = None
+    tokens_error: float | None = None
+    unread: str | None = None
 
 
 class ClientSample(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

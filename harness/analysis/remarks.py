@@ -33,6 +33,7 @@ from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import (
     COUNTED_BY,
+    taken_for,
     token_counting,
     tokens_per_event,
     tokens_read,
@@ -91,6 +92,7 @@ def remarks(
             _too_long(requests),
             _empty(requests),
             _errors(requests[~kills.is_killed]),
+            _unread(requests),
             answered_too_soon(requests),
             textless_answers(requests),
             _sent_again(requests),
@@ -408,7 +410,20 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[str]:
         return
     ratio = tokens_per_event(requests) if counting == "events_calibrated" else None
     at = "" if ratio is None else f": {ratio:.4g} tokens an event"
+    if (known := taken_for(requests)) is not None:
+        at = (
+            f": {known[0]:.4g} tokens an event, within {quantity(known[1], 'ratio')} of each answer"
+        )
     yield f"tokens read were counted by {COUNTED_BY[counting]}{at}"
+
+
+def _unread(requests: pd.DataFrame) -> Iterator[str]:
+    unread = requests["unread"].dropna() if "unread" in requests else pd.Series(dtype=str)
+    if not unread.empty:
+        yield (
+            f"{len(unread)} of {len(requests)} answers held data that could not be read, and was "
+            f"left out: {unread.iloc[0]}"
+        )
 
 
 def _too_few(figures: Mapping[str, Figure]) -> Iterator[str]:

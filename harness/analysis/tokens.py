@@ -19,6 +19,7 @@ from harness.records import Delivery, Metric, Outcome, TokenCounting, Way, WireC
 
 COUNTED_BY: Final = {
     "usage": "the server's own count in each event",
+    "ids": "the ids of the tokens in each event",
     "events": "text events, one taken for one token",
     "events_calibrated": "text events, calibrated on the usage of completed streams",
     "mixed": "the server's count in some requests, text events in others",
@@ -58,16 +59,24 @@ def read_by(requests: pd.DataFrame, t_ns: Ints) -> Floats:
 
 
 def read_after(
-    requests: pd.DataFrame, wanted: Bools, planned: Ints, *, pause_ns: Ints, sent_ns: Ints
+    requests: pd.DataFrame,
+    wanted: Bools,
+    planned: Ints,
+    *,
+    pause_ns: Ints,
+    sent_ns: Ints,
+    scale: Floats,
 ) -> Floats:
-    """For each `wanted` request, how many tokens came after the `planned` ones and no sooner than
-    `pause_ns` after the last of these (none planned: after the sending)."""
+    """For each `wanted` request, how many tokens came after the `planned` ones: with the last of
+    them, in one event, or no sooner than `pause_ns` after it (none planned: after the sending).
+    `scale`: tokens that each of these requests had for one that it counted."""
     after, seen = [np.empty(0)], 0
     brought = _parts(requests["event_tokens"], wanted)
     arrived = _parts(requests["token_times_ns"], wanted)
-    for (times, lengths), (tokens, _) in zip(arrived, brought, strict=True):
+    for (times, lengths), (counted, _) in zip(arrived, brought, strict=True):
         some = slice(seen, seen := seen + len(lengths))
         number = np.repeat(np.arange(len(lengths)), lengths)
+        tokens = counted * scale[some][number]
         all_of_each = np.bincount(number, tokens, len(lengths))
         so_far = np.cumsum(tokens) - (np.cumsum(all_of_each) - all_of_each)[number]
         is_reached = so_far >= planned[some][number]
@@ -75,7 +84,11 @@ def read_after(
         np.minimum.at(last_ns, number[is_reached], times[is_reached])
         leaves_ns = np.where(planned[some] == 0, sent_ns[some], last_ns) + pause_ns[some]
         in_time = np.bincount(number, tokens * (times < leaves_ns[number]), len(lengths))
-        too_many = np.maximum(all_of_each - np.maximum(planned[some], in_time), 0)
+        reached_with = np.full(len(lengths), np.inf)
+        np.minimum.at(reached_with, number[is_reached], so_far[is_reached])
+        with_the_last = np.where(planned[some] == 0, 0, reached_with - planned[some])
+        allowed = np.maximum(planned[some], in_time - with_the_last)
+        too_many = np.maximum(all_of_each - allowed, 0)
         after.append(too_many.astype(np.float64))
     return np.concatenate(after)
 
@@ -148,12 +161,25 @@ def tokens_read(requests: pd.DataFrame) -> Floats:
     A completed request's own final count if it has one; else the count of the row, with events
     turned into tokens by `tokens_per_event`.
     """
-    counted = requests["tokens_read"].to_numpy(dtype=float)
-    by_events = (requests["token_counting"] == TokenCounting.EVENTS).to_numpy(dtype=bool)
-    scaled = counted * np.where(by_events, tokens_per_event(requests) or 1.0, 1.0)
+    scaled = requests["tokens_read"].to_numpy(dtype=float) * _scale(requests)
     final = requests["completion_tokens"].to_numpy(dtype=float, na_value=np.nan)
     completed = (requests["outcome"] == Outcome.COMPLETED).to_numpy(dtype=bool)
     return np.where(completed & ~np.isnan(final), final, scaled)
+
+
+def _scale(requests: pd.DataFrame) -> Floats:
+    """Tokens for one that a row counted: events that were each taken for one token had more."""
+    by_events = (requests["token_counting"] == TokenCounting.EVENTS).to_numpy(dtype=bool)
+    return np.where(by_events, tokens_per_event(requests) or 1.0, 1.0)
+
+
+def taken_for(requests: pd.DataFrame) -> tuple[float, float] | None:
+    """What an event was taken for by rows that counted in calibrated events, on average, and the
+    largest share by which that missed an answer; None if no row did."""
+    if "tokens_per_event" not in requests or requests["tokens_per_event"].isna().all():
+        return None
+    of_each = requests["tokens_per_event"].astype(float)
+    return float(of_each.mean()), float(requests["tokens_error"].astype(float).max())
 
 
 def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] | None:
@@ -183,18 +209,18 @@ def token_counting(requests: pd.DataFrame) -> str | None:
     kinds = set(requests["token_counting"])
     if not kinds:
         return None
-    if len(kinds) > 1:
-        return "mixed"
-    if kinds == {TokenCounting.EVENTS} and tokens_per_event(requests) is not None:
+    is_calibrated = TokenCounting.CALIBRATED in kinds or tokens_per_event(requests) is not None
+    if kinds <= {TokenCounting.EVENTS, TokenCounting.CALIBRATED} and is_calibrated:
         return "events_calibrated"
-    return str(kinds.pop())
+    return str(kinds.pop()) if len(kinds) == 1 else "mixed"
 
 
 def over_read_figures(requests: pd.DataFrame) -> Figures:
     """The tokens that each request left had read beyond its plan.
 
     The plan allows `planned_abandon` tokens, or as many as came before the planned moment, if that
-    is more: `think_ns` after the last planned token (after the sending, if none was planned).
+    is more: `think_ns` after the last planned token (after the sending, if none was planned). What
+    came in one event with that token is beyond it.
     `others.unread_at_t0`: of clients that closed (way "fin"), the share with bytes still unread in
     the kernel, which turns the close into a reset.
     """
@@ -212,6 +238,7 @@ def over_read_figures(requests: pd.DataFrame) -> Figures:
         left["planned_abandon"].to_numpy(dtype=np.int64),
         pause_ns=left["think_ns"].to_numpy(dtype=np.int64),
         sent_ns=left["sent_ns"].to_numpy(dtype=np.int64),
+        scale=_scale(requests)[has_left],
     )
     why_empty = "no stream was left by plan"
     figure = sampled("over_read_tokens", Sample(values=over), why_empty, method="client")

@@ -1,7 +1,8 @@
 """The target's other routes, asked once at a time, without load: health, cancel, stored answers."""
 
+import time
 from collections.abc import Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -9,7 +10,10 @@ import httpx
 
 from harness.conform.case import CannotDecideError, RefusedError
 from harness.http_client import http_client, request_headers, why_unread
-from harness.load.dialect import DONE, request_body
+from harness.load.chunk import DONE, NONSENSE
+from harness.load.dialect import request_body
+from harness.load.loose import values_of
+from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.records import Delivery
 from harness.run.settle import read_health
 from harness.workload.plan import LoadPlan
@@ -67,18 +71,23 @@ class Routes:
         """Read a stream up to `[DONE]`, and close the connection there, before its end."""
         body = self._body(prompt, max_tokens, Delivery.STREAM)
         with closing(self.events(self._plan.target.path, body)) as events:
-            if DONE not in events:
+            if not any(value == DONE for value in events):
                 raise CannotDecideError("a stream ended without [DONE]")
 
-    def events(self, path: str, body: dict[str, Any]) -> Generator[bytes]:
-        """The data of the events of a stream; closing the generator closes the connection."""
+    def events(self, path: str, body: dict[str, Any]) -> Generator[Any]:
+        """What the events of a stream hold: JSON values, and `DONE`. Closing the generator closes
+        the connection."""
+        decoder = SSEDecoder()
         try:
             with self._client.stream("POST", self._plan.url + path, json=body) as answer:
-                for line in answer.iter_lines():
-                    if line.startswith("data:"):
-                        yield line.removeprefix("data:").strip().encode()
+                for chunk in answer.iter_bytes():
+                    for _, data in decoder.feed(chunk, time.perf_counter_ns()):
+                        with suppress(*NONSENSE):  # a heartbeat
+                            yield from values_of(data)
         except httpx.HTTPError as error:
             raise CannotDecideError(f"a stream broke ({why_unread(error)})") from error
+        except EndlessEventError as error:
+            raise CannotDecideError(f"a stream cannot be read: {error}") from error
 
     def _body(self, prompt: str, max_tokens: int, delivery: Delivery) -> dict[str, Any]:
         plan = self._plan

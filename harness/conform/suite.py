@@ -35,6 +35,7 @@ from harness.conform.verdict import (
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import LOAD_THIS_HOST, check_host, check_target_url
 from harness.load.wire_log import MASK, masked, secrets_of
+from harness.run.first_answers import check_requests
 from harness.run.preflight import (
     find_server,
     note_target,
@@ -227,8 +228,9 @@ def _prepare(
     server = find_server(run, client, children, takes_first_model=True)
     facts = note_target(run, client, server)
     run.notes = Notes()  # those about scraping are of runs
+    asker, _ = check_requests(run, _asker(client, server, run.target))
     if run.target.http:
-        check_serves(_asker(client, server, run.target), secrets)
+        check_serves(asker, secrets)
     pages = IdlePages(client=client, urls=facts.metrics_urls, target=run.target, notes=run.notes)
     read_first(run, facts, pages)
     result.notes = [masked(note, secrets) for note in [*run.notes.texts(), *run.notes.warnings()]]
@@ -276,7 +278,9 @@ def _order(
     known = server if server.slots is not None else replace(server, slots_found=1)
     plan = make_load_plan(run.resolved, known, rows_dir=run.folder.path)
     plan = with_lengths(run, client, server, plan)
-    plan = plan.model_copy(update={"rows_dir": None, "left_open_outlive": False})
+    plan = plan.model_copy(
+        update={"rows_dir": None, "left_open_outlive": False, "learns_events": False}
+    )
     is_understood = any(role in run.manifest.idle.before for role in run.target.metrics)
     is_http = run.target.http
     return Order(

@@ -24,17 +24,19 @@ from harness.http_client import is_out_of_handles
 from harness.load.connection import Connection, Deadline
 from harness.load.dialect import dialect_of, request_body
 from harness.load.leave import leave
-from harness.load.sse import EndlessEventError, SSEDecoder
+from harness.load.reader import Reader, StreamReader, TappedReader, UnaryReader
+from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of
-from harness.load.wire_log import Tap, WireLog
+from harness.load.wire_log import WireLog
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
+from harness.workload.event_scale import EventScale
 from harness.workload.observed_latency import StepEstimate
 from harness.workload.plan import LoadPlan
+from harness.workload.target import Target
 from harness.workload.workload import RunSettings
 
-MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 _MAX_REFUSAL_BYTES: Final = 65536
 _SHOWN_CHARS: Final = 200
 Message = tuple[bytes, list[tuple[bytes, bytes]], bytes]  # path, header fields, body
@@ -71,6 +73,7 @@ class LoadClient(ABC):
     def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         self.step = StepEstimate()
+        self.event_scale = EventScale(plan.counted_answers)
         self.open_streams = 0
         self.connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
 
@@ -106,6 +109,8 @@ class LoadClient(ABC):
         finally:
             self.open_streams -= 1
             row = stream.row()
+            if self.plan.learns_events and (counted := stream.counted) is not None:
+                self.event_scale.observe(counted)
             exchange.note_wire(row)
             keep(row)
         return row
@@ -171,13 +176,14 @@ class StreamClient(LoadClient):
         return Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
     def machine(self, spec: RequestSpec, sent_ns: int) -> StreamMachine:
-        target = self.plan.target
+        target = self._target_of(spec)
         return StreamMachine(
             spec,
             sent_ns=sent_ns,
             continuous_usage=target.continuous_usage,
             usage_per_choice=target.usage_per_choice,
-            decode=dialect_of(spec.path or target.path).decode,
+            dialect=dialect_of(target),
+            calibration=self.event_scale.now,
         )
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
@@ -191,11 +197,8 @@ class StreamClient(LoadClient):
         )
 
     def message(self, spec: RequestSpec, prompt: str) -> Message:
-        frontend, target = self.frontend_of(spec.user), self.plan.target
-        raw_path = frontend.url.raw_path
-        if spec.path is not None:
-            target = target.model_copy(update={"path": spec.path})
-            raw_path = frontend.path(spec.path)
+        frontend, target = self.frontend_of(spec.user), self._target_of(spec)
+        raw_path = frontend.url.raw_path if spec.path is None else frontend.path(spec.path)
         body = request_body(
             target,
             self.plan.model,
@@ -215,6 +218,13 @@ class StreamClient(LoadClient):
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
         ]
         return raw_path, fields, encoded
+
+    def _target_of(self, spec: RequestSpec) -> Target:
+        """As the request sees it: another route has a dialect of its own."""
+        if spec.path is None:
+            return self.plan.target
+        other = {"path": spec.path, "dialect": None, "limit_key": None}
+        return self.plan.target.model_copy(update=other)
 
     def build_cancel(self, spec: RequestSpec) -> WireRequest:
         path, frontend = self.plan.target.cancel_path, self.frontend_of(spec.user)
@@ -257,64 +267,6 @@ def limits(
         )
         first = first_token if total is None else min(first_token, total)
     return first, total
-
-
-class StreamReader:
-    def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
-        self._stream = stream
-        self._step = step
-        self._decoder = SSEDecoder()
-
-    def read(self, chunk: bytes, t_ns: int, /) -> None:
-        stream = self._stream
-        for event in self._decoder.feed(chunk, t_ns):
-            if stream.outcome is not None and stream.outcome is not Outcome.ABANDONED:
-                return
-            before = stream.tokens_read
-            stream.event(event, t_ns)
-            if (
-                stream.tokens_read != before
-                and self._step is not None
-                and (gap_ns := stream.last_gap_ns) is not None
-            ):
-                self._step.observe(gap_ns)
-
-    def end(self) -> None:
-        self._stream.body_ended(time.perf_counter_ns())
-
-
-class Reader(Protocol):
-    def read(self, chunk: bytes, t_ns: int, /) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class TappedReader:
-    def __init__(self, reader: Reader, stream: StreamMachine, tap: Tap) -> None:
-        self._reader, self._stream, self._tap = reader, stream, tap
-        self.end = reader.end
-
-    def read(self, chunk: bytes, t_ns: int, /) -> None:
-        before = self._stream.tokens_read
-        self._reader.read(chunk, t_ns)
-        self._tap.read(t_ns, chunk, self._stream.tokens_read - before)
-
-
-class UnaryReader:
-    def __init__(self, stream: StreamMachine, max_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self._stream = stream
-        self._max_bytes = max_bytes
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def read(self, chunk: bytes, _t_ns: int, /) -> None:
-        self._parts.append(chunk)
-        self._size += len(chunk)
-        if self._size > self._max_bytes:
-            raise EndlessEventError(f"the answer has more than {self._max_bytes} bytes")
-
-    def end(self) -> None:
-        self._stream.answer(b"".join(self._parts), time.perf_counter_ns())
 
 
 def _read_refusal(connection: Connection) -> bytes:

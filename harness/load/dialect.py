@@ -1,79 +1,51 @@
-"""The dialects, as far as a user needs them: the body of a request, the chunks of its stream.
+"""The dialects, as far as a user needs them: the body of a request, the events of its stream.
 
-OpenAI's completions, chat and responses, and Anthropic's messages: the path says which. An event of
-any of them is read as a chunk of the first two. The decoders run for every token, and skip fields
-that are not declared here without building them.
+OpenAI's completions, chat and responses, and Anthropic's messages: the path says which, or the
+target's file. An event of any of them is read as a chunk of the first two, by two readers: `quick`
+is typed and takes nearly every token; `look` takes what that one found nothing in.
 """
 
-from collections.abc import Callable
-from typing import Annotated, Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from harness.load.chunk import (
+    ABORT,
+    DONE,
+    NONSENSE,
+    CancellationInfo,
+    Choice,
+    Chunk,
+    Count,
+    Look,
+    Reason,
+    Usage,
+    decode_chunk,
+)
+from harness.load.loose import (
+    Unread,
+    choice_of,
+    end_of,
+    listed,
+    shown,
+    texts,
+    usage_of,
+    values_of,
+)
+from harness.load.server_error import (
+    HEARTBEATS,
+    error_in,
+    error_message,
+    is_error_name,
+    is_heartbeat,
+    words_of,
+)
 from harness.records import Delivery
-from harness.workload.target import Target
+from harness.workload.target import DialectName, Target
 
-DONE: Final = b"[DONE]"
-ABORT: Final = "abort"  # vLLM's finish reason of a request that was cancelled
-EXPIRED: Final = "client_timeout"  # the bundled engine's reason: the request's deadline passed
-_MAX_MESSAGE_CHARS: Final = 300
-
-# A server's own words go into rows and files. Values beyond these are refused.
-LARGEST_COUNT: Final = 2**31 - 1  # of tokens
-Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
-AnswerNumber = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
-Reason = Annotated[str, msgspec.Meta(max_length=_MAX_MESSAGE_CHARS)]
-
-
-class Usage(msgspec.Struct):
-    """Token counts; with continuous usage, those so far."""
-
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-
-
-class Delta(msgspec.Struct):
-    """The text that a chat chunk adds, or a whole message. Reasoning is generated text too."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-
-
-class Choice(msgspec.Struct):
-    """More of one answer, or the whole of it: `text` in completions; in chat `delta`, `message`."""
-
-    index: AnswerNumber = 0
-    text: str | None = None
-    delta: Delta | None = None
-    message: Delta | None = None
-    finish_reason: Reason | None = None
-
-    def has_text(self) -> bool:
-        if self.text:
-            return True
-        delta = self.delta or self.message
-        return delta is not None and bool(delta.content or delta.reasoning_content)
-
-    def shown(self) -> str:
-        delta = self.delta or self.message or Delta()
-        return f"{self.text or ''}{delta.reasoning_content or ''}{delta.content or ''}"
-
-
-class CancellationInfo(msgspec.Struct):
-    reason: Reason | None = None
-
-
-class Chunk(msgspec.Struct):
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
-    cancellation_info: CancellationInfo | None = None
-
-
-# Reads an event's data, or a whole answer. Raises NONSENSE for invalid UTF-8, JSON or fields
-# (ValueError, of several kinds), and for endless nesting.
-NONSENSE: Final = (ValueError, RecursionError)
-decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).decode
+Event = Mapping[str, Any]
 
 
 class _Incomplete(msgspec.Struct):
@@ -88,34 +60,20 @@ class _NewUsage(msgspec.Struct):
         return Usage(prompt_tokens=self.input_tokens, completion_tokens=self.output_tokens)
 
 
-class _Response(msgspec.Struct):
-    status: str | None = None
-    usage: _NewUsage | None = None
-    error: Any = None
-    incomplete_details: _Incomplete | None = None
-
-
 class _ResponsesEvent(msgspec.Struct):
-    """`delta`: text in all events that have it, but for audio's. `message`, `error`: of type
-    "error"."""
+    """`delta` is text in all events that have it."""
 
-    type: str = ""
-    delta: Any = None
-    response: _Response | None = None
-    message: str | None = None
-    error: Any = None
+    delta: str | None = None
 
 
 class _MessagesDelta(msgspec.Struct):
     text: str | None = None
     thinking: str | None = None
     partial_json: str | None = None
-    stop_reason: Reason | None = None
 
 
 class _MessagesEvent(msgspec.Struct):
     delta: _MessagesDelta | None = None
-    usage: _NewUsage | None = None
     error: Any = None
 
 
@@ -129,78 +87,193 @@ _FINISH_REASONS: Final = {
     "stop_sequence": "stop",
     "max_tokens": "length",
 }
+_PLAIN_KINDS: Final = frozenset({"", "message", "completion", "chunk", "delta", "token", "data"})
+_AT_THE_TOP: Final = ("delta", "message", "text", "content")  # of an event without `choices`
 
 
-def _read_response(data: bytes) -> Chunk:
-    event = _decode_response(data)
-    if event.response is None:
-        if event.type == "error":
-            return Chunk(error=event.error or event.message or "no reason given")
-        text = event.delta if isinstance(event.delta, str) else None
-        return Chunk(choices=[Choice(text=text)] if text else [])
-    response = event.response
-    if response.status == "failed":
-        return Chunk(error=response.error or "no reason given")
-    if response.status not in ("completed", "incomplete", "cancelled"):
-        return Chunk()
-    why = response.status
-    if response.incomplete_details is not None:
-        why = response.incomplete_details.reason or why
-    usage = None if response.usage is None else response.usage.usage()
-    return Chunk(choices=[Choice(finish_reason=_FINISH_REASONS.get(why, why))], usage=usage)
+def _quick_response(data: bytes) -> Chunk:
+    text = _decode_response(data).delta
+    return Chunk(choices=[Choice(text=text)] if text else [])
 
 
-def _read_message(data: bytes) -> Chunk:
+def _quick_message(data: bytes) -> Chunk:
     event = _decode_message(data)
-    if event.error is not None or event.delta is None:
-        return Chunk(error=event.error)
-    delta, usage = event.delta, None if event.usage is None else event.usage.usage()
-    why = delta.stop_reason
-    choice = Choice(
-        text=delta.text or delta.thinking or delta.partial_json,
-        finish_reason=None if why is None else _FINISH_REASONS.get(why, why),
+    delta = event.delta
+    if event.error is not None or delta is None:
+        return Chunk()
+    return Chunk(choices=[Choice(text=delta.text or delta.thinking or delta.partial_json)])
+
+
+def _look_older(event: Event, kind: str, unread: Unread) -> Look:
+    choices = listed(event.get("choices"), "`choices`", unread)
+    if kind in _PLAIN_KINDS and "choices" not in event:
+        told = {key: event[key] for key in _AT_THE_TOP if event.get(key)}
+        choices = [told] if told else []
+    info = event.get("cancellation_info")
+    why = end_of(info.get("reason")) if isinstance(info, dict) else None
+    accounts = [event.get("usage"), *(one.get("usage") for one in choices if isinstance(one, dict))]
+    return Look(
+        choices=[choice_of(one, place, unread) for place, one in enumerate(choices)],
+        usage=usage_of(next((one for one in accounts if one), None), unread),
+        cancellation_info=None if why is None else CancellationInfo(why),
     )
-    return Chunk(choices=[choice], usage=usage)
+
+
+def _look_response(event: Event, _kind: str, unread: Unread) -> Look:
+    response = event.get("response")
+    if isinstance(response, dict):
+        return _end_of_response(response, "", unread)
+    if "output" in event and "status" in event:  # a whole answer
+        return _end_of_response(event, "".join(texts(event["output"])), unread)
+    text = "".join(texts(event.get("delta")))
+    return Look(choices=[Choice(text=text)] if text else [])
+
+
+def _end_of_response(response: Event, text: str, unread: Unread) -> Look:
+    status, details = response.get("status"), response.get("incomplete_details")
+    if status == "failed":
+        return Look(error=error_message(response.get("error")))
+    if status not in ("completed", "incomplete", "cancelled"):
+        return Look()
+    why = end_of(details.get("reason")) if isinstance(details, dict) else None
+    reason = why or status
+    choice = Choice(text=text, finish_reason=_FINISH_REASONS.get(reason, reason))
+    return Look(choices=[choice], usage=usage_of(response.get("usage"), unread))
+
+
+def _look_message(event: Event, kind: str, unread: Unread) -> Look:
+    message, usage = event.get("message"), event.get("usage")
+    if isinstance(message, dict):  # its beginning
+        prompt = usage_of(message.get("usage"), unread)
+        return Look(usage=None if prompt is None else Usage(prompt_tokens=prompt.prompt_tokens))
+    told = event.get("delta") or event.get("content_block") or {}
+    if event.get("type") == "message":  # a whole answer
+        told = event
+    found = "".join(texts({"delta": told}))
+    why = end_of(told.get("stop_reason")) if isinstance(told, dict) else None
+    reason = None if why is None else _FINISH_REASONS.get(why, why)
+    is_any = found or reason is not None
+    return Look(
+        choices=[Choice(text=found, finish_reason=reason)] if is_any else [],
+        usage=usage_of(usage, unread),
+        is_done=kind == "message_stop",
+    )
+
+
+Read = Callable[[Event, str, Unread], Look]
+
+
+def _look(read: Read, data: bytes, name: bytes) -> list[Look]:
+    """What an event says, or a whole answer; nothing for a heartbeat. It raises nothing."""
+    if is_error_name(name):
+        return [Look(error=words_of(data))]
+    if is_heartbeat(name) or not data.strip():
+        return []
+    try:
+        values = values_of(data)
+    except NONSENSE as error:
+        is_other = bool(name) or is_heartbeat(data)
+        return [] if is_other else [Look(unread=f"{shown(data)} is no JSON ({error})")]
+    parts = [part for value in values for part in (value if isinstance(value, list) else [value])]
+    return [look for part in parts if (look := _look_at(read, part, name)) is not None]
+
+
+def _look_at(read: Read, value: Any, name: bytes) -> Look | None:
+    if value == DONE:
+        return Look(is_done=True)
+    if isinstance(value, dict):
+        error = error_in(value, has_name=bool(name))
+        if error is not None:
+            return Look(error=error_message(error))
+        unread = Unread()
+        kind = value.get("type")
+        found = read(value, kind if isinstance(kind, str) else name.decode("latin-1"), unread)
+        found.unread = unread.text
+        return found
+    is_beat = isinstance(value, str) and value.strip().lower() in HEARTBEATS
+    return None if name or not value or is_beat else Look(unread=f"{shown(value)} is no object")
 
 
 class Dialect(NamedTuple):
-    """`put`: a prompt and the number of tokens as keys of the body. `decode`: an event's data, or a
-    whole answer of the older two; it raises NONSENSE. `is_older`: with `n` and `stream_options`."""
+    """`put`: a prompt as keys of the body. `limit_key`: of the most tokens of an answer. `quick`
+    reads an event's data and raises NONSENSE; `look` reads its data and its name, or a whole
+    answer, and raises nothing. `is_older`: with `n` and `stream_options`."""
 
-    put: Callable[[str, int], dict[str, Any]]
-    decode: Callable[[bytes], Chunk]
+    name: DialectName
+    put: Callable[[str], dict[str, Any]]
+    limit_key: str
+    quick: Callable[[bytes], Chunk]
+    look: Callable[[bytes, bytes], list[Look]]
     is_older: bool
 
 
-def _put_messages(prompt: str, max_tokens: int) -> dict[str, Any]:
-    return {"max_tokens": max_tokens, "messages": [{"role": "user", "content": prompt}]}
+def _put_messages(prompt: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}]}
 
 
-_COMPLETIONS: Final = Dialect(
-    lambda prompt, max_tokens: {"max_tokens": max_tokens, "prompt": prompt},
+COMPLETIONS: Final = Dialect(
+    "completions",
+    lambda prompt: {"prompt": prompt},
+    "max_tokens",
     decode_chunk,
+    partial(_look, _look_older),
     is_older=True,
 )
-_BY_ENDING: Final = {
-    "/chat/completions": Dialect(_put_messages, decode_chunk, is_older=True),
+_DIALECTS: Final = {
+    "/chat/completions": COMPLETIONS._replace(name="chat", put=_put_messages),
+    "/completions": COMPLETIONS,
     "/responses": Dialect(
-        lambda prompt, max_tokens: {"max_output_tokens": max_tokens, "input": prompt},
-        _read_response,
+        "responses",
+        lambda prompt: {"input": prompt},
+        "max_output_tokens",
+        _quick_response,
+        partial(_look, _look_response),
         is_older=False,
     ),
-    "/messages": Dialect(_put_messages, _read_message, is_older=False),
+    "/messages": Dialect(
+        "messages",
+        _put_messages,
+        "max_tokens",
+        _quick_message,
+        partial(_look, _look_message),
+        is_older=False,
+    ),
 }
 
 
-def dialect_of(path: str) -> Dialect:
-    found = (one for ending, one in _BY_ENDING.items() if path.endswith(ending))
-    return next(found, _COMPLETIONS)
+def _parts(path: str) -> tuple[str, str, str]:
+    """Before the dialect's ending, that ending, and the query."""
+    bare, mark, query = path.partition("?")
+    bare = bare.rstrip("/")
+    ending = next((one for one in _DIALECTS if bare.endswith(one)), "")
+    return bare.removesuffix(ending), ending, mark + query
+
+
+def dialect_of_path(path: str) -> Dialect:
+    return _DIALECTS.get(_parts(path)[1], COMPLETIONS)
+
+
+def dialect_of(target: Target) -> Dialect:
+    """The dialect that the target names, else that of its path."""
+    if target.dialect is None:
+        return dialect_of_path(target.path)
+    return next(one for one in _DIALECTS.values() if one.name == target.dialect)
 
 
 def route(path: str, name: str) -> str:
     """The route of this name ("chat/completions") beside a route of any dialect."""
-    known = (path.removesuffix(ending) for ending in _BY_ENDING if path.endswith(ending))
-    return f"{next(known, path.removesuffix('/completions'))}/{name}"
+    before, _, query = _parts(path)
+    return f"{before}/{name}{query}"
+
+
+def limit_key_of(target: Target) -> str | None:
+    """The key by which a request says how long its answer may be; None: by none."""
+    if target.limit_key is None:
+        return dialect_of(target).limit_key
+    return None if target.limit_key == NO_LIMIT_KEY else target.limit_key
+
+
+NO_LIMIT_KEY: Final = "none"
 
 
 def request_body(
@@ -213,8 +286,10 @@ def request_body(
     n: int = 1,
     temperature: float | None = None,
 ) -> dict[str, Any]:
-    dialect, is_stream = dialect_of(target.path), delivery is Delivery.STREAM
-    body = {"model": model, **dialect.put(prompt, max_tokens), "stream": is_stream}
+    dialect, is_stream = dialect_of(target), delivery is Delivery.STREAM
+    key = limit_key_of(target)
+    limit = {} if key is None else {key: max_tokens}
+    body = {"model": model, **limit, **dialect.put(prompt), "stream": is_stream}
     if is_stream and dialect.is_older and target.stream_options is not None:
         body["stream_options"] = target.stream_options
     if n > 1:
@@ -222,21 +297,3 @@ def request_body(
     if temperature is not None:
         body["temperature"] = temperature
     return body | target.extra_body
-
-
-def error_message(error: Any) -> str:
-    match error:
-        case {"error": inner} if inner:
-            return error_message(inner)
-        case {"message": str(text)} | str(text):
-            return text[:_MAX_MESSAGE_CHARS]
-        case _:
-            return msgspec.json.encode(error).decode()[:_MAX_MESSAGE_CHARS]
-
-
-def refusal_message(status: int, body: bytes) -> str:
-    try:
-        reason = error_message(msgspec.json.decode(body))
-    except NONSENSE:
-        reason = body.decode(errors="replace").strip()[:_MAX_MESSAGE_CHARS]
-    return f"HTTP {status}: {reason}" if reason else f"HTTP {status}"

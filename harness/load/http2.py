@@ -31,8 +31,9 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 
 from harness.http_client import tls_context
-from harness.load.client import Frontend, Reader, StreamClient, StreamReader, TappedReader
+from harness.load.client import Frontend, StreamClient
 from harness.load.connect import Tls, connect, dns_of
+from harness.load.reader import Reader, StreamReader, TappedReader
 from harness.load.sse import EndlessEventError
 from harness.load.wire_log import WireLog
 from harness.records import RequestRow, Way, WireClose

@@ -36,10 +36,11 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from harness.load.chunk import Choice, Chunk, Usage
 from harness.load.client import LoadClient, limits
 from harness.load.connection import Deadline, RelayProcess
-from harness.load.dialect import Choice, Chunk, Usage
-from harness.load.stream import State, StreamMachine
+from harness.load.states import State
+from harness.load.stream import StreamMachine
 from harness.load.wire_log import WireLog
 from harness.records import Outcome, Protocol, RequestRow, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec

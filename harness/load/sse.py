@@ -1,6 +1,6 @@
-"""Server-sent events, decoded from bytes as they come; only `data` is kept.
+"""Server-sent events, decoded from bytes as they come: the name and the data of each.
 
-    bytes of one receive, their time  ──feed──▶  the data of the events that they completed
+    bytes of one receive, their time  ──feed──▶  the events that they completed
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
@@ -11,7 +11,11 @@ from typing import Final
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_EVENT_NS: Final = 60_000_000_000
 
+Event = tuple[bytes, bytes]  # its name, b"" for a plain one, and its data
+
+MAX_STRAY_BYTES: Final = 4096
 _CR: Final = 0x0D
+_FIELDS: Final = (b"id", b"retry", b"data", b"event")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -20,9 +24,9 @@ class EndlessEventError(Exception):
 
 
 class SSEDecoder:
-    """The event under construction: `_lines`, its complete data lines, and `_pieces`, the
-    incomplete one (in pieces, so that a long line costs no copying); `_size` of both, and
-    `_began_ns`."""
+    """The event under construction: `_name`; `_lines`, its complete data lines, and `_pieces`, the
+    incomplete one (in pieces, so that a long line costs no copying); `_size` of all, and
+    `_began_ns`. `_strays`: the first lines that are no part of an event."""
 
     def __init__(
         self, max_event_bytes: int = MAX_EVENT_BYTES, max_event_ns: int = MAX_EVENT_NS
@@ -30,13 +34,15 @@ class SSEDecoder:
         self._max_event_bytes = max_event_bytes
         self._max_event_ns = max_event_ns
         self._began_ns: int | None = None
+        self._name = b""
         self._lines: list[bytes] = []
+        self._strays: list[bytes] = []
         self._pieces: list[bytes] = []
         self._size = 0
         self._after_cr = False
         self._at_start = True
 
-    def feed(self, chunk: bytes, t_ns: int) -> list[bytes]:
+    def feed(self, chunk: bytes, t_ns: int) -> list[Event]:
         if self._began_ns is None and (event := self._one_event(chunk)) is not None:
             self._at_start = self._after_cr = False
             return [event]
@@ -56,18 +62,30 @@ class SSEDecoder:
             self._pieces.append(rest)
             self._grow(len(rest))
         if self._size:
-            begins = events or (lines and not self._lines)
+            begins = events or (lines and not self._lines and not self._name)
             self._began_ns = t_ns if begins or self._began_ns is None else self._began_ns
             self._check_age(t_ns - self._began_ns)
         else:
             self._began_ns = None
         return events
 
-    def _one_event(self, chunk: bytes) -> bytes | None:
-        if not chunk.startswith(b"data: ") or len(chunk) > self._max_event_bytes:
+    def end(self) -> bytes:
+        """After the last receive: the beginning of what belongs to no event."""
+        self._keep_stray(b"".join(self._pieces))
+        return b"\n".join(self._strays)
+
+    def _one_event(self, chunk: bytes) -> Event | None:
+        """The event of a receive that is just one, as nearly all are."""
+        if len(chunk) > self._max_event_bytes or _CR in chunk:
+            return None
+        name = b""
+        if chunk.startswith(b"event: "):
+            line, _, chunk = chunk.partition(b"\n")
+            name = line[7:]
+        if not chunk.startswith(b"data: "):
             return None
         line, end, rest = chunk.partition(b"\n")
-        return line[6:] if end and rest == b"\n" and _CR not in line else None
+        return (name, line[6:]) if end and rest == b"\n" else None
 
     def _finish_line(self, end: bytes) -> bytes:
         line = b"".join((*self._pieces, end))
@@ -75,25 +93,43 @@ class SSEDecoder:
         self._pieces.clear()
         return line
 
-    def _take_lines(self, lines: list[bytes]) -> list[bytes]:
+    def _take_lines(self, lines: list[bytes]) -> list[Event]:
         if lines and self._at_start:
             self._at_start = False
             lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
         events = []
         for line in lines:
             if not line:
-                if self._lines:
-                    events.append(b"\n".join(self._lines))
+                if self._lines or self._name:
+                    events.append((self._name, b"\n".join(self._lines)))
+                    self._name = b""
                     self._lines.clear()
                 self._size = 0
             elif line.startswith(b"data:"):
                 value = line[6:] if line.startswith(b" ", 5) else line[5:]
                 self._lines.append(value)
                 self._grow(len(value) + 1)  # the newline counts: empty lines must not be free
-            elif line == b"data":
-                self._lines.append(b"")
-                self._grow(1)
+            elif line.startswith(b"event:"):
+                self._name = line[7:] if line.startswith(b" ", 6) else line[6:]
+                self._size += 1  # names replace one another: only that one has come matters
+            elif line in (b"data", b"event"):
+                self._take_bare(line)
+            else:
+                self._keep_stray(line)
         return events
+
+    def _take_bare(self, field: bytes) -> None:
+        self._grow(1)
+        if field == b"data":
+            self._lines.append(b"")
+        else:
+            self._name = b""
+
+    def _keep_stray(self, line: bytes) -> None:
+        room = MAX_STRAY_BYTES - sum(map(len, self._strays))
+        name = line.partition(b":")[0]
+        if room > 0 and name and name not in _FIELDS:
+            self._strays.append(line[:room])
 
     def _grow(self, size: int) -> None:
         self._size += size

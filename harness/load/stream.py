@@ -1,128 +1,64 @@
 """The life of one request, as its client sees it: a state machine without I/O and clock.
 
-    SENT ──▶ ACCEPTED ──▶ READING ──▶ FINISHED ──▶ completed
-      │ └──▶ BUSY ──▶ rejected
-      └────▶ REFUSED ──▶ failed           SENT, ACCEPTED, READING ──▶ abandoned
-
 - A stream that ends without a finish reason or `[DONE]` has failed; one that has finished is
-  completed, even if the line breaks or the run ends before its last byte.
+  completed, even if the line breaks or the run ends before its last byte. But `[DONE]` alone ends
+  nothing: an answer has text, a finish reason or a count of its tokens.
 - One that the server aborts has failed, or timed out if its deadline was the reason.
 - A request can be abandoned from the moment it is sent: some servers hold the headers back until
   the first token.
+- Nothing counts after `[DONE]`. What cannot be read is named in the row, and the answer goes on.
 
 Tokens are not events. With continuous usage the server's own count decides, also for an event whose
-text is still empty; else an event that shows text counts as one token, and the row says so. An
-answer far longer than was asked for fails the request before it takes the memory. Tokens read after
-leaving are counted apart.
+text is still empty; else its token ids; else an event that shows text counts as one token, or as
+many as were learned of other answers, and the row says so. An answer far longer than was asked for
+fails the request before it takes the memory. Tokens read after leaving are counted apart.
 """
 
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from enum import Enum, auto
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from harness.load.dialect import (
+from harness.load.chunk import (
     ABORT,
-    DONE,
     EXPIRED,
     LARGEST_COUNT,
     NONSENSE,
     Choice,
     Chunk,
+    Look,
     Usage,
-    decode_chunk,
+)
+from harness.load.dialect import COMPLETIONS, Dialect
+from harness.load.loose import end_of, shown
+from harness.load.server_error import (
+    NO_REASON,
     error_message,
+    is_error_name,
     refusal_message,
 )
+from harness.load.states import TRANSITIONS, IllegalSignalError, Signal, State
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
+from harness.workload.event_scale import Calibration, Counted
 
 # An honest server sends at most `max_tokens` of each answer. One that ignores `max_tokens` gets
 # room for long answers too; an event with tokens takes some 20 bytes.
 _MOST_TIMES_ASKED: Final = 16
 _ROOM_TOKENS: Final = 10_000
 _CHARS_A_TOKEN: Final = 64  # no whole text has so many
+_MOST_UNREAD: Final = 1000  # events in a row
 
-_EVENT: Final = "an event of the stream"
-_EMPTY_EVENT: Final = b"null"  # the first of llama.cpp's answer to a list of prompts
 ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
+_NO_ANSWER: Final = "the stream ended without text, a finish reason or a count of tokens"
+_NO_STREAM: Final = "the server sent no stream of events, but"
+# Names of the module: an enum's attribute costs as much as a call, and this is for every token.
+_ABANDONED: Final = Outcome.ABANDONED
+_READING: Final = State.READING
+_BY_USAGE: Final = TokenCounting.USAGE
+_BY_EVENTS: Final = TokenCounting.EVENTS
 _BUSY_STATUSES: Final = frozenset({429, 503})
-
-
-class State(Enum):
-    SENT = auto()
-    ACCEPTED = auto()  # the headers are there, no token yet
-    READING = auto()
-    FINISHED = auto()  # a finish reason or [DONE] was read
-    BUSY = auto()  # refused at admission; its body is still to be read
-    REFUSED = auto()
-
-
-class Signal(Enum):
-    ACCEPT = auto()
-    TURN_AWAY = auto()
-    REFUSE = auto()
-    TOKEN = auto()
-    FINISH = auto()
-    ERROR = auto()  # the server sent an error, or nonsense, inside the stream
-    ABORT = auto()  # the server cancelled the request unasked
-    EXPIRE = auto()  # the same, because the request's own deadline had passed
-    BODY_END = auto()
-    LEAVE = auto()
-    TIMEOUT = auto()
-    BREAK = auto()  # the connection failed
-    CUT = auto()  # the run ended
-
-
-Targets = dict[Signal, State | Outcome]
-_UNANSWERED: Final[Targets] = {
-    Signal.TIMEOUT: Outcome.TIMED_OUT,
-    Signal.BREAK: Outcome.FAILED,
-    Signal.CUT: Outcome.CUT_OFF,
-}
-_IN_STREAM: Final[Targets] = {
-    Signal.ERROR: Outcome.FAILED,
-    Signal.ABORT: Outcome.FAILED,
-    Signal.EXPIRE: Outcome.TIMED_OUT,
-    Signal.FINISH: State.FINISHED,
-}
-_STREAMING: Final[Targets] = {
-    **_UNANSWERED,
-    **_IN_STREAM,
-    Signal.TOKEN: State.READING,
-    Signal.BODY_END: Outcome.FAILED,
-    Signal.LEAVE: Outcome.ABANDONED,
-}
-
-
-def _however_it_ends(outcome: Outcome) -> Targets:
-    ends = (Signal.BODY_END, Signal.TIMEOUT, Signal.BREAK, Signal.CUT)
-    return dict.fromkeys(ends, outcome)
-
-
-TRANSITIONS: Final[dict[State, Targets]] = {
-    State.SENT: {
-        **_UNANSWERED,
-        Signal.ACCEPT: State.ACCEPTED,
-        Signal.TURN_AWAY: State.BUSY,
-        Signal.REFUSE: State.REFUSED,
-        Signal.LEAVE: Outcome.ABANDONED,
-    },
-    State.ACCEPTED: _STREAMING,
-    State.READING: _STREAMING,
-    State.FINISHED: {
-        **_however_it_ends(Outcome.COMPLETED),
-        **_IN_STREAM,
-        Signal.TOKEN: State.FINISHED,
-    },
-    State.BUSY: _however_it_ends(Outcome.REJECTED),
-    State.REFUSED: _however_it_ends(Outcome.FAILED),
-}
-
-
-class IllegalSignalError(Exception):
-    """The signal cannot happen in this state: a mistake of the caller."""
+_ABORTS: Final = frozenset({ABORT, "aborted", "cancelled", "canceled"})
 
 
 class StreamMachine:
@@ -130,6 +66,7 @@ class StreamMachine:
 
     `_counted`: the server's latest count of each answer, or of all of them under 0. `_uncounted`:
     the events with text whose count stood still. `_answer_chars`: the length of `_answer`.
+    `_scaled`: the events that were taken for several tokens each, and those tokens.
     """
 
     def __init__(
@@ -139,7 +76,8 @@ class StreamMachine:
         sent_ns: int,
         continuous_usage: bool,
         usage_per_choice: bool = False,
-        decode: Callable[[bytes], Chunk] = decode_chunk,
+        dialect: Dialect = COMPLETIONS,
+        calibration: Calibration | None = None,
     ) -> None:
         self.state = State.SENT
         self.outcome: Outcome | None = None
@@ -151,22 +89,27 @@ class StreamMachine:
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
         self._finish_reason: str | None = None
-        self._usage = Usage()
+        self._usage: Usage | None = None
         self._think_ns: int | None = None
         self._wire_close: WireClose | None = None
         self._ended_ns: int | None = None
         self._error: str | None = None
         self._usage_per_choice = usage_per_choice
-        self._decode = decode
+        self._quick, self._look = dialect.quick, dialect.look
+        self._calibration = calibration
+        self._scaled = (0, 0)
         self._counted: defaultdict[int, int] = defaultdict(int)
         self._unfinished = spec.n
-        asked = spec.max_tokens * spec.n
-        self._most_tokens = min(_MOST_TIMES_ASKED * asked + _ROOM_TOKENS, LARGEST_COUNT)
+        self._asked = spec.max_tokens * spec.n
+        self._most_tokens = min(_MOST_TIMES_ASKED * self._asked + _ROOM_TOKENS, LARGEST_COUNT)
         self._uncounted = 0
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
         self._answer: list[str] | None = [] if spec.role is Role.CANARY else None
         self._answer_chars = 0
+        self._is_done = self._ends_mean_nothing = self._shows_reasoning = False
+        self._unread: str | None = None
+        self._unread_since = self._unread_in_a_row = 0
 
     def __repr__(self) -> str:
         return f"<StreamMachine {self.state.name} outcome={self.outcome} tokens={self.tokens_read}>"
@@ -198,6 +141,29 @@ class StreamMachine:
         times, n = self._token_times_ns, self._spec.n
         return times[-1] - times[-1 - n] if len(times) > n else None
 
+    @property
+    def error(self) -> str | None:
+        """Why it ended, if not well."""
+        return None if self.outcome is Outcome.COMPLETED else self._error
+
+    @property
+    def why_empty(self) -> str:
+        tokens = None if self._usage is None else self._usage.completion_tokens
+        if not tokens:
+            return "the answer was empty"
+        return f"the server counts {tokens} tokens of an answer, but no event of it shows any text"
+
+    @property
+    def counted(self) -> Counted | None:
+        """The tokens of a completed answer by the server's account, and the events that showed
+        them; None if they cannot be told. Reasoning that was not shown is left out."""
+        usage, events = self._usage, len(self._token_times_ns)
+        is_whole = self.outcome is Outcome.COMPLETED and self._spec.n == 1 and events > 0
+        if not is_whole or usage is None or usage.completion_tokens is None:
+            return None
+        hidden = 0 if self._shows_reasoning else usage.reasoning_tokens
+        return usage.completion_tokens - hidden, events
+
     # Events of the server
 
     def headers(self, status_code: int) -> None:
@@ -207,15 +173,25 @@ class StreamMachine:
         else:
             self._apply(Signal.TURN_AWAY if status_code in _BUSY_STATUSES else Signal.REFUSE)
 
-    def event(self, data: bytes, t_ns: int) -> None:
-        if self.outcome is Outcome.ABANDONED:
-            self._late_event(data)
+    def event(self, data: bytes, t_ns: int, name: bytes = b"") -> None:
+        """Nearly every token takes the first of three ways; the second is for whatever the quick
+        reader can read, too, and the third for the rest."""
+        if self.outcome is _ABANDONED:
+            self._late_event(data, name)
             return
-        if data == DONE:
-            self.finish()
+        if self._is_done:
             return
-        if (chunk := self._decoded(_EVENT, data, t_ns)) is not None:
-            self._read_chunk(chunk, t_ns)
+        if not (name and is_error_name(name)):
+            try:
+                chunk = self._quick(data)
+            except NONSENSE:
+                pass
+            else:
+                if self._read_token(chunk, t_ns) or self._read_quick(chunk, t_ns):
+                    return
+        for look in self._look(data, name):
+            if self.outcome is None and not self._is_done:
+                self._read_look(look, t_ns)
 
     def accept(self) -> None:
         self._apply(Signal.ACCEPT)
@@ -236,36 +212,36 @@ class StreamMachine:
         self._apply(Signal.FINISH)
 
     def answer(self, body: bytes, t_ns: int) -> None:
+        """An answer in one piece."""
         if self.outcome is Outcome.ABANDONED:
-            self._late_event(body)
+            self._late_event(body, b"")
             self._server_ended_ns = t_ns
             return
-        if (chunk := self._decoded("the answer", body, t_ns)) is not None:
-            self._read_answer(chunk, t_ns)
+        look = next(iter(self._look(body, b"")), Look(unread=f"{shown(body)} is no answer"))
+        self._unread = look.unread
+        if look.error is not None:
+            self._end(Signal.ERROR, t_ns, look.error)
+        else:
+            self._read_answer(look, t_ns)
 
     def refusal(self, body: bytes, t_ns: int) -> None:
         assert self._status_code is not None
         self._end(Signal.BODY_END, t_ns, refusal_message(self._status_code, body))
 
-    def body_ended(self, t_ns: int) -> None:
-        """The response to an accepted stream is complete; after leaving also one that broke."""
+    def body_ended(self, t_ns: int, *, stray: bytes = b"") -> None:
+        """The response to an accepted stream is complete; after leaving also one that broke.
+        `stray`: the beginning of what came and is no event."""
         if self.outcome is Outcome.ABANDONED:
             self._late_tokens = self._late_tokens or 0
             self._server_ended_ns = t_ns
             return
-        self._end(Signal.BODY_END, t_ns, ENDED_EARLY)
-
-    def _decoded(self, what: str, data: bytes, t_ns: int) -> Chunk | None:
-        try:
-            chunk = self._decode(data)
-        except NONSENSE as error:
-            if what != _EVENT or data != _EMPTY_EVENT:
-                self._end(Signal.ERROR, t_ns, f"{what} makes no sense ({error})")
-            return None
-        if chunk.error is None:
-            return chunk
-        self._end(Signal.ERROR, t_ns, error_message(chunk.error))
-        return None
+        if self.state is State.READING and self._ends_mean_nothing:
+            self._apply(Signal.FINISH)
+        error = ENDED_EARLY
+        if stray and self.state is State.ACCEPTED:
+            said = next((one.error for one in self._look(stray, b"") if one.error), None)
+            error = said or f"{_NO_STREAM} {shown(stray)}"
+        self._end(Signal.BODY_END, t_ns, self._with_unread(error))
 
     # Events of the user, the line and the run
 
@@ -292,8 +268,10 @@ class StreamMachine:
     def row(self) -> RequestRow:
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
-        spec, times = self._spec, self._token_times_ns.tolist()
+        spec, times, usage = self._spec, self._token_times_ns.tolist(), self._usage or Usage()
         is_complete = self.outcome is Outcome.COMPLETED
+        is_scaled = self._counting is TokenCounting.CALIBRATED
+        scale = self._calibration if is_scaled else None
         return RequestRow(
             request_id=spec.request_id,
             arm=spec.arm,
@@ -317,10 +295,10 @@ class StreamMachine:
             token_counting=self._counting,
             outcome=self.outcome,
             status_code=self._status_code,
-            error=None if is_complete else self._error,
+            error=self.error,
             finish_reason=self._finish_reason,
-            prompt_tokens=self._usage.prompt_tokens,
-            completion_tokens=self._usage.completion_tokens if is_complete else None,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens if is_complete else None,
             plan=spec.plan,
             way="" if spec.way is None else spec.way.value,
             delivery=spec.delivery,
@@ -329,6 +307,9 @@ class StreamMachine:
             server_ended_ns=self._server_ended_ns,
             repeats=spec.repeats,
             answer=None if self._answer is None else "".join(self._answer),
+            tokens_per_event=None if scale is None else scale.tokens,
+            tokens_error=None if scale is None else scale.error,
+            unread=self._unread,
         )
 
     # Decisions
@@ -347,27 +328,101 @@ class StreamMachine:
         self._ended_ns = t_ns
         self._error = error
 
+    def _with_unread(self, error: str) -> str:
+        return error if self._unread is None else f"{error}; it could not be read: {self._unread}"
+
+    def _read_look(self, look: Look, t_ns: int) -> None:
+        if look.unread is not None:
+            self._note_unread(look.unread)
+        if look.error is not None:
+            self._end(Signal.ERROR, t_ns, look.error)
+        elif look.is_done:
+            self._done(t_ns)
+        elif self._unread_in_a_row > _MOST_UNREAD:
+            error = f"{_MOST_UNREAD} events without a token make no sense"
+            self._end(Signal.ERROR, t_ns, self._with_unread(error))
+        else:
+            self._read_chunk(look, t_ns)
+
+    def _note_unread(self, what: str) -> None:
+        self._unread = self._unread or what
+        if self._unread_since != self.tokens_read:
+            self._unread_since, self._unread_in_a_row = self.tokens_read, 0
+        self._unread_in_a_row += 1
+
+    def _done(self, t_ns: int) -> None:
+        usage = self._usage
+        is_counted = usage is not None and bool(usage.completion_tokens)
+        if self.tokens_read or self._uncounted or self._finish_reason is not None or is_counted:
+            self._apply(Signal.FINISH)
+            self._is_done = True
+        else:
+            self._end(Signal.ERROR, t_ns, self._with_unread(_NO_ANSWER))
+
+    def _read_token(self, chunk: Chunk, t_ns: int) -> bool:
+        """Read a chunk with tokens of one answer that goes on; False: it is none, or the first."""
+        choices = chunk.choices
+        if len(choices) != 1 or self.state is not _READING or self.outcome is not None:
+            return False
+        choice, usage = choices[0], chunk.usage
+        if choice.finish_reason or chunk.error is not None or self._answer is not None:
+            return False
+        tokens = self._count(choice, usage)
+        if not tokens:
+            return False
+        if usage is not None:
+            if usage.prompt_tokens is None or usage.completion_tokens is None:
+                self._fill_in(usage)
+            self._usage = usage
+        self._take(tokens, self.tokens_read + tokens, t_ns)
+        return True
+
+    def _read_quick(self, chunk: Chunk, t_ns: int) -> bool:
+        """False: no text was found, or not of each answer, and nothing was read."""
+        choices = chunk.choices
+        if chunk.error is not None or not choices or not all(one.has_text() for one in choices):
+            return False
+        self._read_chunk(chunk, t_ns)
+        return True
+
     def _read_chunk(self, chunk: Chunk, t_ns: int) -> None:
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        tokens, is_last = 0, False
-        for choice in chunk.choices:  # none in the closing account: no token came with it
-            tokens += self._count(choice, chunk.usage)
-            is_last = is_last or choice.finish_reason is not None
+        choices, usage = chunk.choices, chunk.usage
+        # There is no choice in the closing account: no token came with it.
+        tokens = sum(self._count(choice, usage) for choice in choices)
+        if usage is not None:
+            self._fill_in(usage)
+            self._usage = usage
+        is_last = any(choice.finish_reason for choice in choices)
         so_far = self.tokens_read + tokens
         if is_last or not tokens or self._answer is not None:  # else the count is the only length
             so_far = max(so_far, self._other_lengths(chunk, tokens))
+        if tokens and so_far <= self._most_tokens and self.state is not _READING:
+            self._begin_reading(choices)
+        self._take(tokens, so_far, t_ns)
+        if is_last and self.outcome is None:
+            self._note_finish(chunk, t_ns)
+
+    def _take(self, tokens: int, so_far: int, t_ns: int) -> None:
+        """`so_far`: the length of the answer."""
         if so_far > self._most_tokens:
             self._end(Signal.ERROR, t_ns, self._too_long(so_far))
-            return
-        if tokens:
-            if self.state is not State.READING or self.outcome:  # else it changes nothing
-                self._apply(Signal.TOKEN)
+        elif tokens:
             self.tokens_read += tokens
             self._token_times_ns.append(t_ns)
             self._event_tokens.append(tokens)
-        if is_last:
-            self._note_finish(chunk, t_ns)
+
+    def _begin_reading(self, choices: Sequence[Choice]) -> None:
+        self._ends_mean_nothing = self.state is State.FINISHED
+        self._shows_reasoning |= any(choice.is_reasoning for choice in choices)
+        self._apply(Signal.TOKEN)
+
+    def _fill_in(self, usage: Usage) -> None:
+        """What an account leaves out is as it was before."""
+        before = self._usage
+        if before is not None and usage.prompt_tokens is None:
+            usage.prompt_tokens = before.prompt_tokens
+        if before is not None and usage.completion_tokens is None:
+            usage.completion_tokens = before.completion_tokens
 
     def _other_lengths(self, chunk: Chunk, tokens: int) -> int:
         """The length of the answer in tokens by the server's total, by the events that were not
@@ -378,15 +433,16 @@ class StreamMachine:
         if self._answer is not None:
             self._answer += texts
             self._answer_chars += sum(map(len, texts))
-        total = self._usage.completion_tokens or 0
+        total = 0 if self._usage is None else self._usage.completion_tokens or 0
         return max(total, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
 
-    def _read_answer(self, answer: Chunk, t_ns: int) -> None:
-        self._usage = answer.usage or self._usage
-        tokens = self._usage.completion_tokens
+    def _read_answer(self, answer: Look, t_ns: int) -> None:
+        self._usage = answer.usage
+        tokens = None if self._usage is None else self._usage.completion_tokens
         self._counting = TokenCounting.EVENTS if tokens is None else TokenCounting.USAGE
+        has_text = [choice.has_text() for choice in answer.choices]
         if tokens is None:
-            tokens = sum(choice.has_text() for choice in answer.choices)
+            tokens = sum(has_text)
         if tokens > self._most_tokens:
             self._end(Signal.ERROR, t_ns, self._too_long(tokens))
             return
@@ -394,22 +450,22 @@ class StreamMachine:
         self._unfinished = len(answer.choices)  # a server may not know `n`
         self._note_finish(answer, t_ns)
         if self.outcome is None:
-            self._end(Signal.BODY_END, t_ns, "the answer has no finish reason")
+            if any(has_text) or tokens:
+                self._apply(Signal.FINISH)
+            why = self._with_unread("the answer has no text, finish reason or count of tokens")
+            self._end(Signal.BODY_END, t_ns, why)
 
-    def _late_event(self, data: bytes) -> None:
+    def _late_event(self, data: bytes, name: bytes) -> None:
         self._late_tokens = self._late_tokens or 0
-        if data == DONE:
-            return
-        try:
-            self._late_chunk(self._decode(data))
-        except NONSENSE:
-            return
+        for look in self._look(data, name):
+            if look.error is None:
+                self._late_chunk(look)
 
     def _late_chunk(self, chunk: Chunk) -> None:
         so_far = self._late_tokens or 0
         for choice in chunk.choices:
             so_far += self._count(choice, chunk.usage)
-            self._finish_reason = choice.finish_reason or self._finish_reason
+            self._finish_reason = end_of(choice.finish_reason) or self._finish_reason
         if so_far > self._most_tokens:
             self.complain(self._too_long(so_far))
         else:
@@ -421,30 +477,55 @@ class StreamMachine:
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
         for choice in chunk.choices:
-            self._finish_reason = choice.finish_reason or self._finish_reason
-            if choice.finish_reason == ABORT:
-                reason = chunk.cancellation_info.reason if chunk.cancellation_info else None
-                why = f"the server aborted the request: {reason or 'no reason given'}"
-                self._end(Signal.EXPIRE if reason == EXPIRED else Signal.ABORT, t_ns, why)
+            if (reason := end_of(choice.finish_reason)) is None:
+                continue
+            self._finish_reason, kind = reason, reason.lower()
+            if kind in _ABORTS:
+                why = chunk.cancellation_info.reason if chunk.cancellation_info else None
+                text = f"the server aborted the request: {why or NO_REASON}"
+                self._end(Signal.EXPIRE if why == EXPIRED else Signal.ABORT, t_ns, text)
                 return
-            if choice.finish_reason is not None:
-                self._unfinished -= 1
-                if self._unfinished <= 0:
-                    self._apply(Signal.FINISH)
+            if "error" in kind:
+                why = f"the server ended the answer with the finish reason {reason!r}"
+                self._end(Signal.ERROR, t_ns, why)
+                return
+            self._unfinished -= 1
+            if self._unfinished <= 0 and not (self._ends_mean_nothing and choice.has_text()):
+                self._apply(Signal.FINISH)
 
     def _count(self, choice: Choice, usage: Usage | None) -> int:
         if choice.finish_reason == ABORT and not choice.has_text():
             return 0  # its usage counts what was generated, sent or not
-        if usage is not None and self._counting is TokenCounting.USAGE:
+        if usage is not None and self._counting is _BY_USAGE:
             so_far = usage.completion_tokens
             if so_far is not None:
                 answer = choice.index if self._usage_per_choice else 0
                 before = self._counted[answer]
-                if so_far <= before:
+                if so_far > before:
+                    self._counted[answer] = so_far
+                    return so_far - before
+                if so_far:  # else it does not count yet, as texts that come now show
                     return 0
-                self._counted[answer] = so_far
-                return so_far - before
+        if choice.token_ids:
+            return self._count_ids(choice.token_ids)
         if not choice.has_text():
             return 0
-        self._counting = TokenCounting.EVENTS  # one such event makes the whole row an estimate
-        return 1
+        if self._calibration is None:
+            self._counting = _BY_EVENTS  # one such event makes the whole row an estimate
+            return 1
+        return self._scale_up(self._calibration.tokens)
+
+    def _count_ids(self, ids: list[Any]) -> int:
+        if not self.tokens_read:
+            self._counting = TokenCounting.IDS
+        return len(ids)
+
+    def _scale_up(self, scale: float) -> int:
+        """How many tokens this event is taken for; all together no more than were asked for, unless
+        there are more events."""
+        self._counting = TokenCounting.CALIBRATED
+        events, tokens = self._scaled
+        most = max(self._asked, events + 1)
+        now = max(tokens, min(round(scale * (events + 1)), most))
+        self._scaled = events + 1, now
+        return now - tokens

@@ -12,6 +12,7 @@ from harness.collect.collector import Collector, Pages
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import jittered
 from harness.records import RequestRow
+from harness.run.first_answers import check_requests
 from harness.run.kills import Killer, complete_lines
 from harness.run.live import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
@@ -174,7 +175,6 @@ class Measurement(RunState):
         self._imports.start()
         with self.new_client(10.0) as client:
             server = self.server = self.server or find_server(self, client, children)
-            facts = note_target(self, client, server)
             asker = Asker(
                 client=client,
                 url=server.url,
@@ -182,6 +182,8 @@ class Measurement(RunState):
                 model=server.model,
                 clock_ns=self.clock_ns,
             )
+            asker, counted = check_requests(self, asker)
+            facts = note_target(self, client, server)
             pages = self._pages = IdlePages(
                 client=client,
                 urls=facts.metrics_urls,
@@ -191,6 +193,7 @@ class Measurement(RunState):
             )
             server = self.server = with_slots(self, facts, server, asker)
             plan = with_lengths(self, client, server, self._plan_load(server))
+            plan = plan.model_copy(update={"counted_answers": counted})
             if self._is_exact:
                 note_clock(self, client, server)
             read_first(self, facts, pages)

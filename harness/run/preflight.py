@@ -22,8 +22,9 @@ from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.http_client import http_client, is_here
-from harness.load.dialect import NONSENSE, decode_chunk, refusal_message, request_body
+from harness.load.dialect import dialect_of, request_body
 from harness.load.rows import most_at_once
+from harness.load.server_error import refusal_message
 from harness.records import Delivery, MetricSample
 from harness.run.run_state import RunState
 from harness.run.server import (
@@ -310,12 +311,14 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
         raise CalibrationError(str(error)) from error
     if answer.status_code != httpx.codes.OK:
         raise CalibrationError(refusal_message(answer.status_code, answer.content))
-    try:
-        usage = decode_chunk(answer.content).usage
-    except NONSENSE as error:
-        raise CalibrationError(f"its answer is not in OpenAI's dialect ({error})") from error
+    looks = dialect_of(plan.target).look(answer.content, b"")
+    for look in looks:
+        if look.error is not None:
+            raise CalibrationError(look.error)
+    usage = next((one.usage for one in looks if one.usage is not None), None)
     if usage is None or usage.prompt_tokens is None:
-        raise CalibrationError("its answers have no `usage.prompt_tokens`")
+        unread = next((f": {one.unread}" for one in looks if one.unread), "")
+        raise CalibrationError(f"its answers do not count the tokens of their prompts{unread}")
     return usage.prompt_tokens
 
 

@@ -14,10 +14,15 @@ import httpx
 
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
-from harness.load.dialect import DONE, NONSENSE, decode_chunk, refusal_message, request_body
-from harness.records import GAUGES, MetricSample, StepRow
+from harness.load.dialect import dialect_of, request_body
+from harness.load.reader import StreamReader
+from harness.load.server_error import refusal_message
+from harness.load.sse import EndlessEventError
+from harness.load.stream import StreamMachine
+from harness.records import GAUGES, MetricSample, Outcome, Role, StepRow
 from harness.run.process import Interruption
 from harness.store.manifest import Probing
+from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
 from harness.workload.target import Target
 from harness.workload.workload import SettleSettings, Workload
@@ -168,6 +173,14 @@ class NoAnswerError(NotServedError):
     """No complete answer came, as opposed to a wrong one."""
 
 
+class RefusedAnswerError(NotServedError):
+    """The server refused the request. `body`: of its answer."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(refusal_message(status, body), status)
+        self.body = body
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
     """Sends streaming requests and stamps their tokens.
@@ -182,10 +195,18 @@ class Asker:
     model: str
     clock_ns: Callable[[], int]
 
-    def ask(self, prompt: str, max_tokens: int, *, longest_s: float) -> list[int]:
+    def ask(self, prompt: str, max_tokens: int, *, longest_s: float) -> Sequence[int]:
         """The arrival times of all text events (ns). Raises NotServedError."""
+        return self.answer(prompt, max_tokens, longest_s=longest_s).token_times_ns
+
+    def answer(self, prompt: str, max_tokens: int, *, longest_s: float) -> StreamMachine:
+        """A whole answer, with text. Raises NotServedError."""
         body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
-        until_ns = self.clock_ns() + int(longest_s * 1e9)
+        spec = RequestSpec(user=0, max_tokens=max_tokens, prompt_tokens=0, role=Role.CHECK)
+        now_ns = self.clock_ns()
+        stream = StreamMachine(
+            spec, sent_ns=now_ns, continuous_usage=False, dialect=dialect_of(self.target)
+        )
         try:
             with self.client.stream(
                 "POST",
@@ -195,34 +216,31 @@ class Asker:
                 timeout=longest_s,
             ) as response:
                 if response.status_code != httpx.codes.OK:
-                    told = refusal_message(response.status_code, response.read())
-                    raise NotServedError(told, response.status_code)
-                return self._read(response, until_ns)
+                    raise RefusedAnswerError(response.status_code, response.read())
+                stream.headers(response.status_code)
+                self._read(response, stream, now_ns + int(longest_s * 1e9))
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error
+        except EndlessEventError as error:
+            raise NotServedError(str(error)) from error
+        if stream.outcome is not Outcome.COMPLETED:
+            raise NotServedError(stream.error or "the answer has no end")
+        if not stream.token_times_ns:
+            raise NotServedError(stream.why_empty)
+        return stream
 
-    def _read(self, response: httpx.Response, until_ns: int) -> list[int]:
-        times: list[int] = []
-        for line in response.iter_lines():
+    def _read(self, response: httpx.Response, stream: StreamMachine, until_ns: int) -> None:
+        reader = StreamReader(stream, None)
+        for chunk in response.iter_bytes():
             now_ns = self.clock_ns()
             if now_ns > until_ns:
-                if times:
+                if stream.token_times_ns:
                     raise NotServedError("an answer without end (is `max_tokens` ignored?)")
                 raise NoAnswerError("the answer took too long")
-            data = line.removeprefix("data:").strip().encode()
-            if not line.startswith("data:") or data == DONE:
-                continue
-            try:
-                chunk = decode_chunk(data)
-            except NONSENSE as error:
-                raise NotServedError("an event is not in the dialect of OpenAI") from error
-            if chunk.error is not None:
-                raise NotServedError("an error in the stream")
-            if any(choice.has_text() for choice in chunk.choices):
-                times.append(now_ns)
-        if not times:
-            raise NotServedError("the answer was empty")
-        return times
+            reader.read(chunk, now_ns)
+            if stream.outcome is not None:
+                return
+        reader.end()
 
 
 def probe_service(asker: Asker, *, longest_s: float) -> Probing:

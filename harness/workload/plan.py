@@ -10,6 +10,7 @@ from pydantic import Field
 
 from harness.records import Protocol
 from harness.workload.arrivals import AnyArrivals, ClosedArrivals, OpenArrivals
+from harness.workload.event_scale import Counted
 from harness.workload.load import AbandonLoad, AnyLoad
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 from harness.workload.schedule import Arrival, planned_arrivals
@@ -24,7 +25,9 @@ class LoadPlan(Section):
     """`urls`: of all frontends, if there are several, which share the users evenly. `rows_dir` must
     exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`, all other draws
     from the seed alone. `left_open_outlive`: connections that users left open end with standard
-    input, not before. Users, arrivals and abandons count all `run.processes` together."""
+    input, not before. Users, arrivals and abandons count all `run.processes` together.
+    `counted_answers`: of the check before the load; with `learns_events` those of the load add to
+    them what an event of a stream brings."""
 
     url: str
     urls: list[str] = Field(default_factory=list)
@@ -43,6 +46,8 @@ class LoadPlan(Section):
     left_open_outlive: bool = False
     prompt_scale: PromptScale = BYTES_ARE_TOKENS
     prompt_salt: str = ""
+    counted_answers: list[Counted] = Field(default_factory=list)
+    learns_events: bool = True
 
     @property
     def schedule(self) -> OpenArrivals | None:

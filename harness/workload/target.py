@@ -34,6 +34,8 @@ MetricRole = Literal[
     "worker_cancelled",
 ]
 
+DialectName = Literal["completions", "chat", "responses", "messages"]
+
 
 class LateSteps(Section):
     """How many steps late the metrics page shows that a request came (from the beginning of the
@@ -121,6 +123,8 @@ class Target(Section):
     http: bool = True
     kserve: KServeSource | None = None
     path: UrlPath = "/v1/completions"
+    dialect: DialectName | None = None
+    limit_key: Annotated[str, Field(min_length=1)] | None = None
     extra_body: dict[str, ExtraValue] = Field(default_factory=dict)
     stream_options: dict[str, bool] | None = None
     continuous_usage: bool = False

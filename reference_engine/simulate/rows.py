@@ -62,6 +62,9 @@ class RequestRow(NamedTuple):
     answer: str | None = None
     resent: bool = False
     frontend: int = 0
+    tokens_per_event: float | None = None
+    tokens_error: float | None = None
+    unread: str | None = None
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,16 +135,19 @@ _NULLABLE: Final = {
     *("reference_ns", "status_code", "prompt_tokens", "completion_tokens"),
     *("tokens_after_leaving", "server_ended_ns"),
     *("wire_close", "error", "finish_reason", "repeats", "answer"),
+    *("tokens_per_event", "tokens_error", "unread"),
 }
 _TEXTS: Final = {
     *("request_id", "arm", "role", "wire_close", "token_counting", "outcome", "error"),
-    *("finish_reason", "plan", "way", "delivery", "repeats", "answer"),
+    *("finish_reason", "plan", "way", "delivery", "repeats", "answer", "unread"),
 }
 
 
 def _request_field(name: str) -> pa.Field:
     if name in ("token_times_ns", "event_tokens"):
         return _list(name, pa.int64())
+    if name in ("tokens_per_event", "tokens_error"):
+        return pa.field(name, pa.float64(), nullable=True)
     if name in ("stream", "resent"):
         return pa.field(name, pa.bool_(), nullable=False)
     return (_text if name in _TEXTS else _number)(name, nullable=name in _NULLABLE)

@@ -1,6 +1,5 @@
 """The request that comes after one that was left: its length, its text, its cache."""
 
-import json
 from collections.abc import Callable
 from contextlib import closing
 from statistics import median
@@ -197,9 +196,11 @@ def stop(routes: Routes, asked: dict[str, Any]) -> str | None:
     """Leave a streamed answer; its id."""
     name, pieces = None, 0
     with closing(routes.events(RESPONSES, asked)) as events:
-        for data in events:
-            event = json.loads(data) if data.startswith(b"{") else {}
-            name = name or (event.get("response") or {}).get("id")
+        for event in events:
+            if not isinstance(event, dict):
+                continue
+            response = event.get("response")
+            name = name or (response.get("id") if isinstance(response, dict) else None)
             pieces += "delta" in event
             if pieces >= STOPPED_AFTER:
                 return name

@@ -7,7 +7,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import FREED, CannotDecideError, Evidence, Finding, case, reports
 from harness.conform.facts import READY_S
 from harness.conform.waves import Rows, compared, rows_of, start_greedy, wait_each
-from harness.load.dialect import ABORT
+from harness.load.chunk import ABORT
 from harness.load.live import LiveStream
 from harness.load.stream import ENDED_EARLY
 from harness.records import Outcome, RequestRow, Way, WireClose

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.load.client import StreamClient, StreamReader, UnaryReader
+from harness.load.client import StreamClient
+from harness.load.reader import StreamReader, UnaryReader
 from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.transport import WireRequest

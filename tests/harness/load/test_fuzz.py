@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.load.client import StreamReader
+from harness.load.reader import StreamReader
 from harness.load.rows import ShardReader, ShardWriter
-from harness.load.sse import SSEDecoder
+from harness.load.sse import Event, SSEDecoder
 from harness.load.stream import StreamMachine
 from harness.records import Outcome, RequestRow, Role, WireClose
 from harness.store.run_folder import RunFolder, RunRows
@@ -155,22 +155,38 @@ def test_whatever_comes_ends_in_a_row_that_can_be_kept(tmp_path: Path) -> None:
     assert [list(of_one) for of_one in frame["event_tokens"]] == [row.event_tokens for row in rows]
 
 
-def plain_events(stream: bytes) -> list[bytes]:
-    """The specification, word by word, on a stream that is there as a whole."""
+def plain_events(stream: bytes) -> list[Event]:
+    """The specification, word by word, on a stream that is there as a whole. But an event with a
+    name is one without data, too."""
     lines = re.split(rb"\r\n|\n|\r", stream.removeprefix(b"\xef\xbb\xbf"))
-    events, data = [], b""
+    events, kind, data = [], b"", b""
     for line in lines[:-1]:  # the last has no end
         name, _, value = line.partition(b":")
-        if not line and data:
-            events.append(data[:-1])
-            data = b""
+        if not line and (data or kind):
+            events.append((kind, data[:-1]))
+            kind, data = b"", b""
+        elif name == b"event":
+            kind = value.removeprefix(b" ")
         elif name == b"data":
             data += value.removeprefix(b" ") + b"\n"
     return events
 
 
 parts_of_lines = st.sampled_from(
-    [b"\n", b"\r", b"\n\n", b"\r\n", b"data", b":", b" ", b"data: ", b"\xef\xbb\xbf", b"id", b"\0"]
+    [
+        b"\n",
+        b"\r",
+        b"\n\n",
+        b"\r\n",
+        b"data",
+        b"event",
+        b":",
+        b" ",
+        b"data: ",
+        b"\xef\xbb\xbf",
+        b"id",
+        b"\0",
+    ]
 )
 
 

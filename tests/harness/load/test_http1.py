@@ -114,7 +114,7 @@ def seen_by(connection: Connection, readings: Iterator[Reading]) -> Seen:
 
     def take(chunk: bytes, t_ns: int) -> bool:
         assert t_ns == connection.received_ns
-        events.extend(decoder.feed(chunk, t_ns))
+        events.extend(data for _, data in decoder.feed(chunk, t_ns))
         times_ns.append(t_ns)
         return True
 

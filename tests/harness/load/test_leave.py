@@ -13,9 +13,10 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from harness.load.client import StreamClient, StreamReader
+from harness.load.client import StreamClient
 from harness.load.connection import ClientProcess, Connection
 from harness.load.leave import leave
+from harness.load.reader import StreamReader
 from harness.records import Delivery, Outcome, RequestRow, Way, WireClose
 from harness.workload.abandon import RequestSpec
 from tests.harness.load.asking import (

@@ -3,12 +3,16 @@ in any way."""
 
 import pytest
 
-from harness.load.sse import EndlessEventError, SSEDecoder
+from harness.load.sse import EndlessEventError, Event, SSEDecoder
+
+
+def data_of(decoder: SSEDecoder, chunk: bytes, t_ns: int = 0) -> list[bytes]:
+    return [data for _, data in decoder.feed(chunk, t_ns)]
 
 
 def decode(*chunks: bytes) -> list[bytes]:
     decoder = SSEDecoder()
-    return [event for chunk in chunks for event in decoder.feed(chunk, 0)]
+    return [data for chunk in chunks for data in data_of(decoder, chunk)]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +33,7 @@ def decode(*chunks: bytes) -> list[bytes]:
         # Other line ends, a byte order mark, other fields.
         (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", [b"a", b"b", b"c"]),
         (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
-        (b"event: ping\nretry: 10\n\n", []),
+        (b"id: 1\nretry: 10\n\n", []),
         (b"dataset: a\n\n", []),
         (b": keep-alive\n\n\n\n", []),
         (b'data: {"a": "x: y"}\n\n', [b'{"a": "x: y"}']),
@@ -41,13 +45,54 @@ def test_streams_of_the_specification(stream: bytes, events: list[bytes]) -> Non
     assert decode(*(stream[i : i + 1] for i in range(len(stream)))) == events
 
 
+NAMED = [
+    (b"event: ping\nretry: 10\n\n", [(b"ping", b"")]),
+    (b"event: ping\ndata: a\n\n", [(b"ping", b"a")]),
+    (b"event:ping\ndata: a\ndata: b\n\ndata: c\n\n", [(b"ping", b"a\nb"), (b"", b"c")]),
+    (b"data: a\nevent: one\nevent: other\n\n", [(b"other", b"a")]),
+    (b"event: one\nevent\ndata: a\n\nevents: no\n\n", [(b"", b"a")]),
+    (b"event: a\r\ndata: b\r\n\r\ndata: c\r\n\r\n", [(b"a", b"b"), (b"", b"c")]),
+]
+
+
+@pytest.mark.parametrize(("stream", "events"), NAMED)
+def test_an_event_has_its_own_name_alone(stream: bytes, events: list[Event]) -> None:
+    whole, drops = SSEDecoder(), SSEDecoder()
+    assert whole.feed(stream, 0) == events
+    one_by_one = (drops.feed(stream[i : i + 1], 0) for i in range(len(stream)))
+    assert [event for some in one_by_one for event in some] == events
+
+
+def test_a_name_that_is_pending_is_that_of_the_next_data() -> None:
+    decoder = SSEDecoder()
+    assert decoder.feed(b"event: error\n", 0) == []
+    assert decoder.feed(b"data: a\n\n", 0) == [(b"error", b"a")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "stray"),
+    [
+        (b'{"error": {"message": "no"}}', b'{"error": {"message": "no"}}'),
+        (b'{\n  "error": "no"\n}\n', b'{\n  "error": "no"\n}'),
+        (b"<html>" + b"a" * 10_000, b"<html>" + b"a" * 4090),
+        (b": comment\nid: 7\ndata: a\n\ndata: b", b""),
+    ],
+)
+def test_what_is_no_event_is_kept_for_a_message(answer: bytes, stray: bytes) -> None:
+    for size in (1, 7, len(answer)):
+        decoder = SSEDecoder()
+        for first in range(0, len(answer), size):
+            decoder.feed(answer[first : first + size], 0)
+        assert decoder.end() == stray
+
+
 def test_an_event_comes_with_the_bytes_that_complete_it() -> None:
     decoder = SSEDecoder()
-    assert decoder.feed(b"data: a\n\ndata: b\n", 1) == [b"a"]
+    assert data_of(decoder, b"data: a\n\ndata: b\n", 1) == [b"a"]
     assert decoder.feed(b"", 2) == []
-    assert decoder.feed(b"\ndata: c\r\n\r", 3) == [b"b", b"c"]
+    assert data_of(decoder, b"\ndata: c\r\n\r", 3) == [b"b", b"c"]
     assert decoder.feed(b"\n", 4) == []  # the rest of a CRLF is not a second blank line
-    assert decoder.feed(b"data: d\n\n", 5) == [b"d"]
+    assert data_of(decoder, b"data: d\n\n", 5) == [b"d"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +128,7 @@ def test_the_bound_is_of_one_event() -> None:
     for _ in range(100):
         for piece in (b": a comm", b"ent\nda", b"ta: aaaa", b"aaaa\n"):
             assert decoder.feed(piece, 0) == []
-        assert decoder.feed(b"\n", 0) == [b"aaaaaaaa"]
+        assert data_of(decoder, b"\n") == [b"aaaaaaaa"]
 
 
 class TestInDrops:

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.load.dialect import dialect_of, refusal_message
-from harness.load.stream import TRANSITIONS, IllegalSignalError, Signal, State, StreamMachine
+from harness.load.dialect import dialect_of_path
+from harness.load.server_error import refusal_message
+from harness.load.states import TRANSITIONS, IllegalSignalError, Signal, State
+from harness.load.stream import StreamMachine
 from harness.records import Outcome, RequestRow, Role, TokenCounting, Way, WireClose
 from harness.workload.abandon import RequestSpec
 
@@ -94,7 +96,7 @@ def fed(stream: StreamMachine, *events: bytes) -> StreamMachine:
 
 
 def told(path: str, *events: bytes, **how: Any) -> RequestRow:
-    stream = fed(machine(decode=dialect_of(path).decode, **how), *events)
+    stream = fed(machine(dialect=dialect_of_path(path), **how), *events)
     if stream.outcome is None:
         stream.body_ended(99)
     return stream.row()
@@ -183,8 +185,8 @@ def test_refusals(status: int, body: bytes, outcome: str, error: str) -> None:
 def test_ends_that_no_client_can_prevent(
     end: Callable[[StreamMachine], None], outcome: Outcome
 ) -> None:
-    for last in (event("", usage=0, finish="stop"), DONE):
-        finished = fed(machine(), last)
+    for last in ([event("", usage=0, finish="stop")], [event("a", usage=1), DONE]):
+        finished = fed(machine(), *last)
         assert not finished.can_leave
         end(finished)
         assert (finished.outcome, finished.row().error) == (Outcome.COMPLETED, None)
@@ -342,45 +344,90 @@ def test_what_comes_after_leaving_is_counted_apart() -> None:
     assert only_ended.row().tokens_after_leaving == 0
 
 
-# A server's nonsense fails one request, and spoils no figure.
+# A server's nonsense is named, and costs neither the answer before it nor the one after it.
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
-NONSENSE = {
-    "no JSON": b"{",
-    "choices that are none": b'{"choices":3}',
-    "invalid UTF-8": b'{"choices":[{"text":"caf\xe9"}]}',
-    "a key of invalid UTF-8": b'{"error":{"\xff":1}}',
-    "half a pair of surrogates": rb'{"choices":[{"text":"\ud800"}]}',
-    "nested without end": b'{"error":' + DEEP + b"}",
-    "nested without end in an unread field": b'{"x":' + DEEP + b"}",
-    "a number of 5,000 digits": b'{"error":' + b"9" * 5000 + b"}",
-    "an answer's number of 5,000 digits": b'{"choices":[{"index":' + b"9" * 5000 + b"}]}",
-    "an answer too many": b'{"choices":[{"index":1024}]}',
-    "a count below nothing": event("a", usage=-1),
-    "a count that no file holds": event("a", usage=2**31),
-    "a count that no machine holds": event("a", usage=2**70),
-    "a prompt that no machine holds": b'{"usage":{"prompt_tokens":%d}}' % 2**70,
-    "half a token": event("a", usage=1.5),
-    "a finish reason without end": event("a", usage=1, finish="x" * 301),
+# The data; how many tokens it brings; what the row says of it.
+ODD: dict[str, tuple[bytes, int, str | None]] = {
+    "no JSON": (b"{", 0, "'{' is no JSON"),
+    "choices that are none": (b'{"choices":3}', 0, "`choices` is 3"),
+    "a choice that is none": (b'{"choices":[4]}', 0, "a choice is 4"),
+    "a list": (b"[7]", 0, "7 is no object"),
+    "invalid UTF-8": (b'{"choices":[{"text":"caf\xe9"}]}', 1, None),
+    "half a pair of surrogates": (rb'{"choices":[{"text":"\ud800"}]}', 1, None),
+    "a line end in a text": (b'{"choices":[{"text":"a\nb"}]}', 1, None),
+    "nested without end": (b'{"x":' + DEEP + b"}", 0, "is no JSON"),
+    "an answer's number of 5,000 digits": (
+        b'{"choices":[{"text":"a","index":' + b"9" * 5000 + b"}]}",
+        *(1, None),
+    ),
+    "an answer too many": (b'{"choices":[{"text":"a","index":1024}]}', 1, None),
+    "a count below nothing": (event("a", usage=-1), 1, "`usage.completion_tokens` is -1"),
+    "a count that no file holds": (event("a", usage=2**31), 1, f"is {2**31}"),
+    "a count that no machine holds": (event("a", usage=2**70), 1, f"is {2**70}"),
+    "a prompt that no machine holds": (
+        b'{"usage":{"prompt_tokens":%d}}' % 2**70,
+        *(0, "`usage.prompt_tokens` is"),
+    ),
+    "half a token": (event("a", usage=1.5), 1, "`usage.completion_tokens` is 1.5"),
+    "usage that is none": (b'{"choices":[{"text":"a"}],"usage":[1]}', 1, "`usage` is [1]"),
+    "a reason that is none": (
+        b'{"choices":[{"text":"a","finish_reason":7}]}',
+        *(1, "`finish_reason` is 7"),
+    ),
 }
 
 
 def test_an_event_of_nothing_is_no_error() -> None:
-    stream = fed(machine(), b"null", event("a", usage=1))
+    stream = fed(machine(), b"null", b"", b" ", b"{}", b"[]", event("a", usage=1))
     assert (stream.outcome, stream.tokens_read) == (None, 1)
+    assert cut(stream).unread is None
     assert whole(b"null").row().outcome is Outcome.FAILED
 
 
-@pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
-def test_what_makes_no_sense_fails_the_request(data: bytes) -> None:
-    row = fed(machine(), event("a", usage=1), data).row()
-    assert (row.outcome, row.tokens_read, row.ended_ns) == (Outcome.FAILED, 1, 30)
-    assert "an event of the stream makes no sense" in (row.error or "")
-    assert len(row.error or "") < 400
-    row = whole(data).row()
-    assert row.outcome is Outcome.FAILED
-    assert "the answer makes no sense" in (row.error or "")
-    assert fed(left(machine()), data).row().tokens_after_leaving == 0
+@pytest.mark.parametrize(("data", "tokens", "unread"), ODD.values(), ids=ODD)
+def test_what_makes_no_sense_is_named_and_costs_no_answer(
+    data: bytes, tokens: int, unread: str | None
+) -> None:
+    stream = fed(machine(), event("a", usage=1), data, data, event("b", finish="stop"), DONE)
+    stream.body_ended(99)
+    row = stream.row()
+    assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 2 + 2 * tokens)
+    assert (unread is None) is (row.unread is None)
+    assert (unread or "") in (row.unread or "")
+    assert len(row.unread or "") < 300
+    at_once = whole(data).row()
+    assert (at_once.outcome, at_once.tokens_read) == (
+        Outcome.COMPLETED if tokens else Outcome.FAILED,
+        tokens,
+    )
+    assert (unread or "") in (at_once.error or at_once.unread or "")
+    late = fed(left(machine()), data)
+    assert late.row().tokens_after_leaving == tokens
+
+
+@pytest.mark.parametrize("last", [[], [DONE]])
+def test_nonsense_alone_is_no_answer(last: list[bytes]) -> None:
+    stream = fed(machine(), b"<html>busy</html>", b"more of it", *last)
+    if stream.outcome is None:
+        stream.body_ended(99)
+    row = stream.row()
+    assert (row.outcome, row.tokens_read) == (Outcome.FAILED, 0)
+    assert "could not be read: '<html>busy</html>' is no JSON" in (row.error or "")
+
+
+def test_nonsense_has_an_end() -> None:
+    stream = fed(
+        machine(), event("a", usage=1), *[b"?"] * 1000, event("b", usage=2), *[b"?"] * 1000
+    )
+    assert stream.outcome is None
+    assert "1000 events without a token make no sense" in (fed(stream, b"?").row().error or "")
+
+
+def test_a_finish_reason_without_end_is_shortened() -> None:
+    row = fed(machine(), event("a", usage=1, finish="x" * 301), DONE)
+    row.body_ended(99)
+    assert (row.row().outcome, row.row().finish_reason) == (Outcome.COMPLETED, "x" * 300)
 
 
 def test_an_error_inside_the_stream_is_the_rows() -> None:
@@ -392,7 +439,9 @@ def test_an_error_inside_the_stream_is_the_rows() -> None:
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b'{"choices":[]}', "the answer has no finish reason"),
+        (b'{"choices":[]}', "the answer has no text, finish reason or count of tokens"),
+        (b'{"error":{"\xff":1}}', '{"\ufffd":1}'),
+        (b'{"error":' + b"9" * 5000 + b"}", "Infinity"),
         (b'{"choices":[{"text":"a","finish_reason":"abort"}]}', "the server aborted"),
     ],
 )
@@ -409,9 +458,11 @@ def test_an_error_that_is_nested_almost_too_deep_is_said() -> None:
             b'{"error":' + b"[" * depth + b"]" * depth + b"}",
         ):
             assert len(refusal_message(400, data)) < 400
-            row = fed(machine(), data).row()
-            assert row.outcome is Outcome.FAILED
-            assert len(row.error or "") < 400
+            stream = fed(machine(), data)
+            if stream.outcome is None:  # it could not even be read
+                stream.body_ended(99)
+            assert stream.outcome is Outcome.FAILED
+            assert len(stream.error or "") < 400
 
 
 @pytest.mark.parametrize("finish", [None, "length"])
@@ -525,7 +576,7 @@ def test_other_dialects_count_texts_and_say_why_they_end(
         ("/v1/responses", RESPONSE, "neither a finish reason nor"),
         ("/v1/messages", [*MESSAGE, b'{"type":"error","error":{"message":"full"}}'], "full"),
         ("/v1/messages", MESSAGE, "neither a finish reason nor"),
-        ("/v1/messages", [b'{"delta":{"text":7}}'], "makes no sense"),
+        ("/v1/messages", [b'{"delta":{"text":[7]}}'], "neither a finish reason nor"),
     ],
 )
 def test_other_dialects_tell_a_failure(path: str, events: list[bytes], error: str) -> None:

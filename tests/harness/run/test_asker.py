@@ -12,12 +12,19 @@ from harness.run.settle import Asker, probe_service
 from harness.workload.target import Target
 
 Answer = Callable[[httpx.Request], httpx.Response]
+NO_ANSWER = "the stream ended without text, a finish reason or a count of tokens"
+LAST = {"choices": [{"text": "", "finish_reason": "length"}]}
 TOKEN = {"choices": [{"index": 0, "text": " w"}]}
 
 
 def stream(*events: object) -> Answer:
-    lines = [*(f"data: {json.dumps(event)}\n\n" for event in events), "data: [DONE]\n\n"]
-    return lambda _: httpx.Response(200, text="".join(lines))
+    """An event a receive."""
+    lines = [*(b"data: %b\n\n" % json.dumps(one).encode() for one in events), b"data: [DONE]\n\n"]
+    return lambda _: httpx.Response(200, content=iter(lines))
+
+
+def raw(body: bytes) -> Answer:
+    return lambda _: httpx.Response(200, content=body)
 
 
 def clock(step_s: int) -> Callable[[], int]:
@@ -57,16 +64,19 @@ def no_answer(_: httpx.Request) -> httpx.Response:
     ("answer", "step_s", "error", "is_silent"),
     [
         (lambda _: httpx.Response(503), 1, "HTTP 503", False),
-        (stream(), 1, "the answer was empty", False),
-        (stream({"error": {"message": "no"}}), 1, "an error in the stream", False),
-        (stream("?"), 1, "an event is not in the dialect of OpenAI", False),
-        (stream({"error": "\ud800"}), 1, "an event is not in the dialect of OpenAI", False),
+        (stream(), 1, NO_ANSWER, False),
+        (stream(LAST), 1, "the answer was empty", False),
         (
-            lambda _: httpx.Response(200, text="data: " + "[" * 100_000 + "\n\n"),
-            1,
-            "an event is not in the dialect of OpenAI",
+            stream({"usage": {"completion_tokens": 4}}),
+            *(1, "the server counts 4 tokens of an answer, but no event of it shows any text"),
             False,
         ),
+        (stream({"error": {"message": "no"}}), 1, "no", False),
+        (stream("?"), 1, f'{NO_ANSWER}; it could not be read: "?" is no object', False),
+        (stream({"error": "\ud800"}), 1, "?", False),
+        (raw(b'{"error": {"message": "out of blocks"}}'), 1, "out of blocks", False),
+        (raw(b"<html>"), 1, "the server sent no stream of events, but '<html>'", False),
+        (raw(b"event: error\ndata: engine died\n\n"), 1, "engine died", False),
         (stream(*[TOKEN] * 50), 3, "an answer without end (is `max_tokens` ignored?)", False),
         (stream(TOKEN), 30, "the answer took too long", True),
         (no_answer, 1, "ReadTimeout within 20 s", True),

@@ -29,6 +29,7 @@ from tests.harness.load.asking import PLAN, plan_of
 from tests.harness.run.conftest import Begin
 from tests.made_up.rows import target_facts
 
+NO_COUNT = "do not count the tokens of their prompts"
 SERVER = Server(url="http://there", model="m", config=None, engine=None)
 PAGE = """\
 vllm:num_requests_running 0
@@ -203,10 +204,14 @@ def broken(_: httpx.Request) -> httpx.Response:
     ("answer", "why"),
     [
         (lambda _: httpx.Response(400, json={"error": {"message": "no"}}), "HTTP 400: no"),
-        (lambda _: httpx.Response(200, content=b"hm"), "not in OpenAI"),
-        (lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'), "not in OpenAI"),
-        (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 2**70}}), "not in OpenAI"),
-        (lambda _: httpx.Response(200, json={"choices": []}), "have no `usage.prompt_tokens`"),
+        (lambda _: httpx.Response(200, json={"error": "out of blocks"}), "out of blocks"),
+        (lambda _: httpx.Response(200, content=b"hm"), f"{NO_COUNT}: 'hm' is no JSON"),
+        (lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'), NO_COUNT),
+        (
+            lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": -1}}),
+            f"{NO_COUNT}: `usage.prompt_tokens` is -1",
+        ),
+        (lambda _: httpx.Response(200, json={"choices": []}), NO_COUNT),
         (lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": 5}}), "fit no line"),
         (broken, "nothing came"),
     ],

@@ -16,7 +16,7 @@ from reference_engine.simulate.rows import CellFacts, CellFiles, Gauges, Request
 
 
 def _row(name: str, *, tokens: int = 2) -> RequestRow:
-    values = dict.fromkeys(RequestRow._fields[:-4], 0) | {
+    values = dict.fromkeys(RequestRow._fields[: -len(RequestRow._field_defaults)], 0) | {
         "request_id": name,
         **dict.fromkeys(("arm", "plan", "way", "wire_close", "error", "finish_reason"), ""),
         "role": "user",

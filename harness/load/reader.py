@@ -1,0 +1,73 @@
+"""Readers of an answer: bytes as they come go through a decoder into the stream machine.
+
+The load, the harness's own requests and the suite read streams with this one reader.
+"""
+
+import time
+from typing import Final, Protocol
+
+from harness.load.sse import EndlessEventError, SSEDecoder
+from harness.load.stream import StreamMachine
+from harness.load.wire_log import Tap
+from harness.records import Outcome
+from harness.workload.observed_latency import StepEstimate
+
+MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
+
+
+class Reader(Protocol):
+    def read(self, chunk: bytes, t_ns: int, /) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class StreamReader:
+    def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
+        self._stream = stream
+        self._step = step
+        self._decoder = SSEDecoder()
+
+    def read(self, chunk: bytes, t_ns: int, /) -> None:
+        stream = self._stream
+        for name, data in self._decoder.feed(chunk, t_ns):
+            if stream.outcome is not None and stream.outcome is not Outcome.ABANDONED:
+                return
+            before = stream.tokens_read
+            stream.event(data, t_ns, name)
+            if (
+                stream.tokens_read != before
+                and self._step is not None
+                and (gap_ns := stream.last_gap_ns) is not None
+            ):
+                self._step.observe(gap_ns)
+
+    def end(self) -> None:
+        self._stream.body_ended(time.perf_counter_ns(), stray=self._decoder.end())
+
+
+class TappedReader:
+    def __init__(self, reader: Reader, stream: StreamMachine, tap: Tap) -> None:
+        self._reader, self._stream, self._tap = reader, stream, tap
+        self.end = reader.end
+
+    def read(self, chunk: bytes, t_ns: int, /) -> None:
+        before = self._stream.tokens_read
+        self._reader.read(chunk, t_ns)
+        self._tap.read(t_ns, chunk, self._stream.tokens_read - before)
+
+
+class UnaryReader:
+    def __init__(self, stream: StreamMachine, max_bytes: int = MAX_ANSWER_BYTES) -> None:
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def read(self, chunk: bytes, _t_ns: int, /) -> None:
+        self._parts.append(chunk)
+        self._size += len(chunk)
+        if self._size > self._max_bytes:
+            raise EndlessEventError(f"the answer has more than {self._max_bytes} bytes")
+
+    def end(self) -> None:
+        self._stream.answer(b"".join(self._parts), time.perf_counter_ns())
