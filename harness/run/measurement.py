@@ -16,6 +16,7 @@ from harness.run.first_answers import check_requests
 from harness.run.kills import Killer, complete_lines
 from harness.run.live import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
+from harness.run.loading import wait_for_answer
 from harness.run.preflight import (
     find_gpus,
     find_server,
@@ -182,6 +183,7 @@ class Measurement(RunState):
                 model=server.model,
                 clock_ns=self.clock_ns,
             )
+            wait_for_answer(self, asker)
             asker, counted = check_requests(self, asker)
             facts = note_target(self, client, server)
             pages = self._pages = IdlePages(

@@ -26,6 +26,7 @@ from harness.load.dialect import dialect_of, request_body
 from harness.load.rows import most_at_once
 from harness.load.server_error import refusal_message
 from harness.records import Delivery, MetricSample
+from harness.run.loading import wait_for_page
 from harness.run.run_state import RunState
 from harness.run.server import (
     Server,
@@ -105,6 +106,8 @@ def find_server(
         )
     else:
         run.progress.phase(f"connecting to {url}")
+        if run.target.http and url is not None:
+            wait_for_page(run, client, url)
     assert url is not None
     return attach(
         url,

@@ -1,9 +1,10 @@
 """The server under test: found at a URL, or started for this run."""
 
+import json
 import shlex
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 
 from harness.errors import ConfigError, TargetError
 from harness.http_client import Place, split_place, why_unreached
+from harness.load.server_error import error_in, error_message
 from harness.records import Protocol, num_slots
 from harness.run.process import Child, Interruption, find_ready_line, free_port, python_module
 from harness.workload.target import Target
@@ -295,7 +297,17 @@ def _read(
         status = response.status_code
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             remedy = "name the variable with its key: --api-key-env"
-        raise ConfigError(f"{problem} (GET {page}: status {status}); {remedy}") from error
+        came = f"GET {page}: status {status}{words_of_error(response.content)}"
+        raise ConfigError(f"{problem} ({came}); {remedy}") from error
+
+
+def words_of_error(body: bytes) -> str:
+    """The server's own, after a colon; "" if this is no error in JSON."""
+    with suppress(ValueError):
+        content = json.loads(body)
+        if isinstance(content, dict) and error_in(content, has_name=False) is not None:
+            return f": {error_message(content)}"
+    return ""
 
 
 def _knock(url: str, place: Place | None) -> None:

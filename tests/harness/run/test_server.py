@@ -51,6 +51,12 @@ def test_a_model_that_cannot_be_guessed_needs_the_flag(names: tuple[str, ...]) -
     assert find(models(*names), "openai", "b").model == "b"
 
 
+def test_an_error_with_status_200_keeps_the_servers_words() -> None:
+    body = {"error": {"message": "no such tenant: acme", "code": 1301}}
+    with pytest.raises(ConfigError, match=r"status 200: no such tenant: acme\); name one with"):
+        find(lambda _: httpx.Response(200, json=body), "openai")
+
+
 def test_a_server_of_another_kind_is_told_apart_from_one_that_is_not_there() -> None:
     def unreachable(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
