@@ -281,7 +281,7 @@ def _replay(
     file = (beside if beside.is_file() else Path(arrivals.file)).resolve()
     trace = arrivals.model_copy(update={"file": str(file)})
     if trace.prompt_factor == "fit":
-        with open_trace(trace.file) as recorded:
+        with open_trace(trace.file, trace.time_unit) as recorded:
             factor = min(1.0, longest / max(1, longest_prompt(recorded, trace)))
         trace = trace.model_copy(update={"prompt_factor": factor})
     return load.model_copy(update={"prompt_tokens": [shortest, longest]}), trace
@@ -292,7 +292,7 @@ def open_loop_notes(plan: LoadPlan) -> list[str]:
     if not isinstance(trace, TraceArrivals):
         return []
     assert isinstance(load, AbandonLoad)
-    with open_trace(trace.file) as recorded:
+    with open_trace(trace.file, trace.time_unit) as recorded:
         found = tally(recorded, trace, load)
     parts = [f"trace {Path(trace.file).name}: {found.requests:,} requests"]
     if trace.prompt_factor != 1:

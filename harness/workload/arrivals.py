@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from harness.workload.abandon import TaskPlan
 from harness.workload.load import AbandonLoad, Load
+from harness.workload.traces import TimeUnit
 from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Streams, number_or
 
 MOST_ARRIVALS: Final = 10_000_000
@@ -198,11 +199,13 @@ class StepsArrivals(_SpacedArrivals):
 
 class TraceArrivals(OpenArrivals):
     """Recorded traffic, replayed `speed` times as fast: `seconds` of it, from `from_s` after its
-    first request on. `prompt_factor` "fit" becomes the largest number up to 1 by which the longest
-    prompt fits; the load process gets that number."""
+    first request on. `time_unit`: of its times, if the file leaves it open. `prompt_factor` "fit"
+    becomes the largest number up to 1 by which the longest prompt fits; the load process gets that
+    number."""
 
     kind: Literal["trace"]
     file: Annotated[str, Field(min_length=1)]
+    time_unit: TimeUnit | None = None
     from_s: Seconds = 0.0
     seconds: Duration | None = None
     speed: Factor = 1.0

@@ -20,7 +20,7 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.arrivals import OpenArrivals, RateArrivals, TraceArrivals
 from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
-from harness.workload.traces import PAGE_TOKENS, Recorded, read_trace
+from harness.workload.traces import PAGE_TOKENS, Recorded, TimeUnit, read_trace
 
 _ROUNDING: Final = 1e-6  # of a product that should be whole
 
@@ -67,17 +67,17 @@ def planned_arrivals(arrivals: OpenArrivals, load: AbandonLoad, *, seed: int) ->
             yield Arrival(number=number, offset_s=offset_s)
         return
     assert isinstance(arrivals, TraceArrivals)
-    with open_trace(arrivals.file) as recorded:
+    with open_trace(arrivals.file, arrivals.time_unit) as recorded:
         for number, (offset_s, asked) in enumerate(replayed(recorded, arrivals, load)):
             yield Arrival(number=number, offset_s=offset_s, replayed=asked)
 
 
 @contextmanager
-def open_trace(file: str) -> Iterator[Iterator[Recorded]]:
+def open_trace(file: str, time_unit: TimeUnit | None = None) -> Iterator[Iterator[Recorded]]:
     path = Path(file)
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            yield read_trace(lines, name=file)
+            yield read_trace(lines, name=file, time_unit=time_unit)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: the trace cannot be read: {error}") from error
 

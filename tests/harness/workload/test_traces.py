@@ -27,7 +27,7 @@ from harness.workload.schedule import (
     replayed,
     tally,
 )
-from harness.workload.traces import Recorded, read_trace
+from harness.workload.traces import UNITS_A_SECOND, Recorded, read_trace
 from tests.harness.workload.made_up_traces import (
     as_azure,
     as_burst_gpt,
@@ -66,6 +66,49 @@ def test_spaces_after_commas_empty_lines_and_other_columns_do_no_harm() -> None:
     assert [(one.prompt_tokens, one.answer_tokens) for one in read(spaced)] == [(1, 2)]
     assert len(read("\n" + MOONCAKE.replace("\n", "\n\n"))) == 2
     assert [one.at_s for one in read(MOONCAKE.replace("2500", "0"))] == [0, 0]
+
+
+def times(*stamps: float) -> str:
+    lines = ({"timestamp": t, "input_length": 5, "output_length": 5} for t in stamps)
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("stamps", "why"),
+    [
+        ((0, 1, 1, 3), "in milliseconds, 1,000 requests would come a second"),
+        ((7, 20, 46), "in milliseconds, 51 requests would come a second"),
+        ((0, 2500.5), "some have a fraction"),
+        ((7, 20, 47), None),  # 50 a second
+        ((0, 100, 200), None),
+        ((3.0, 60_000.0), None),  # whole, however they are written
+        ((4, 4, 4), None),  # all at once, in any unit
+        ((0.5,), None),
+    ],
+)
+def test_times_that_may_be_seconds_are_refused_without_a_unit(
+    stamps: tuple[float, ...], why: str | None
+) -> None:
+    if why is None:
+        assert [one.at_s for one in read(times(*stamps))] == [t / 1e3 for t in stamps]
+    else:
+        with pytest.raises(ConfigError, match=rf"{why}; say which: `arrivals.time_unit`"):
+            read(times(*stamps))
+    for unit, size in UNITS_A_SECOND.items():
+        told = read_trace(times(*stamps).splitlines(), name="trace", time_unit=unit)
+        assert [one.at_s for one in told] == [t / size for t in stamps]
+
+
+def test_a_unit_is_for_times_that_are_numbers(tmp_path: Path) -> None:
+    burst = "".join(as_burst_gpt([Recorded(at_s=2000, prompt_tokens=1, answer_tokens=1)]))
+    (one,) = read_trace(burst.splitlines(), name="trace", time_unit="ms")
+    assert one.at_s == 2.0
+    with pytest.raises(ConfigError, match="its times are dates"):
+        list(read_trace(AZURE.splitlines(), name="trace", time_unit="s"))
+    path = tmp_path / "trace.jsonl"
+    path.write_text(times(0, 1, 2))
+    trace = trace_of(file=str(path), time_unit="s")
+    assert [one.offset_s for one in planned_arrivals(trace, limits(), seed=1)] == [0, 1, 2]
 
 
 def test_a_field_without_end_is_a_mistake() -> None:
