@@ -20,6 +20,7 @@
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make conform-faults  try each fault of the engine against the cases that it must turn red
 # make conform-docs  write docs/conform/*.md from the declarations of the cases
+# make stream-docs  write the table in docs/streams.md from the streams that the tests send
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
 # make pictures  take the pictures of the documents again; PICTURE=NAME takes one kind of them
 # make clean  remove the virtual environment and the tools' caches (results stay)
@@ -33,7 +34,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-docs stream-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -93,6 +94,9 @@ conform-faults: $(VENV)/.installed-dev
 
 conform-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_docs
+
+stream-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth.stream_docs
 
 gate-trials: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.gate_trials

@@ -40,6 +40,9 @@ class Routes:
             headers, ca_file=plan.ca_file, timeout_s=LONGEST_S, longest_s=LONGEST_S
         )
 
+    def close(self) -> None:
+        self._client.close()
+
     def health(self) -> bool | None:
         return read_health(self._client, self._plan.url)
 

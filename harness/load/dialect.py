@@ -108,6 +108,8 @@ def _look_older(event: Event, kind: str, unread: Unread) -> Look:
     choices = listed(event.get("choices"), "`choices`", unread)
     if kind in _PLAIN_KINDS and "choices" not in event:
         told = {key: event[key] for key in _AT_THE_TOP if event.get(key)}
+        if not isinstance(told.get("message"), dict):  # else it is a sentence about the answer
+            told.pop("message", None)
         choices = [told] if told else []
     info = event.get("cancellation_info")
     why = end_of(info.get("reason")) if isinstance(info, dict) else None

@@ -1,0 +1,612 @@
+"""Streams as servers of the field send them, and what is true of each: a table in docs/streams.md.
+
+A part is one write of the server, and nearly always one event. Its number is how the truth is told:
+the part with the first text is where the first token is, and a user who is to leave after two
+tokens leaves after the part that brings the second.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+EARLY = "neither a finish reason nor [DONE]"
+NOTHING = "without text, a finish reason or a count of tokens"
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+OLD_HEAD = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+ZERO = b"0\r\n\r\n"
+
+
+class Odd(NamedTuple):
+    """`first`: the part with the first text; None: there is none. `leaves`: the part after which a
+    user leaves who is to leave after `planned` tokens; None: the answer ends before. `error`: "" if
+    it is completed. `counted`: tokens and events of earlier answers, if these are known."""
+
+    name: str
+    parts: Sequence[bytes]
+    tokens: int
+    first: int | None
+    leaves: int | None
+    path: str = CHAT
+    error: str = ""
+    unread: str = ""
+    head: bytes = HEAD
+    end: bytes = ZERO
+    planned: int = 2
+    counted: Sequence[tuple[int, int]] = ()
+
+
+def data(value: Any) -> bytes:
+    return b"data: %b\n\n" % json.dumps(value).encode()
+
+
+def named(name: str, value: Any) -> bytes:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), text)
+
+
+def choice(reason: Any = None, **fields: Any) -> bytes:
+    one = {"index": 0, "logprobs": None, "finish_reason": reason} | fields
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return data(head | {"choices": [one]})
+
+
+def delta(reason: Any = None, **fields: Any) -> bytes:
+    return choice(reason, delta=fields)
+
+
+def arguments(text: Any) -> bytes:
+    return delta(tool_calls=[{"index": 0, "function": {"arguments": text}}])
+
+
+def usage(tokens: Any = 3, choices: Any = ()) -> bytes:
+    account = {"prompt_tokens": 8, "completion_tokens": tokens, "total_tokens": None}
+    choices = list(choices) if isinstance(choices, tuple) else choices
+    return data({"id": "chatcmpl-1", "model": "m", "choices": choices, "usage": account})
+
+
+def response(kind: str, **fields: Any) -> bytes:
+    return named(f"response.{kind}", {"type": f"response.{kind}"} | fields)
+
+
+def message(kind: str, **fields: Any) -> bytes:
+    return named(kind, {"type": kind} | fields)
+
+
+def block(**fields: Any) -> bytes:
+    return message("content_block_delta", index=0, delta=fields)
+
+
+ROLE = delta(role="assistant", content="")
+A, B, C = delta(content=" a"), delta(content=" b"), delta(content=" c")
+STOP = delta("stop")
+DONE = b"data: [DONE]\n\n"
+TEXT = [ROLE, A, B, C]  # the second token comes with part 2
+LAST = [STOP, DONE]
+
+CREATED = response("created", response={"id": "r", "status": "in_progress", "usage": None})
+COMPLETED = response(
+    "completed",
+    response={
+        "id": "r",
+        "status": "completed",
+        "output": [{"type": "message", "content": [{"type": "output_text", "text": " a b c"}]}],
+        "usage": {"input_tokens": 8, "output_tokens": 3},
+    },
+)
+STARTED = message(
+    "message_start",
+    message={"id": "m", "role": "assistant", "content": [], "usage": {"input_tokens": 8}},
+)
+PING = message("ping")
+STOPPED = [
+    message("content_block_stop", index=0),
+    message("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 3}),
+    message("message_stop"),
+]
+
+
+def begun(**fields: Any) -> bytes:
+    return message("content_block_start", index=0, content_block=fields)
+
+
+def deltas(kind: str, *texts: Any) -> list[bytes]:
+    return [response(f"{kind}.delta", item_id="i", output_index=0, delta=text) for text in texts]
+
+
+def everywhere(reason: Any) -> list[bytes]:
+    """Three tokens, each with this finish reason, and no other."""
+    return [ROLE, *(delta(reason, content=text) for text in (" a", " b", " c")), DONE]
+
+
+def failing(name: str, event: bytes, words: str, *more: bytes, **how: Any) -> Odd:
+    """It fails with these words after its second token."""
+    return Odd(name, [ROLE, A, B, event, *more], 2, 1, 2, error=words, **how)
+
+
+ELSEWHERE = [
+    Odd(
+        "reasoning, then content",
+        [ROLE, delta(reasoning="hm"), delta(reasoning="so"), A, *LAST],
+        *(3, 1, 2),
+    ),
+    Odd("reasoning_content", [ROLE, delta(reasoning_content="hm"), A, B, *LAST], 3, 1, 2),
+    Odd(
+        "reasoning_details, with a signature at the end",
+        [
+            ROLE,
+            delta(reasoning_details=[{"type": "reasoning.text", "text": "hm", "index": 0}]),
+            delta(reasoning_details=[{"type": "reasoning.summary", "summary": "so"}]),
+            delta(reasoning_details=[{"type": "reasoning.encrypted", "data": "Zm9v"}]),
+            delta(reasoning_details=[{"type": "reasoning.text", "signature": "Zm9v"}]),
+            *(A, *LAST),
+        ],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "thinking, in a field of its own",
+        [ROLE, delta(thinking="hm"), delta(thinking_blocks=[{"thinking": "so"}]), A, *LAST],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "a tool call: its name, then its arguments",
+        [
+            delta(role="assistant", content=None),
+            delta(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": {}}]),
+            delta(tool_calls=[{"index": 0, "function": {"name": "weather", "arguments": ""}}]),
+            *(arguments('{"city"'), arguments(': "Rome"}'), delta("tool_calls"), DONE),
+        ],
+        *(3, 2, 3),
+    ),
+    Odd(
+        "arguments alone",
+        [arguments("{"), arguments('"a"'), arguments(": 1}"), delta("tool_calls"), DONE],
+        *(3, 0, 1),
+    ),
+    Odd(
+        "arguments as an object",
+        [ROLE, arguments({"id": 1}), arguments({"city": "Rome"}), delta("tool_calls"), DONE],
+        *(2, 1, 2),
+    ),
+    Odd(
+        "a function_call",
+        [
+            delta(role="assistant", function_call={"name": "weather", "arguments": ""}),
+            *(delta(function_call={"arguments": text}) for text in ('{"a"', ": 1}")),
+            *(delta("function_call"), DONE),
+        ],
+        *(3, 0, 1),
+    ),
+    Odd(
+        "a custom tool's input",
+        [ROLE, *(delta(tool_calls=[{"custom": {"input": text}}]) for text in "abc"), *LAST],
+        *(3, 1, 2),
+    ),
+    Odd("a refusal", [ROLE, *(delta(refusal=text) for text in "abc"), *LAST], 3, 1, 2),
+    Odd(
+        "audio: data and transcript",
+        [
+            delta(role="assistant", audio={"id": "audio_1", "transcript": ""}),
+            *(delta(audio={"transcript": " a"}), delta(audio={"data": "UklGRg=="})),
+            *(delta(audio={"expires_at": 1900000000}), *LAST),
+        ],
+        *(2, 1, 2),
+    ),
+    Odd(
+        "content as a list of parts",
+        [ROLE, *(delta(content=[{"type": "text", "text": text}]) for text in "abc"), *LAST],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "a field that nobody knows yet",
+        [ROLE, *(delta(ponder={"parts": [{"said": text}]}) for text in "abc"), *LAST],
+        *(3, 1, 2),
+    ),
+    Odd("a text beside the delta", [ROLE, *(choice(thought=t) for t in "abc"), *LAST], 3, 1, 2),
+    Odd(
+        "`message` in place of `delta`",
+        [*(choice(message={"role": "assistant", "content": text}) for text in "abc"), *LAST],
+        *(3, 0, 1),
+    ),
+    Odd(
+        "much that is no text, before it and beside it",
+        [
+            delta(role="assistant", id="a", type="message", channel="final", signature="Zm9v"),
+            delta(annotations=[{"type": "url_citation", "url_citation": {"title": "t"}}]),
+            choice(delta={}, content_filter_results={"hate": {"severity": "safe"}}),
+            choice(delta={}, matched_stop="</s>", logprobs={"content": [{"token": "x"}]}),
+            delta(content=" a", phase="final", provider_specific_fields={"note": "n"}),
+            *(B, *LAST),
+        ],
+        *(2, 4, 5),
+    ),
+    Odd(
+        "completions with reasoning",
+        [*(choice(text="", reasoning=text) for text in "ab"), choice("stop", text=" c"), DONE],
+        *(3, 0, 1),
+        path=COMPLETIONS,
+    ),
+    Odd(
+        "a completion's text",
+        [*(choice(text=text) for text in "abc"), choice("length", text=""), DONE],
+        *(3, 0, 1),
+        path=COMPLETIONS,
+    ),
+    Odd(
+        "Responses: text",
+        [
+            CREATED,
+            *deltas("output_text", " a", " b"),
+            response("output_text.done", text=" a b"),
+            COMPLETED,
+        ],
+        *(2, 1, 2),
+        path=RESPONSES,
+    ),
+    Odd(
+        "Responses: reasoning and its summary",
+        [
+            CREATED,
+            *deltas("reasoning_text", "a"),
+            *deltas("reasoning_summary_text", "b"),
+            *deltas("output_text", "c"),
+            COMPLETED,
+        ],
+        *(3, 1, 2),
+        path=RESPONSES,
+    ),
+    Odd(
+        "Responses: arguments of a function, input of a tool",
+        [
+            CREATED,
+            *deltas("function_call_arguments", "{", "}"),
+            *deltas("custom_tool_call_input", "a"),
+            COMPLETED,
+        ],
+        *(3, 1, 2),
+        path=RESPONSES,
+    ),
+    Odd(
+        "Responses: refusal and an audio's transcript",
+        [CREATED, *deltas("refusal", "a", "b"), *deltas("audio_transcript", "c"), COMPLETED],
+        *(3, 1, 2),
+        path=RESPONSES,
+    ),
+    Odd(
+        "Messages: text",
+        [
+            STARTED,
+            begun(type="text", text=""),
+            PING,
+            *(block(type="text_delta", text=text) for text in "abc"),
+            *STOPPED,
+        ],
+        *(3, 3, 4),
+        path=MESSAGES,
+    ),
+    Odd(
+        "Messages: thinking, signed, then text",
+        [
+            STARTED,
+            begun(type="thinking", thinking="", signature=""),
+            *(block(type="thinking_delta", thinking=text) for text in "ab"),
+            block(type="signature_delta", signature="Zm9v"),
+            block(type="text_delta", text="c"),
+            *STOPPED,
+        ],
+        *(3, 2, 3),
+        path=MESSAGES,
+    ),
+    Odd(
+        "Messages: the input of a tool",
+        [
+            STARTED,
+            begun(type="tool_use", id="toolu_1", name="weather", input={}),
+            *(block(type="input_json_delta", partial_json=text) for text in ("", "{", "}")),
+            *STOPPED,
+        ],
+        *(2, 3, 4),
+        path=MESSAGES,
+    ),
+    Odd(
+        "Messages: a block that begins with text, and citations",
+        [
+            STARTED,
+            begun(type="redacted_thinking", data="Zm9v"),
+            begun(type="text", text="a"),
+            block(type="citations_delta", citation={"cited_text": "t"}),
+            block(type="text_delta", text="b"),
+            *STOPPED,
+        ],
+        *(2, 2, 4),
+        path=MESSAGES,
+    ),
+]
+ENDS = [
+    Odd('a finish reason of ""', everywhere(""), 3, 1, 2),
+    Odd("a finish reason of blanks", everywhere(" \n"), 3, 1, 2),
+    Odd("a finish reason in words for none", everywhere("null"), 3, 1, 2),
+    Odd("a finish reason of false", everywhere(False), 3, 1, 2),
+    Odd("a finish reason of 0", everywhere(0), 3, 1, 2),
+    Odd("a finish reason `not_finished`", everywhere("NOT_FINISHED"), 3, 1, 2),
+    Odd("`stop` on every event", everywhere("stop"), 3, 1, 2),
+    Odd("`stop` too early, and text after it", [ROLE, delta("stop"), A, B, C, *LAST], 3, 2, 3),
+    Odd("`stop` with the first text", [ROLE, delta("stop", content=" a"), B, DONE], 2, 1, 2),
+    Odd("a finish reason as an object", [*TEXT, delta({"type": "length"}), DONE], 3, 1, 2),
+    Odd("[DONE] without a finish reason", [*TEXT, DONE], 3, 1, 2),
+    Odd("a finish reason without [DONE]", [*TEXT, STOP], 3, 1, 2),
+    Odd("a finish reason with the last text", [ROLE, A, B, delta("stop", content=" c")], 3, 1, 2),
+    Odd("a finish reason and nothing else", [ROLE, *LAST], 0, None, None),
+    Odd("neither a finish reason nor [DONE]", TEXT, 3, 1, 2, error=EARLY),
+    Odd("[DONE] and nothing else", [DONE], 0, None, None, error=NOTHING),
+    Odd("a role and [DONE]", [ROLE, DONE], 0, None, None, error=NOTHING),
+    Odd("a count of 0 and [DONE]", [ROLE, usage(0), DONE], 0, None, None, error=NOTHING),
+    Odd("no text, but a count of tokens", [ROLE, usage(7), DONE], 0, None, None),
+    Odd("nothing at all", [], 0, None, None, error=EARLY),
+    Odd("text after [DONE]", [*TEXT, *LAST, A, data({"error": "late"})], 3, 1, 2),
+    Odd(
+        "Messages: message_stop without a reason",
+        [
+            STARTED,
+            block(type="text_delta", text="a"),
+            block(type="text_delta", text="b"),
+            message("message_stop"),
+        ],
+        2,
+        1,
+        2,
+        path=MESSAGES,
+    ),
+]
+ERRORS = [
+    failing(
+        "event: error, with a message and a code",
+        named("error", {"message": "engine died", "code": 500}),
+        *("engine died", DONE),
+    ),
+    failing("event: error, in plain text", named("error", b"engine died"), "engine died", DONE),
+    failing("event: error, without data", b"event: error\n\n", "no reason given", DONE),
+    failing(
+        "an error with a reason to finish after it",
+        data({"error": {"message": "engine died", "type": "server_error"}}),
+        *("engine died", STOP, DONE),
+    ),
+    failing("an error as a text", data({"error": "engine died"}), "engine died", DONE),
+    failing(
+        "an error that says true, and its words beside it",
+        data({"error": True, "message": "engine died"}),
+        *("engine died", DONE),
+    ),
+    failing(
+        "errors as a list", data({"errors": [{"message": "engine died"}]}), "engine died", DONE
+    ),
+    failing(
+        "an error and a text in one event",
+        data({"error": {"message": "engine died"}})[:-1] + C,
+        *("engine died", DONE),
+    ),
+    failing("a detail", data({"detail": "engine died"}), "engine died", DONE),
+    failing(
+        "a bare code and message",
+        data({"code": 500, "message": "engine died"}),
+        *("engine died", DONE),
+    ),
+    failing(
+        "a code in words",
+        data({"code": "internal_error", "message": "engine died"}),
+        *("engine died", DONE),
+    ),
+    failing("a status of 503", data({"status": 503, "message": "busy"}), "busy", DONE),
+    Odd(
+        "an object `error` before any token",
+        [data({"object": "error", "message": "engine died", "code": 400}), DONE],
+        *(0, None, None),
+        error="engine died",
+    ),
+    Odd(
+        "too many requests, said with status 200",
+        [data({"error": {"code": 429, "message": "slow down"}}), DONE],
+        *(0, None, None),
+        error="slow down",
+    ),
+    Odd(
+        "a JSON body in place of a stream",
+        [b'{"error": {"message": "engine ', b'died"}}'],
+        *(0, None, None),
+        error="engine died",
+    ),
+    Odd("a web page", [b"<html>gateway</html>\n"], 0, None, None, error="'<html>gateway</html>'"),
+    failing("a finish reason `error`", delta("error"), "finish reason 'error'", DONE),
+    failing("a finish reason `abort`", delta("abort"), "aborted the request", DONE),
+    Odd(
+        "Responses: failed",
+        [
+            CREATED,
+            *deltas("output_text", "a", "b"),
+            response("failed", response={"status": "failed", "error": {"message": "engine died"}}),
+        ],
+        *(2, 1, 2),
+        path=RESPONSES,
+        error="engine died",
+    ),
+    Odd(
+        "Responses: an error",
+        [
+            CREATED,
+            *deltas("output_text", "a", "b"),
+            named("error", {"type": "error"} | {"code": "server_error", "message": "engine died"}),
+        ],
+        *(2, 1, 2),
+        path=RESPONSES,
+        error="engine died",
+    ),
+    Odd(
+        "Messages: overloaded",
+        [
+            STARTED,
+            block(type="text_delta", text="a"),
+            block(type="text_delta", text="b"),
+            message("error", error={"type": "overloaded_error", "message": "Overloaded"}),
+        ],
+        *(2, 1, 2),
+        path=MESSAGES,
+        error="Overloaded",
+    ),
+]
+BEATS = [
+    Odd("empty data", [b"data:\n\n", ROLE, A, b"data: \n\n", B, *LAST], 2, 2, 4),
+    Odd(
+        "event: ping, data: ping",
+        [named("ping", b"ping"), A, named("ping", b"ping"), B, *LAST],
+        *(2, 1, 3),
+    ),
+    Odd("data: ping", [b"data: ping\n\n", A, b"data: keep-alive\n\n", B, *LAST], 2, 1, 3),
+    Odd("pings in JSON", [data({"type": "ping"}), A, data("ping"), data({}), B, *LAST], 2, 1, 4),
+    Odd("comments", [b": OPENROUTER PROCESSING\n\n", A, b":\n\n", B, *LAST], 2, 1, 3),
+    Odd(
+        "event: heartbeat, with a time",
+        [named("heartbeat", {"message": "still here", "code": 1}), A, B, *LAST],
+        *(2, 1, 2),
+    ),
+    Odd(
+        "events of a gateway's own",
+        [
+            named("status", {"message": "queued", "status": "waiting"}),
+            A,
+            data({"code": 200, "message": "ok"}),
+            named("progress", b"50 %"),
+            B,
+            *LAST,
+        ],
+        *(2, 1, 4),
+    ),
+    Odd(
+        "answers under a name",
+        [*(named("completion", json.loads(one[6:])) for one in (ROLE, A, B)), *LAST],
+        *(2, 1, 2),
+    ),
+    Odd("null", [data(None), A, data(None), B, *LAST], 2, 1, 3),
+]
+INDICES: list[Any] = ["0", None, -1, 7.0, []]
+TYPES = [
+    Odd("`choices` is null in the closing usage", [*TEXT, STOP, usage(3, None), DONE], 3, 1, 2),
+    Odd(
+        "`choices` is an object",
+        [data({"choices": {"delta": {"content": t}}}) for t in "abc"] + LAST,
+        3,
+        0,
+        1,
+    ),
+    Odd("an empty usage", [*TEXT, STOP, data({"choices": [], "usage": {}}), DONE], 3, 1, 2),
+    Odd('counts of 3.0 and "3"', [*TEXT, STOP, usage(3.0), usage("3"), DONE], 3, 1, 2),
+    Odd(
+        "counts that are none",
+        [*TEXT, STOP, usage(-1), usage([3]), DONE],
+        *(3, 1, 2),
+        unread="`usage.completion_tokens` is -1",
+    ),
+    Odd(
+        "indices of all kinds",
+        [*(choice(index=number, delta={"content": " a"}) for number in INDICES), *LAST],
+        *(5, 0, 1),
+    ),
+    Odd("a number as content", [ROLE, delta(content=7), delta(content=0.5), *LAST], 2, 1, 2),
+    Odd("a delta as a text", [ROLE, choice(delta=" a"), choice(delta=" b"), *LAST], 2, 1, 2),
+    Odd(
+        "no JSON in between",
+        [ROLE, A, b"data: {oops\n\n", B, *LAST],
+        *(2, 1, 3),
+        unread="'{oops' is no JSON",
+    ),
+    Odd(
+        "nothing but what is no JSON",
+        [b"data: oops\n\n", b"data: oops\n\n", DONE],
+        *(0, None, None),
+        error="could not be read: 'oops' is no JSON",
+        unread="'oops'",
+    ),
+    Odd(
+        "half a pair of surrogates",
+        [ROLE, delta(content="\ud83d"), delta(content="\ude00"), *LAST],
+        2,
+        1,
+        2,
+    ),
+    Odd("invalid UTF-8", [ROLE, A.replace(b" a", b"caf\xe9"), B, *LAST], 2, 1, 2),
+    Odd("a line end inside a text", [ROLE, A.replace(b" a", b"a\ndata: a"), B, *LAST], 2, 1, 2),
+    Odd(
+        "no blank line between two events",
+        [ROLE, A[:-1], B, *LAST],
+        *(2, 2, 2),
+    ),
+]
+
+
+def cut_inside_of(character: str) -> list[bytes]:
+    event = f'data: {{"choices": [{{"delta": {{"content": "{character}"}}}}]}}\n\n'.encode()
+    place = event.index(character.encode()) + 1
+    return [event[:place], event[place:]]
+
+
+TEXT_OF_TWO_LINES = b'data: {"choices": [{"delta":\ndata: {"content": " a"}}]}\n\n'
+LINE_SEPARATOR = 'data: {"choices": [{"delta": {"content": "a\u2028b\u2029\x85"}}]}\n\n'.encode()
+RIGHT = [
+    Odd("an event in two `data:` lines", [ROLE, TEXT_OF_TWO_LINES, B, *LAST], 2, 1, 2),
+    Odd("U+2028 in a text", [ROLE, LINE_SEPARATOR, B, *LAST], 2, 1, 2),
+    Odd("CRLF", [one.replace(b"\n", b"\r\n") for one in (*TEXT, *LAST)], 3, 1, 2),
+    Odd("CR alone", [one.replace(b"\n", b"\r") for one in (*TEXT, *LAST)], 3, 1, 2),
+    Odd("a byte order mark", [b"\xef\xbb\xbf" + A, B, *LAST], 2, 0, 1),
+    Odd("retry and id", [b"retry: 3000\nid: 1\n" + A, b"id: 2\n" + B, *LAST], 2, 0, 1),
+    Odd(
+        "no blank after `data:`",
+        [one.replace(b"data: ", b"data:") for one in (A, B, *LAST)],
+        2,
+        0,
+        1,
+    ),
+    Odd("[DONE] with blanks", [A, B, STOP, b"data:  [DONE] \n\n"], 2, 0, 1),
+    Odd("a character cut in two", [ROLE, *cut_inside_of("é"), B, *LAST], 2, 2, 3),
+    Odd("several events at once", [ROLE + A + B + C, *LAST], 3, 0, 0),
+    Odd("HTTP/1.0", [*TEXT, *LAST], 3, 1, 2, head=OLD_HEAD, end=b""),
+    Odd("trailers", [*TEXT, *LAST], 3, 1, 2, end=b"0\r\nx-tokens: 3\r\n\r\n"),
+    Odd("a line of 20,000 bytes", [ROLE, delta(content="a", pad="x" * 20_000), B, *LAST], 2, 1, 2),
+]
+FOURS = [delta(content=text * 4) for text in "abcdef"]
+MANY = [
+    Odd(
+        "4 tokens an event, as earlier answers showed: after 5",
+        [ROLE, *FOURS, STOP, usage(24), DONE],
+        *(24, 1, 2),
+        planned=5,
+        counted=[(24, 6), (13, 4)],
+    ),
+    Odd(
+        "4 tokens an event, of which nothing is known: after 5",
+        [ROLE, *FOURS, STOP, usage(24), DONE],
+        *(6, 1, 5),
+        planned=5,
+    ),
+    Odd(
+        "token ids in each event: after 5",
+        [
+            *(choice(text=text, token_ids=[1, 2, 3]) for text in "abc"),
+            choice("stop", text=""),
+            DONE,
+        ],
+        *(9, 0, 1),
+        planned=5,
+        path=COMPLETIONS,
+    ),
+]
+KINDS = {
+    "Text in other fields": ELSEWHERE,
+    "Ends, and what is none": ENDS,
+    "Errors in a 200": ERRORS,
+    "Heartbeats, and other events": BEATS,
+    "Loose types, and nonsense": TYPES,
+    "Framing": RIGHT,
+    "Several tokens an event": MANY,
+}
+ALL = [odd for kind in KINDS.values() for odd in kind]
