@@ -1,9 +1,9 @@
 """A step on a CUDA device: the same kernels for any mixture of prompts and decodes.
 
-Steps with few tokens are captured as CUDA graphs, one for each shape in a short list: a replay
+Steps of up to 512 tokens are captured as CUDA graphs, one for each shape in a short list: a replay
 costs the host microseconds, where launching some three hundred kernels costs it milliseconds. So a
-step that admits a prompt takes hardly longer than one that only decodes, and a cancel, which waits
-for the end of the step, has one latency and not two. Steps with more tokens are bound by their
+step that admits a short prompt takes hardly longer than one that only decodes, and a cancel, which
+waits for the end of the step, has one latency and not two. Longer steps are bound by their
 arithmetic, and run eagerly.
 """
 
@@ -46,9 +46,19 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            compute()
+        """Raises what `compute` raises; the current stream stays the current one."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        cause: Exception | None = None
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                try:
+                    compute()
+                except Exception as error:
+                    cause = error  # the end of a broken capture raises another
+                    raise
+        except Exception as error:  # noqa: BLE001 it is raised
+            torch.cuda.set_stream(stream)
+            raise cause or error from None
         return graph.replay
 
 
@@ -63,6 +73,12 @@ def captured_shapes(limits: Limits) -> list[StepShape]:
     shapes = [limits.mixed_shape(size) for size in tokens]
     shapes += [limits.decode_shape(size) for size in rows]
     return sorted(shapes, key=lambda shape: (shape.tokens, shape.tiles), reverse=True)
+
+
+def reason(error: BaseException) -> str:
+    """A line of its message: the first, or the last where the first one only says in which line."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    return (lines[-1] if lines[0].startswith("at ") else lines[0]).strip()
 
 
 class DeviceStep:
@@ -94,8 +110,15 @@ class DeviceStep:
             replays[shape] = recorder.record(compute)
         self._replays = replays
 
-    def warm_up(self) -> None:
-        """Compile the kernels that an eager step needs."""
+    def prepare(self, recorder: Recorder | None, say: Callable[[str], None]) -> None:
+        """Capture with the recorder, if there is one; if that fails, say why, and run eagerly. Then
+        compile the kernels that an eager step needs.
+        """
+        if recorder is not None:
+            try:
+                self.capture(recorder)
+            except Exception as error:  # noqa: BLE001 Triton and CUDA raise many kinds
+                say(f"--compile: {reason(error)}; the steps run eagerly")
         limits = self._rows.limits
         for shape in (limits.decode_shape(1), limits.mixed_shape(limits.tokens)):
             self._rows.fill([], shape)

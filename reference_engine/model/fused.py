@@ -1,8 +1,8 @@
 """What a layer does between its matrix products, as Triton kernels for CUDA.
 
 A layer without them is thirty kernels, of which most move a few kilobytes: their launches, not
-their work, would be a third of a decode step. Each of these makes one pass over its rows. They
-round where the plain operations of `llama` round, so that both give the same numbers.
+their work, would be a third of a decode step. Each of these makes one pass over its rows, and
+rounds only what it stores, where the plain operations of `llama` round each result.
 `TRITON_INTERPRET=1` runs the same on a CPU.
 """
 

@@ -29,22 +29,25 @@ _MULTIPLIES_FLOAT32: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 def attend(queries: Tensor, blocks: Tensor, inputs: StepInputs) -> Tensor:
-    """Causal attention of queries [T, heads, D] to blocks [blocks, block_size, 2 * kv_heads, D]:
-    [T, heads, D]; 0 for rows that belong to no request. The rows of a query may lie apart.
+    """Causal attention of queries [T, heads, D] to blocks [blocks, block_size, 2 * kv_heads, D].
+
+    The outputs take the place of the queries; rows that belong to no request stay as they are. The
+    queries of different tokens may lie apart.
     """
-    attended = torch.zeros(queries.shape, dtype=queries.dtype, device=queries.device)
-    _attend_decodes(queries, blocks, inputs, attended)
+    _attend_decodes(queries, blocks, inputs)
     if len(inputs.tiles):
-        _attend_prompts(queries, blocks, inputs, attended)
-    return attended
+        _attend_prompts(queries, blocks, inputs)
+    return queries
 
 
 def warps(dtype: torch.dtype) -> int:
-    """So many that no register is spilled: float32 is not multiplied on tensor cores."""
+    """Warps of a program, enough to spill no register: float32 needs more of these, since tensor
+    cores do not multiply it.
+    """
     return 8 if dtype is torch.float32 else 4
 
 
-def _attend_decodes(queries: Tensor, blocks: Tensor, inputs: StepInputs, attended: Tensor) -> None:
+def _attend_decodes(queries: Tensor, blocks: Tensor, inputs: StepInputs) -> None:
     _, num_heads, head_dim = queries.shape
     num_rows, block_size, num_kv_heads = len(inputs.decodes), blocks.shape[1], blocks.shape[2] // 2
     part = part_tokens(inputs.max_context)
@@ -82,7 +85,8 @@ def _attend_decodes(queries: Tensor, blocks: Tensor, inputs: StepInputs, attende
         sums,
         maxima,
         weights,
-        attended,
+        queries,
+        queries.stride(0),
         num_heads,
         num_parts,
         part=part,
@@ -91,7 +95,7 @@ def _attend_decodes(queries: Tensor, blocks: Tensor, inputs: StepInputs, attende
     )
 
 
-def _attend_prompts(queries: Tensor, blocks: Tensor, inputs: StepInputs, attended: Tensor) -> None:
+def _attend_prompts(queries: Tensor, blocks: Tensor, inputs: StepInputs) -> None:
     _, num_heads, head_dim = queries.shape
     num_kv_heads = blocks.shape[2] // 2
     group = num_heads // num_kv_heads
@@ -102,7 +106,6 @@ def _attend_prompts(queries: Tensor, blocks: Tensor, inputs: StepInputs, attende
         inputs.tables,
         inputs.width,
         inputs.tiles,
-        attended,
         head_dim**-0.5,
         queries.stride(0),
         num_kv_heads,
@@ -207,7 +210,8 @@ def _merge_parts(
     sums,
     maxima,
     weights,
-    attended,
+    queries,
+    query_stride,
     num_heads,
     num_parts,
     part: tl.constexpr,
@@ -216,11 +220,11 @@ def _merge_parts(
     dim_2: tl.constexpr,
 ):
     """Parts beyond the row's length hold nothing: they are not read."""
-    row = tl.program_id(0)
+    row, in_row = tl.program_id(0), tl.program_id(1)
     length = tl.load(decodes + row) + 1
     if length == 0:
         return
-    head = row * num_heads + tl.program_id(1)
+    head = row * num_heads + in_row
     num_filled = tl.cdiv(length, part)
     in_head = tl.arange(0, dim_2)
     is_dim = in_head < dim
@@ -242,8 +246,9 @@ def _merge_parts(
             share * tl.load(weights + at, mask=is_part, other=0.0), axis=0
         )
         maximum = higher
-    out = (whole / weight).to(attended.dtype.element_ty)
-    tl.store(attended + head.to(tl.int64) * dim + in_head, out, mask=is_dim)
+    out = (whole / weight).to(queries.dtype.element_ty)
+    to = queries + row.to(tl.int64) * query_stride + in_row * dim
+    tl.store(to + in_head, out, mask=is_dim)
 
 
 @triton.jit
@@ -253,7 +258,6 @@ def _attend_to_context(
     tables,
     width,
     tiles,
-    attended,
     scale,
     query_stride,
     num_kv_heads,
@@ -298,7 +302,5 @@ def _attend_to_context(
         mixed = mixed * kept[:, None] + _mix(shares, values)
         weight = weight * kept + tl.sum(shares, axis=1)
         maximum = higher
-    out = (mixed / weight[:, None]).to(attended.dtype.element_ty)
-    num_heads = num_kv_heads * group_size
-    to = ((first_row + token) * num_heads + head)[:, None] * dim + in_head[None]
-    tl.store(attended + to, out, mask=is_query)
+    out = (mixed / weight[:, None]).to(queries.dtype.element_ty)
+    tl.store(queries + query_at[:, None] + in_head[None], out, mask=is_query)

@@ -6,8 +6,7 @@ what a shape has too much is filled with rows that do nothing.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from reference_engine.model.batch import Span
 from reference_engine.model.memory import MOST_PARTS
 
 Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+Numbers = TypeVar("Numbers", Tensor, np.ndarray[Any, np.dtype[Any]])
 
 _HEADS_IN_TILE: Final = 64
 _LINE: Final = 16  # numbers
@@ -31,7 +31,7 @@ def prompt_tile(group: int) -> int:
 
 def part_tokens(max_context: int) -> int:
     """Tokens of a context that one program attends to: few enough to keep a whole device busy with
-    one request, and so many that a long context has at most `MOST_PARTS` parts.
+    one request, and enough for a long context to have at most `MOST_PARTS` parts.
     """
     shortest = -(-max_context // MOST_PARTS)
     return -(-shortest // _FEWEST_PART_TOKENS) * _FEWEST_PART_TOKENS
@@ -73,8 +73,8 @@ class StepInputs(NamedTuple):
     `token_ids`, `positions`, `slots`: [tokens]. `decodes` [rows]: the position of the request's
     only token, which is the row of the same number; -1 if it has more, or if there is none.
     `last_rows`, `bias_rows` [rows]: the token whose output is sampled, and its row of the sampling
-    bias, in the order of the requests that are sampled. `tables` [rows * width]: blocks of each
-    request. `width` [1]: blocks in a row of it. `tiles` [tiles, 4]: first token, number of tokens,
+    bias, in the order of the requests that are sampled. `tables`: blocks of each request,
+    `width` [1] numbers a row. `tiles` [tiles, 4]: first token, number of tokens,
     position of the first, request.
     """
 
@@ -99,32 +99,18 @@ class StepRows:
     def __init__(self, limits: Limits, spare_block: int, device: torch.device) -> None:
         """Rows that do nothing write to the spare block, and read nothing."""
         self.limits = limits
-        self._spare_slot = spare_block * limits.block_size
-        *_, tables_at = _edges(limits.mixed_shape(limits.tokens))
-        size = tables_at + limits.rows * limits.blocks
+        self._idle = {"slots": spare_block * limits.block_size, "decodes": -1}
+        size = _tables_at(limits.mixed_shape(limits.tokens)) + limits.rows * limits.blocks
         is_pinned = device.type == "cuda"
         self._copied = torch.cuda.Event() if is_pinned else None  # type: ignore[no-untyped-call]
         self._on_host = torch.zeros(size, dtype=torch.long, pin_memory=is_pinned)
         self._on_device = torch.zeros(size, dtype=torch.long, device=device)
-        self._numbers = self._on_host.numpy()
 
     def inputs(self, shape: StepShape) -> StepInputs:
         """Where the steps of this shape read, until the next `fill`."""
-        whole, edges = self._on_device, _edges(shape)
-        parts = [whole[at : at + size] for at, size in zip(edges, _sizes(shape), strict=False)]
-        ids, positions, slots, decodes, last_rows, bias_rows, width, tiles = parts
-        return StepInputs(
-            token_ids=ids,
-            positions=positions,
-            slots=slots,
-            decodes=decodes,
-            last_rows=last_rows,
-            bias_rows=bias_rows,
-            width=width,
-            tiles=tiles.view(-1, 4),
-            tables=whole[edges[-1] :],
-            max_context=self.limits.context,
-        )
+        parts = _parts(self._on_device, shape)
+        tiles = parts.pop("tiles").view(-1, 4)
+        return StepInputs(**parts, tiles=tiles, max_context=self.limits.context)
 
     def fill(self, spans: Sequence[Span], shape: StepShape) -> list[Request]:
         """Lay out the spans' tokens, decodes first; returns the requests that are sampled, in the
@@ -132,32 +118,23 @@ class StepRows:
         """
         if self._copied is not None:
             self._copied.synchronize()
-        edges, numbers, size = _edges(shape), self._numbers, self.limits.block_size
-        width = max((-(-span.last // size) for span in spans), default=1)
-        tables = numbers[edges[-1] : edges[-1] + len(spans) * width].reshape(-1, width)
-        columns = _Columns([], [], [], [], [], [])
-        sampling: list[Request] = []
         ordered = sorted(spans, key=_is_prompt)
-        for row, (request, first, last) in enumerate(ordered):
-            table = request.block_table[: -(-last // size)]
+        size, parts = self.limits.block_size, _parts(self._on_host.numpy(), shape)
+        width = max((-(-span.last // size) for span in ordered), default=1)
+        tables = parts["tables"][: len(ordered) * width].reshape(-1, width)
+        for row, span in enumerate(ordered):
+            table = span.request.block_table[: -(-span.last // size)]
             tables[row, : len(table)] = table
-            columns.add(Span(request, first, last), table, size)
-            if last == request.num_tokens:
-                columns.last_rows.append(len(columns.slots) - 1)
-                columns.bias_rows.append(int(request.sampling.ignore_eos))
-                sampling.append(request)
-        rests = (0, 0, self._spare_slot, -1, 0, 0)
-        parts = zip(edges, _sizes(shape), columns, rests, strict=False)
-        for at, length, column, rest in parts:
-            numbers[at : at + len(column)] = column
-            numbers[at + len(column) : at + length] = rest
-        numbers[edges[6]] = width
-        self._lay_tiles(ordered, numbers[edges[7] : edges[8]].reshape(-1, 4))
-        used = edges[-1] + tables.size
+        columns = {**_columns(ordered, size), "width": [width]}
+        for name, column in columns.items():
+            parts[name][: len(column)] = column
+            parts[name][len(column) :] = self._idle.get(name, 0)
+        self._lay_tiles(ordered, parts["tiles"].reshape(-1, 4))
+        used = _tables_at(shape) + tables.size
         self._on_device[:used].copy_(self._on_host[:used], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        return sampling
+        return [span.request for span in ordered if _is_sampled(span)]
 
     def _lay_tiles(self, ordered: Sequence[Span], tiles: Table) -> None:
         at = number = 0
@@ -171,40 +148,65 @@ class StepRows:
             at += span.last - span.first
 
 
-class _Columns(NamedTuple):
-    """The first parts of `StepInputs`, without what fills them up."""
-
-    token_ids: list[int]
-    positions: list[int]
-    slots: list[int]
-    decodes: list[int]
-    last_rows: list[int]
-    bias_rows: list[int]
-
-    def add(self, span: Span, table: list[int], size: int) -> None:
-        token_ids, first = span.request.token_ids, span.first
-        if not _is_prompt(span):
-            self.token_ids.append(token_ids[first])
-            self.positions.append(first)
-            self.slots.append(table[first // size] * size + first % size)
-            self.decodes.append(first)
-            return
-        self.token_ids.extend(token_ids[first : span.last])
-        self.positions.extend(range(first, span.last))
-        self.slots.extend(table[p // size] * size + p % size for p in range(first, span.last))
+def _columns(ordered: Sequence[Span], size: int) -> dict[str, list[int]]:
+    """The parts of `StepInputs` with a number for each token, decode or sampled request."""
+    token_ids, positions, slots = list[int](), list[int](), list[int]()
+    decodes, last_rows, bias_rows = list[int](), list[int](), list[int]()
+    for span in ordered:
+        request, first, last = span
+        table = request.block_table
+        if _is_prompt(span):
+            token_ids += request.token_ids[first:last]
+            positions += range(first, last)
+            slots += [table[p // size] * size + p % size for p in range(first, last)]
+        else:
+            token_ids.append(request.token_ids[first])
+            positions.append(first)
+            slots.append(table[first // size] * size + first % size)
+            decodes.append(first)
+        if _is_sampled(span):
+            last_rows.append(len(slots) - 1)
+            bias_rows.append(int(request.sampling.ignore_eos))
+    return {
+        "token_ids": token_ids,
+        "positions": positions,
+        "slots": slots,
+        "decodes": decodes,
+        "last_rows": last_rows,
+        "bias_rows": bias_rows,
+    }
 
 
 def _is_prompt(span: Span) -> bool:
     return span.last - span.first > 1
 
 
-def _sizes(shape: StepShape) -> list[int]:
-    """Numbers in each part of `StepInputs` before the tables."""
-    return [*[shape.tokens] * 3, *[shape.rows] * 3, 1, 4 * shape.tiles]
+def _is_sampled(span: Span) -> bool:
+    return span.last == span.request.num_tokens
 
 
-def _edges(shape: StepShape) -> list[int]:
-    """Where each part begins, and the tables: on a line of 128 bytes, so that kernels which are
-    compiled for the alignment of one shape fit all.
+def _sizes(shape: StepShape) -> dict[str, int]:
+    """Numbers in each part of `StepInputs` but the tables, which come last."""
+    of_tokens = dict.fromkeys(("token_ids", "positions", "slots"), shape.tokens)
+    of_rows = dict.fromkeys(("decodes", "last_rows", "bias_rows"), shape.rows)
+    return {**of_tokens, **of_rows, "width": 1, "tiles": 4 * shape.tiles}
+
+
+def _aligned(size: int) -> int:
+    """Each part begins on a line of 128 bytes, so that kernels which are compiled for the alignment
+    of one shape fit all.
     """
-    return [0, *accumulate(-(-size // _LINE) * _LINE for size in _sizes(shape))]
+    return -(-size // _LINE) * _LINE
+
+
+def _tables_at(shape: StepShape) -> int:
+    return sum(map(_aligned, _sizes(shape).values()))
+
+
+def _parts(whole: Numbers, shape: StepShape) -> dict[str, Numbers]:
+    """The parts of `StepInputs` by name."""
+    parts, at = {}, 0
+    for name, size in _sizes(shape).items():
+        parts[name] = whole[at : at + size]
+        at += _aligned(size)
+    return {**parts, "tables": whole[at:]}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
@@ -23,14 +24,11 @@ from reference_engine.model.device_errors import device_errors
 from reference_engine.model.host_cache import HostCache
 from reference_engine.model.llama import Llama, build_model, fill_with_random
 from reference_engine.model.memory import check_fit, reckon
-from reference_engine.model.runners import DeviceFailedError, OutOfMemoryError
 from reference_engine.model.sampler import probabilities, sample, sampling_bias
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape, num_weights
 from reference_engine.model.smollm2 import SMOLLM2, ensure_converted
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
-from reference_engine.protocol import (
-    Ready,
-)
+from reference_engine.protocol import Ready
 
 if TYPE_CHECKING:
     from reference_engine.model.device_step import DeviceStep
@@ -63,9 +61,9 @@ class TorchRunner:
         self._batch_invariant = config.batch_invariant
         self.model = load(self._device)
         block_numel = config.block_size * 2 * shape.num_kv_heads * shape.head_dim
-        one = self.model.norm.weight
+        new_zeros = self.model.norm.weight.new_zeros  # of its dtype, where it is
         self.pools = [  # with a spare block
-            one.new_zeros(config.num_blocks + 1, block_numel) for _ in range(shape.num_layers)
+            new_zeros(config.num_blocks + 1, block_numel) for _ in range(shape.num_layers)
         ]
         free = free_memory(torch.device("cpu"))
         self._host_cache = HostCache(self.pools, config.host_blocks, free)
@@ -110,7 +108,9 @@ class TorchRunner:
     def _passes(self, plan: StepPlan) -> Iterable[list[Span]]:
         """What goes through the model together."""
         spans = spans_of(plan)
-        return token_by_token(spans) if self._batch_invariant else [spans][: len(spans)]
+        if self._batch_invariant:
+            return token_by_token(spans)
+        return [spans] if spans else []
 
     def _sample(self, logits: Tensor, requests: list[Request], sampled: Sampled) -> None:
         tokens = sample(logits, requests)
@@ -132,27 +132,20 @@ class TorchRunner:
     def _device_step(
         self, shape: ModelShape, config: EngineConfig, say: Callable[[str], None]
     ) -> "DeviceStep":
-        from reference_engine.model.device_step import CudaGraphs, build_device_step
+        from triton.errors import TritonError
+
+        from reference_engine.model.device_step import CudaGraphs, build_device_step, reason
 
         step = build_device_step(self.model, self.bias, self.pools, shape, config)
-        with torch.inference_mode():
-            if config.compile:
-                try:
-                    step.capture(CudaGraphs())
-                except Exception as error:  # noqa: BLE001 Triton and CUDA raise many kinds
-                    say(f"--compile: {_first_line(error)}; the steps run eagerly")
-            try:
-                with device_errors(self._device):
-                    step.warm_up()
-                    torch.cuda.synchronize()
-            except (OutOfMemoryError, DeviceFailedError):
-                raise
-            except Exception as error:
-                raise EngineConfigError(
-                    f"--device {config.device}: Triton cannot compile the kernels "
-                    f"({_first_line(error)}): it needs a C compiler and Python's header files "
-                    "(python3-dev); else take --device cpu"
-                ) from error
+        try:
+            with device_errors(self._device), torch.inference_mode():
+                step.prepare(CudaGraphs() if config.compile else None, say)
+                torch.cuda.synchronize()
+        except (TritonError, CalledProcessError) as error:
+            raise EngineConfigError(
+                f"--device {config.device}: Triton cannot compile the kernels: {reason(error)}; "
+                "with --device cpu none are needed"
+            ) from error
         return step
 
 

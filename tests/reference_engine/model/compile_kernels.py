@@ -43,13 +43,14 @@ def kernels(
     )
     yield (
         paged_attention._merge_parts,
-        {"decodes": _IDS, **parts, "attended": some, "num_heads": _INT, "num_parts": _INT},
+        {"decodes": _IDS, **parts, "queries": some}
+        | {"query_stride": _INT, "num_heads": _INT, "num_parts": _INT},
         {"part": 64, "at_once": 16, **dims},
         4,
     )
     yield (
         paged_attention._attend_to_context,
-        reads | {"tiles": _IDS, "attended": some} | numbers,
+        reads | {"tiles": _IDS} | numbers,
         {"group_size": group, "group_2": group_2, "rows": 64, "block_size": block_size, "tile": 32}
         | dims,
         num_warps,
@@ -75,7 +76,9 @@ def machine_code(
     kernel: Any, types: Mapping[str, str], constants: Mapping[str, int], num_warps: int
 ) -> bytes:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants))
+    is_pointer = [types.get(name, "").startswith("*") for name in kernel.arg_names]
+    aligned = {(at,): [["tt.divisibility", 16]] for at, is_one in enumerate(is_pointer) if is_one}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=aligned)
     code: bytes = triton.compile(source, target=H200, options={"num_warps": num_warps}).asm["cubin"]
     return code
 

@@ -24,6 +24,7 @@ from reference_engine.model.batch import Span  # noqa: E402
 from reference_engine.model.checkpoint import read_checkpoint  # noqa: E402
 from reference_engine.model.device_step import (  # noqa: E402
     DeviceStep,
+    Recorder,
     build_device_step,
     captured_shapes,
 )
@@ -98,13 +99,17 @@ def test_ragged_prompts_and_decodes_attend_as_by_the_textbook(
     # Heads of queries lie beside those of keys and values.
     heads = torch.randn(256, shape.num_heads + 3, shape.head_dim, generator=generator).to(dtype)
     queries = heads[:, : shape.num_heads]
-    attended = attend(heads.to(device)[:, : shape.num_heads], blocks.to(device), inputs).cpu()
-    expected = torch.zeros(queries.shape)
-    for row, (span, position) in enumerate(in_rows(spans)):
-        own = blocks[torch.tensor(span.request.block_table)]
-        expected[row] = attention(queries[row], own, position)
+    attended = heads.clone().to(device)[:, : shape.num_heads]
+    attend(attended, blocks.to(device), inputs)
+    rows_of_spans = list(in_rows(spans))
+    expected = torch.stack(
+        [
+            attention(query, blocks[torch.tensor(span.request.block_table)], position)
+            for query, (span, position) in zip(queries, rows_of_spans, strict=False)
+        ]
+    )
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {}
-    torch.testing.assert_close(attended, expected.to(dtype), **tolerance)
+    torch.testing.assert_close(attended[: len(expected)].cpu(), expected.to(dtype), **tolerance)
 
 
 @DEVICES
@@ -117,14 +122,14 @@ def test_a_row_has_the_same_bits_alone_and_among_others(device: str) -> None:
     blocks = shape.random_blocks(401, generator).to(device)
     queries = torch.randn(256, shape.num_heads, shape.head_dim, generator=generator).to(device)
     rows.fill(spans, limits.mixed_shape(256))
-    together = attend(queries, blocks, rows.inputs(limits.mixed_shape(256)))
+    together = attend(queries.clone(), blocks, rows.inputs(limits.mixed_shape(256)))
     for number in (3, 8):  # a decode, a prompt
         span = spans[number]
         count = span.last - span.first
         own = limits.decode_shape(1) if count == 1 else limits.mixed_shape(count)
         at = [one for one, _ in in_rows(spans)].index(span)
         rows.fill([span], own)
-        alone = attend(queries[at : at + count], blocks, rows.inputs(own))
+        alone = attend(queries[at : at + count].clone(), blocks, rows.inputs(own))
         assert torch.equal(alone, together[at : at + count])
 
 
@@ -218,12 +223,13 @@ class Replays:
         return compute
 
 
-def on_a_device(runner: TorchRunner, shape: ModelShape, recorder: Replays | None) -> DeviceStep:
+def on_a_device(
+    runner: TorchRunner, shape: ModelShape, recorder: Recorder | None, said: list[str]
+) -> DeviceStep:
     config = EngineConfig(**SIZES)
     step = build_device_step(runner.model, runner.bias, runner.pools, shape, config)
-    if recorder is not None:
-        with torch.inference_mode():
-            step.capture(recorder)
+    with torch.inference_mode():
+        step.prepare(recorder, said.append)
     return step
 
 
@@ -233,12 +239,35 @@ def test_steps_on_a_device_answer_as_a_cpus_do_while_requests_come_and_go(
 ) -> None:
     """Rows that are padded, prompts beside decodes, requests that are aborted, temperatures."""
     need("cpu")
-    recorder = Replays() if is_captured else None
+    recorder, said = Replays() if is_captured else None, list[str]()
     sides = make_side(), make_side()
-    sides[1].runner.step = on_a_device(sides[1].runner, MODEL_SHAPES["tiny"], recorder)
+    sides[1].runner.step = on_a_device(sides[1].runner, MODEL_SHAPES["tiny"], recorder, said)
     assert sides[1].runner.step.is_compiled == is_captured
     assert recorder is None or recorder.num_recorded == 5, "16 tokens; 1, 2, 4 and 5 rows"
+    assert not said
     step_side_by_side(sides, num_steps)
+
+
+class Fails:
+    """The second capture fails, as a kernel that does not compile does."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        self.num_recorded += 1
+        if self.num_recorded == 2:
+            raise RuntimeError("at 5:12:\n  x = y\n      ^\nNameError('y is not defined')")
+        return compute
+
+
+def test_a_capture_that_fails_says_why_and_the_steps_run_eagerly() -> None:
+    need("cpu")
+    sides, said = (make_side(), make_side()), list[str]()
+    sides[1].runner.step = on_a_device(sides[1].runner, MODEL_SHAPES["tiny"], Fails(), said)
+    assert said == ["--compile: NameError('y is not defined'); the steps run eagerly"]
+    assert not sides[1].runner.step.is_compiled
+    step_side_by_side(sides, 4)
 
 
 @pytest.mark.slow
@@ -248,9 +277,9 @@ def test_blocks_that_were_on_the_host_and_norms_of_heads(tmp_path: Path) -> None
     checkpoints: Any = pytest.importorskip("tests.reference_engine.model.checkpoints")
     checkpoints.write_checkpoint(tmp_path / "model", "qwen3-tied")
     settings = {"model": str(tmp_path / "model"), "preemption": "swap"}
-    sides = make_side(**settings), make_side(**settings)
+    sides, said = (make_side(**settings), make_side(**settings)), list[str]()
     shape = read_checkpoint(tmp_path / "model", "float32").shape
-    sides[1].runner.step = on_a_device(sides[1].runner, shape, Replays())
+    sides[1].runner.step = on_a_device(sides[1].runner, shape, Replays(), said)
     step_side_by_side(sides, 40)
     assert sides[1].scheduler.counters.preemptions > 0
 
