@@ -17,7 +17,7 @@ fails the request before it takes the memory. Tokens read after leaving are coun
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from harness.load.chunk import (
     ABORT,
@@ -369,7 +369,7 @@ class StreamMachine:
             return False
         tokens = self._count(choice, usage)
         if not tokens:
-            return False
+            return choice.has_text() and self._read_chunk(chunk, t_ns, tokens)
         if usage is not None:
             if usage.prompt_tokens is None or usage.completion_tokens is None:
                 self._fill_in(usage)
@@ -382,13 +382,13 @@ class StreamMachine:
         choices = chunk.choices
         if chunk.error is not None or not choices or not all(one.has_text() for one in choices):
             return False
-        self._read_chunk(chunk, t_ns)
-        return True
+        return self._read_chunk(chunk, t_ns)
 
-    def _read_chunk(self, chunk: Chunk, t_ns: int) -> None:
+    def _read_chunk(self, chunk: Chunk, t_ns: int, tokens: int | None = None) -> Literal[True]:
+        """`tokens`: of the chunk, if they were counted already."""
         choices, usage = chunk.choices, chunk.usage
-        # There is no choice in the closing account: no token came with it.
-        tokens = sum(self._count(choice, usage) for choice in choices)
+        if tokens is None:  # there is no choice in the closing account: no token came with it
+            tokens = sum(self._count(choice, usage) for choice in choices)
         if usage is not None:
             self._fill_in(usage)
             self._usage = usage
@@ -401,6 +401,7 @@ class StreamMachine:
         self._take(tokens, so_far, t_ns)
         if is_last and self.outcome is None:
             self._note_finish(chunk, t_ns)
+        return True
 
     def _take(self, tokens: int, so_far: int, t_ns: int) -> None:
         """`so_far`: the length of the answer."""

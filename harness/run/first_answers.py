@@ -27,9 +27,14 @@ LIMIT_KEYS: Final = ("max_completion_tokens", "max_output_tokens", "max_new_toke
 MOST_REFUSALS: Final = 12  # a server may send us from one name to the other for ever
 _OTHER_REASONS: Final = (401, 403, 404, 407, 408, 429)  # than a field
 _ECHOES: Final = frozenset({"input", "body", "request", "ctx"})  # keys of what we sent ourselves
-_UNKNOWN: Final = re.compile(
-    r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|extra|not (permitted|allowed)|"
-    r"additional propert|instead|no such|invalid (parameter|argument|field)",
+# Before a list of what the server does know.
+_KNOWN: Final = re.compile(
+    r"\bone of\b|\b(known|valid|supported|allowed|accepted|permitted) "
+    r"(fields|parameters|arguments|keys|options)",
+    re.IGNORECASE,
+)
+_OF_A_VALUE: Final = re.compile(
+    r"\btoo\b|exceed|at (most|least)|maximum|minimum|greater|larger|less|must be|range|context",
     re.IGNORECASE,
 )
 
@@ -105,11 +110,12 @@ def _named_options(target: Target, words: Collection[str]) -> list[str]:
 
 def _with_other_limit(target: Target, words: Collection[str]) -> tuple[Target, str] | None:
     key = limit_key_of(target)
-    if key is None or not _names(words, key):
+    if key is None:
         return None
     others = [one for one in LIMIT_KEYS if one != key and _names(words, one)]
-    if not others and not any(_UNKNOWN.search(text) for text in words):
-        return None  # it is the value that is refused
+    is_value = any(_OF_A_VALUE.search(text) for text in words)
+    if not others and (is_value or not _names(words, key)):
+        return None
     other = next(iter(others), _NEXT_LIMIT.get(key, NO_LIMIT_KEY))
     done = f"the length of answers is asked for by `{other}`"
     if other == NO_LIMIT_KEY:
@@ -127,13 +133,13 @@ def _words(body: bytes) -> list[str]:
     try:
         told = msgspec.json.decode(body)
     except NONSENSE:
-        return [body.decode("utf-8", "replace")]
+        told = body.decode("utf-8", "replace")
     return list(_texts_of(told))
 
 
 def _texts_of(value: Any, depth: int = 0) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
+        yield _KNOWN.split(value)[0]
     elif isinstance(value, list) and depth < 10:
         for one in value:
             yield from _texts_of(one, depth + 1)

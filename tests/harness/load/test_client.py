@@ -223,6 +223,42 @@ def test_an_answer_in_one_piece_is_bounded() -> None:
         reader.read(b"x", 0)
 
 
+# Tokens are not events: what an event brings is learned from answers that were read whole.
+
+
+def fours(x: Exchange) -> None:
+    """Four tokens an event, and how many there were at the end."""
+    x.accept()
+    for _ in range(6):
+        x.chunk(b'data: {"choices": [{"text": " a b c d"}]}\n\n')
+        if x.client_left_within(0.02):
+            return
+    x.chunk(b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n')
+    x.chunk(b'data: {"choices": [], "usage": {"completion_tokens": 24}}\n\n')
+    x.finish()
+
+
+def test_a_user_leaves_by_tokens_once_it_is_known_what_an_event_brings(
+    serve: Serve, connect: Connect
+) -> None:
+    client = connect(serve(fours).url, target={"continuous_usage": False})
+    unknown = client.ask(after(5), max_tokens=24)
+    assert (unknown.token_counting, unknown.event_tokens) == (TokenCounting.EVENTS, [1] * 5)
+    assert (unknown.tokens_per_event, unknown.tokens_error) == (None, None)
+    whole = client.ask(max_tokens=24)
+    assert (whole.outcome, whole.completion_tokens) == (Outcome.COMPLETED, 24)
+    left = client.ask(after(5), max_tokens=24)
+    assert (left.outcome, left.tokens_read, left.event_tokens) == (Outcome.ABANDONED, 8, [4, 4])
+    assert left.token_counting is TokenCounting.CALIBRATED
+    assert (left.tokens_per_event, left.tokens_error) == (4.0, 0.0)
+
+
+def test_nothing_is_learned_where_the_plan_says_so(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(fours).url, target={"continuous_usage": False}, learns_events=False)
+    client.ask(max_tokens=24)
+    assert client.ask(after(5), max_tokens=24).event_tokens == [1] * 5
+
+
 # How long a client waits: each limit ends in a row that names it.
 
 

@@ -15,6 +15,7 @@ from harness.load.states import TRANSITIONS, IllegalSignalError, Signal, State
 from harness.load.stream import StreamMachine
 from harness.records import Outcome, RequestRow, Role, TokenCounting, Way, WireClose
 from harness.workload.abandon import RequestSpec
+from harness.workload.event_scale import Calibration
 
 SPEC = RequestSpec(
     request_id="r1",
@@ -329,6 +330,67 @@ def test_the_text_of_canaries_is_kept(
     last = {**choice, "finish_reason": "length"}
     fed(stream, event(choices=[choice]), event(choices=[last])).body_ended(50)
     assert stream.row().answer == kept
+
+
+FOUR = Calibration(4.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "events", "event_tokens"),
+    [
+        (4.0, 2, [4, 4]),
+        (4.0, 4, [4, 4, 1]),  # no more than were asked for: 9
+        (4.0, 12, [4, 4, *[1] * 4]),  # but one for each event
+        (1.5, 5, [2, 1, 1, 2, 2]),
+        (1.0, 3, [1, 1, 1]),
+    ],
+)
+def test_an_event_is_taken_for_as_many_tokens_as_in_other_answers(
+    tokens: float, events: int, event_tokens: list[int]
+) -> None:
+    how: dict[str, Any] = {"continuous_usage": False, "calibration": Calibration(tokens, 0.1)}
+    row = cut(fed(machine(**how), *[event("a")] * events))
+    assert (row.event_tokens, row.tokens_read) == (event_tokens, sum(event_tokens))
+    assert row.token_counting is TokenCounting.CALIBRATED
+    assert (row.tokens_per_event, row.tokens_error) == (tokens, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("events", "counting", "event_tokens"),
+    [
+        ([event("a", usage=3), event("b", usage=5)], TokenCounting.USAGE, [3, 2]),
+        ([event("a", usage=0), event("b", usage=0)], TokenCounting.CALIBRATED, [4, 4]),
+        ([event("a", usage=2), event("b")], TokenCounting.CALIBRATED, [2, 4]),
+    ],
+)
+def test_a_servers_own_count_is_better(
+    events: list[bytes], counting: TokenCounting, event_tokens: list[int]
+) -> None:
+    row = cut(fed(machine(calibration=FOUR), *events))
+    assert (row.token_counting, row.event_tokens) == (counting, event_tokens)
+
+
+def test_token_ids_count_tokens() -> None:
+    with_ids = [event(choices=[{"text": "a", "token_ids": ids}]) for ids in ([7, 8], [9])]
+    row = cut(fed(machine(continuous_usage=False, calibration=FOUR), *with_ids))
+    assert (row.token_counting, row.event_tokens) == (TokenCounting.IDS, [2, 1])
+    mixed = cut(fed(machine(continuous_usage=False), *with_ids, event("b")))
+    assert (mixed.token_counting, mixed.event_tokens) == (TokenCounting.EVENTS, [2, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("first", "counted"), [({"content": "a"}, (2, 2)), ({"reasoning": "hm"}, (40, 2))]
+)
+def test_reasoning_that_is_not_shown_is_in_no_count_of_an_event(
+    first: dict[str, str], counted: tuple[int, int]
+) -> None:
+    usage = {"completion_tokens": 40, "completion_tokens_details": {"reasoning_tokens": 38}}
+    last = event(choices=[{"delta": {}, "finish_reason": "stop"}])
+    stream = fed(machine(continuous_usage=False), chat(**first), chat(content="b"), last)
+    stream.event(json.dumps({"choices": [], "usage": usage}).encode(), 50)
+    assert stream.counted is None  # it has not ended
+    stream.body_ended(60)
+    assert stream.counted == counted
 
 
 def test_what_comes_after_leaving_is_counted_apart() -> None:
