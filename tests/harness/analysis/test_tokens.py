@@ -12,8 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis import tokens as token_times
-from harness.analysis.tokens import first_times, over_read_figures, read_by, token_gaps
-from tests.harness.told import metric
+from harness.analysis.tokens import (
+    first_times,
+    over_read_figures,
+    read_by,
+    taken_for,
+    token_counting,
+    token_gaps,
+    tokens_read,
+)
+from harness.records import TokenCounting
+from tests.harness.told import metric, remarks, warnings
 from tests.made_up.run import RunBuilder
 
 Lists = Sequence[Sequence[int]]
@@ -75,6 +84,10 @@ MS = 1_000_000
         # Three in one receive: nobody could have left after the first.
         ([10, 10, 10], {"planned_abandon": 1, "think_ns": 0}, 2),
         ([10, 20], {"planned_abandon": 2, "think_ns": 0, "event_tokens": [1, 4]}, 3),
+        # So could nobody while it thinks: what came with the planned token is beyond it.
+        ([10, 20], {"planned_abandon": 2, "think_ns": 15 * MS, "event_tokens": [1, 4]}, 3),
+        ([10, 20, 30], {"planned_abandon": 5, "think_ns": 15 * MS, "event_tokens": [4, 4, 4]}, 3),
+        ([10, 20, 36], {"planned_abandon": 5, "think_ns": 15 * MS, "event_tokens": [4, 4, 4]}, 7),
         # A user that thinks reads on; a token after that is one too many.
         ([10, 20, 29], {"planned_abandon": 1, "think_ns": 20 * MS}, 0),
         ([10, 20, 30, 31], {"planned_abandon": 1, "think_ns": 20 * MS}, 2),
@@ -93,3 +106,39 @@ def test_it_is_what_came_after_the_planned_moment(
     assert (figure.n, figure.unit) == (2, "tokens")
     assert figure.mean == (1 + expected) / 2
     assert figure.max == max(1, expected)
+
+
+def test_events_that_were_counted_are_turned_into_tokens(run: RunBuilder) -> None:
+    by_events: dict[str, Any] = {"token_counting": TokenCounting.EVENTS}
+    whole = {"tokens": [5, 6], "outcome": "completed", "end": 40, "completion_tokens": 8}
+    run.request("stays", sent=0, **whole, **by_events)
+    run.abandon("a", t0=40, tokens=[5, 6, 7, 8, 9], planned_abandon=5, think_ns=0, **by_events)
+    requests = run.frames().requests
+    assert tokens_read(requests).tolist() == [8, 20]
+    figure = metric(over_read_figures(requests)["over_read_tokens"])
+    assert figure.mean == 15
+    assert (token_counting(requests), taken_for(requests)) == ("events_calibrated", None)
+
+
+def test_calibrated_events_are_tokens_already(run: RunBuilder) -> None:
+    scaled: dict[str, Any] = {"token_counting": TokenCounting.CALIBRATED, "event_tokens": [4, 4]}
+    scaled |= {"tokens_read": 8}
+    known = {"tokens_per_event": 4.0, "tokens_error": 0.1}
+    whole = {"tokens": [5, 6], "outcome": "completed", "end": 40, "completion_tokens": 7}
+    run.request("stays", sent=0, **whole, **scaled, **known)
+    run.abandon("a", t0=40, tokens=[5, 6], planned_abandon=5, think_ns=0, **scaled, **known)
+    run.abandon("first", t0=40, tokens=[5], planned_abandon=1, think_ns=0)
+    requests = run.frames().requests
+    assert tokens_read(requests).tolist() == [7, 8, 1]
+    assert token_counting(requests) == "mixed"
+    assert token_counting(requests[:2]) == "events_calibrated"
+    assert taken_for(requests) == (4.0, 0.1)
+    run.requests.pop()
+    assert remarks(run, ": 4 tokens an event, within 10 % of each answer", "info")
+
+
+def test_data_that_could_not_be_read_is_told(run: RunBuilder) -> None:
+    for name in ("a", "b"):
+        run.request(name, sent=0, tokens=[5], outcome="completed", end=9, unread="'{' is no JSON")
+    run.request("c", sent=0, tokens=[5], outcome="completed", end=9)
+    assert warnings(run, "2 of 3 answers held data that could not be read, and was left out: '{'")
