@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from math import inf, isfinite
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -21,6 +21,16 @@ ShutdownPolicy = Literal["abort", "drain"]
 
 LONGEST_S: Final = 86_400.0
 _DEVICES: Final = r"auto|cpu|cuda(:[0-9]{1,3})?"
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "max_num_seqs": (1, inf),
+    "num_blocks": (1, inf),
+    "block_size": (1, inf),
+    "max_model_len": (1, inf),
+    "swap_space_blocks": (1, inf),
+    "long_prefill_token_threshold": (0, inf),
+    "max_num_partial_prefills": (0, inf),
+    "force_reclaim_above": (0, 1),
+}
 # vLLM's share of the context for the threshold that it derives (vllm/config/scheduler.py).
 _LONG_PREFILL_SHARE = 0.04
 
@@ -91,19 +101,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quality_hook: str | None = None
 
     def __post_init__(self) -> None:
-        _check_range(self, 1, inf, "max_num_seqs", "num_blocks", "block_size", "max_model_len")
-        _check_range(self, 1, inf, "swap_space_blocks")
-        _check_range(self, 0, inf, "long_prefill_token_threshold", "max_num_partial_prefills")
-        _check_range(self, 0, 1, "force_reclaim_above")
+        check_values(msgspec.structs.asdict(self))
         self._check_budget()
         self._check_blocks()
         costs = msgspec.structs.astuple(self.step_cost)
         if not all(isfinite(cost) and cost >= 0 for cost in costs):
             raise EngineConfigError("the simulated runner's costs must be finite, 0 or more")
-        if not re.fullmatch(_DEVICES, self.device):
-            raise EngineConfigError(
-                f"device must be auto, cpu, cuda or cuda:N, not {self.device!r}"
-            )
         if self.runner != "torch" and self.device.startswith("cuda"):
             raise EngineConfigError(
                 "only the torch runner uses a device: leave device at auto or cpu"
@@ -222,9 +225,24 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         return {**shown, "num_api_keys": len(self.api_keys)}
 
 
+def check_values(settings: Mapping[str, Any]) -> None:
+    """These settings of an engine, each by itself. Raises EngineConfigError."""
+    for name, (low, high) in _RANGES.items():
+        if name in settings:
+            _check(name, settings[name], low, high)
+    device = settings.get("device", "auto")
+    if not re.fullmatch(_DEVICES, device):
+        raise EngineConfigError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
+
+
 def _check_range(settings: msgspec.Struct, low: float, high: float, *names: str) -> None:
-    wanted = f"at least {low}" if high == inf else f"from {low} to {high}"
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not (isfinite(value) and low <= value <= high):
-            raise EngineConfigError(f"{name} must be {wanted}, not {value}")
+        if value is not None:
+            _check(name, value, low, high)
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not (isfinite(value) and low <= value <= high):
+        wanted = f"at least {low}" if high == inf else f"from {low} to {high}"
+        raise EngineConfigError(f"{name} must be {wanted}, not {value}")

@@ -1,14 +1,16 @@
 """The settings that depend on the device: which one computes, what it serves, how many blocks fit.
 
 On a CPU absent settings have `EngineConfig`'s own defaults. On CUDA they are bfloat16, captured
-steps, as many blocks as fit, and the first of a few models that fits.
+steps, as many blocks as fit, and the first of two models that fits.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from reference_engine.config import EngineConfig, EngineConfigError
+from msgspec import structs
+
+from reference_engine.config import EngineConfig, EngineConfigError, check_values
 from reference_engine.device import Gpu, NoGpuError, Surroundings, choose_gpu
 from reference_engine.model.checkpoint import choose_context, shape_of
 from reference_engine.model.memory import (
@@ -30,7 +32,8 @@ _BFLOAT16: Final = (8, 0)
 
 class Wanted(NamedTuple):
     """`given`: the settings of EngineConfig on the command line. `num_workers`: of this engine on
-    the device, which share `utilization` of its memory; 0: they are elsewhere.
+    the device, which share `utilization` of its memory; 0: they are elsewhere, and have settings of
+    their own.
     """
 
     given: Mapping[str, Any]
@@ -55,14 +58,15 @@ class Chosen(NamedTuple):
 def choose(wanted: Wanted, look_around: Callable[[], Surroundings]) -> Chosen:
     """Raises EngineConfigError for what cannot work here."""
     given = wanted.given
-    EngineConfig(**{**given, "num_blocks": 1, "max_model_len": 1})  # what is wrong anywhere
+    check_values(given)  # before any is divided by
     runner = given.get("runner", ON_CPU.runner)
     if runner != "torch" or wanted.num_workers == 0:
         if wanted.kv_cache_memory is not None:
             raise EngineConfigError("--kv-cache-memory is for torch workers: give --num-blocks")
+        if wanted.num_workers == 0:
+            return Chosen(structs.replace(ON_CPU, device="cpu"), "workers elsewhere: no device")
         device = "cpu" if wanted.device == "auto" else wanted.device
-        where = f"{runner} runner" if wanted.num_workers else "workers elsewhere"
-        return Chosen(_config(given, device, ON_CPU.num_blocks), f"{where}: no device")
+        return Chosen(_config(given, device, ON_CPU.num_blocks), f"{runner} runner: no device")
     if wanted.device == "cpu":
         return _on_cpu(wanted)
     try:
@@ -84,7 +88,7 @@ def _on_cpu(wanted: Wanted, no_gpu: NoGpuError | None = None) -> Chosen:
         shape = shape_of(model, dtype)
         num_blocks = _blocks_in(wanted.kv_cache_memory, {**given, "model": model}, shape)
     config = _config(given, "cpu", num_blocks)
-    text = f"cpu: {_served(config)}"
+    text = f"cpu: {_describe(config)}"
     if no_gpu is None:
         return Chosen(config, text)
     return Chosen(config, f"{text}; not CUDA, because {no_gpu}", is_news=not no_gpu.is_usual)
@@ -104,26 +108,32 @@ def _on_cuda(wanted: Wanted, gpu: Gpu) -> Chosen:
         "compile": not given.get("batch_invariant", False),
         **given,
     }
-    models = [given["model"]] if "model" in given else [*MODELS_ON_CUDA, ON_CPU.model]
-    config = _first_that_fits(models, settings, wanted, gpu)
-    text = f"{gpu.device} ({gpu.name}, {gb(gpu.total_bytes)}): {_served(config)}"
-    if config.model == models[-1] != models[0]:
-        text += f"; there is no room for {' or '.join(MODELS_ON_CUDA)}"
+    config = (
+        _fit(settings, wanted, gpu)
+        if "model" in given
+        else _take_first_that_fits(MODELS_ON_CUDA, settings, wanted, gpu)
+    )
+    text = f"{gpu.device} ({gpu.name}, {gb(gpu.total_bytes)}): {_describe(config)}"
     return Chosen(config, text, is_news=True)
 
 
-def _first_that_fits(
-    models: list[str], settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu
+def _take_first_that_fits(
+    models: Sequence[str], settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu
 ) -> EngineConfig:
-    for model in models[:-1]:
+    """Raises DoesNotFitError, with the sizes of the last."""
+    refusals = []
+    for model in models:
         try:
-            return _fitted({**settings, "model": model}, wanted, gpu)
-        except DoesNotFitError:
-            continue
-    return _fitted({**settings, "model": models[-1]}, wanted, gpu)
+            return _fit({**settings, "model": model}, wanted, gpu)
+        except DoesNotFitError as error:
+            refusals.append(error)
+    last = refusals[-1]
+    # Steps of the CPU's model say nothing of a device, so it is served only if it is asked for.
+    advice = dict.fromkeys([*last.advice, f"take --model {ON_CPU.model}"])
+    raise DoesNotFitError(f"neither {' nor '.join(models)} fits: {last.what}", [*advice])
 
 
-def _fitted(settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu) -> EngineConfig:
+def _fit(settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu) -> EngineConfig:
     """Raises DoesNotFitError."""
     budget = int(gpu.total_bytes * wanted.utilization) // wanted.num_workers
     shape = shape_of(settings["model"], settings["dtype"])
@@ -190,5 +200,5 @@ def _block_size(settings: Mapping[str, Any]) -> int:
     return size
 
 
-def _served(config: EngineConfig) -> str:
+def _describe(config: EngineConfig) -> str:
     return f"{config.model} in {config.dtype}, {config.num_blocks:,} blocks of KV cache"

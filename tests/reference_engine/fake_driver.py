@@ -1,6 +1,6 @@
 """A CUDA driver library that shows made-up devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from reference_engine.device import Surroundings
@@ -67,9 +67,10 @@ def machine(
     *cards: Card,
     torch: tuple[str, str | None] | None = ("2.13.0+cu130", "13.0"),
     has_triton: bool = True,
+    missing_tools: Sequence[str] = (),
     **driver: int,
 ) -> Callable[[], Surroundings]:
     """A machine with these cards; without any, it has no driver, unless something is said of it."""
     fake = FakeDriver(*cards, **driver)
     load = (lambda: fake) if cards or driver else no_driver
-    return lambda: Surroundings(torch, has_triton, load)
+    return lambda: Surroundings(torch, has_triton, missing_tools, load)

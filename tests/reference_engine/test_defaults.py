@@ -7,7 +7,7 @@ import pytest
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.defaults import MOST_BLOCKS
-from reference_engine.device import Surroundings, read_torch_version
+from reference_engine.device import Surroundings, missing_tools, read_torch_version
 from reference_engine.flags import read_settings
 from tests.reference_engine.fake_driver import (
     H100,
@@ -21,6 +21,7 @@ from tests.reference_engine.fake_driver import (
 
 Machine = Callable[[], Surroundings]
 CPU_BUILD = ("2.13.0+cpu", None)
+NO_COMPILER = ("a C compiler (install gcc or clang)",)
 
 
 def chosen(on: Machine, *flags: str) -> tuple[EngineConfig, str]:
@@ -41,7 +42,7 @@ def chosen(on: Machine, *flags: str) -> tuple[EngineConfig, str]:
         (machine(H100), ["--workers", "4"], ("cuda", "8b", "bfloat16", True)),
         (machine(H100), ["--workers", "3", "--disaggregated"], ("cuda", "1b", "bfloat16", True)),
         (machine(RTX_3070), [], ("cuda", "1b", "bfloat16", True)),
-        (machine(SMALL), [], ("cuda", "tiny", "bfloat16", True)),
+        (machine(SMALL), ["--model", "tiny"], ("cuda", "tiny", "bfloat16", True)),
         (machine(T4), [], ("cuda", "1b", "float32", True)),
         (machine(H100, H200), ["--device", "cuda:1"], ("cuda:1", "8b", "bfloat16", True)),
         (machine(H100), ["--model", "tiny"], ("cuda", "tiny", "bfloat16", True)),
@@ -89,6 +90,7 @@ def test_as_many_blocks_as_fit(on: Machine, flags: list[str], num_blocks: range)
         (machine(H100, torch=CPU_BUILD), ["--device", "cuda"], "built without CUDA: install"),
         (machine(H100, torch=None), ["--device", "cuda"], "torch is not installed: pip install"),
         (machine(H100, has_triton=False), ["--device", "cuda"], "needs Triton: pip install triton"),
+        (machine(H100, missing_tools=NO_COMPILER), ["--device", "cuda"], "lacks a C compiler "),
         (machine(init=100), ["--device", "cuda"], "shows no device: look at CUDA_VISIBLE_DEVICES"),
         (machine(H100, init=802), ["--device", "cuda"], "cuInit: error 802.*nvidia-smi"),
         (machine(H100, H100), ["--device", "cuda:7"], "the driver shows cuda:0 to cuda:1: name"),
@@ -97,7 +99,19 @@ def test_as_many_blocks_as_fit(on: Machine, flags: list[str], num_blocks: range)
             machine(RTX_3070),
             ["--model", "8b"],
             r"16\.1 GB of weights, .* do not fit into the 7\.6 GB of cuda:0 \(NVIDIA GeForce RTX "
-            r"3070, 8\.4 GB\) that --gpu-memory-utilization 0\.9 gives it: take a smaller --model",
+            r"3070, 8\.4 GB\) that --gpu-memory-utilization 0\.9 gives it: take --model 1b or tiny",
+        ),
+        (
+            machine(SMALL),
+            [],
+            r"^neither 8b nor 1b fits: --model 1b in bfloat16 with 256 blocks: 2\.5 GB of weights, "
+            r"0\.6 GB of CUDA context, .* in all 3\.8 GB, do not fit into the 1\.8 GB of cuda:0 "
+            r"\(NVIDIA T400, 2\.0 GB\) that .* gives it: take --model tiny$",
+        ),
+        (
+            machine(RTX_3090),
+            ["--num-blocks", "60000"],
+            r"neither 8b nor 1b .*: lower --num-blocks, or take --model tiny$",
         ),
         (
             machine(RTX_3090),
@@ -115,6 +129,7 @@ def test_as_many_blocks_as_fit(on: Machine, flags: list[str], num_blocks: range)
         (machine(H100), ["--kv-cache-memory", "8GB", "--num-blocks", "9"], "give one of them"),
         (machine(), ["--kv-cache-memory", "8GB", "--runner", "simulated"], "give --num-blocks"),
         (machine(H100), ["--block-size", "0"], "block_size must be at least 1"),
+        (machine(H100), ["--max-model-len", "0"], "max_model_len must be at least 1, not 0"),
         (machine(H100), ["--num-blocks", "0"], "num_blocks must be at least 1"),
         (machine(H100), ["--model", "/nowhere"], "neither a folder nor one of 1b, 8b, tiny"),
     ],
@@ -132,6 +147,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(
     [
         (machine(H100, version=12020), "for CUDA 12.2 at most, and torch 2.13.0+cu130 for CUDA"),
         (machine(H100, has_triton=False), "needs Triton: pip install triton"),
+        (machine(H100, missing_tools=NO_COMPILER), "lacks a C compiler (install gcc or clang)"),
         (machine(H100, init=999), "cuInit: error 999"),
     ],
 )
@@ -143,10 +159,29 @@ def test_a_gpu_that_cannot_be_used_is_left_alone_which_is_said(on: Machine, why:
     assert "\n" not in said
 
 
-def test_a_small_card_serves_the_small_model_which_is_said() -> None:
-    _, said = chosen(machine(SMALL))
-    assert said.startswith("cuda:0 (NVIDIA T400, 2.0 GB): tiny in bfloat16, ")
-    assert said.endswith("; there is no room for 8b or 1b")
+@pytest.mark.parametrize(
+    ("compiler", "commands", "has_headers", "missing"),
+    [
+        (None, {"gcc"}, True, []),
+        (None, {"clang"}, True, []),
+        ("cc-13", {"cc-13"}, True, []),
+        (None, {"cc"}, True, ["a C compiler (install gcc or clang)"]),
+        (
+            "cc-13",
+            {"gcc"},
+            True,
+            ["the C compiler 'cc-13' that CC names (install it, or unset CC)"],
+        ),
+        (None, {"gcc"}, False, ["HERE/Python.h (install python3-dev)"]),
+    ],
+)
+def test_what_triton_compiles_its_launchers_with_is_looked_for(
+    compiler: str | None, commands: set[str], has_headers: bool, missing: list[str], tmp_path: Path
+) -> None:
+    if has_headers:
+        (tmp_path / "Python.h").touch()
+    found = missing_tools(compiler, {name: name for name in commands}.get, tmp_path)
+    assert [text.replace(str(tmp_path), "HERE") for text in found] == missing
 
 
 @pytest.mark.parametrize("text", ["8G B", "-1", "0", "8XB", "many"])

@@ -38,7 +38,8 @@ def test_every_part_is_reckoned_by_hand() -> None:
     assert memory.kv_cache == 4097 * 2 * 2**20
     assert memory.activations == 512 * 2 * (3 * 4096 + 48 * 128 + 4 * 14336)
     assert memory.logits == 8 * 128_256 * (2 + 4 * 4)
-    assert memory.partial_sums == 8 * 32 * 128 * 128 * 4
+    # 64 parts of 64 tokens: for each its sums, their maximum and their weight
+    assert memory.partial_sums == 8 * 32 * 64 * (128 + 2) * 4
     assert (memory.cuda_graphs, memory.cuda_context) == (CUDA_GRAPHS, CUDA_CONTEXT)
     assert memory.read_buffer == 0
     eager = reckon(shape("8b"), structs.replace(GPU, compile=False), on_gpu=True)
@@ -66,7 +67,7 @@ def test_one_block_more_than_fits_does_not_fit() -> None:
     [
         (20_000_000_000, "lower --num-blocks$"),
         (17_500_000_000, "lower --max-model-len and --num-blocks$"),
-        (8_000_000_000, "take a smaller --model$"),
+        (8_000_000_000, "take --model 1b or tiny$"),
     ],
 )
 def test_the_advice_is_what_would_help(available: int, advice: str) -> None:
