@@ -6,7 +6,7 @@ are gathered on the device and copied in long runs. On CUDA the host's memory is
 copies are ordered with the step's kernels by their stream.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -14,23 +14,46 @@ from torch import Tensor
 
 from reference_engine.config import EngineConfigError
 from reference_engine.core.step import StepPlan
+from reference_engine.model.device_errors import device_errors
+from reference_engine.model.runners import OutOfMemoryError
 
 _GB = 1e9
+_ADVICE = "lower --swap-space-blocks, or do without --preemption swap"
+
+
+def allocate_on_host(cache: Tensor, num_blocks: int) -> Tensor:
+    """As many blocks as the cache's; pinned for one on CUDA."""
+    shape = (num_blocks, *cache.shape[1:])
+    return torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda)
 
 
 class HostCache:
     """Beside each of the `caches` [num_blocks, ...] a tensor of `num_host_blocks` on the host."""
 
-    def __init__(self, caches: Sequence[Tensor], num_host_blocks: int, free: int) -> None:
-        """Raises EngineConfigError if they need more than the host's `free` bytes."""
+    def __init__(
+        self,
+        caches: Sequence[Tensor],
+        num_host_blocks: int,
+        free: int,
+        allocate: Callable[[Tensor, int], Tensor] = allocate_on_host,
+    ) -> None:
+        """Raises EngineConfigError if they need more than the host's `free` bytes, or more than
+        `allocate` gets: a host may limit what is pinned.
+        """
         self.block_bytes = sum(cache[:1].nbytes for cache in caches)
         needed = num_host_blocks * self.block_bytes
+        what = f"swap_space_blocks: {num_host_blocks:,} blocks ({needed / _GB:.1f} GB) do not fit"
         if needed > free:
             raise EngineConfigError(
-                f"swap_space_blocks: {num_host_blocks:,} blocks ({needed / _GB:.1f} GB) do not fit "
-                f"into the {free / _GB:.1f} GB of the host's memory that are free: ask for fewer"
+                f"{what} into the {free / _GB:.1f} GB of the host's memory that are free: {_ADVICE}"
             )
-        self._caches = [(cache, _on_host(cache, num_host_blocks)) for cache in caches]
+        try:
+            with device_errors():
+                self._caches = [(cache, allocate(cache, num_host_blocks)) for cache in caches]
+        except OutOfMemoryError as error:
+            raise EngineConfigError(
+                f"{what} into the host's memory ({error}): {_ADVICE}"
+            ) from error
 
     def copy(self, plan: StepPlan) -> None:
         if plan.swap_out:
@@ -66,11 +89,6 @@ class HostCache:
     def _on_device(self, blocks: Sequence[int]) -> Tensor:
         """Once for all layers: such a copy waits for all that the device was given before."""
         return torch.tensor(blocks, device=self._caches[0][0].device)
-
-
-def _on_host(cache: Tensor, num_blocks: int) -> Tensor:
-    shape = (num_blocks, *cache.shape[1:])
-    return torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda)
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[slice, slice]]:

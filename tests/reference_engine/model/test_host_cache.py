@@ -59,5 +59,17 @@ def test_a_step_may_do_nothing_but_copy(batch_invariant: bool) -> None:
 
 
 def test_more_blocks_than_the_host_has_memory_for_are_refused_in_one_sentence() -> None:
-    with pytest.raises(EngineConfigError, match="swap_space_blocks: 1,000,000,000,000 blocks"):
+    why = "swap_space_blocks: 1,000,000,000,000 blocks .* are free: lower --swap-space-blocks, or "
+    with pytest.raises(EngineConfigError, match=why):
         HostCache([torch.zeros(1, 64)], 10**12, free=10**9)
+
+
+def test_blocks_that_the_host_cannot_pin_are_refused_with_what_would_help() -> None:
+    def allocate(*_: object) -> Any:
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported ...")
+
+    why = (
+        r"^swap_space_blocks: 6 blocks .* memory \(CUDA error: out of memory\): lower --swap-space"
+    )
+    with pytest.raises(EngineConfigError, match=why):
+        HostCache([torch.zeros(1, 64)], 6, free=10**9, allocate=allocate)
