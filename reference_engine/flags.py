@@ -28,7 +28,7 @@ from reference_engine.flag_types import (
     as_share,
 )
 from reference_engine.serve.access import read_api_keys
-from reference_engine.serve.settings import ServeSettings, Tiers, is_loopback
+from reference_engine.serve.settings import ServeSettings, Tiers, cost_flag, is_loopback
 
 # Each group's settings, with their help; the flag's name, type and default are the setting's.
 _SERVER: Final = {
@@ -71,9 +71,9 @@ _SIZES: Final = {
     "max_model_len": "tokens in a context",
     "max_num_batched_tokens": "token budget of a step",
 }
-# Settings that are absent unless they are given, with what they are then.
-_ABSENT: Final = {
-    "model": f"{ON_CPU.model}; on CUDA the first of {', '.join(MODELS_ON_CUDA)} that fits",
+# What settings are that are not given, if that depends on the device or the model.
+_CHOSEN: Final = {
+    "model": f"{ON_CPU.model}; on CUDA {', else '.join(MODELS_ON_CUDA)}, whichever fits",
     "dtype": f"{ON_CPU.dtype}; on CUDA bfloat16",
     "compile": f"{ON_CPU.compile}; on CUDA True",
     "num_blocks": f"{ON_CPU.num_blocks}; on CUDA as many as fit",
@@ -130,8 +130,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sizes(parser.add_argument_group("sizes"))
     group = parser.add_argument_group("simulated runner: milliseconds a step takes")
     for field in msgspec.structs.fields(StepCost):
-        name = "--sim-" + field.name.removesuffix("_s").replace("_", "-") + "-ms"
-        group.add_argument(name, type=float, default=field.default * 1e3)
+        group.add_argument(
+            cost_flag(field.name),
+            dest=field.name,
+            type=float,
+            default=argparse.SUPPRESS,
+            metavar="MS",
+            help=f"(default: {field.default * 1e3:g})",
+        )
     _add_settings(parser.add_argument_group("scheduling"), EngineConfig, _SCHEDULING)
     group = parser.add_argument_group("faults")
     group.add_argument(
@@ -184,13 +190,7 @@ def read_settings(
     """
     args = build_parser().parse_args(arguments)
     keys = () if args.api_key_env is None else read_api_keys(environment, args.api_key_env)
-    step_cost = StepCost(
-        fixed_s=args.sim_fixed_ms / 1e3,
-        prefill_token_s=args.sim_prefill_token_ms / 1e3,
-        decode_token_s=args.sim_decode_token_ms / 1e3,
-        context_token_s=args.sim_context_token_ms / 1e3,
-        swap_block_s=args.sim_swap_block_ms / 1e3,
-    )
+    given = _read_engine(args)
     if args.model_repository is not None and args.kserve_port is None:
         raise EngineConfigError("--model-repository is served over gRPC: give --kserve-port")
     if args.triton_faithful and args.model_repository is None:
@@ -200,14 +200,13 @@ def read_settings(
     if args.handler_endpoint is not None:
         if args.connect or args.worker_listen:
             raise EngineConfigError("--handler-endpoint takes the workers' place: ask for none")
-        args.runner = "handlers"
-    elif args.runner == "handlers":
+        given["runner"] = "handlers"
+    elif given.get("runner") == "handlers":
         raise EngineConfigError("--runner handlers needs an endpoint: give --handler-endpoint")
-    if args.runner == "none" and args.kserve_port is None:
+    if given.get("runner") == "none" and args.kserve_port is None:
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
-    tiers = _read_tiers(args, environment)
-    given = {**_flags_of(EngineConfig, args), "step_cost": step_cost}
+    tiers = _read_tiers(args, environment, has_engine=given.get("runner") != "none")
     chosen = choose(_wanted(given, args), look_around)
     settings = ServeSettings(
         host=args.host,
@@ -217,6 +216,7 @@ def read_settings(
         triton_faithful=args.triton_faithful,
         handler_endpoint=args.handler_endpoint,
         config=chosen.config,
+        given=given,
         frontend=FrontendSettings(
             **_flags_of(FrontendSettings, args), api_keys=keys, rate_limits=limits
         ),
@@ -233,6 +233,14 @@ def read_settings(
     return settings
 
 
+def _read_engine(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings of EngineConfig that are given."""
+    given = _flags_of(EngineConfig, args)
+    if costs_ms := _flags_of(StepCost, args):
+        given["step_cost"] = StepCost(**{name: ms / 1e3 for name, ms in costs_ms.items()})
+    return given
+
+
 def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[str, Any]:
     names = (field.name for field in msgspec.structs.fields(struct))
     return {name: getattr(args, name) for name in names if hasattr(args, name)}
@@ -241,6 +249,7 @@ def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[st
 def _add_settings(
     group: argparse._ArgumentGroup, struct: type[msgspec.Struct], texts: Mapping[str, str | None]
 ) -> None:
+    """The flags of an engine have no default, so that what is given can be told from it."""
     defaults, hints = struct(), get_type_hints(struct)
     for field, text in texts.items():
         kind, settings = hints[field], dict[str, Any]()
@@ -251,8 +260,9 @@ def _add_settings(
         else:
             [settings["type"]] = set(get_args(kind) or (kind,)) - {NoneType}
         default = getattr(defaults, field)
-        if field in _ABSENT:
-            text, default = f"{text} (default: {_ABSENT[field]})", argparse.SUPPRESS
+        if struct is EngineConfig:
+            text = f"{text} (default: {_CHOSEN.get(field, default)})"
+            default = argparse.SUPPRESS
         name = "--" + field.replace("_", "-")
         group.add_argument(name, default=default, help=text, **settings)
 
@@ -306,7 +316,7 @@ def _add_tiers(group: argparse._ArgumentGroup) -> None:
         type=lambda text: tuple(map(as_address, text.split(","))),
         default=(),
         metavar=f"{address},...",
-        help="frontends alone, for the workers at these addresses",
+        help="frontends alone, for the workers at these addresses, whose settings they take over",
     )
     group.add_argument(
         "--secret-env",
@@ -317,7 +327,9 @@ def _add_tiers(group: argparse._ArgumentGroup) -> None:
     _add_settings(group, FrontendSettings, _TIERS)
 
 
-def _read_tiers(args: argparse.Namespace, environment: Mapping[str, str]) -> Tiers:
+def _read_tiers(
+    args: argparse.Namespace, environment: Mapping[str, str], *, has_engine: bool
+) -> Tiers:
     secret = "" if args.secret_env is None else environment.get(args.secret_env, "")
     if args.secret_env is not None and not secret:
         raise EngineConfigError(f"--secret-env: the variable {args.secret_env} is not set")
@@ -330,18 +342,18 @@ def _read_tiers(args: argparse.Namespace, environment: Mapping[str, str]) -> Tie
         raise EngineConfigError("--worker-listen is one worker without frontends")
     if args.name is not None and not alone:
         raise EngineConfigError("--name goes with --worker-listen or --connect")
-    _check_workers(args)
+    _check_workers(args, has_engine=has_engine)
     _check_ports(args)
     return Tiers(**_flags_of(Tiers, args), secret=secret)
 
 
-def _check_workers(args: argparse.Namespace) -> None:
+def _check_workers(args: argparse.Namespace, *, has_engine: bool) -> None:
     """Raises EngineConfigError for flags of workers where there are none, or one alone."""
     for flag, value, what in (
         ("--connect", args.connect, "workers elsewhere"),
         ("--worker-listen", args.worker_listen, "one worker"),
         ("--handler-endpoint", args.handler_endpoint, "handlers in the workers' place"),
-        ("--runner none", args.runner == "none", "no workers"),
+        ("--runner none", not has_engine, "no workers"),
     ):
         if not value:
             continue

@@ -23,6 +23,7 @@ LESS_MEMORY: Final = "lower --max-num-batched-tokens, --max-num-seqs or --num-bl
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of a worker's standard input. Port 0 takes a free one; without a
     `metrics_port` nothing is served there. A prefill worker has a `decode_worker` at this address.
+    `is_restarted`: another one of this name has died, and its frontends are up.
     """
 
     config: EngineConfig
@@ -34,6 +35,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
     peer_timeout_s: float = Beats().timeout_s
     decode_worker: tuple[str, int] | None = None
+    is_restarted: bool = False
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):

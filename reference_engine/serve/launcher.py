@@ -31,6 +31,8 @@ from reference_engine.serve.supervisor import (
     unless,
     watch_for_the_end,
 )
+from reference_engine.serve.workers import ask_for_settings, config_of
+from reference_engine.wire import Beats, Hello
 
 LAUNCHED: Final = "--launched"  # a frontend then reads its settings from standard input
 _SAID: Final = (1, 2)  # exit statuses of a process that has said why
@@ -126,7 +128,7 @@ class Fleet:
     def _worker(self, index: int) -> Member:
         settings, plan = self._settings, self._plans[index]
 
-        def settings_of(_: int) -> WorkerSettings:
+        def settings_of(life: int) -> WorkerSettings:
             ports = self._listening.get(index)
             if ports is None:
                 metrics_port = _nth(settings.tiers.worker_metrics_port, index)
@@ -141,6 +143,7 @@ class Fleet:
                 metrics_port=ports.metrics_port,
                 peer_timeout_s=settings.frontend.peer_timeout_s,
                 decode_worker=decode,
+                is_restarted=life > 1,
             )
 
         def take(line: bytes) -> None:
@@ -267,8 +270,12 @@ def launch(settings: ServeSettings) -> int:
 
 
 async def _launch(settings: ServeSettings) -> int:
-    stop, fleet = Stop(), Fleet(settings)
+    stop = Stop()
     watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
+    whole = await unless(stop.wished, _with_config_of_workers(settings))
+    if whole is None:
+        return stop.exit_status
+    fleet = Fleet(whole)
     try:
         ready = await unless(stop.wished, fleet.start())
         if ready is not None:
@@ -281,6 +288,17 @@ async def _launch(settings: ServeSettings) -> int:
     finally:
         await fleet.end(stop.insisted)
     return stop.exit_status
+
+
+async def _with_config_of_workers(settings: ServeSettings) -> ServeSettings:
+    """Raises EngineConfigError if frontends alone were given something else."""
+    tiers = settings.tiers
+    if not tiers.connect:
+        return settings
+    hello = Hello(peer=f"{tiers.name or 'frontend'}-launcher", secret=tiers.secret)
+    beats = Beats.within(settings.frontend.peer_timeout_s)
+    readies = await ask_for_settings(tiers.connect, hello, beats)
+    return replace(settings, config=config_of(readies, settings.given))
 
 
 def serve_worker_alone(settings: ServeSettings) -> int:

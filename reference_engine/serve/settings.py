@@ -1,10 +1,12 @@
 """Which processes serve, where they listen, and what each frontend knows of the others."""
 
+from collections.abc import Mapping
 from ipaddress import ip_address
+from typing import Any
 
 import msgspec
 
-from reference_engine.config import EngineConfig, FrontendSettings
+from reference_engine.config import EngineConfig, FrontendSettings, StepCost
 from reference_engine.faults import Faults
 
 
@@ -21,6 +23,27 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def cost_flag(name: str) -> str:
+    """Of a cost in seconds: the flag takes milliseconds."""
+    return f"--sim-{name.removesuffix('_s').replace('_', '-')}-ms"
+
+
+def as_flags(settings: Mapping[str, Any]) -> str:
+    """Settings of EngineConfig, as on the command line."""
+    words = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        match value:
+            case StepCost():
+                costs = msgspec.structs.asdict(value).items()
+                words += [f"{cost_flag(cost)} {seconds * 1e3:g}" for cost, seconds in costs]
+            case bool():
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            case _:
+                words.append(f"--{flag} {value}")
+    return " ".join(words)
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +84,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`port` 0 takes a free one; a `kserve_port` of None serves no gRPC. `triton_faithful`: the
     repository's models are served with Triton's known gaps. `handler_endpoint` goes with the runner
-    `handlers`.
+    `handlers`. `given`: what of the `config` is on the command line. Frontends alone have the
+    config of their workers, once these have said it.
     """
 
     host: str
@@ -71,6 +95,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     triton_faithful: bool = False
     handler_endpoint: str | None = None
     config: EngineConfig
+    given: dict[str, Any] = {}
     faults: Faults
     frontend: FrontendSettings
     allow_faults: bool

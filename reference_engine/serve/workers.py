@@ -2,41 +2,44 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from reference_engine.config import EngineConfig, EngineConfigError
 from reference_engine.connection import PeerConnection
 from reference_engine.protocol import FromWorker, Ready, StepReport, ToWorker
-from reference_engine.serve.settings import WorkerAddress
+from reference_engine.serve.settings import WorkerAddress, as_flags
 from reference_engine.serve.supervisor import EngineStoppedError
 from reference_engine.wire import Beats, Failed, Hello, LearnedBy, ProtocolError
 
 _PAUSE_S: Final = 0.1
 _ENDED_EARLY: Final = "the worker has ended the connection"
-# What a frontend says of its workers, or refuses on their behalf.
+# What a frontend says of its workers, or refuses on their behalf; all its workers have it alike.
 _SHARED: Final = ("model", "max_model_len", "num_blocks", "block_size", "max_num_seqs")
 
 
 class Connecting(NamedTuple):
-    """Our side of a connection. `pauses`: the seconds before each try to connect again."""
+    """Our side of a connection. `pauses`: the seconds before each try to connect again. `config`:
+    what the frontend says of its workers; None if it says nothing yet.
+    """
 
     hello: Hello
     beats: Beats
     pauses: Iterable[float]
-    config: EngineConfig
+    config: EngineConfig | None
 
 
-def differences(ours: EngineConfig, theirs: EngineConfig) -> tuple[str, str] | None:
-    """As flags: what a frontend and its worker must have in common, and do not."""
-    names = [name for name in _SHARED if getattr(ours, name) != getattr(theirs, name)]
-    our_flags, their_flags = (
-        " ".join(f"--{name.replace('_', '-')} {getattr(one, name)}" for name in names)
-        for one in (ours, theirs)
+def differences(ours: Mapping[str, Any], theirs: EngineConfig) -> tuple[str, str] | None:
+    """As flags: which of our settings differ from theirs."""
+    differing = [name for name, value in ours.items() if value != getattr(theirs, name)]
+    if not differing:
+        return None
+    return (
+        as_flags({name: ours[name] for name in differing}),
+        as_flags({name: getattr(theirs, name) for name in differing}),
     )
-    return (our_flags, their_flags) if names else None
 
 
 class Worker:
@@ -149,9 +152,10 @@ class Worker:
 
     def _refusal(self, ready: Ready) -> str | None:
         """Why it is not the worker of a frontend that says of itself what ours does."""
-        if ready.config is None:
+        config = self._connecting.config
+        if config is None or ready.config is None:
             return None
-        differing = differences(self._connecting.config, ready.config)
+        differing = differences(_shared(config), ready.config)
         if differing is None:
             return None
         ours, theirs = differing
@@ -178,6 +182,54 @@ class Worker:
             else:
                 return
         raise EngineStoppedError(f"the worker process is alive, but cannot be reached: {reason}")
+
+
+async def ask_for_settings(
+    addresses: Sequence[WorkerAddress], hello: Hello, beats: Beats
+) -> list[Ready]:
+    """What the worker at each address says of itself, once all are there. Raises EngineConfigError
+    if one refuses us.
+    """
+    asking = Connecting(hello, beats, (), None)
+    workers = [
+        Worker(address, asking, on_up=_ignore, on_report=_ignore, on_lost=_ignore)
+        for address in addresses
+    ]
+    try:
+        return await asyncio.gather(*(worker.start(is_patient=True) for worker in workers))
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def config_of(readies: Sequence[Ready], given: Mapping[str, Any]) -> EngineConfig:
+    """What frontends alone say of these workers. Raises EngineConfigError if something else was
+    `given`, or if the workers differ.
+    """
+    configs = [(ready.worker, ready.config) for ready in readies if ready.config is not None]
+    if not configs:  # they are not of this engine
+        return EngineConfig(**{"device": "cpu", **given})
+    first, config = configs[0]
+    stated = {name: value for name, value in given.items() if (name, value) != ("device", "auto")}
+    for ours, whose in (
+        (stated, "this frontend was given"),
+        (_shared(config), f"{first} with"),
+    ):
+        for worker, theirs in configs:
+            if (differing := differences(ours, theirs)) is not None:
+                raise EngineConfigError(
+                    f"{worker} serves with {differing[1]}, and {whose} {differing[0]}: give both "
+                    "the same"
+                )
+    return config
+
+
+def _shared(config: EngineConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in _SHARED}
+
+
+def _ignore(*_: object) -> None:
+    """What a worker reports to somebody who only asks."""
 
 
 def _say(why: str) -> None:

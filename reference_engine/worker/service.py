@@ -249,9 +249,13 @@ def main(build: Callable[[EngineConfig], Runner] = build_runner) -> None:
     put_readers_first()
     try:
         worker.compute(build)
-    except EngineConfigError:
+    except EngineConfigError as error:
+        if (
+            settings.is_restarted
+        ):  # the frontends wait for a worker that can load, and do not say so
+            say(f"{settings.name} cannot load, and serves no frontend: {error}")
         while worker.inbox.drain(timeout_s=None) is not None:
-            pass  # the frontends hear why, and end this process
+            pass  # frontends that start hear why, and end this process
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -315,6 +316,26 @@ def test_a_killed_launcher_leaves_no_process_behind() -> None:
     engine.stop()
 
 
+def test_a_worker_that_cannot_load_again_says_so_once(tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher.jsonl"
+    teacher.write_text('{"prompt": "hello", "text": "world"}\n')
+    engine = Tiers(*TWO_BY_TWO, *STEP_MS, "--teacher", str(teacher), stderr=subprocess.PIPE)
+    teacher.unlink()
+    os.kill(engine.ready["worker_pids"][0], signal.SIGKILL)
+    assert engine.restarted()["kind"] == "worker"
+    assert engine.process.stderr is not None
+    lines = iter(engine.process.stderr.readline, b"")
+    why = f"worker: worker-0 cannot load, and serves no frontend: --teacher {teacher}: No such"
+    assert any(line.startswith(why.encode()) for line in lines)
+    assert not engine.are_healthy()
+    ask = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
+    answers = [httpx.post(f"{url}/v1/completions", json=ask) for url in engine.urls]
+    assert [answer.status_code for answer in answers] == [200, 200], "worker-1 is there"
+    assert engine.stop() == 0
+    assert b"cannot load" not in engine.process.stderr.read()
+    engine.process.stderr.close()
+
+
 def test_a_worker_that_dies_during_the_start_ends_it_with_a_reason() -> None:
     command = [sys.executable, "-m", "reference_engine", *TWO_BY_TWO, *STEP_MS, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
@@ -346,15 +367,20 @@ def test_a_second_signal_ends_the_draining() -> None:
 
 def test_a_frontend_elsewhere_calls_workers_by_their_addresses_and_a_secret() -> None:
     secret = {**os.environ, "SECRET": "sesame"}
-    flags = ("--runner", "simulated", "--sim-fixed-ms", "5", "--exit-with-stdin")
-    command = [sys.executable, "-m", "reference_engine", *flags, "--secret-env", "SECRET"]
+    command = [sys.executable, "-m", "reference_engine", "--exit-with-stdin"]
 
-    def start(*more: str) -> subprocess.Popen[str]:
+    def start(*more: str, stderr: int | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*command, *more], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=secret
+            [*command, "--secret-env", "SECRET", *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=secret,
         )
 
-    lone = [start("--worker-listen", "127.0.0.1:0", "--name", name) for name in ("x", "y")]
+    sizes = ("--num-blocks", "300", "--max-num-seqs", "5", "--max-model-len", "1024", *STEP_MS)
+    lone = [start("--worker-listen", "127.0.0.1:0", "--name", name, *sizes) for name in ("x", "y")]
     listening = [json.loads(one.stdout.readline()) for one in lone if one.stdout]
     assert [line["name"] for line in listening] == ["x", "y"]
     at = ",".join(line["worker"] for line in listening)
@@ -364,7 +390,17 @@ def test_a_frontend_elsewhere_calls_workers_by_their_addresses_and_a_secret() ->
     ask = {"model": "tiny", "prompt": "hello", "max_tokens": 3}
     ids = [httpx.post(f"{url}/v1/completions", json=ask).json()["id"] for _ in range(2)]
     assert ids == ["cmpl-far-0-req-1", "cmpl-far-0-req-2"]
-    assert httpx.get(f"{url}/walkaway/config").json()["workers"].keys() == {"x", "y"}
+    config = httpx.get(f"{url}/walkaway/config").json()
+    assert config["workers"].keys() == {"x", "y"}
+    served = [config[name] for name in ("runner", "num_blocks", "max_num_seqs", "max_model_len")]
+    assert served == ["simulated", 300, 5, 1024], "the workers' settings: it was given none"
+    contrary = start("--connect", at, "--num-blocks", "400", stderr=subprocess.PIPE)
+    assert contrary.wait(20) == 2
+    assert contrary.communicate() == (
+        "",
+        "walkaway engine: x serves with --num-blocks 300, and this frontend was given "
+        "--num-blocks 400: give both the same\n",
+    )
     stranger = start("--connect", at, "--port", "0", "--secret-env", "PATH")
     assert stranger.wait(20) == 2, "its secret is wrong"
     assert stranger.communicate()[0] == ""

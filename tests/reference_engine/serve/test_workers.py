@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import msgspec
 import psutil
@@ -16,7 +17,7 @@ from reference_engine.faults import Faults
 from reference_engine.protocol import FromWorker, Listening, Ready, StepReport, WorkerSettings
 from reference_engine.serve.settings import WorkerAddress
 from reference_engine.serve.supervisor import WORKER_MODULE, Child, EngineStoppedError
-from reference_engine.serve.workers import Connecting, Worker
+from reference_engine.serve.workers import Connecting, Worker, config_of
 from reference_engine.wire import MAX_FRAME_BYTES, Beats, Failed, Hello, encode_frame
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame
 from tests.reference_engine.stepped_engine import abort, add
@@ -242,6 +243,53 @@ async def test_a_worker_that_serves_another_model_is_refused(
     assert ends.ups.empty()
     assert ends.reports.empty()
     assert capsys.readouterr().err == ""
+
+
+def ready_as(worker: str, **changes: Any) -> Ready:
+    config = msgspec.structs.replace(QUICK, **changes)
+    return msgspec.structs.replace(READY, worker=worker, config=config)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"num_blocks": NUM_BLOCKS},
+        {"device": "auto", "runner": "simulated", "step_cost": StepCost(fixed_s=0.001)},
+    ],
+)
+def test_frontends_alone_have_their_workers_settings(given: dict[str, Any]) -> None:
+    readies = [ready_as("x", watermark=0.2, seed=7), ready_as("y")]
+    assert config_of(readies, given) == readies[0].config
+    assert config_of([READY], given) == EngineConfig(**{"device": "cpu", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "why"),
+    [
+        (
+            {"num_blocks": 9000, "model": "tiny"},
+            {},
+            f"x serves with --num-blocks {NUM_BLOCKS}, and this frontend was given --num-blocks "
+            "9000: give both the same",
+        ),
+        (
+            {"compile": True, "step_cost": StepCost(fixed_s=0.002)},
+            {},
+            "x serves with --no-compile --sim-fixed-ms 1 .*was given --compile --sim-fixed-ms 2 ",
+        ),
+        (
+            {},
+            {"num_blocks": 9000},
+            f"y serves with --num-blocks 9000, and x with --num-blocks {NUM_BLOCKS}: give both",
+        ),
+    ],
+)
+def test_what_was_given_and_differs_is_refused(
+    given: dict[str, Any], changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(EngineConfigError, match=why):
+        config_of([ready_as("x"), ready_as("y", **changes)], given)
 
 
 async def test_a_worker_that_is_not_there_yet_is_waited_for_which_is_said_once(
