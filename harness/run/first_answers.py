@@ -29,7 +29,7 @@ _OTHER_REASONS: Final = (401, 403, 404, 407, 408, 429)  # than a field
 _ECHOES: Final = frozenset({"input", "body", "request", "ctx"})  # keys of what we sent ourselves
 # Before a list of what the server does know.
 _KNOWN: Final = re.compile(
-    r"\bone of\b|\b(known|valid|supported|allowed|accepted|permitted) "
+    r"\bone of\b|(?<!not )\b(known|valid|supported|allowed|accepted|permitted) "
     r"(fields|parameters|arguments|keys|options)",
     re.IGNORECASE,
 )

@@ -119,6 +119,7 @@ def test_what_a_strict_server_refuses_is_left_out(
     [
         ("Please use max_completion_tokens.", "max_completion_tokens"),
         ("max_tokens is deprecated", "max_completion_tokens"),
+        ("Not supported parameters: max_tokens", "max_completion_tokens"),
         ("Extra inputs are not permitted: max_tokens; see max_output_tokens", "max_output_tokens"),
         ("max_tokens must be at most 16", "max_tokens"),
         ("max_tokens exceeds the context", "max_tokens"),
