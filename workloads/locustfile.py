@@ -14,7 +14,7 @@ from locust.runners import WorkerRunner  # noqa: TID251
 
 from harness.errors import ConfigError
 from harness.load.open_loop import OpenLoopDirector, deal_out, share_out
-from harness.load.options import add_arguments, load_plan, read_order
+from harness.load.options import add_arguments, check_host_is_named, load_plan, read_order
 from harness.load.scenarios import (
     CancelStormDirector,
     ChunkFrontierDirector,
@@ -69,6 +69,7 @@ def follow_plan(environment: Environment, **_: Any) -> None:
     options = environment.parsed_options
     assert options is not None
     try:
+        check_host_is_named(options)
         plan = load_plan(options)
         if _may_have_page(environment):
             prepare(environment, options, plan, AbandoningUser, OpenLoopDirector)

@@ -128,7 +128,9 @@ Web = Annotated[
 ]
 WebPort = Annotated[
     int,
-    typer.Option(metavar="PORT", min=1, help="The port of that page.", rich_help_panel=PAGE),
+    typer.Option(
+        metavar="PORT", min=1, max=65_535, help="The port of that page.", rich_help_panel=PAGE
+    ),
 ]
 
 # The server's own figures.

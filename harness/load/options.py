@@ -11,9 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.http_client import check_ca_file, parse_headers, typed_command
-from harness.workload.form import BY_HAND, FIELDS, OURS, form_settings, without_place
+from harness.workload.form import (
+    BY_HAND,
+    FIELDS,
+    OURS,
+    about_fields,
+    by_flag,
+    form_settings,
+)
 from harness.workload.plan import LoadPlan, read_plan
 from harness.workload.workload import choose_protocol, load_target, load_workload
 
@@ -59,13 +66,24 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         if not one.is_ours:
             continue
         option = add(
-            f"--{one.id.replace('_', '-')}",
+            one.flag,
             default=one.default,
             choices=one.choices or None,
             help="; ".join(filter(None, (one.range, one.help))),
         )
         # Locust's parser takes this as an argument, but not for an option in a group.
         setattr(option, "include_in_web_ui", one.is_shown)  # noqa: B010
+
+
+def check_host_is_named(options: argparse.Namespace) -> None:
+    """Raise ConfigError if a load would begin by itself, and at a server that was not named. A page
+    asks for the host, and a worker gets its master's."""
+    begins_by_itself = options.headless or options.autostart
+    if begins_by_itself and not (options.worker or options.host or options.walkaway_plan):
+        raise ConfigError(
+            "no server is named, and without the web page none is started: name it with --host, "
+            f"such as --host {DEFAULT_URL}"
+        )
 
 
 def load_plan(options: argparse.Namespace) -> LoadPlan:
@@ -76,7 +94,7 @@ def load_plan(options: argparse.Namespace) -> LoadPlan:
             return LoadPlan.model_validate_json(_first_line(_STDIN))
         return read_plan(Path(options.walkaway_plan))
     except OSError as error:
-        raise ConfigError(f"--walkaway-plan: cannot read the plan: {error}") from error
+        raise ConfigError(f"--walkaway-plan: cannot read the plan: {in_words(error)}") from error
     except ValueError as error:
         raise ConfigError(f"{options.walkaway_plan} is not a load plan: {error}") from error
 
@@ -115,7 +133,7 @@ def read_order(options: argparse.Namespace) -> dict[str, Any]:
     try:
         order: dict[str, Any] = msgspec.json.decode(Path(options.walkaway_order).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"--walkaway-order: cannot read the order: {error}") from error
+        raise ConfigError(f"--walkaway-order: cannot read the order: {in_words(error)}") from error
     return order
 
 
@@ -136,9 +154,9 @@ def _described(options: argparse.Namespace) -> LoadPlan:
         target = target.model_copy(update={"path": options.walkaway_path})
     fields = {"user_count": "1", **form_fields(options)}
     try:
-        workload = load_workload(BY_HAND, form_settings(fields))
+        workload = load_workload(BY_HAND, form_settings(fields, by_flag))
     except ConfigError as error:
-        refusal = without_place(str(error))
+        refusal = about_fields(str(error), by_flag)
         for cap, flag in _RAISED_BY.items():
             refusal = refusal.replace(f"--set {cap}", flag)
         raise ConfigError(refusal) from error

@@ -5,8 +5,10 @@ its children in order: it closes their standard input (they quit at its end, als
 killed), then sends SIGTERM, then SIGKILL to the group. Both output streams go to a log file.
 """
 
+import errno
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
 
-from harness.errors import InterruptedRunError, TargetError
+from harness.errors import ConfigError, InterruptedRunError, TargetError, in_words
 
 T = TypeVar("T")
 HANDLED = (signal.SIGINT, signal.SIGTERM)
@@ -165,6 +167,33 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+def check_can_listen(host: str, port: int, *, flag: str) -> None:
+    """Raise ConfigError, which names the `flag` and, if it may be seen, who is there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except PermissionError as error:
+        raise ConfigError(
+            f"{flag} {port}: this user may not listen there; name a port from 1024 on"
+        ) from error
+    except (OSError, OverflowError) as error:
+        why = in_words(error)
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            why = f"{_listener(port)} listens there already; end it, or name another port"
+        raise ConfigError(f"{flag} {port}: {why}") from error
+
+
+def _listener(port: int) -> str:
+    import psutil  # each command imports this module
+
+    with suppress(psutil.Error, OSError):
+        for one in psutil.net_connections("tcp"):
+            is_there = one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,)
+            if is_there and one.pid is not None:
+                return f"process {one.pid} ({shlex.join(psutil.Process(one.pid).cmdline())[:80]})"
+    return "another program"
 
 
 def python_module(module: str, *arguments: str) -> list[str]:

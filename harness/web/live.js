@@ -190,7 +190,7 @@ function say(text, { isBad }) {
 }
 
 function show(shown) {
-  say(shown.run ? `${shown.run}: ${shown.told}` : shown.told, { isBad: Boolean(shown.why || shown.refused) });
+  say(shown.run ? `${shown.run}: ${shown.told}` : shown.told, { isBad: Boolean(shown.why || shown.refused || shown.not_started) });
   const isRunning = shown.live && shown.state === "running";
   document.getElementById("since").textContent =
     isRunning ? `(${short(Math.round(shown.live.elapsed_s))} s so far)` : "";

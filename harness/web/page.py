@@ -2,7 +2,10 @@
 page show them.
 """
 
+import io
 import json
+import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,17 +25,15 @@ from locust.runners import (
 from werkzeug.datastructures import ImmutableMultiDict
 
 from harness.load.options import form_fields
+from harness.run.process import check_can_listen
 from harness.web.runs import WebRuns
-from harness.web.tab import FILES, HEADERS, progress_text, tab_rows
-from harness.workload.form import FIELDS
+from harness.web.tab import FILES, HEADERS, brief_text, progress_text, tab_rows
+from harness.workload.form import FIELDS, by_id
 
 TAB: Final = "walkaway"
+_LOG: Final = logging.getLogger(__name__)
 _REPORTED: Final = "walkaway_outcomes"
-_LINK: Final = (
-    '<a href="./walkaway/live" style="position:fixed;right:16px;bottom:16px;z-index:2000;'
-    "padding:8px 14px;border-radius:6px;background:#0072B2;color:#fff;"
-    'font:600 14px system-ui,sans-serif;text-decoration:none">walkaway: live page</a>'
-)
+_NOW: Final = Path(__file__).with_name("now.html").read_text()  # for the end of Locust's page
 
 
 def report_outcomes(environment: Environment) -> Counter[str]:
@@ -58,10 +59,14 @@ def report_outcomes(environment: Environment) -> Counter[str]:
 
 
 def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the page cannot be served."""
     web_ui = environment.web_ui
     assert web_ui is not None
     assert web_ui.app is not None
     app = web_ui.app
+    assert environment.parsed_options is not None
+    base = environment.parsed_options.web_base_path or ""
+    _take_terminal(web_ui, base)
     runs = WebRuns(environment, order)
     runs.tally = report_outcomes(environment)
     environment.events.test_stop.add_listener(runs.stop)  # type: ignore[no-untyped-call]
@@ -70,6 +75,7 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
 
     def swarm() -> Any:
         assert environment.runner is not None
+        request.form = ImmutableMultiDict(by_id(request.form))
         is_running = environment.runner.state in (STATE_RUNNING, STATE_SPAWNING)
         why = runs.refuse_change() if is_running else runs.begin(request.form)
         if why is not None:
@@ -88,9 +94,19 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
 
     app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(swarm)  # type: ignore[no-untyped-call]
     _add_tab(web_ui, runs)
-    assert environment.parsed_options is not None
-    prefix = f"{environment.parsed_options.web_base_path or ''}/walkaway"
-    app.register_blueprint(_pages(web_ui, runs), url_prefix=prefix)
+    app.register_blueprint(_pages(web_ui, runs), url_prefix=f"{base}/walkaway")
+
+
+def _take_terminal(web_ui: Any, base: str) -> None:
+    check_can_listen(web_ui.host, web_ui.port, flag="--web-port")
+    logging.getLogger("harness").setLevel(logging.INFO)  # whatever Locust's own level is
+    _LOG.info(
+        "the page is at http://%s:%d%s; Ctrl-C ends it",
+        web_ui.host or "127.0.0.1",
+        web_ui.port,
+        base,
+    )
+    sys.stdin = io.StringIO()  # keys of the terminal would start users without a plan
 
 
 def _shown(runs: WebRuns) -> dict[str, Any]:
@@ -115,9 +131,10 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
         args = web_ui.template_args
         args["missing_host_warning"] = False  # without a host, the bundled engine is started
         shown, options = form_fields(web_ui.environment.parsed_options), args["extra_options"]
+        # Locust shows a name that begins with a capital letter as it stands, and sends it so.
         args["extra_options"] = {
-            name: {**options[name], "default_value": shown[name]}
-            for name in FIELDS
+            one.label: {**options[name], "default_value": shown[name], "help_text": one.help}
+            for name, one in FIELDS.items()
             if name in options
         }
 
@@ -142,7 +159,7 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
             response.set_data(json.dumps(data))
         elif request.endpoint == "locust.index":
             page = response.get_data(as_text=True)
-            response.set_data(page.replace("</body>", f"{_LINK}</body>"))
+            response.set_data(page.replace("</body>", f"{_NOW}</body>"))
         return response
 
 
@@ -159,6 +176,10 @@ def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
         text = msgspec.json.encode(shown | {"told": progress_text(shown)})
         return Response(text, mimetype="application/json", headers=HEADERS)
 
+    def now() -> Response:
+        has_report = bool(runs.shown.get("report"))
+        return jsonify({"told": brief_text(_shown(runs)), "has_report": has_report})
+
     def report() -> Response:
         path = runs.shown.get("report")
         if path is None:
@@ -172,5 +193,6 @@ def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
     for name, path in FILES.items():
         add(f"/{name}", name.replace(".", "-"), partial(file, path))
     add("/live.json", "figures", figures)
+    add("/now.json", "now", now)
     add("/report", "report", report)
     return pages

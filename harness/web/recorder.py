@@ -15,18 +15,21 @@ It does a run like `walkaway run`, but with the load of the page's users, in Loc
 import json
 import math
 import os
+import re
 import shlex
+import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from harness.errors import ConfigError, TargetError, WalkawayError
+from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.http_client import LOAD_THIS_HOST, check_target_url
 from harness.load.rows import ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
@@ -38,12 +41,25 @@ from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
 from harness.store.conform_result import conformance_beside
 from harness.store.run_folder import RunFolder
 from harness.web.tab import final_rows, live_rows
-from harness.workload.form import check_startable, form_settings, without_place
+from harness.workload.form import (
+    FIELDS,
+    about_fields,
+    by_label,
+    check_startable,
+    form_settings,
+)
 from harness.workload.plan import LoadPlan
 
 TICK_S: Final = 0.5
 CHECK_EVERY: Final = 4  # ticks
 SHOWN: Final = 2  # lines of an error
+_FLAG: Final = re.compile(r"--(target|engine|model)( URL)?\b")
+_HOST: Final = '"Host"'
+_FIELD_OF: Final = {
+    "target": _HOST,
+    "engine": by_label(FIELDS["walkaway_engine"]),
+    "model": by_label(FIELDS["walkaway_model"]),
+}
 _STDOUT: Final = 1
 
 
@@ -57,14 +73,19 @@ def tell(event: str, **message: Any) -> None:
 
 
 class Stop(threading.Event):
+    """Set when the users have stopped. If none has started yet, the page has ended, and so `early`
+    is called: no load is to be waited for."""
+
     def __init__(self, stdin: BinaryIO) -> None:
         super().__init__()
+        self.early: Callable[[], object] = lambda: None
         self._stdin = stdin
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         self._stdin.readline()
         self.set()
+        self.early()
 
 
 class PageLoad:
@@ -78,7 +99,11 @@ class PageLoad:
         """The users already wait for their plan."""
 
     def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
-        """Until the users have stopped. Raises TargetError after that if the server is gone."""
+        """Until the users have stopped. Raises TargetError after that if the server is gone, and
+        InterruptedRunError if the page has ended before."""
+        self._stop.early = lambda: None
+        if self._stop.is_set():
+            raise InterruptedRunError("the page has ended before the load began")
         assert run.server is not None
         assert run.live is not None
         live = run.live
@@ -124,6 +149,7 @@ class MessageProgress(Progress):
 def record(resolved: ResolvedRun, stop: Stop) -> None:
     load = PageLoad(stop)
     with Interruption() as interruption:
+        stop.early = partial(interruption.handle, signal.SIGTERM, None)
         finished = execute(
             resolved,
             progress=MessageProgress(),
@@ -203,14 +229,11 @@ def resolve(command: dict[str, Any]) -> ResolvedRun:
     config = replace(
         config,
         settings=[*config.settings, *form_settings(fields)],
-        target_url=check_target_url(host, flag="Host") if host else None,
+        target_url=check_target_url(host, flag=_HOST) if host else None,
         engine=fields.get("walkaway_engine", "").strip() or config.engine,
         model=fields.get("walkaway_model", "").strip() or None,
     )
-    try:
-        resolved = resolve_run(config)
-    except ConfigError as error:
-        raise ConfigError(without_place(str(error))) from error
+    resolved = resolve_run(config)
     check_startable(resolved.workload)
     return resolved
 
@@ -223,7 +246,12 @@ def main() -> None:
         try:
             record(resolve(json.loads(line)), Stop(stdin))
         except WalkawayError as error:
-            tell("refused", why=short(error))
+            tell("refused", why=in_form_words(error))
+
+
+def in_form_words(error: WalkawayError) -> str:
+    """A refusal names the fields of the form: whoever reads it typed no flag and no key."""
+    return _FLAG.sub(lambda flag: _FIELD_OF[flag[1]], about_fields(short(error)))
 
 
 def short(error: WalkawayError) -> str:

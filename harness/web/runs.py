@@ -22,13 +22,15 @@ from harness.load.open_loop import OpenLoopDirector
 from harness.load.options import form_fields, put_in_force
 from harness.load.users import AbandoningUser
 from harness.run.process import python_module
-from harness.workload.form import FIELDS, check_each_applies
+from harness.web.tab import progress_text
+from harness.workload.form import FIELDS, check_each_applies, refused
 from harness.workload.plan import LoadPlan
 from harness.workload.values import MOST_STREAMS
 
 Form = Mapping[str, str]
 
 _LOG: Final = logging.getLogger(__name__)
+STARTING: Final = "starting the process that measures"
 JUDGED_S: Final = 120.0  # a stopped run settles, is judged and drawn within this time
 NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and start another"
 
@@ -50,7 +52,7 @@ class Recorder:
         self.answer: dict[str, Any] = {}
         self.has_answered = Event()
         self.is_over = Event()
-        self.shown: dict[str, Any] = {"phase": "", "state": "ready"}
+        self.shown: dict[str, Any] = {"phase": STARTING, "state": "starting"}
         self._say(json.dumps({"config": config, "fields": fields}))
         gevent.spawn(self._listen)
 
@@ -82,6 +84,7 @@ class Recorder:
                 "and the rows of the load in the run's folder (walkaway collect)"
             )
             self.shown |= {"state": "failed", "why": why}
+            _LOG.error(why)
             self._on_lost()
         if not self.has_answered.is_set():
             self.answer = {"event": "refused", "why": f"the measuring process ended: code {code}"}
@@ -101,12 +104,17 @@ class Recorder:
             case "live":
                 self.shown |= message
             case "phase":
+                if not message["text"].startswith(self.shown["phase"]):  # it only says more
+                    _LOG.info("%s", message["text"])
                 self.shown["phase"] = message["text"]
             case "lost":
                 self.shown["why"] = message["why"]
                 self._on_lost()
             case "done":
                 self.shown |= message | {"state": "done"}
+                place = {"report_at": self.shown["report"]}
+                name = Path(self.shown["folder"]).name
+                _LOG.info("run %s: %s", name, progress_text(self.shown | place))
             case other:
                 raise AssertionError(other)
 
@@ -121,13 +129,15 @@ class WebRuns:
         self._next: Recorder | None = None
         self._recorder: Recorder | None = None
         self._plan: LoadPlan | None = None
+        self._not_started: str | None = None  # why the last start was refused
         self.tally: Counter[str] = Counter()  # as the users' processes report it
 
     @property
     def shown(self) -> dict[str, Any]:
-        if self._next is not None and self._next.shown["phase"]:
+        if self._next is not None:
             return self._next.shown
-        return {"state": "ready"} if self._recorder is None else self._recorder.shown
+        shown = {"state": "ready"} if self._recorder is None else self._recorder.shown
+        return shown | {"not_started": self._not_started}
 
     @property
     def is_being_judged(self) -> bool:
@@ -146,14 +156,15 @@ class WebRuns:
     def begin(self, form: Form) -> str | None:
         if not self._starting.acquire(blocking=False):
             return "a test is already starting"
-        _LOG.info("a test is starting: first its server")
+        self._not_started = None
         try:
             self._prepare(self._fields(form))
         except ConfigError as error:
-            return str(error)
+            self._not_started = str(error)
+            _LOG.info("no test was started: %s", error)
         finally:
             self._starting.release()
-        return None
+        return self._not_started
 
     def refuse_change(self) -> str:
         """Locust's dialog hides this reason, so the tab and the live page show it."""
@@ -179,13 +190,13 @@ class WebRuns:
         except ValueError:
             is_rate = False
         if not is_rate:
-            raise ConfigError(FIELDS["spawn_rate"].refused(rate))
+            raise ConfigError(refused(FIELDS["spawn_rate"], rate))
         shown = {"user_count": "1"} | form_fields(self._options)
         text = form.get("run_time", "").strip()
         try:
             run_time = str(parse_timespan(text)) if text else ""
         except ValueError as error:
-            raise ConfigError("Run time: write for example 20, 20s, 3m, 2h or 1h20m") from error
+            raise ConfigError('"Run time" must be like 20, 20s, 3m, 2h or 1h20m') from error
         fields = shown | dict(form) | {"run_time": run_time}
         check_each_applies(fields, shown)
         return fields

@@ -17,14 +17,20 @@ _ABOUT: Final = {
     "failed": "went wrong",
     "cut_off": "the test ended first",
 }
+_NO_PROBES: Final = (
+    "not measured here: a run of this page sends no probes; walkaway demo and walkaway run "
+    "slot_recovery do"
+)
 _NO_LOG: Final = "this server has no lifecycle log: known once the run is judged"
 _LAST: Final = f"p50, p99 of the last {LAST:,}"
 _SHOWN_LEVELS: Final = frozenset({"invalid", "warning"})
+NO_TEST: Final = "no test has been started yet; without a Host the bundled engine is started"
 FINAL: Final = tuple(one for one in METRICS.values() if one.on_web_tab)
 FILES: Final = {  # by what their addresses end in
     "live": Path(__file__).with_name("live.html"),
     "live.js": Path(__file__).with_name("live.js"),
     "live.css": Path(__file__).with_name("live.css"),
+    "now.js": Path(__file__).with_name("now.js"),
 }
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -38,6 +44,8 @@ HEADERS: Final = {
 
 def progress_text(shown: Mapping[str, Any]) -> str:
     state, why = shown["state"], shown.get("why")
+    if not_started := shown.get("not_started"):
+        return f"no test was started: {not_started}"
     if state == "done" and why:
         return f"{why}; the run so far is judged and saved in {shown['folder']}"
     if why:
@@ -46,10 +54,17 @@ def progress_text(shown: Mapping[str, Any]) -> str:
         return f"judged; its report could not be drawn: see {shown['folder']}/report.log"
     if state == "done":
         return f"judged: its report is at {shown['report_at']}"
-    phase = str(shown.get("phase") or "no test has been started yet")
+    phase = str(shown.get("phase") or NO_TEST)
     if refused := shown.get("refused"):
         return f"not changed: {refused} ({phase})"
     return phase
+
+
+def brief_text(shown: Mapping[str, Any]) -> str:
+    """What stands beside a link to the report."""
+    if shown.get("report") and not (shown.get("why") or shown.get("not_started")):
+        return "the run is judged"
+    return progress_text(shown)
 
 
 def tab_rows(shown: Mapping[str, Any], *, reported: int) -> list[dict[str, str]]:
@@ -96,6 +111,8 @@ def final_rows(summary: Summary, conformance: str | None) -> list[dict[str, str]
     for one in FINAL:
         if one.name in summary.metrics:
             rows.append(_row(one.label, figure_text(summary.metrics[one.name]), one.shows))
+        elif one.name == "slot_recovery_s":
+            rows.append(_row(one.label, DASH, _NO_PROBES))
         elif one.name in summary.not_measurable:
             rows.append(
                 _row(one.label, DASH, f"not measurable here: {summary.not_measurable[one.name]}")

@@ -21,6 +21,7 @@ _RANGE: Final = re.compile(rf"({_DIGITS})\s*-\s*({_DIGITS})")
 _NUMBER: Final = re.compile(_DIGITS)
 _PLANS: Final = ("tokens", "time", "prefill", "queued", "last_token")
 _PLACE: Final = re.compile(rf"^(?:--set [\w.]+|{re.escape(BY_HAND)}): ", re.MULTILINE)
+_KEY: Final = re.compile(r"`([\w.]+)`")
 
 
 def _number(text: str) -> str | None:
@@ -35,27 +36,36 @@ def _token_counts(text: str) -> str | None:
 
 
 def _range(text: str) -> str | None:
-    if found := _RANGE.fullmatch(text):
-        return f"[{found[1]}, {found[2]}]"
-    return f"[{text}, {text}]" if _NUMBER.fullmatch(text) else None
+    found = _RANGE.fullmatch(text)
+    low, high = (found[1], found[2]) if found else (text, text)
+    if not (_NUMBER.fullmatch(low) and float(low) <= float(high)):
+        return None
+    return f"[{low}, {high}]"
 
 
-_LOCUSTS: Final = {
-    "user_count": "Number of users",
-    "spawn_rate": "Ramp up",
-    "run_time": "Run time",
-}
+def _whole_range(text: str) -> str | None:
+    return None if "." in text else _range(text)
+
+
+def _seconds(text: str) -> str | None:
+    return text if _NUMBER.fullmatch(text) and 0 < float(text) <= LONGEST_S else None
+
+
+# Locust's own fields, and their flags.
+_LOCUSTS: Final = {"user_count": "--users", "spawn_rate": "--spawn-rate", "run_time": "--run-time"}
 
 
 class FormField(NamedTuple):
     """A field of Locust's (`_LOCUSTS`), or one of ours, whose `id` has a prefix.
 
+    `label`: what the form calls it; `help` explains that, in the form and in Locust's own help.
     `key`: the key of the workload that it sets; its range is allowed, unless `allowed` says more.
     `default`: its text under plain Locust. `parse`: from its text to TOML, None for a wrong text.
     `needs`: the id of a field, and its values, without which this one has no effect.
     """
 
     name: str
+    label: str
     key: str = ""
     default: str = ""
     help: str = ""
@@ -74,25 +84,38 @@ class FormField(NamedTuple):
         return f"{OURS}{self.name}" if self.is_ours else self.name
 
     @property
-    def label(self) -> str:
-        return _LOCUSTS.get(self.name, self.name.replace("_", " ").capitalize())
+    def flag(self) -> str:
+        return _LOCUSTS.get(self.name, f"--{self.id.replace('_', '-')}")
 
     @property
     def range(self) -> str:
         return self.allowed or _range_of(self.key)
 
-    def refused(self, text: str) -> str:
-        return f"{self.label}: {text!r} is refused; allowed: {self.range}"
-
-    def value(self, text: str) -> str:
+    def value(self, text: str, called: "Called") -> str:
         if self.choices and text and text not in self.choices:
             raise ConfigError(
-                f"{self.label}: must be one of {', '.join(self.choices)}, not {text!r}"
+                f"{called(self)} must be one of {', '.join(self.choices)}, not {text!r}"
             )
         value = self.parse(text) if text else ""
         if value is None:
-            raise ConfigError(self.refused(text))
+            raise ConfigError(refused(self, text, called))
         return value
+
+
+# How a refusal calls a field: as the form does, or on the command line of plain Locust.
+Called = Callable[[FormField], str]
+
+
+def by_label(field: FormField) -> str:
+    return f'"{field.label}"' if field.is_shown else f"`{field.key}`"
+
+
+def by_flag(field: FormField) -> str:
+    return field.flag
+
+
+def refused(field: FormField, text: str, called: Called = by_label) -> str:
+    return f"{called(field)} must be {field.range}, not {text!r}"
 
 
 def _range_of(key: str) -> str:
@@ -102,110 +125,168 @@ def _range_of(key: str) -> str:
     model: type[Section] = RunSettings if section == "run" else AbandonLoad
     ends = model.model_fields[name].metadata
     limits = {by: getattr(end, by) for end in ends for by in ("gt", "ge", "le") if hasattr(end, by)}
-    least = f"more than {limits['gt']}," if "gt" in limits else f"{limits['ge']}"
-    return f"{least} to {limits['le']}"
+    least = f"more than {limits['gt']}" if "gt" in limits else f"from {limits['ge']}"
+    return f"{least} on" if limits["le"] == LARGEST_INT else f"{least} to {limits['le']}"
 
 
 # In the order of the form, the caps first.
 _TABLE: Final = (
-    FormField("user_count", "run.users", needs=("walkaway_arrivals", ("closed", AS_WORKLOAD))),
-    FormField("spawn_rate", allowed=f"more than 0, to {MOST_STREAMS} users a second"),
-    FormField("run_time", "run.max_seconds", parse=_number),
+    FormField(
+        "user_count",
+        "Number of users",
+        "run.users",
+        needs=("walkaway_arrivals", ("closed", AS_WORKLOAD)),
+    ),
+    FormField("spawn_rate", "Ramp up", allowed=f"more than 0 to {MOST_STREAMS} users a second"),
+    FormField(
+        "run_time",
+        "Run time",
+        "run.max_seconds",
+        allowed=f"more than 0 and at most {LONGEST_S} seconds",
+        parse=_seconds,
+    ),
     FormField(
         "most_streams",
+        "Most streams",
         "run.most_streams",
         help=f"more users or open streams are refused; empty: {USUAL_STREAMS:,}",
         is_shown=False,
     ),
     FormField(
         "most_rate",
+        "Highest rate",
         "run.most_rate",
         help=f"more arrivals a second are refused; empty: {USUAL_RATE:,.0f}",
         is_shown=False,
     ),
     FormField(
-        "engine", "", "reference", "the kind of server; reference without a host: it is started"
+        "engine",
+        "Kind of server",
+        default="reference",
+        help="a name from `walkaway targets`; reference without a Host: it is started",
     ),
-    FormField("model", "", "", "the model's name; empty: the server's only one"),
+    FormField("model", "Model", help="its name on the server; empty: the server's only one"),
     FormField(
         "leave",
+        "When users leave",
         default="tokens",
-        help="abandon plan: when users leave; workload: as its file says",
+        help="after some tokens or a time, in the prefill, ...; workload: as its file says",
         choices=(*_PLANS, AS_WORKLOAD),
     ),
     FormField(
         "tokens",
+        "Leave after tokens",
         default="1,16,64",
-        help="plan tokens: after one of these counts",
+        help="one of these counts; if they leave by tokens",
         allowed=f"numbers from 0 to {MOST_TOKENS} with commas between",
         parse=_token_counts,
         needs=("walkaway_leave", ("tokens",)),
     ),
     FormField(
         "seconds",
+        "Leave after seconds",
         default="0.1-2",
-        help="plan time: so long after the sending",
-        allowed=f"0 to {LONGEST_S}, or lowest-highest",
+        help="since the sending, a number or lowest-highest; if they leave by time",
+        allowed=f"seconds from 0 to {LONGEST_S}, or lowest-highest",
         parse=_range,
         needs=("walkaway_leave", ("time",)),
     ),
     FormField(
         "way",
+        "Way to leave",
         default="fin",
-        help="the way to leave, for any plan but that of the workload",
+        help="how the connection ends; not if they leave as the workload says",
         choices=tuple(way.value for way in Way if way.over(Protocol.HTTP) and not way.stays_open),
         needs=("walkaway_leave", _PLANS),
     ),
-    FormField("stay_share", "load.stay_share", "0.25", "share of users who never leave"),
+    FormField(
+        "stay_share",
+        "Share who stay",
+        "load.stay_share",
+        "0.25",
+        "0 to 1; these requests are read to their end",
+    ),
     FormField(
         "think",
+        "Pause before leaving",
         "load.think",
         "step",
-        "pause before leaving",
+        "step (a random part of one), none, or seconds",
         allowed=f'"step", "none", or seconds from 0 to {LONGEST_S}',
     ),
     FormField(
         "prompt_tokens",
+        "Prompt tokens",
         "load.prompt_tokens",
         "64",
-        "length of the prompts",
-        allowed=f"1 to {MOST_TOKENS}, or lowest-highest",
-        parse=lambda text: _range(text) or text,
+        "a number, or lowest-highest",
+        allowed=f"a whole number from 1 to {MOST_TOKENS}, or lowest-highest",
+        parse=_whole_range,
     ),
-    FormField("answer_tokens", "load.answer_tokens", "1000", "max_tokens of users who leave"),
-    FormField("stay_tokens", "load.stay_tokens", "128", "max_tokens of users who stay"),
+    FormField(
+        "answer_tokens",
+        "Answer tokens of users who leave",
+        "load.answer_tokens",
+        "1000",
+        "the longest answer that they ask for",
+    ),
+    FormField(
+        "stay_tokens",
+        "Answer tokens of users who stay",
+        "load.stay_tokens",
+        "128",
+        "the longest answer that they ask for",
+    ),
     FormField(
         "arrivals",
+        "Arrivals",
         default="closed",
         help="closed: users wait for their answers; poisson, constant: requests come at a rate",
         choices=("closed", "poisson", "constant", AS_WORKLOAD),
     ),
     FormField(
         "rate",
+        "Rate",
         default="1",
-        help="of arrivals, for the run time",
-        allowed=f"more than 0, to {USUAL_RATE:.0f} a second",
+        help="requests a second, for the run time; if arrivals are poisson or constant",
+        allowed=f"more than 0 to {USUAL_RATE:.0f} a second",
         parse=_number,
         needs=("walkaway_arrivals", ("poisson", "constant")),
     ),
     FormField(
         "max_streams",
-        help="arrivals at a rate: at most so many are open at once, others wait; "
+        "Most open streams",
+        help="arrivals at a rate: at most this many are open at once, others wait; "
         f"empty: {MAX_STREAMS:,}",
-        allowed=f"1 to {USUAL_STREAMS}",
+        allowed=f"from 1 to {USUAL_STREAMS}",
         parse=_number,
         is_shown=False,
     ),
     FormField(
         "stop_after",
+        "Stop after abandons",
         "load.stop_after_abandons",
-        help="ends the load after so many abandons",
-        allowed=f"1 to {LARGEST_INT}, or empty",
+        help="ends the load; empty: only its time or Stop does",
+        allowed="a whole number from 1 on, or empty",
     ),
-    FormField("timeout", "run.timeout_s", "60", "longest wait for a byte, in seconds"),
-    FormField("seed", "run.seed", "0", "every random choice follows from it"),
+    FormField("timeout", "Timeout", "run.timeout_s", "60", "longest wait for a byte, in seconds"),
+    FormField("seed", "Seed", "run.seed", "0", "every random choice follows from it"),
 )
 FIELDS: Final[Mapping[str, FormField]] = {one.id: one for one in _TABLE}
+_BY_LABEL: Final = {one.label: one.id for one in _TABLE if one.is_ours}
+_BY_KEY: Final = {one.key: one for one in _TABLE if one.key} | {
+    "arrivals": FIELDS["walkaway_arrivals"],
+    "arrivals.rate": FIELDS["walkaway_rate"],
+    "arrivals.seconds": FIELDS["run_time"],
+    "arrivals.max_streams": FIELDS["walkaway_max_streams"],
+    "load.mix.0.seconds": FIELDS["walkaway_seconds"],
+    "load.mix.0.tokens": FIELDS["walkaway_tokens"],
+}
+
+
+def by_id(form: Mapping[str, str]) -> dict[str, str]:
+    """A form as it was sent, in which our fields are called by their labels."""
+    return {_BY_LABEL.get(name, name): text for name, text in form.items()}
 
 
 def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> None:
@@ -219,15 +300,15 @@ def check_each_applies(fields: Mapping[str, str], shown: Mapping[str, str]) -> N
         is_now = fields.get(other, AS_WORKLOAD)
         if other and is_now not in values:
             raise ConfigError(
-                f"{one.label} needs {FIELDS[other].label} = {' or '.join(values)}, and it is "
-                f"{is_now}: {text!r} would change nothing"
+                f"{by_label(one)} needs {by_label(FIELDS[other])} = {' or '.join(values)}, and "
+                f"it is {is_now}: {text!r} would change nothing"
             )
 
 
-def form_settings(fields: Mapping[str, str]) -> list[str]:
+def form_settings(fields: Mapping[str, str], called: Called = by_label) -> list[str]:
     """`fields`: Locust's and ours by name; an empty one leaves the workload as it is. Raises
     ConfigError for a text that cannot be a setting."""
-    values = {name: one.value(fields.get(name, "").strip()) for name, one in FIELDS.items()}
+    values = {name: one.value(fields.get(name, "").strip(), called) for name, one in FIELDS.items()}
     settings = [f"{one.key}={values[one.id]}" for one in _TABLE if one.key and values[one.id]]
     leave = values["walkaway_leave"] or AS_WORKLOAD
     needed = {"tokens": "walkaway_tokens", "time": "walkaway_seconds"}.get(leave)
@@ -235,7 +316,7 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
     is_at_a_rate = kind not in ("closed", AS_WORKLOAD)
     for name in (needed, "walkaway_rate" if is_at_a_rate else None):
         if name is not None and not values[name]:
-            raise ConfigError(FIELDS[name].refused(""))
+            raise ConfigError(refused(FIELDS[name], "", called))
     if leave != AS_WORKLOAD:
         more = "" if needed is None else f", {needed.removeprefix(OURS)}={values[needed]}"
         entry = f'{{plan="{leave}", way="{values["walkaway_way"] or "fin"}"{more}}}'
@@ -249,18 +330,24 @@ def form_settings(fields: Mapping[str, str]) -> list[str]:
 
 def _arrivals(kind: str, values: Mapping[str, str]) -> list[str]:
     if not (seconds := values["run_time"]):
-        raise ConfigError("Arrivals at a rate need an end: give a run time, for example 60s")
+        raise ConfigError("arrivals at a rate need an end: give a run time, for example 60s")
     most = values["walkaway_max_streams"]
     more = f", max_streams={most}" if most else ""
+    whole_s = min(float(seconds) + _LAST_STREAMS_S, LONGEST_S)
     return [
         f'arrivals={{kind="{kind}", rate={values["walkaway_rate"]}, seconds={seconds}{more}}}',
-        f"run.max_seconds={float(seconds) + _LAST_STREAMS_S:g}",
+        f"run.max_seconds={whole_s:g}",
     ]
 
 
-def without_place(refusal: str) -> str:
-    """A refusal of the form's settings: no file and no flag holds them."""
-    return _PLACE.sub("", refusal)
+def about_fields(refusal: str, called: Called = by_label) -> str:
+    """A refusal of settings that fields have made: it names the fields, as no file and no `--set`
+    holds them."""
+
+    def field_of(key: re.Match[str]) -> str:
+        return called(_BY_KEY[key[1]]) if key[1] in _BY_KEY else key[0]
+
+    return _KEY.sub(field_of, _PLACE.sub("", refusal))
 
 
 def check_startable(workload: Workload) -> None:

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from harness.metrics import METRICS
 from harness.run.process import free_port
@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 WAIT_MS = 60_000
+ENGINE = "input[name='Kind of server']"
 HOSTILE = "<img src=x onerror='window.taken=1'><script>window.taken=1</script></td>\"${1}"
 
 
@@ -68,14 +69,21 @@ def wait_for_row(page: Page, figure: str, condition: str) -> None:
 def fill_in(page: Page) -> None:
     """A mistake, which is refused in the form (test_form has all of them); then a setting."""
     page.get_by_text("Custom parameters").click()
-    engine = page.input_value("input[name=walkawayEngine]")
-    page.fill("input[name=walkawayEngine]", HOSTILE)
+    engine = page.input_value(ENGINE)
+    page.fill(ENGINE, HOSTILE)
     start(page)
+    expect(now(page)).to_have_text("starting …")
     expect(page.get_by_role("alert")).to_contain_text(f"unknown engine `{HOSTILE}`")
-    page.fill("input[name=walkawayEngine]", engine)
-    page.select_option("select[name=walkawayLeave]", "tokens")
-    page.fill("input[name=walkawayTokens]", "1,4")
-    page.select_option("select[name=walkawayWay]", "rst")
+    expect(now(page)).to_contain_text(f"no test was started: unknown engine `{HOSTILE}`")
+    page.fill(ENGINE, engine)
+    page.select_option("select[name='When users leave']", "tokens")
+    page.fill("input[name='Leave after tokens']", "1,4")
+    page.select_option("select[name='Way to leave']", "rst")
+
+
+def now(page: Page) -> Locator:
+    """What the page says of the test, on each of its tabs."""
+    return page.locator("#walkaway-now").get_by_role("status")
 
 
 def start_by_a_schedule(page: Page) -> None:
@@ -83,8 +91,8 @@ def start_by_a_schedule(page: Page) -> None:
     page.get_by_text("Advanced options").click()
     page.fill("input[name=runTime]", "1")
     page.get_by_text("Custom parameters").click()
-    page.select_option("select[name=walkawayArrivals]", "constant")
-    page.fill("input[name=walkawayRate]", "20")
+    page.select_option("select[name='Arrivals']", "constant")
+    page.fill("input[name='Rate']", "20")
     start(page)
     look_at_our_tab(page)
 
@@ -109,6 +117,13 @@ def check_text_stays_text(page: Page, url: str) -> None:
     assert violations(Axe().run(page, "table").response) == []
     assert page.evaluate("window.taken") is None
     page.close()
+
+
+def check_report_is_linked(page: Page, url: str) -> None:
+    expect(now(page)).to_have_text("the run is judged")
+    link = page.locator("#walkaway-now").get_by_role("link", name="open the report")
+    assert page.context.request.get(f"{url}/{link.get_attribute('href')}").ok
+    assert violations(Axe().run(page, "#walkaway-now").response) == []
 
 
 def check_nothing_changes(page: Page, live: Page, url: str) -> None:
@@ -146,6 +161,7 @@ def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) 
         page.goto(url)
         fill_in(page)
         start(page)
+        expect(now(page)).to_contain_text("starting the ")
         look_at_our_tab(page)
         wait_for_row(page, "abandoned", "(n) => Number(n) > 20")
         assert addresses(process) == {"127.0.0.1"}
@@ -164,6 +180,7 @@ def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) 
         assert "STOPPED" in str(header.json_value())
         row = page.locator("tbody tr").first
         expect(row).to_contain_text(f"its report is at {url}/walkaway/report")
+        check_report_is_linked(page, url)
         live.get_by_role("link", name="open the report").click(timeout=WAIT_MS)
         assert "What do these users cost" in live.title()
         wait_for_row(page, METRICS["ghost_rate"].label, "(n) => n.endsWith('%')")

@@ -1,5 +1,7 @@
 """Plain Locust, without `walkaway run`: the same users by its own options."""
 
+import os
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -55,6 +57,20 @@ def test_plain_locust_makes_a_plan_of_its_options(
     assert {row.user for row in rows} == users
     assert {row.outcome for row in rows} - {Outcome.CUT_OFF} == {Outcome.ABANDONED}
     assert {row.planned_abandon for row in rows} == {2}
+
+
+def test_without_a_host_no_load_is_sent() -> None:
+    err = ended(run_locust(*HEADLESS, "-t", "1"), code=2)
+    assert "walkaway: no server is named" in err
+
+
+def test_a_page_on_a_port_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        err = ended(run_locust("--web-host", "127.0.0.1", "--web-port", port), code=2)
+    last = err.splitlines()[-1]
+    assert last.startswith(f"walkaway: --web-port {port}: process {os.getpid()} (")
+    assert last.endswith("listens there already; end it, or name another port")
 
 
 def test_failed_requests_end_a_master_with_1_as_locust_does() -> None:

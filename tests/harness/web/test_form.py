@@ -1,6 +1,7 @@
 """The start form: what its fields become, and how a wrong or useless text is refused."""
 
 import argparse
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from harness.workload.arrivals import ClosedArrivals, PoissonArrivals
 from harness.workload.form import (
     BY_HAND,
     FIELDS,
+    about_fields,
+    by_flag,
+    by_id,
     check_each_applies,
     check_startable,
     form_settings,
@@ -109,6 +113,7 @@ def test_each_option_of_the_form_says_what_it_allows() -> None:
     assert list(shown) == in_table
     for name, action in shown.items():
         assert action.help.startswith(FIELDS[name].range)
+        assert action.option_strings == [FIELDS[name].flag]
     for way in shown["walkaway_way"].choices:  # none that the page always refuses
         fields = ours(leave="tokens", tokens="1", way=way)
         check_startable(load_workload(BY_HAND, form_settings(fields)))
@@ -117,3 +122,21 @@ def test_each_option_of_the_form_says_what_it_allows() -> None:
 @pytest.mark.parametrize("name", ["demo", "open_loop", "trace_replay", "last_token_race"])
 def test_the_page_starts_what_it_can_stop(name: str) -> None:
     check_startable(load_workload(name))
+
+
+def test_labels_are_plain_words_that_locust_shows_and_sends_as_they_stand() -> None:
+    """It capitalises the first letter of a name, and parts it where a capital or a digit follows a
+    small letter; with the text behind it, a label fits into the width of its field."""
+    shown = [one for one in FIELDS.values() if one.is_ours and one.is_shown]
+    assert len({one.label for one in shown}) == len(shown)
+    for one in shown:
+        assert re.fullmatch("[A-Z][a-z]*( [a-z]+)*", one.label)
+        assert len(f"{one.label} ({one.help})") <= 100
+    sent = {one.label: one.id for one in shown} | {"user_count": "user_count", "host": "host"}
+    assert by_id(sent) == {name: name for name in sent.values()}
+
+
+def test_a_refusal_names_the_field_and_not_the_key() -> None:
+    refusal = "--set run.timeout_s: `run.timeout_s` must be more than 0.0, not 0\n`run.loops` is 2"
+    assert about_fields(refusal) == '"Timeout" must be more than 0.0, not 0\n`run.loops` is 2'
+    assert about_fields(refusal, by_flag).startswith("--walkaway-timeout must be more than 0.0")

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from harness.run.live import LiveRun
-from harness.web.tab import FILES, HEADERS, live_rows, progress_text
+from harness.web.tab import FILES, HEADERS, NO_TEST, live_rows, progress_text
 from tests.conftest import ServePages
 from tests.dashboards.browsing import CHROMIUM, chromium, violations
 from tests.harness.run.test_live import MS, event, left
@@ -147,7 +147,7 @@ def test_foreign_scripts_and_requests_are_refused(
 @pytest.mark.parametrize(
     ("figures", "state", "empty"),
     [
-        ({"state": "ready"}, "no test has been started yet", "Nothing was seen yet."),
+        ({"state": "ready"}, NO_TEST, "Nothing was seen yet."),
         (shown(ticks=3, has_log=False), "night-1: load: 12 users for 60 s", "This server"),
     ],
     ids=["before the first run", "a server without a log"],

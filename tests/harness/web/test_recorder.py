@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,15 @@ from harness.commands import finished_run as run_command
 from harness.commands.verbs import app
 from harness.errors import ConfigError, TargetError
 from harness.run.run_config import RunConfig, resolve_run
-from harness.web.recorder import command_of, resolve, short, tell, until_stopped
+from harness.web.recorder import (
+    Stop,
+    command_of,
+    in_form_words,
+    resolve,
+    short,
+    tell,
+    until_stopped,
+)
 from harness.workload.form import BY_HAND
 from tests.harness.plans import typed_plan
 
@@ -26,6 +35,33 @@ from tests.harness.plans import typed_plan
 )
 def test_an_error_is_one_line_without_the_log(text: str, shown: str) -> None:
     assert short(TargetError(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("refusal", "shown"),
+    [
+        (
+            "--engine vllm needs --target URL: only the bundled engine is started",
+            '"Kind of server" vllm needs "Host": only the bundled engine is started',
+        ),
+        ("http://h has 2 models (a, b); name one with --model", '"Model"'),
+        ("--set run.users: `run.users` must be at least 1, not 0", '"Number of users" must be'),
+        ("10.0.0.1 is not loopback: --yes-load-this-host allows it", "--yes-load-this-host"),
+    ],
+)
+def test_a_refusal_of_the_form_names_its_fields(refusal: str, shown: str) -> None:
+    assert shown in in_form_words(ConfigError(refusal))
+
+
+def test_a_page_that_ends_before_the_load_interrupts_what_it_waits_for() -> None:
+    reading, writing = os.pipe()
+    is_early = threading.Event()
+    with os.fdopen(reading, "rb", buffering=0) as stdin:
+        stop = Stop(stdin)
+        stop.early = is_early.set
+        os.close(writing)
+        assert is_early.wait(10)
+        assert stop.is_set()
 
 
 def test_a_message_to_a_page_that_has_ended_is_lost_silently() -> None:
@@ -77,14 +113,15 @@ def test_the_command_of_a_run_repeats_it(
     assert "secret" not in line
     again = resolve_run(config_of(line, monkeypatch))
     as_typed = replace(again.config, settings=ordered.config.settings, out=ordered.config.out)
-    assert replace(again, config=replace(as_typed, command=ordered.config.command)) == ordered
+    as_ordered = replace(as_typed, command=ordered.config.command)
+    assert replace(again, config=as_ordered, place=ordered.place) == ordered
 
 
 @pytest.mark.parametrize(
     ("host", "why"),
     [
-        ("foo bar", "Host foo bar: must be a URL such as http://127.0.0.1:8000"),
-        ("http://me:secret@host", "Host: holds a user name or password, which"),
+        ("foo bar", '"Host" foo bar: must be a URL such as http://127.0.0.1:8000'),
+        ("http://me:secret@host", '"Host": holds a user name or password, which'),
     ],
 )
 def test_a_wrong_host_is_refused_by_the_name_of_its_field(host: str, why: str) -> None:

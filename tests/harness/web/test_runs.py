@@ -1,11 +1,15 @@
 """The runs of a page that is asked over HTTP, without a browser."""
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.e2e.running import set_flags, wait_until
+from harness.run.process import free_port
+from tests.e2e.running import ROOT, Run, answers, assert_nothing_is_left, set_flags, wait_until
 from tests.e2e.test_web_page import served
 
 
@@ -27,3 +31,52 @@ def test_a_load_without_end_is_stopped_when_its_time_is_up(tmp_path: Path) -> No
         began = httpx.post(f"{url}/swarm", data=form, timeout=60).json()
         assert began["success"], began
         wait_until(has_stopped, "its users have stopped")
+
+
+@pytest.mark.e2e
+def test_an_interrupted_page_saves_its_run_and_says_where(tmp_path: Path) -> None:
+    """SIGINT comes to `walkaway` alone, as from `kill -INT`."""
+    port, run = free_port(), Run(tmp_path / "runs" / "1")
+    flags = set_flags("engine.runner=simulated", "engine.sim_fixed_ms=2", "settle.seconds=0")
+    command = ("harness", "run", "demo", "--web", *flags, "--out", str(run.folder.parent))
+    url, said = f"http://127.0.0.1:{port}", tmp_path / "said"
+
+    def is_served() -> bool:
+        try:
+            return answers(url)
+        except httpx.TransportError:
+            return False
+
+    with (
+        said.open("wb") as output,
+        subprocess.Popen(
+            [sys.executable, "-m", *command, "--web-port", str(port)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
+        try:
+            wait_until(is_served, "the page is there", 90)
+            refused = httpx.post(f"{url}/swarm", data={"user_count": "0", "spawn_rate": "1"})
+            assert '"Number of users" must be at least 1' in refused.json()["message"]
+            now = httpx.get(f"{url}/walkaway/now.json").json()
+            assert now["told"].startswith('no test was started: "Number of users"')
+            form = {"user_count": "4", "spawn_rate": "4", "Stop after abandons": "", "Seed": "7"}
+            assert httpx.post(f"{url}/swarm", data=form, timeout=60).json()["success"]
+            shards = run.folder / "shards"
+            wait_until(lambda: any(one.stat().st_size for one in shards.glob("requests-*")), "rows")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+    text = said.read_text()
+    assert f"the page is at {url}; Ctrl-C ends it" in text
+    assert "starting the reference engine (simulated runner)" in text
+    assert f"run 1: judged: its report is at {run.folder / 'report.html'}" in text
+    assert text.endswith("error: interrupted: the page has ended\n")
+    assert "Traceback" not in text
+    assert run.rows("requests")
+    assert run.manifest["seed"] == 7
+    assert_nothing_is_left(run)

@@ -7,7 +7,7 @@ import pytest
 
 from harness.formatting import DASH
 from harness.records import Metric
-from harness.web.tab import figure_text, final_rows, progress_text, tab_rows
+from harness.web.tab import NO_TEST, brief_text, figure_text, final_rows, progress_text, tab_rows
 from tests.made_up.summaries import made_up_summary
 
 OUTCOMES = dict.fromkeys(
@@ -18,10 +18,12 @@ OUTCOMES = dict.fromkeys(
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        ({"state": "ready"}, "no test has been started yet"),
+        ({"state": "ready"}, NO_TEST),
         ({"state": "running", "phase": "load: 3 users"}, "load: 3 users"),
         ({"state": "running", "why": "the server is gone"}, "the server is gone"),
         ({"state": "failed", "why": "it ended"}, "it ended"),
+        ({"state": "ready", "not_started": "no worker"}, "no test was started: no worker"),
+        ({"state": "starting", "phase": "starting the engine"}, "starting the engine"),
         (
             {"state": "running", "phase": "load: 3 users", "refused": "Seed cannot change"},
             "not changed: Seed cannot change (load: 3 users)",
@@ -73,6 +75,7 @@ def test_final_rows_begin_with_the_warnings() -> None:
     assert figures["wasted tokens"]["value"] == DASH
     assert figures["wasted tokens"]["about"] == "not measurable here: no log"
     assert "ghosts" not in figures
+    assert "a run of this page sends no probes" in figures["slot recovery"]["about"]
     assert figures["conformance"]["value"] == "2 fail"
     assert figures["conformance"]["about"] == "results/c/index.html"
 
@@ -94,3 +97,10 @@ def test_final_rows_begin_with_the_warnings() -> None:
 )
 def test_a_figure_has_quantiles_or_a_mean_and_the_sum_of_tokens(metric: Metric, text: str) -> None:
     assert figure_text(metric) == text
+
+
+def test_beside_a_link_to_the_report_no_address_stands() -> None:
+    done = {"state": "done", "report": "r.html", "report_at": "http://me/report", "folder": "7"}
+    assert brief_text(done) == "the run is judged"
+    assert brief_text(done | {"why": "it died"}).startswith("it died; the run so far is judged")
+    assert brief_text(done | {"not_started": "a typo"}) == "no test was started: a typo"

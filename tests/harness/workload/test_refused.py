@@ -20,10 +20,10 @@ from harness.gate.limits import parse_limits
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.workload.form import (
     BY_HAND,
+    about_fields,
     check_each_applies,
     check_startable,
     form_settings,
-    without_place,
 )
 from harness.workload.workload import load_target, load_workload
 from tests.harness.plans import server
@@ -80,7 +80,7 @@ def read(case: dict[str, Any], folder: Path) -> None:
         try:
             load_workload(name, form_settings(case["form"]))
         except ConfigError as error:
-            raise ConfigError(without_place(str(error))) from error
+            raise ConfigError(about_fields(str(error))) from error
     elif "changed" in case:
         check_each_applies(SHOWN | case["changed"], SHOWN)
     elif "page" in case:
