@@ -34,6 +34,7 @@ HOME_VARIABLE: Final = "WALKAWAY_ENGINES"
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 CONTEXT: Final = 4096  # tokens of a request
 BLOCK_TOKENS: Final = 32
+BUDGET, BATCH = 128, 32  # tokens of a step, small enough for long prompts to come in chunks
 READY_S: Final = 180.0
 POLL_S: Final = 0.1
 LOOPBACK: Final = "127.0.0.1"
@@ -58,6 +59,7 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     files: dict[str, str] = {}
     run_files: dict[str, str] = {}
     model: Format | None = None
+    most_slots: int | None = None
     env: dict[str, str] = {}
     commands: list[list[str]] = []
     url: str = "$url"
@@ -295,6 +297,10 @@ def bring_up(recipe: Recipe, wish: Wish, *, interruption: Interruption) -> Up:
 def _check(recipe: Recipe, wish: Wish) -> None:
     if wish.model not in SHAPES:
         raise ConfigError(f"--model {wish.model}: must be one of {', '.join(SHAPES)}")
+    if recipe.most_slots is not None and wish.slots > recipe.most_slots:
+        raise ConfigError(
+            f"--slots {wish.slots}: {recipe.name} runs at most {recipe.most_slots} at once"
+        )
     if recipe.is_hop != (wish.direct is not None):
         raise ConfigError(
             f"{recipe.name} stands in front of another server: name that with --direct URL"
@@ -342,6 +348,8 @@ def _start(
         "slots": str(wish.slots),
         "context": str(CONTEXT),
         "together": str(CONTEXT * wish.slots),
+        "budget": str(max(BUDGET, wish.slots)),
+        "batch": str(max(BATCH, wish.slots)),
         "blocks": str(max(CONTEXT, CONTEXT * wish.slots // 3) // BLOCK_TOKENS),
         "model": "" if recipe.model is None else str(_model(recipe.model, wish.model)),
         "direct": wish.direct or "",

@@ -67,6 +67,20 @@ def test_what_was_started_serves_and_is_ended_with_its_children() -> None:
     assert take_down(recipe) == []
 
 
+def test_a_step_has_room_for_each_slot(home: Path) -> None:
+    """vLLM, Dynamo and llama.cpp do not start with fewer tokens a step than slots."""
+    install(SERVER)
+    of_a_step = {"vllm": "$budget", "dynamo": "$budget", "llamacpp": "$batch"}
+    for name, tokens in of_a_step.items():
+        words = load_recipes()[name].commands[0]
+        assert tokens in words
+    recipe = structs.replace(SERVER, run_files={"sizes": "$slots $budget $batch"})
+    for slots, sizes in ((4, "4 128 32"), (256, "256 256 256")):
+        up(recipe, Wish(slots=slots))
+        assert (home / "files.run" / "sizes").read_text() == sizes
+        take_down(recipe)
+
+
 def test_a_killed_engine_and_a_killed_start_are_cleared_up(home: Path) -> None:
     install(SERVER)
     (pid,) = up().pids
@@ -98,6 +112,7 @@ def test_another_process_with_a_used_number_is_left_alone(home: Path) -> None:
         (SERVER, Wish(direct="http://127.0.0.1:1"), "is a server itself"),
         (load_recipes()["nginx"], Wish(), "name that with --direct URL"),
         (load_recipes()["nginx"], Wish(direct="http://192.0.2.1"), "not loopback"),
+        (load_recipes()["llamacpp"], Wish(slots=257), "llamacpp runs at most 256 at once"),
         (load_recipes()["vllm"], Wish(), r"vllm is not installed in .*targets install vllm"),
     ],
 )
