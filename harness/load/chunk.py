@@ -37,12 +37,30 @@ class Usage(msgspec.Struct):
         return 0 if details is None else details.reasoning_tokens or 0
 
 
+class Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    function: Function | None = None
+
+    def shown(self) -> str:
+        function = self.function or Function()
+        return f"{function.name or ''}{function.arguments or ''}"
+
+
 class Delta(msgspec.Struct):
     """The text that a chat chunk adds, or a whole message. Reasoning is generated text too."""
 
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    def beside_content(self) -> str:
+        calls = "".join(call.shown() for call in self.tool_calls or ())
+        return f"{self.reasoning_content or self.reasoning or ''}{calls}"
 
 
 class Choice(msgspec.Struct):
@@ -59,14 +77,15 @@ class Choice(msgspec.Struct):
         if self.text:
             return True
         delta = self.delta or self.message
-        return delta is not None and bool(
-            delta.content or delta.reasoning_content or delta.reasoning
-        )
+        if delta is None:
+            return False
+        if delta.content or delta.reasoning_content or delta.reasoning:
+            return True
+        return delta.tool_calls is not None and any(call.shown() for call in delta.tool_calls)
 
     def shown(self) -> str:
         delta = self.delta or self.message or Delta()
-        reasoning = delta.reasoning_content or delta.reasoning or ""
-        return f"{self.text or ''}{reasoning}{delta.content or ''}"
+        return f"{self.text or ''}{delta.beside_content()}{delta.content or ''}"
 
     @property
     def is_reasoning(self) -> bool:

@@ -169,6 +169,8 @@ def _look(read: Read, data: bytes, name: bytes) -> list[Look]:
     """What an event says, or a whole answer; nothing for a heartbeat. It raises nothing."""
     if is_error_name(name):
         return [Look(error=words_of(data))]
+    if name.decode("latin-1").strip().lower() in _PLAIN_KINDS:
+        name = b""  # "message" is the name of an event without one
     if is_heartbeat(name) or not data.strip():
         return []
     try:

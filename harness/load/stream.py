@@ -57,6 +57,7 @@ _ABANDONED: Final = Outcome.ABANDONED
 _READING: Final = State.READING
 _BY_USAGE: Final = TokenCounting.USAGE
 _BY_EVENTS: Final = TokenCounting.EVENTS
+_CALIBRATED: Final = TokenCounting.CALIBRATED
 _BUSY_STATUSES: Final = frozenset({429, 503})
 _ABORTS: Final = frozenset({ABORT, "aborted", "cancelled", "canceled"})
 
@@ -66,7 +67,7 @@ class StreamMachine:
 
     `_counted`: the server's latest count of each answer, or of all of them under 0. `_uncounted`:
     the events with text whose count stood still. `_answer_chars`: the length of `_answer`.
-    `_scaled`: the events that were taken for several tokens each, and those tokens.
+    `_scaled_events` were taken for several tokens each, together for `_scaled_tokens`.
     """
 
     def __init__(
@@ -97,7 +98,9 @@ class StreamMachine:
         self._usage_per_choice = usage_per_choice
         self._quick, self._look = dialect.quick, dialect.look
         self._calibration = calibration
-        self._scaled = (0, 0)
+        self._by_text = _BY_EVENTS if calibration is None else _CALIBRATED
+        self._per_event = 1.0 if calibration is None else calibration.tokens
+        self._scaled_events = self._scaled_tokens = 0
         self._counted: defaultdict[int, int] = defaultdict(int)
         self._unfinished = spec.n
         self._asked = spec.max_tokens * spec.n
@@ -270,8 +273,7 @@ class StreamMachine:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
         spec, times, usage = self._spec, self._token_times_ns.tolist(), self._usage or Usage()
         is_complete = self.outcome is Outcome.COMPLETED
-        is_scaled = self._counting is TokenCounting.CALIBRATED
-        scale = self._calibration if is_scaled else None
+        scale = self._calibration if self._counting is _CALIBRATED else None
         return RequestRow(
             request_id=spec.request_id,
             arm=spec.arm,
@@ -511,22 +513,20 @@ class StreamMachine:
             return self._count_ids(choice.token_ids)
         if not choice.has_text():
             return 0
-        if self._calibration is None:
-            self._counting = _BY_EVENTS  # one such event makes the whole row an estimate
-            return 1
-        return self._scale_up(self._calibration.tokens)
+        self._counting = self._by_text  # one such event makes the whole row an estimate
+        return 1 if self._per_event == 1 else self._scale_up()
 
     def _count_ids(self, ids: list[Any]) -> int:
         if not self.tokens_read:
             self._counting = TokenCounting.IDS
         return len(ids)
 
-    def _scale_up(self, scale: float) -> int:
+    def _scale_up(self) -> int:
         """How many tokens this event is taken for; all together no more than were asked for, unless
         there are more events."""
-        self._counting = TokenCounting.CALIBRATED
-        events, tokens = self._scaled
-        most = max(self._asked, events + 1)
-        now = max(tokens, min(round(scale * (events + 1)), most))
-        self._scaled = events + 1, now
-        return now - tokens
+        self._scaled_events = events = self._scaled_events + 1
+        before, now = self._scaled_tokens, int(self._per_event * events + 0.5)
+        if now > self._asked:
+            now = max(self._asked, events)
+        self._scaled_tokens = now
+        return now - before

@@ -110,7 +110,12 @@ def test_it_is_what_came_after_the_planned_moment(
 
 def test_events_that_were_counted_are_turned_into_tokens(run: RunBuilder) -> None:
     by_events: dict[str, Any] = {"token_counting": TokenCounting.EVENTS}
-    whole = {"tokens": [5, 6], "outcome": "completed", "end": 40, "completion_tokens": 8}
+    whole: dict[str, Any] = {
+        "tokens": [5, 6],
+        "outcome": "completed",
+        "end": 40,
+        "completion_tokens": 8,
+    }
     run.request("stays", sent=0, **whole, **by_events)
     run.abandon("a", t0=40, tokens=[5, 6, 7, 8, 9], planned_abandon=5, think_ns=0, **by_events)
     requests = run.frames().requests
@@ -123,8 +128,13 @@ def test_events_that_were_counted_are_turned_into_tokens(run: RunBuilder) -> Non
 def test_calibrated_events_are_tokens_already(run: RunBuilder) -> None:
     scaled: dict[str, Any] = {"token_counting": TokenCounting.CALIBRATED, "event_tokens": [4, 4]}
     scaled |= {"tokens_read": 8}
-    known = {"tokens_per_event": 4.0, "tokens_error": 0.1}
-    whole = {"tokens": [5, 6], "outcome": "completed", "end": 40, "completion_tokens": 7}
+    known: dict[str, Any] = {"tokens_per_event": 4.0, "tokens_error": 0.1}
+    whole: dict[str, Any] = {
+        "tokens": [5, 6],
+        "outcome": "completed",
+        "end": 40,
+        "completion_tokens": 7,
+    }
     run.request("stays", sent=0, **whole, **scaled, **known)
     run.abandon("a", t0=40, tokens=[5, 6], planned_abandon=5, think_ns=0, **scaled, **known)
     run.abandon("first", t0=40, tokens=[5], planned_abandon=1, think_ns=0)

@@ -398,6 +398,11 @@ ERRORS = [
         data({"code": "internal_error", "message": "engine died"}),
         *("engine died", DONE),
     ),
+    failing(
+        "event: message, and an error in it",
+        named("message", {"code": 500, "message": "engine died"}),
+        *("engine died", DONE),
+    ),
     failing("a status of 503", data({"status": 503, "message": "busy"}), "busy", DONE),
     Odd(
         "an object `error` before any token",
