@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from harness.load.chunk import MAX_CHARS, NONSENSE
+from harness.load.chunk import DONE, MAX_CHARS, NONSENSE
 from harness.load.loose import as_json, clean, values_of
 
 HEARTBEATS: Final = frozenset(
@@ -95,7 +95,8 @@ def _is_wrong(code: Any, *, has_words: bool) -> bool:
 def words_of(data: bytes) -> str:
     """Of an event that is an error by its name."""
     try:
-        return error_message(values_of(data)[0])
+        value = values_of(data)[0]
+        return NO_REASON if value == DONE else error_message(value)
     except NONSENSE:
         return _cut(data.decode("utf-8", "replace")) or NO_REASON
 

@@ -15,9 +15,8 @@ fails the request before it takes the memory. Tokens read after leaving are coun
 """
 
 from array import array
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from harness.load.chunk import (
     ABORT,
@@ -38,6 +37,7 @@ from harness.load.server_error import (
     refusal_message,
 )
 from harness.load.states import TRANSITIONS, IllegalSignalError, Signal, State
+from harness.load.token_count import TokenCount
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
 from harness.workload.event_scale import Calibration, Counted
@@ -55,9 +55,6 @@ _NO_STREAM: Final = "the server sent no stream of events, but"
 # Names of the module: an enum's attribute costs as much as a call, and this is for every token.
 _ABANDONED: Final = Outcome.ABANDONED
 _READING: Final = State.READING
-_BY_USAGE: Final = TokenCounting.USAGE
-_BY_EVENTS: Final = TokenCounting.EVENTS
-_CALIBRATED: Final = TokenCounting.CALIBRATED
 _BUSY_STATUSES: Final = frozenset({429, 503})
 _ABORTS: Final = frozenset({ABORT, "aborted", "cancelled", "canceled"})
 
@@ -65,9 +62,8 @@ _ABORTS: Final = frozenset({ABORT, "aborted", "cancelled", "canceled"})
 class StreamMachine:
     """Once `outcome` is set there is a `row()`; only events after leaving still change it.
 
-    `_counted`: the server's latest count of each answer, or of all of them under 0. `_uncounted`:
-    the events with text whose count stood still. `_answer_chars`: the length of `_answer`.
-    `_scaled_events` were taken for several tokens each, together for `_scaled_tokens`.
+    `_uncounted`: the events with text whose count stood still. `_answer_chars`: the length of
+    `_answer`.
     """
 
     def __init__(
@@ -85,7 +81,6 @@ class StreamMachine:
         self.tokens_read = 0
         self._spec = spec
         self._sent_ns = sent_ns
-        self._counting = TokenCounting.USAGE if continuous_usage else TokenCounting.EVENTS
         self._token_times_ns = array("q")  # 8 bytes each, where a list of such ints takes 40
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
@@ -95,16 +90,18 @@ class StreamMachine:
         self._wire_close: WireClose | None = None
         self._ended_ns: int | None = None
         self._error: str | None = None
-        self._usage_per_choice = usage_per_choice
         self._quick, self._look = dialect.quick, dialect.look
         self._calibration = calibration
-        self._by_text = _BY_EVENTS if calibration is None else _CALIBRATED
-        self._per_event = 1.0 if calibration is None else calibration.tokens
-        self._scaled_events = self._scaled_tokens = 0
-        self._counted: defaultdict[int, int] = defaultdict(int)
+        asked = spec.max_tokens * spec.n
+        self._tokens = TokenCount(
+            continuous_usage=continuous_usage,
+            usage_per_choice=usage_per_choice,
+            calibration=calibration,
+            asked=asked,
+        )
+        self._count = self._tokens.of
         self._unfinished = spec.n
-        self._asked = spec.max_tokens * spec.n
-        self._most_tokens = min(_MOST_TIMES_ASKED * self._asked + _ROOM_TOKENS, LARGEST_COUNT)
+        self._most_tokens = min(_MOST_TIMES_ASKED * asked + _ROOM_TOKENS, LARGEST_COUNT)
         self._uncounted = 0
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
@@ -273,7 +270,8 @@ class StreamMachine:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
         spec, times, usage = self._spec, self._token_times_ns.tolist(), self._usage or Usage()
         is_complete = self.outcome is Outcome.COMPLETED
-        scale = self._calibration if self._counting is _CALIBRATED else None
+        by = self._tokens.by
+        scale = self._calibration if by is TokenCounting.CALIBRATED and times else None
         return RequestRow(
             request_id=spec.request_id,
             arm=spec.arm,
@@ -294,7 +292,7 @@ class StreamMachine:
             tokens_read=self.tokens_read,
             token_times_ns=times,
             event_tokens=self._event_tokens,
-            token_counting=self._counting,
+            token_counting=by,
             outcome=self.outcome,
             status_code=self._status_code,
             error=self.error,
@@ -441,11 +439,9 @@ class StreamMachine:
 
     def _read_answer(self, answer: Look, t_ns: int) -> None:
         self._usage = answer.usage
-        tokens = None if self._usage is None else self._usage.completion_tokens
-        self._counting = TokenCounting.EVENTS if tokens is None else TokenCounting.USAGE
+        counted = None if self._usage is None else self._usage.completion_tokens
         has_text = [choice.has_text() for choice in answer.choices]
-        if tokens is None:
-            tokens = sum(has_text)
+        tokens = self._tokens.of_whole(has_text, counted)
         if tokens > self._most_tokens:
             self._end(Signal.ERROR, t_ns, self._too_long(tokens))
             return
@@ -495,38 +491,3 @@ class StreamMachine:
             self._unfinished -= 1
             if self._unfinished <= 0 and not (self._ends_mean_nothing and choice.has_text()):
                 self._apply(Signal.FINISH)
-
-    def _count(self, choice: Choice, usage: Usage | None) -> int:
-        if choice.finish_reason == ABORT and not choice.has_text():
-            return 0  # its usage counts what was generated, sent or not
-        if usage is not None and self._counting is _BY_USAGE:
-            so_far = usage.completion_tokens
-            if so_far is not None:
-                answer = choice.index if self._usage_per_choice else 0
-                before = self._counted[answer]
-                if so_far > before:
-                    self._counted[answer] = so_far
-                    return so_far - before
-                if so_far:  # else it does not count yet, as texts that come now show
-                    return 0
-        if choice.token_ids:
-            return self._count_ids(choice.token_ids)
-        if not choice.has_text():
-            return 0
-        self._counting = self._by_text  # one such event makes the whole row an estimate
-        return 1 if self._per_event == 1 else self._scale_up()
-
-    def _count_ids(self, ids: list[Any]) -> int:
-        if not self.tokens_read:
-            self._counting = TokenCounting.IDS
-        return len(ids)
-
-    def _scale_up(self) -> int:
-        """How many tokens this event is taken for; all together no more than were asked for, unless
-        there are more events."""
-        self._scaled_events = events = self._scaled_events + 1
-        before, now = self._scaled_tokens, int(self._per_event * events + 0.5)
-        if now > self._asked:
-            now = max(self._asked, events)
-        self._scaled_tokens = now
-        return now - before

@@ -368,6 +368,7 @@ ERRORS = [
     ),
     failing("event: error, in plain text", named("error", b"engine died"), "engine died", DONE),
     failing("event: error, without data", b"event: error\n\n", "no reason given", DONE),
+    failing("event: error, data: [DONE]", named("error", b"[DONE]"), "no reason given"),
     failing(
         "an error with a reason to finish after it",
         data({"error": {"message": "engine died", "type": "server_error"}}),
