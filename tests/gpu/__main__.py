@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from reference_engine.device import look_for_tools
 from tests.gpu.packages import NVML, PAGE, Find, lacking, missing_of, what_is_missing
 from tests.gpu.stages import DEVICE, ROOT, STAGES
 
@@ -35,9 +36,10 @@ def main(
     *,
     run: "RunInBox | None" = None,
     find: Find = find_spec,
+    look_for_tools: Callable[[], Sequence[str]] = look_for_tools,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> int:
-    given = _parsed(argv)
+    given = _parse(argv)
     base = given.out or ROOT / ("build/gpu-rehearsal" if given.rehearse else "results/gpu")
     if given.stages == [TABLE]:
         return _write_tables(base, find)
@@ -45,7 +47,8 @@ def main(
     asked = list(STAGES) if given.stages in ([], [REST]) else chosen
     missing = missing_of([STAGES[name] for name in asked], rehearses=given.rehearse, find=find)
     lacks_nvml = not given.rehearse and bool(lacking([NVML], find))
-    if sentence := what_is_missing(missing, lacks_nvml=lacks_nvml):
+    tools = () if given.rehearse else look_for_tools()
+    if sentence := what_is_missing(missing, tools, lacks_nvml=lacks_nvml):
         _say(sentence)
     if missing[DEVICE]:
         return 2
@@ -56,7 +59,9 @@ def main(
     session = Session(
         base=base.resolve(),
         rehearses=given.rehearse,
-        missing=missing,
+        missing={
+            name: [*lacks, *(tools if name != DEVICE else ())] for name, lacks in missing.items()
+        },
         run=run or run_in_box,
         say=_say,
         now=now,
@@ -79,7 +84,7 @@ def _write_tables(base: Path, find: Find) -> int:
     return 0
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     words = (*STAGES, REST, TABLE)
     parser = argparse.ArgumentParser(prog="python -m tests.gpu")
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"{', '.join(words)}")

@@ -1,7 +1,8 @@
 """The device and how fast it copies: `python -m tests.gpu.device FILE [--rehearse]`.
 
-FILE gets what torch and NVML say at once, and the copy rate when it is measured. The exit status is
-2 if there is no CUDA device; standard output then says why, in one sentence.
+FILE gets the card's name from the driver at once, since the results are kept under it; then what
+torch and NVML say, then the copy rate. The exit status is 2 if there is no CUDA device; standard
+output then says why, in one sentence.
 """
 
 import json
@@ -9,7 +10,7 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -18,19 +19,15 @@ from statistics import quantiles
 from time import perf_counter
 from typing import Any, Final
 
-from reference_engine.device import NoGpuError, find_gpus, look_around
+from reference_engine.device import NoGpuError, Surroundings, find_gpus, look_around
 
 _LARGEST_COPY: Final = 1 << 31  # bytes
 _COPIES: Final = 30
 _WARM: Final = 5
 
 
-def why_no_cuda(torch: Any, find_gpus: Callable[[], object]) -> str | None:
-    """A sentence; None if there is a device. `find_gpus` raises NoGpuError."""
-    try:
-        find_gpus()
-    except NoGpuError as error:
-        return str(error)
+def why_no_cuda(torch: Any) -> str | None:
+    """A sentence of a torch that does not see what the driver shows; None if it does."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
@@ -95,6 +92,12 @@ def facts_of_nvml(nvml: Any, uuid: str) -> dict[str, Any]:
     }
 
 
+def describe(torch: Any, nvml: Any, uuid: str) -> dict[str, Any]:
+    """`nvml` is None where it cannot be read."""
+    of_nvml = {} if nvml is None else facts_of_nvml(nvml, uuid)
+    return {**facts_of_torch(torch, "cuda"), **of_nvml}
+
+
 def copy_rates(torch: Any, device: str, size: int, number: int) -> list[float]:
     """Bytes a second, read and written together, of copies within the device's memory."""
     here = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -115,18 +118,6 @@ def copy_rates(torch: Any, device: str, size: int, number: int) -> list[float]:
     return [2 * size / timed() for _ in range(_WARM + number)][_WARM:]
 
 
-def describe(
-    torch: Any, nvml: Any, device: str, now: datetime, rates: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """`nvml` is None where it cannot be read. `copy_bytes_s`: the quartiles of the rates."""
-    facts = {"at": now.isoformat(timespec="seconds"), **facts_of_torch(torch, device)}
-    if nvml is not None:
-        facts |= facts_of_nvml(nvml, f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-    if rates is not None:
-        facts["copy_bytes_s"] = quantiles(rates, n=4, method="inclusive")
-    return facts
-
-
 def _open_nvml() -> Any:
     try:
         import pynvml
@@ -139,24 +130,59 @@ def _open_nvml() -> Any:
     return pynvml
 
 
-def main(file: Path, *, rehearses: bool) -> int:
+def _load_torch() -> Any:
+    import torch
+
+    return torch
+
+
+def main(
+    file: Path,
+    *,
+    rehearses: bool,
+    look_around: Callable[[], Surroundings] = look_around,
+    load_torch: Callable[[], Any] = _load_torch,
+) -> int:
     try:
-        import torch
+        card = "CPU" if rehearses else find_gpus(look_around())[0].name
+    except NoGpuError as error:
+        print(error)  # noqa: T201
+        return 2
+    _write(file, {"card": card})
+    try:
+        torch = load_torch()
     except (ImportError, OSError) as error:  # a package that is there and cannot be loaded
         print(f"torch does not load: {str(error).splitlines()[0]}")  # noqa: T201
         return 2
-    if not rehearses and (why := why_no_cuda(torch, lambda: find_gpus(look_around()))):
+    if rehearses:
+        _write(file, facts_of_torch(torch, "cpu"), copy_rates(torch, "cpu", 1 << 26, _COPIES))
+        return 0
+    if why := why_no_cuda(torch):
         print(why)  # noqa: T201
         return 2
-    device = "cpu" if rehearses else "cuda"
-    nvml = None if rehearses else _open_nvml()
-    file.write_text(json.dumps(describe(torch, nvml, device, datetime.now(UTC))))
-    free = (1 << 28) if rehearses else torch.cuda.mem_get_info()[0]
-    rates = copy_rates(torch, device, min(_LARGEST_COPY, free // 4), _COPIES)
-    # The clocks are read again, as a device at rest lowers them.
-    facts = describe(torch, nvml, device, datetime.now(UTC), rates)
-    file.write_text(json.dumps(facts, indent=2) + "\n")
+    _measure_gpu(file, torch)
     return 0
+
+
+def _measure_gpu(file: Path, torch: Any) -> None:
+    from reference_engine.model.torch_runner import gpu_uuid
+
+    nvml, uuid = _open_nvml(), gpu_uuid(torch.device("cuda", 0))
+    _write(file, describe(torch, nvml, uuid))
+    free, _ = torch.cuda.mem_get_info()
+    rates = copy_rates(torch, "cuda", min(_LARGEST_COPY, free // 4), _COPIES)
+    # The clocks are read again, as a device at rest lowers them.
+    _write(file, describe(torch, nvml, uuid), rates)
+
+
+def _write(file: Path, facts: Mapping[str, Any], rates: Sequence[float] = ()) -> None:
+    """Whole, whenever this process is killed. `copy_bytes_s`: the quartiles of the rates."""
+    whole = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
+    if rates:
+        whole["copy_bytes_s"] = quantiles(rates, n=4, method="inclusive")
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(whole, indent=2) + "\n")
+    part.replace(file)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tests.made_up.summaries import made_up_summary
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 GOOD = Ended(0, 12.0)
 STOPPED = Ended(-9, 40.0, was_stopped=True)
+UUID = "GPU-0123"
 
 
 def _refuse(_: int) -> int:
@@ -31,7 +32,7 @@ NVML: Any = SimpleNamespace(  # two devices; ours is the second, which does not 
     NVMLError=RuntimeError,
     nvmlDeviceGetCount=lambda: 2,
     nvmlDeviceGetHandleByIndex=lambda index: index,
-    nvmlDeviceGetUUID=lambda handle: ("GPU-other", "GPU-0123")[handle],
+    nvmlDeviceGetUUID=lambda handle: ("GPU-other", UUID)[handle],
     nvmlSystemGetDriverVersion=lambda: "580.159.04",
     nvmlDeviceGetClockInfo=lambda handle, kind: handle * {"graphics": 1755, "memory": 3201}[kind],
     nvmlDeviceGetMaxClockInfo=lambda _, kind: {"graphics": 1980, "memory": 3201}[kind],
@@ -47,7 +48,6 @@ def fake_torch(**cuda: Any) -> Any:
         multi_processor_count=132,
         major=9,
         minor=0,
-        uuid="0123",
     )
     shown = {"is_available": lambda: True, "get_device_properties": lambda _: properties, **cuda}
     return SimpleNamespace(
@@ -67,6 +67,7 @@ class Machine:
         self, ended: Mapping[str, Ended] | None = None, *, leaves_nothing: Sequence[str] = ()
     ) -> None:
         self.ended, self.leaves_nothing = ended or {}, leaves_nothing
+        self.pytest_says = "......\n== 12 passed, 31 deselected in 30.2s ==\n"
         self.commands: dict[str, Sequence[str]] = {}
         self.seconds = 0.0
 
@@ -85,12 +86,12 @@ class Machine:
 
     def _leave(self, command: Sequence[str], work: Path) -> None:
         if "pytest" in command:
-            (work / SAID).write_text("......\n== 12 passed, 31 deselected in 30.2s ==\n")
+            (work / SAID).write_text(self.pytest_says)
         elif "tests.gpu.device" in command:
-            rates = [4.2e12, 4.3e12, 4.4e12]
-            facts = describe(fake_torch(), NVML, "cuda", NOON, rates)
+            measured = {"at": NOON.isoformat(), "copy_bytes_s": [4.25e12, 4.3e12, 4.35e12]}
             versions = {"triton": "3.6.0", "python": "3.12.3"}
-            (work / "device.json").write_text(json.dumps({**facts, **versions}))
+            facts = describe(fake_torch(), NVML, UUID) | versions | measured
+            (work / "device.json").write_text(json.dumps(facts))
         elif "tests.bench" in command:
             goal = Bound("at most", 1.25)
             lines = [

@@ -1,4 +1,4 @@
-"""The packages that the stages need, found without importing any.
+"""What the stages need of Python and of the machine, found without importing any package.
 
 What a run needs is what pyproject.toml declares; the rest is few enough to be named here.
 """
@@ -64,8 +64,12 @@ def declared(project: Mapping[str, Any]) -> list[str]:
     return [name for name in map(_name, lines) if name not in _OTHERWISE]
 
 
-def what_is_missing(missing: Mapping[str, Sequence[str]], *, lacks_nvml: bool) -> str:
-    """One sentence; `missing`: the packages that each stage lacks. "" if nothing is missing."""
+def what_is_missing(
+    missing: Mapping[str, Sequence[str]], tools: Sequence[str], *, lacks_nvml: bool
+) -> str:
+    """One sentence; `missing`: the packages that each stage lacks; `tools`: what Triton needs and
+    the machine lacks. "" if nothing is missing.
+    """
     stages_of: dict[str, list[str]] = {}
     for stage, packages in missing.items():
         for package in packages:
@@ -79,7 +83,9 @@ def what_is_missing(missing: Mapping[str, Sequence[str]], *, lacks_nvml: bool) -
         parts.append(f"{', '.join(packages)} (needed by {whose})")
     if lacks_nvml:
         parts.append(f"{NVML} (without it power, energy, utilisation and clocks are not known)")
-    return f"this Python lacks {'; '.join(parts)}: install with pip" if parts else ""
+    of_python = f"this Python lacks {'; '.join(parts)}: install with pip" if parts else ""
+    of_machine = f"this machine lacks {' and '.join(tools)}, which Triton needs" if tools else ""
+    return "; ".join(filter(None, (of_python, of_machine)))
 
 
 def missing_of(

@@ -19,7 +19,9 @@ Result = Literal["good", "too slow", "failed", "skipped"]
 SAID: Final = "said.txt"
 _STAGES_FILE: Final = "stages.json"
 _LONGEST_LOG: Final = 65_536  # bytes, from its end
-_TESTS_ENDED: Final = re.compile(r"\d+ (passed|failed|skipped)\b.* in ")
+# Of pytest's last line, and of what it says about each test that it skipped.
+_TESTS_ENDED: Final = re.compile(r"\d+ (?:passed|failed|skipped|errors?)\b.* in .*")
+_WHY_SKIPPED: Final = re.compile(r"^SKIPPED \[\d+\] \S+: (.*)", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
@@ -43,6 +45,8 @@ def judge(stage: Stage, work: Path, ended: Ended) -> Outcome:
         return Outcome(
             "too slow", has_figures, f"interrupted near the end of its box{left}", ended.seconds
         )
+    if ended.status == 0 and stage.kind == "tests" and not has_figures:
+        return Outcome("skipped", False, f"all skipped: {_why_skipped(work)}", ended.seconds)
     if ended.status == 0 and has_figures:
         return Outcome("good", True, last if stage.kind == "tests" else "", ended.seconds)
     note = f"exit status {ended.status}: {last}"
@@ -50,10 +54,17 @@ def judge(stage: Stage, work: Path, ended: Ended) -> Outcome:
 
 
 def _has_figures(stage: Stage, work: Path) -> bool:
+    """Of tests: one has run to an end."""
     if stage.kind == "tests":
-        return bool(_TESTS_ENDED.search((work / SAID).read_text(errors="replace")))
+        said = _TESTS_ENDED.findall((work / SAID).read_text(errors="replace"))
+        return bool(said) and re.search("passed|failed|error", said[-1]) is not None
     file = stage.leaves_in(work) / FIGURES[stage.kind][0]
     return file.exists() and file.stat().st_size > 0
+
+
+def _why_skipped(work: Path) -> str:
+    reasons = _WHY_SKIPPED.findall((work / SAID).read_text(errors="replace"))
+    return "; ".join(dict.fromkeys(reasons)) or "pytest does not say why"
 
 
 def _last_line(file: Path) -> str:
@@ -87,7 +98,7 @@ class Results:
         kept: dict[str, str | None]
         if is_good or (outcome.has_figures and before.get("figures") != "whole"):
             kept = {"figures": "whole" if is_good else "part", "figures_at": at}
-            _copy(stage, work, self.folder / stage.name, FIGURES[stage.kind])
+            _copy(stage, work, self.folder / stage.name, stage.keeps)
         else:
             kept = {key: before.get(key) for key in ("figures", "figures_at")}
             if outcome.result != "skipped":

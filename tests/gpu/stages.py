@@ -5,23 +5,27 @@ in a rehearsal that is the small one for CPUs, and the load is cut short.
 """
 
 import ast
+import json
+import tomllib
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 Kind = Literal["device", "tests", "bench", "run"]
 
 ROOT: Final = Path(__file__).parents[2]
 DEVICE: Final = "device"
+DEMO: Final = "demo"
+REPORT: Final = "report.html"
 LONGEST_S: Final = 460.0  # of all boxes together
 
 # The end of a box, between SIGINT and SIGKILL. A run then writes its rows, its summary and report.
 GRACE_S: Final[dict[Kind, float]] = {"device": 1.0, "tests": 2.0, "bench": 2.0, "run": 6.0}
-# What a process leaves in its folder, apart from what it says; the first file is needed.
+# What is kept of what a process leaves, apart from what it says; the first file is needed.
 FIGURES: Final[dict[Kind, tuple[str, ...]]] = {
     "device": ("device.json",),
     "tests": (),
     "bench": ("lines.jsonl",),
-    "run": ("summary.json", "manifest.json", "report.html"),
+    "run": ("summary.json", "manifest.json"),
 }
 
 
@@ -41,17 +45,45 @@ class Stage(NamedTuple):
     def grace_s(self) -> float:
         return GRACE_S[self.kind]
 
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """A report is 1.3 MB, and the table has its figures: one shows what it looks like."""
+        return (*FIGURES[self.kind], *((REPORT,) if self.name == DEMO else ()))
+
     def leaves_in(self, work: Path) -> Path:
         """The folder of the process's files; a run has one of its own, which gives it its name."""
         return work / self.name if self.kind == "run" else work
 
 
-def _pressure(name: str, about: str, *settings: str) -> Stage:
-    """One arm of `memory_pressure` as a run of its own, so that a slow one costs no other."""
+def _engines_of_arms(workload: str) -> dict[str, dict[str, Any]]:
+    """What each arm sets of the engine, apart from costs of the simulated runner."""
+    arms = tomllib.loads((ROOT / "workloads" / f"{workload}.toml").read_text())["arms"]
+    return {
+        arm["name"]: {key: value for key, value in arm["engine"].items() if key[:4] != "sim_"}
+        for arm in arms
+    }
+
+
+_PRESSURE: Final = _engines_of_arms("memory_pressure")
+WHICH_ARMS: Final = (
+    f"Of the {len(_PRESSURE)} arms of the workload `memory_pressure` three run: `off`, with which "
+    "the others are compared, `on` (a watermark, which avoids preemptions) and `swap` (which makes "
+    "them cheaper), since what these two save depends on the device. The others change sizes and "
+    "policies, which the simulated runner shows as well: `walkaway run memory_pressure`."
+)
+
+
+def _pressure(name: str, about: str, *, arm: str, **more: object) -> Stage:
+    """An arm of `memory_pressure` as a run of its own, so that a slow one costs no other."""
+    engine = {**_PRESSURE[arm], **more}
+    settings = (
+        f"engine.{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in engine.items()
+    )
     alone = ("arms=[]", "run.rounds=1", *settings)
     return Stage(
         f"pressure_{name}",
-        40,
+        35,
         "run",
         f"blocks run short: {about}",
         ("run", "memory_pressure"),
@@ -61,9 +93,9 @@ def _pressure(name: str, about: str, *settings: str) -> Stage:
 
 
 _ALL: Final = (
-    Stage(DEVICE, 15, "device", "the device, and how fast it copies within its memory"),
+    Stage(DEVICE, 30, "device", "the device, and how fast it copies within its memory"),
     Stage(
-        "demo",
+        DEMO,
         80,
         "run",
         "what it costs when users walk away, and a few probes",
@@ -75,7 +107,7 @@ _ALL: Final = (
         "decode_step",
         70,
         "bench",
-        "a decode step at batch 1, 16 and 64, against the bytes that it reads",
+        "a decode step, batch by batch, against the bytes that it reads",
         ("model_speed_gpu",),
     ),
     Stage(
@@ -101,17 +133,13 @@ _ALL: Final = (
         "a preempted request's blocks, copied to the host and back or computed again",
         ("swap_or_recompute",),
     ),
-    _pressure("off", "nothing is done about it, and victims compute again"),
-    _pressure(
-        "watermark",
-        "15 % of them are kept for requests that already run",
-        "engine.watermark=0.15",
-    ),
+    _pressure("off", "nothing is done about it, and victims compute again", arm="off"),
+    _pressure("watermark", "a share of them is kept for requests that already run", arm="on"),
     _pressure(
         "swap",
         "victims' blocks are copied to the host and back",
-        "engine.preemption=swap",
-        "engine.swap_space_blocks=512",
+        arm="swap",
+        swap_space_blocks=512,  # of a large model the default would pin 8 GB of the host's memory
     ),
 )
 STAGES: Final = {stage.name: stage for stage in _ALL}

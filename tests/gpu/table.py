@@ -12,7 +12,7 @@ from harness.gate.limits import DEFAULT_LIMITS, Limit, parse_limits
 from harness.metrics import METRICS, titled
 from harness.records import Metric, Summary
 from tests.gpu.results import SAID, Results
-from tests.gpu.stages import FIGURES, STAGES, Kind, Stage
+from tests.gpu.stages import DEMO, FIGURES, REPORT, STAGES, WHICH_ARMS, Kind, Stage
 
 _ROWS: Final = (
     ("step_s", "p50"),
@@ -144,7 +144,7 @@ def _stages(results: Results) -> Iterator[str]:
             one["note"],
         )
         yield _row(cells)
-    yield ""
+    yield f"\n{WHICH_ARMS}\n"
 
 
 def _how_many(results: Results) -> str:
@@ -169,7 +169,9 @@ def _runs(folder: Path) -> Iterator[str]:
     if not runs:
         return
     yield "## Runs\n"
-    yield "A column for each; the goals are the limits that `walkaway gate` has by default.\n"
+    yield "A column for each; the goals are the limits that `walkaway gate` has by default."
+    yield f"Only the report of `{DEMO}` is kept; `walkaway report` cannot make the others again,"
+    yield "since the rows of the runs are not here.\n"
     for name, summary in runs.items():
         manifest = json.loads((folder / name / "manifest.json").read_text())
         yield from _about_run(name, summary, manifest)
@@ -207,7 +209,8 @@ def _about_run(name: str, summary: Summary, manifest: Mapping[str, Any]) -> Iter
         f"{n:,} {what.replace('_', ' ')}" for what, n in summary.outcomes.items() if n
     )
     how = "" if summary.status == "complete" else f" ({summary.status.replace('_', ' ')})"
-    yield f"- [{name}]({name}/report.html){how}: {summary.model}{engine}; requests: {outcomes}."
+    file = REPORT if name == DEMO else FIGURES["run"][0]
+    yield f"- [{name}]({name}/{file}){how}: {summary.model}{engine}; requests: {outcomes}."
     for remark in summary.validity:
         if remark.level == "warning":
             yield f"  - {remark.text}"

@@ -23,13 +23,18 @@ CARD = "nvidia-h200"
 
 
 def make_gpu(
-    folder: Path, *words: str, machine: Machine | None = None, missing: Sequence[str] = ()
+    folder: Path,
+    *words: str,
+    machine: Machine | None = None,
+    missing: Sequence[str] = (),
+    tools: Sequence[str] = (),
 ) -> int:
     machine = machine or Machine()
     return main(
         [*words, "--out", str(folder)],
         run=machine,
         find=lambda module: None if module in missing else "found",
+        look_for_tools=lambda: tools,
         now=lambda: NOON,
     )
 
@@ -50,6 +55,7 @@ def test_from_the_device_to_the_table(tmp_path: Path, snapshot: Snapshot) -> Non
     assert machine.seconds <= LONGEST_S
     assert results_of(tmp_path) == dict.fromkeys(STAGES, "good")
     snapshot("gpu_table", (tmp_path / CARD / "README.md").read_text())
+    assert [file.parent.name for file in (tmp_path / CARD).rglob("report.html")] == ["demo"]
 
 
 def test_a_rehearsal_takes_the_same_way_on_the_cpu(tmp_path: Path) -> None:
@@ -64,6 +70,51 @@ def test_a_rehearsal_takes_the_same_way_on_the_cpu(tmp_path: Path) -> None:
             assert "engine.device=cuda" in ours
             assert "engine.device=cpu" in theirs
             assert not any("engine.model" in word for word in ours), "the engine chooses it"
+    for name, setting in (
+        ("watermark", "engine.watermark=0.15"),
+        ("swap", "engine.preemption=swap"),
+    ):
+        assert setting in on_gpu.commands[f"pressure_{name}"], "as the workload's arm has it"
+        assert not any("sim_" in word for word in on_gpu.commands[f"pressure_{name}"])
+
+
+SKIPPED = """\
+SKIPPED [12] tests/reference_engine/model/test_device_step.py:193: needs a CUDA device
+SKIPPED [1] tests/reference_engine/model/test_model.py: could not import 'torch'
+== 13 skipped, 97 deselected in 5.0s ==
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "result", "note"),
+    [
+        (SKIPPED, "skipped", "all skipped: needs a CUDA device; could not import 'torch'"),
+        ("1 passed, 12 skipped in 5.0s\n", "good", "1 passed, 12 skipped in 5.0s"),
+    ],
+)
+def test_tests_that_were_all_skipped_are_not_good(
+    said: str, result: str, note: str, tmp_path: Path
+) -> None:
+    machine = Machine()
+    machine.pytest_says = said
+    assert make_gpu(tmp_path, "tests", machine=machine) == 0
+    entry = stages_of(tmp_path)["tests"]
+    assert (entry["result"], entry["note"]) == (result, note)
+    assert (entry["figures"] == "whole") == (result == "good")
+
+
+def test_a_card_whose_torch_is_slow_to_load_has_its_folder(tmp_path: Path) -> None:
+    class Slow(Machine):
+        def _leave(self, command: Sequence[str], work: Path) -> None:
+            super()._leave(command, work)
+            if "tests.gpu.device" in command:
+                (work / "device.json").write_text('{"card": "NVIDIA H200"}')
+
+    assert make_gpu(tmp_path, machine=Slow({"device": STOPPED})) == 0
+    assert results_of(tmp_path) == {**dict.fromkeys(STAGES, "good"), "device": "too slow"}
+    rest = Machine()
+    make_gpu(tmp_path, "rest", machine=rest)
+    assert list(rest.commands) == ["device"], "all else is good in the card's folder"
 
 
 def test_a_slow_stage_keeps_what_it_has_and_is_no_failure(tmp_path: Path) -> None:
@@ -161,6 +212,22 @@ def test_missing_packages_are_named_in_one_sentence(
     ]
 
 
+def test_what_triton_compiles_with_is_missed_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine, tools = Machine(), ["a C compiler (install gcc or clang)", "/x/Python.h (install y)"]
+    assert make_gpu(tmp_path, machine=machine, missing=["locust"], tools=tools) == 0
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.endswith(
+        ": install with pip; this machine lacks a C compiler (install gcc or clang) and "
+        "/x/Python.h (install y), which Triton needs"
+    )
+    assert list(machine.commands) == ["device"]
+    assert stages_of(tmp_path)["tests"]["note"] == f"lacks {', '.join(tools)}"
+    make_gpu(tmp_path, "demo", "--rehearse", machine=machine, tools=tools)
+    assert list(machine.commands) == ["device", "demo"], "a CPU needs none of them"
+
+
 @pytest.mark.parametrize("module", ["torch", "msgspec"])
 def test_without_what_all_stages_need_nothing_runs(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -236,13 +303,14 @@ def test_words_that_mean_nothing_are_refused(words: list[str], tmp_path: Path) -
         make_gpu(tmp_path, *words)
 
 
+# The signal may come in the middle of a write, so nothing is written through a buffer.
 STUBBORN = """
-import signal, subprocess, sys
-pipe = open(sys.argv[1], "w")
+import os, signal, subprocess, sys
+pipe = os.open(sys.argv[1], os.O_WRONLY)
 script = "import signal; signal.pause()"
-subprocess.Popen([sys.executable, "-c", script], start_new_session=True, pass_fds=[pipe.fileno()])
-signal.signal(signal.SIGINT, lambda *_: print("interrupted", file=pipe, flush=True))
-print("ready", file=pipe, flush=True)
+subprocess.Popen([sys.executable, "-c", script], start_new_session=True, pass_fds=[pipe])
+signal.signal(signal.SIGINT, lambda *_: os.write(pipe, b"interrupted\\n"))
+os.write(pipe, b"ready\\n")
 while True:
     signal.pause()
 """
