@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference_engine.config import EngineConfig, PreemptionPolicy
+from reference_engine.config import EngineConfig, EngineConfigError, PreemptionPolicy
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from reference_engine.defaults import Wanted, choose
 from reference_engine.device import look_around
 from reference_engine.model.torch_runner import TorchRunner
-from tests.bench.ratio import Ratio, share
+from tests.bench.ratio import Ratio, UnavailableError, share
 
 EOS, WORD = 2, 300
 POLICIES: tuple[PreemptionPolicy, ...] = ("swap", "recompute")
@@ -47,7 +47,12 @@ ON_GPU = Sizes((16, 64, 256, 1024), 5)  # half a minute with a large model
 
 
 def swap_or_recompute(*, quick: bool = False) -> Iterator[Ratio]:
-    swap, recompute = (Preempting(config_for(policy, quick=quick)) for policy in POLICIES)
+    try:
+        configs = [config_for(policy, quick=quick) for policy in POLICIES]
+    except EngineConfigError as error:  # no model fits twice
+        raise UnavailableError(str(error)) from error
+    swap, recompute = map(Preempting, configs)
+    model = f"{configs[0].model} in {configs[0].dtype}"
     on_gpu = swap.device == "cuda"
     lengths, rounds = QUICK if quick else ON_GPU if on_gpu else ON_CPU
     for num_cached in CACHED[:1] if quick else CACHED:
@@ -56,19 +61,22 @@ def swap_or_recompute(*, quick: bool = False) -> Iterator[Ratio]:
             for at, length in enumerate(lengths):
                 copied[turn, at] = swap.preempt_ms(num_cached, length)
                 again[turn, at] = recompute.preempt_ms(num_cached, length)
-        beside = f"beside {num_cached:,} cached: " if num_cached else ""
+        title = f"{model}, {num_cached:,} tokens cached" if num_cached else model
         for at, length in enumerate(lengths):
-            yield share(f"{beside}{length:,} tokens", "ms", list(copied[:, at]), list(again[:, at]))
-        yield from _break_even(beside, lengths, copied, again)
+            yield share(
+                f"{title}: {length:,} tokens", "ms", list(copied[:, at]), list(again[:, at])
+            )
+        yield from _break_even(title, lengths, copied, again)
 
 
-def _break_even(beside: str, lengths: tuple[int, ...], copied: Any, again: Any) -> Iterator[Ratio]:
+def _break_even(title: str, lengths: tuple[int, ...], copied: Any, again: Any) -> Iterator[Ratio]:
     fitted = [length for length in lengths if length <= FITTED]
     slopes_ms, fixed_ms = np.polyfit(fitted, np.median([copied, again], axis=1).T[: len(fitted)], 1)
     copy_ms, compute_ms = np.maximum(slopes_ms, 1e-6)  # 0 is within the noise of few rounds
-    yield share(f"{beside}a token more", "µs", [1e3 * copy_ms], [1e3 * compute_ms])
+    yield share(f"{title}: a token more", "µs", [1e3 * copy_ms], [1e3 * compute_ms])
     tokens = max(0.0, (fixed_ms[0] - fixed_ms[1]) / (compute_ms - copy_ms))
-    yield share(f"{beside}break-even length, against a block", "tokens", [tokens], [BLOCK_SIZE])
+    what = f"{title}: break-even length, against a block"
+    yield share(what, "tokens", [tokens], [BLOCK_SIZE])
 
 
 def config_for(preemption: PreemptionPolicy, *, quick: bool) -> EngineConfig:

@@ -34,6 +34,13 @@ def test_every_benchmark_runs(name: str) -> None:
     assert all(ratio.what in table(ratios) for ratio in ratios)
 
 
+@pytest.mark.slow
+def test_the_price_of_a_preemption_is_that_of_a_model_which_is_named() -> None:
+    pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    lines = list(run(["swap_or_recompute"], quick=True, leave_out=pytest.fail))
+    assert {line.what.partition(":")[0] for line in lines} == {"tiny in float32"}
+
+
 def test_ratios_are_taken_round_by_round() -> None:
     ratio = times_as_fast("speed", "ms", [1.0, 10.0, 2.0], [3.0, 20.0, 8.0], at_least=3.0)
     assert (ratio.ours, ratio.theirs, ratio.unit) == (2.0, 8.0, "ms")

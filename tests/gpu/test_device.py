@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from reference_engine.device import look_around
+from tests.conftest import has_gpu
 from tests.gpu.device import describe, facts_of_nvml, main, why_no_cuda
 from tests.gpu.made_up_device import NVML, UUID, fake_torch
 from tests.gpu.session import folder_name
@@ -49,6 +51,13 @@ def test_a_rehearsal_measures_the_cpu(tmp_path: Path) -> None:
     assert 0 < low <= middle <= high
     assert facts["card"] == "CPU"
     assert [one.name for one in tmp_path.iterdir()] == ["device.json"]
+
+
+def test_kernels_are_interpreted_where_torch_sees_no_device() -> None:
+    torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
+    assert has_gpu(look_around()) == torch.cuda.is_available()
+    assert has_gpu(machine(H100, has_triton=False)()), "wherever its device file is, if anywhere"
+    assert not has_gpu(machine()())
 
 
 def test_without_a_device_one_sentence_says_why(
