@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dashboards.capacity import write_capacity
@@ -12,8 +13,8 @@ from dashboards.conform_page import write_conform
 from dashboards.matrix import write_matrix
 from dashboards.report import write_report
 from dashboards.trend import write_trend
-from harness.errors import WalkawayError
-from harness.store.output import is_stdout
+from harness.errors import WalkawayError, check_text
+from harness.store.output import finish_stdout, is_stdout
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,13 +30,24 @@ def main(arguments: Sequence[str]) -> int:
         arguments = json.loads(line)
     options = _parser().parse_args(arguments)
     try:
-        options.write(options)
+        _write(options)
     except WalkawayError as error:
-        sys.stderr.write(f"error: {error}\n")
+        with suppress(OSError):  # a run's log, on a disk that is full
+            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.flush()
         return error.exit_code
+    return 0
+
+
+def _write(options: argparse.Namespace) -> None:
+    try:
+        options.write(options)
+    except UnicodeEncodeError as error:  # of a folder, say
+        check_text(error.object)
+        raise
     if not is_stdout(options.output):
         sys.stdout.write(f"{options.output}\n")
-    return 0
+    finish_stdout()
 
 
 def _parser() -> argparse.ArgumentParser:

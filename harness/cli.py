@@ -6,28 +6,65 @@
 The commands are imported inside `main`, so a Ctrl-C while Python loads libraries is handled too.
 """
 
+import errno
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
-from harness.errors import InterruptedRunError, WalkawayError
+from harness.errors import (
+    NO_ROOM,
+    InterruptedRunError,
+    StorageError,
+    WalkawayError,
+    check_text,
+)
+from harness.store.output import cannot_write, finish_stdout
 
 BUG = 1
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, _leave)
-    try:
-        from harness.commands.verbs import app
+    code = _code_of_command()
+    with suppress(StorageError):  # of a failure, which has been said
+        finish_stdout()
+    sys.exit(code)
 
-        app(prog_name="walkaway")
+
+def _code_of_command() -> int:
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        for argument in sys.argv:
+            check_text(argument)
+        code = _do()
+        finish_stdout()
     except WalkawayError as error:
         _complain(str(error))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except Exception as error:  # noqa: BLE001  a bug of ours: one line for the user
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            _complain(str(cannot_write(error.filename or "an output", error)))
+            return StorageError.exit_code
         notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
         _complain(f"a bug in walkaway, sorry: {type(error).__name__}: {error}{notes}")
-        sys.exit(BUG)
+        return BUG
+    return code
+
+
+def _do() -> int:
+    """Typer ends with SystemExit, and so do Typer and Rich where the reader of an output has gone:
+    that is said here."""
+    from harness.commands.verbs import app
+
+    try:
+        app(prog_name="walkaway")
+    except SystemExit as ended:
+        cause = ended.__context__
+        if isinstance(cause, OSError) and cause.errno == errno.EPIPE:
+            raise StorageError("standard output was closed before all was written to it") from cause
+        return ended.code if isinstance(ended.code, int) else 0
+    return 0
 
 
 def _leave(_signum: int, _frame: FrameType | None) -> None:
@@ -40,4 +77,5 @@ def _leave(_signum: int, _frame: FrameType | None) -> None:
 
 
 def _complain(text: str) -> None:
-    print(f"error: {text}", file=sys.stderr)  # noqa: T201
+    with suppress(OSError):  # nobody may read it any more
+        print(f"error: {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -5,8 +5,11 @@
 """
 
 import difflib
+import errno
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class WalkawayError(Exception):
@@ -25,6 +28,10 @@ class TargetError(WalkawayError):
     """The server under test, or a process of the run, cannot be reached or has died."""
 
     exit_code = 5
+
+
+class StorageError(TargetError):
+    """What was measured cannot be written, by no mistake of the user: the disk is full."""
 
 
 class PlanError(WalkawayError):
@@ -54,3 +61,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     *others, last = [f"`{one}`" for one in difflib.get_close_matches(name, list(known))] or [""]
     named = f"{', '.join(others)} or {last}" if others else last
     return f"; did you mean {named}?" if named else ""
+
+
+def check_text(name: str) -> None:
+    """Raise ConfigError for a name whose bytes are no UTF-8, which the files of a run are in."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        wrong = name[max(0, error.start - 40) : error.end + 40]
+        shown = wrong.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        raise ConfigError(
+            f"{shown}: this name holds bytes that are not text in UTF-8; take another name"
+        ) from error

@@ -135,7 +135,7 @@ class Collector:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._threads.shutdown()
-        self._sample_cpu()
+        self._try(self._sample_cpu)
         self._try(self._follow)  # rows since the last turn, if the server still answers
         self._client.close()
         if self._gpus is not None:

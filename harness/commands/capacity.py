@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness.export.capacity import NEED_COLUMNS, need_cells
 from harness.run.process import Interruption, become, python_module
-from harness.run.progress import choose_progress
+from harness.run.progress import ProgressConsole, choose_progress
 from harness.run.run_config import RunConfig
 from harness.run.run_state import choose_folder
 from harness.simulate.capacity import (
@@ -44,7 +44,7 @@ def show_capacity(
     )
     workload = prepared_for(config).workload  # a bad one leaves no folder
     folder = RunFolder.claim(choose_folder(resolve_simulation(config)))
-    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
+    progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     with Interruption() as interruption:
         search = Search(
             config=config,

@@ -205,7 +205,7 @@ def _run(
     from harness.conform.suite import conform
     from harness.gate.reports import JUNIT_MARK
     from harness.run.process import Interruption
-    from harness.run.progress import choose_progress
+    from harness.run.progress import ProgressConsole, choose_progress
 
     check_output(junit, ours=JUNIT_MARK)
     check_output(markdown, ours=MARKDOWN_MARK)
@@ -214,7 +214,7 @@ def _run(
         raise ConfigError("of --json, --junit - and --markdown - only one can be printed")
     is_taken = any(printed)
     show = Terminal(Console(stderr=is_taken), is_quiet=quiet)
-    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
+    progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     with Interruption() as interruption:
         try:
             finished = conform(config, show=show, progress=progress, interruption=interruption)

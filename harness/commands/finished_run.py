@@ -10,14 +10,14 @@ from harness.errors import ConfigError, InterruptedRunError
 from harness.records import ArmsSummary, Summary
 from harness.run.pipeline import FinishedRun, execute
 from harness.run.process import Interruption
-from harness.run.progress import Progress, choose_progress
+from harness.run.progress import Progress, ProgressConsole, choose_progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
 
 def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
-    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
+    progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     resolved = resolve_run(config)
     with Interruption() as interruption:
         finished = _run(resolved, progress, interruption)

@@ -115,12 +115,11 @@ def simulate(  # noqa: PLR0913  one argument a flag
 
     Example: walkaway simulate cluster --processes 2
     """
-    from rich.console import Console
 
     from harness.commands.finished_run import show_finished
     from harness.http_client import typed_command
     from harness.run.process import Interruption
-    from harness.run.progress import choose_progress
+    from harness.run.progress import ProgressConsole, choose_progress
     from harness.run.run_config import RunConfig
     from harness.simulate.simulation import Computing, resolve_simulation, simulate_all
 
@@ -153,7 +152,7 @@ def simulate(  # noqa: PLR0913  one argument a flag
         raise ConfigError(
             f"simulate {workload} {of_capacity}: one workload, or capacity before it{near}"
         )
-    progress = choose_progress(Console(stderr=True), is_quiet=quiet)
+    progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     resolved = resolve_simulation(config)
     with Interruption() as interruption:
         finished = simulate_all(

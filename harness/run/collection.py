@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,7 +28,19 @@ from harness.store.run_folder import RECORDS, RunFolder, RunRows
 from harness.workload.plan import plan_from_mark
 from harness.workload.workload import as_plain_data, load_target
 
+_NOT_SAVED = (
+    "the run was not saved to its end (its harness was killed, or the disk was full): the figures "
+    "rest on what was collected by then, perhaps before the server had settled"
+)
 _HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson beside requests-...)"
+
+
+class _Found(NamedTuple):
+    """`marks` in the order of time; `seen`: the workers that a master saw."""
+
+    marks: Sequence[ProcessMark]
+    tallies: Sequence[LoadTally]
+    seen: set[str]
 
 
 def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFolder:
@@ -36,6 +48,24 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
 
     Raises ConfigError if a folder holds no shards, or `out` is not empty.
     """
+    found = _find(shards)
+    killed = _killed_run(shards)
+    folder = RunFolder.claim(out)
+    manifest = _manifest_of_clients(found.marks[0]) if killed is None else killed
+    manifest.run_id, manifest.command = folder.name, command
+    _save(folder, found, manifest, {} if killed is None else _of_the_server(shards[0]))
+    return folder
+
+
+def save_killed(folder: RunFolder) -> None:
+    """Save the rows of a run that could not do that itself, from the shards in its folder, which
+    stay. Raises ConfigError if they hold no request."""
+    found = _find([folder.shards])
+    manifest = _killed_run([folder.shards]) or _manifest_of_clients(found.marks[0])
+    _save(folder, found, manifest, _of_the_server(folder.shards))
+
+
+def _find(shards: Sequence[Path]) -> _Found:
     marks = {path: ShardReader(path, ProcessMark).read_new() for path in shards}
     seen = {path: _workers_seen(path) for path in shards}
     for path in shards:
@@ -44,23 +74,23 @@ def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFold
     in_order = sorted(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
     if not in_order:
         raise ConfigError(f"{shards[0]}: {_HOLDS_NONE}")
-    tallies = list(_tallies(marks, in_order))
-    killed = _killed_run(shards)
-    folder = RunFolder.claim(out)
+    return _Found(in_order, list(_tallies(marks, in_order)), set().union(*seen.values()))
+
+
+def _save(
+    folder: RunFolder, found: _Found, manifest: Manifest, of_the_server: dict[str, Any]
+) -> None:
     folder.write_rows(
         RunRows(
-            requests=chain.from_iterable(tally.requests() for tally in tallies),
-            client=chain.from_iterable(tally.samples() for tally in tallies),
-            **({} if killed is None else _of_the_server(shards[0])),
+            requests=chain.from_iterable(tally.requests() for tally in found.tallies),
+            client=chain.from_iterable(tally.samples() for tally in found.tallies),
+            **of_the_server,
         )
     )
-    manifest = _manifest_of_clients(in_order[0]) if killed is None else killed
-    manifest.run_id, manifest.command = folder.name, command
-    _note_load(manifest, tallies)
-    _note_absent(manifest, in_order, set().union(*seen.values()))
-    _note_schedule(manifest, folder, in_order)
+    _note_load(manifest, found.tallies)
+    _note_absent(manifest, found.marks, found.seen)
+    _note_schedule(manifest, folder, found.marks)
     folder.write_manifest(manifest)
-    return folder
 
 
 def _workers_seen(shards: Path) -> set[str]:
@@ -75,10 +105,8 @@ def _killed_run(shards: Sequence[Path]) -> Manifest | None:
         manifest = msgspec.convert(run.read_manifest(), Manifest)
     except ConfigError:
         return None
-    manifest.warnings.append(
-        "the run was not saved to its end (its harness was killed, or the disk was full): the "
-        "figures rest on what was collected by then, perhaps before the server had settled"
-    )
+    if _NOT_SAVED not in manifest.warnings:
+        manifest.warnings.append(_NOT_SAVED)
     return manifest
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -18,9 +18,11 @@ from typing import Self
 import msgspec
 
 from harness.errors import (
+    NO_ROOM,
     ConfigError,
     InterruptedRunError,
     PlanError,
+    StorageError,
     TargetError,
     WalkawayError,
 )
@@ -34,11 +36,17 @@ from harness.run.run_config import ResolvedRun
 from harness.run.run_state import begin_manifest, choose_folder
 from harness.run.shards import LoadTally, find_hopeless, note_missed_arrivals
 from harness.store.manifest import Manifest, status_after
+from harness.store.output import why_no_room
 from harness.store.run_folder import RunFolder
 from harness.workload.plan import read_plan
 
 REPORT_S = 120.0
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+BUG = 1  # the exit code of a process
+# Of the disk or its folders, not of walkaway.
+OF_THE_DISK = NO_ROOM | {
+    *(errno.EROFS, errno.EIO, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ESTALE),
+    errno.ENAMETOOLONG,
+}
 
 
 class ReportProcess:
@@ -65,10 +73,19 @@ class ReportProcess:
         return self._child
 
     def draw(self) -> Path | None:
-        """The report's file; None if it could not be drawn (its log says why)."""
+        """The report's file; None after a bug, of which its log has the traceback. Raises
+        TargetError, with the reason, if it could not be drawn otherwise."""
         child, file = self.prepare(), self._folder.report
         child.say(msgspec.json.encode(["report", str(self._folder.path), "-o", str(file)]))
-        return file if child.wait(REPORT_S) == 0 else None
+        code = child.wait(REPORT_S)
+        if code in (0, BUG):
+            return file if code == 0 else None
+        said = child.lines()[-1:] or [why_no_room(self._folder.path) or "it does not say why"]
+        why = f"it took longer than {REPORT_S:g} s" if code is None else said[0]
+        raise TargetError(
+            f"the report could not be drawn: {why.removeprefix('error: ')}; the run is whole, and "
+            f"walkaway report {self._folder.path} draws it again"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,23 +152,27 @@ def execute(
     except KeyboardInterrupt as error:
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_ROOM:
-            raise TargetError(why_not_saved(error.errno, folder)) from error
-        folder.traceback.write_text(traceback.format_exc())
-        error.add_note(f"the traceback is in {folder.traceback}")
+        if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+            raise StorageError(why_not_saved(error.errno, folder)) from error
+        with suppress(OSError):
+            folder.traceback.write_text(traceback.format_exc())
+            error.add_note(f"the traceback is in {folder.traceback}")
         raise
     finally:
         progress.close()
 
 
 def why_not_saved(number: int, folder: RunFolder) -> str:
+    remedy = "; make room" if number in NO_ROOM else ""
     why = (
-        f"the run could not be saved: {os.strerror(number)}; make room. All that was written so "
-        f"far is in {folder.path}"
+        f"the run could not be saved: {os.strerror(number)}{remedy}. All that was written so far "
+        f"is in {folder.path}"
     )
-    if not any(folder.shards.glob("process-*")):
-        return why
-    return f"{why}: `walkaway collect {folder.shards} --out NEW_FOLDER` makes a run of it"
+    if any(folder.shards.glob("process-*")):
+        return f"{why}: `walkaway collect {folder.shards} --out NEW_FOLDER` makes a run of it"
+    if folder.may_have_requests():
+        return f"{why}: `walkaway report {folder.path}` judges it"
+    return why
 
 
 def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
@@ -197,7 +218,8 @@ def measure(
     except (TargetError, InterruptedRunError) as error:
         failure = error
     finally:
-        run.progress.phase("writing what was collected")
+        if run.manifest.window.load_started_ns is not None:
+            run.progress.phase("writing what was collected")
         tally = save(run)
     return failure or find_hopeless(tally, run.manifest.load_processes)
 
@@ -234,10 +256,23 @@ def conclude(
     summary = write_summary(folder)
     if failure is None and summary.plan_failed is not None:
         failure = PlanError(summary.plan_failed)
-    drawn = None
     if report is not None:
         run.progress.phase("drawing the report")
-        drawn = report.draw()
+    return finish(folder, summary, failure, report)
+
+
+def finish(
+    folder: RunFolder,
+    summary: Summary | ArmsSummary,
+    failure: WalkawayError | None,
+    report: ReportProcess | None,
+) -> FinishedRun:
+    """Draw the report, if there is to be one. A run without its report has failed."""
+    drawn = None
+    try:
+        drawn = None if report is None else report.draw()
+    except TargetError as error:
+        failure = failure or error
     return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 

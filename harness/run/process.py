@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError, in_words
+from harness.store.output import why_no_room
 
 T = TypeVar("T")
 HANDLED = (signal.SIGINT, signal.SIGTERM)
@@ -143,7 +144,10 @@ class Child:
         return self.log.read_text(errors="replace").splitlines()
 
     def tail(self) -> str:
-        return "\n".join(f"  {self.name}: {line}" for line in self.lines()[-LOG_TAIL_LINES:])
+        """The end of its log. On a full disk it may have had no room for its last words."""
+        why = why_no_room(self.log.parent)
+        lines = [*self.lines()[-LOG_TAIL_LINES:], *([] if why is None else [why])]
+        return "\n".join(f"  {self.name}: {line}" for line in lines)
 
     def __enter__(self) -> Self:
         return self

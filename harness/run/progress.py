@@ -3,7 +3,8 @@
 Progress goes to standard error; standard output is for the result.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -63,10 +64,13 @@ class Snapshot:
 
 
 class Progress:
-    """Shows nothing."""
+    """Shows nothing. `pace` is of a phase: how far it has come, and what is left."""
 
     def phase(self, text: str) -> None:
         pass
+
+    def pace(self, text: str) -> None:
+        self.phase(text)
 
     def update(self, snapshot: Snapshot) -> None:
         pass
@@ -85,11 +89,33 @@ class PrefixedProgress(Progress):
     def phase(self, text: str) -> None:
         self._progress.phase(f"{self._part}: {text}")
 
+    def pace(self, text: str) -> None:
+        self._progress.pace(f"{self._part}: {text}")
+
     def update(self, snapshot: Snapshot) -> None:
         self._progress.update(snapshot)
 
     def close(self) -> None:
         self._progress.close()
+
+
+class ProgressConsole(Console):
+    """Standard error. A run does not end because nobody reads its progress any more."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
+@contextmanager
+def _quiet_after_an_error(console: Console) -> Iterator[None]:
+    """Such as a full disk, where standard error is a file."""
+    try:
+        yield
+    except OSError:
+        console.quiet = True
 
 
 class PlainProgress(Progress):
@@ -100,7 +126,8 @@ class PlainProgress(Progress):
         self._next_s = PLAIN_EVERY_S
 
     def phase(self, text: str) -> None:
-        self._console.print(f"walkaway: {text}", markup=False, highlight=False, soft_wrap=True)
+        with _quiet_after_an_error(self._console):
+            self._console.print(f"walkaway: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, snapshot: Snapshot) -> None:
         if snapshot.elapsed_s >= self._next_s:
@@ -117,18 +144,21 @@ class LiveProgress(Progress):
 
     def phase(self, text: str) -> None:
         self.close()
-        self._console.print(Text.assemble(("● ", "cyan"), text))
+        with _quiet_after_an_error(self._console):
+            self._console.print(Text.assemble(("● ", "cyan"), text))
 
     def update(self, snapshot: Snapshot) -> None:
-        if self._live is None:
-            self._live = Live(console=self._console, refresh_per_second=8, transient=True)
-            self._live.start()
-        self._live.update(_panel(snapshot))
+        with _quiet_after_an_error(self._console):
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=8, transient=True)
+                self._live.start()
+            self._live.update(_panel(snapshot))
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        live, self._live = self._live, None
+        if live is not None:
+            with _quiet_after_an_error(self._console):
+                live.stop()
 
 
 def choose_progress(console: Console, *, is_quiet: bool) -> Progress:

@@ -6,28 +6,36 @@ interruption ends the rest; the runs so far are pooled.
 
 import shutil
 from collections.abc import Iterator
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
 
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.errors import (
     ConfigError,
     InterruptedRunError,
     PlanError,
+    StorageError,
     TargetError,
     WalkawayError,
 )
 from harness.records import ArmsSummary
+from harness.run.collection import save_killed
 from harness.run.pipeline import (
+    OF_THE_DISK,
     FinishedRun,
-    draw_report,
+    ReportProcess,
     execute,
+    finish,
+    why_not_saved,
     write_summary,
 )
 from harness.run.process import Interruption
 from harness.run.progress import PrefixedProgress, Progress
 from harness.run.run_config import ResolvedRun
 from harness.run.run_state import begin_manifest, choose_folder
-from harness.store.manifest import status_after
+from harness.store.manifest import Manifest, status_after
 from harness.store.run_folder import RunFolder
 
 
@@ -56,10 +64,10 @@ def execute_rounds(
     first of one that shows nothing.
     """
     folder = RunFolder.claim(choose_folder(resolved))
-    manifest = begin_manifest(resolved, run_id=folder.name)
-    folder.rounds.mkdir()
-    folder.write_manifest(manifest)
     try:
+        manifest = begin_manifest(resolved, run_id=folder.name)
+        folder.rounds.mkdir()
+        folder.write_manifest(manifest)
         failures = list(_run_all(resolved, folder, progress, interruption, execute))
         failure = min(failures, key=_gravity, default=None)
         was_interrupted = isinstance(failure, InterruptedRunError)
@@ -67,19 +75,23 @@ def execute_rounds(
             shutil.rmtree(folder.path)
             raise failure
         manifest.status = status_after(failure)
-        for first in folder.runs()[:1]:  # found by its collector: the GPUs
-            manifest.hardware = RunFolder(first).read_manifest()["hardware"]
+        manifest.hardware |= _hardware_found(folder)
         folder.write_manifest(manifest)
         progress.phase("comparing the arms")
-        summary, drawn = write_pooled_summary(folder), None
-        if summary is not None:
-            progress.phase("drawing the report")
-            drawn = draw_report(folder)
+        summary = write_pooled_summary(folder)
+        if summary is None:
+            return FinishedRun(folder=folder, summary=None, failure=failure)
+        progress.phase("drawing the report")
+        with ReportProcess(folder) as report:
+            return finish(folder, summary, failure, report)
     except KeyboardInterrupt as error:  # the second Ctrl-C
         raise InterruptedRunError(f"interrupted; what was saved is in {folder.path}") from error
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        raise StorageError(why_not_saved(error.errno, folder)) from error
     finally:
         progress.close()
-    return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
 
 
 def _gravity(failure: WalkawayError) -> int:
@@ -120,6 +132,15 @@ def _run_all(
             yield type(failure)(f"{which}: {failure}")
 
 
+def _hardware_found(folder: RunFolder) -> dict[str, Any]:
+    """With the GPUs, which the collector of a run finds. Empty if no run was saved."""
+    for path in folder.runs():
+        with suppress(ConfigError):
+            found: dict[str, Any] = RunFolder(path).read_manifest()["hardware"]
+            return found
+    return {}
+
+
 def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
     """Compute the folder's `summary.json` and `requests.parquet` from those of its runs.
 
@@ -134,24 +155,47 @@ def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
 
 
 def complete_summary(folder: RunFolder) -> None:
-    """Judge a run that was cut short, with arms or without.
+    """Judge a run that was cut short, with arms or without, by whatever rows it has left.
 
-    Raises ConfigError if no request was made, or if the harness was killed before it saved the
-    rows.
+    Raises ConfigError if no request was made.
     """
     if folder.has_arms:
+        for path in folder.runs():
+            with suppress(ConfigError):  # a remark says which run is left out
+                complete_rows(RunFolder(path))
         is_judged = write_pooled_summary(folder) is not None
     else:
-        if folder.shards.is_dir() and not (folder.path / "requests.parquet").exists():
-            raise ConfigError(
-                f"{folder.path}: was killed before its rows were saved; make a run and a report of "
-                f"its shards: walkaway collect {folder.shards} --out NEW_FOLDER"
-            )
+        complete_rows(folder)
         is_judged = not folder.frames().requests.empty
         if is_judged:
             write_summary(folder)
     if not is_judged:
         raise ConfigError(f"{folder.path}: no request was made in this run: nothing to report")
+
+
+def complete_rows(folder: RunFolder) -> None:
+    """Save the rows that are still in shards. Where there are none, tables that are missing or
+    damaged become empty ones, which a warning names; what is damaged is kept under another name."""
+    unread = folder.unread_tables()
+    if not unread:
+        return
+    if any(folder.shards.glob("requests-*.ndjson")):
+        save_killed(folder)
+        return
+    if "requests" in unread:
+        raise ConfigError(
+            f"{folder.path}: was killed before a row of its load was written: there is nothing to "
+            "report; rows that lie on other machines make a run: "
+            f"walkaway collect {folder.shards} --out NEW_FOLDER"
+        )
+    try:
+        manifest = msgspec.convert(folder.read_manifest(), Manifest)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{folder.path}: manifest.json is damaged: {error}") from error
+    manifest.status = "interrupted"  # it is not whole, and no gate may pass it
+    for name in unread:
+        manifest.warnings.append(f"{folder.empty_table(name)}: what it held is in no figure")
+    folder.write_manifest(manifest)
 
 
 def _analysed(folder: RunFolder) -> Iterator[ArmRound]:

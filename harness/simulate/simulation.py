@@ -19,9 +19,10 @@ from typing import Any, Final
 import msgspec
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
+from harness.formatting import quantity
 from harness.records import Simulated
 from harness.run.load_plan import fit_to_trace, make_load
-from harness.run.pipeline import FinishedRun, ReportProcess, write_summary
+from harness.run.pipeline import FinishedRun, ReportProcess, finish, write_summary
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import PLAIN_EVERY_S, Progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
@@ -269,13 +270,13 @@ def simulate(
         raise
     progress.phase("collecting what was simulated")
     _collect(prepared, folder, manifest, failure)
-    summary, drawn = write_summary(folder), None
+    summary = write_summary(folder)
     if draws:
         progress.phase("drawing the report")
-        with ReportProcess(folder) as report:
-            drawn = report.draw()
+    with ReportProcess(folder) as report:
+        finished = finish(folder, summary, failure, report if draws else None)
     progress.close()
-    return FinishedRun(folder=folder, summary=summary, failure=failure, report=drawn)
+    return finished
 
 
 def _begin(resolved: ResolvedRun, prepared: Prepared, folder: RunFolder) -> Manifest:
@@ -370,9 +371,11 @@ class Shown:
         if seen["elapsed_s"] < self._next_s:
             return
         self._next_s = seen["elapsed_s"] + PLAIN_EVERY_S
-        self._progress.phase(
-            f"{seen['virtual_s']:,.0f} s of {seen['of_s']:,.0f} s simulated: "
-            f"{seen['requests']:,} requests, {seen['tokens_per_s']:,} tokens a second"
+        left_s = seen["elapsed_s"] * max(seen["of_s"] / max(seen["virtual_s"], 1e-9) - 1, 0.0)
+        self._progress.pace(
+            f"{seen['virtual_s']:,.0f} s of {seen['of_s']:,.0f} s simulated, about "
+            f"{quantity(round(left_s), 's')} left: {seen['requests']:,} requests; this machine "
+            f"simulates {seen['tokens_per_s']:,} tokens in a second"
         )
 
 

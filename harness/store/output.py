@@ -4,15 +4,23 @@
 over only if it is empty, as CI hands over its step summary, or an earlier output of the same kind.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from harness.errors import ConfigError, in_words
+from harness.errors import NO_ROOM, ConfigError, StorageError, WalkawayError, in_words
 
 STDOUT: Final = Path("-")
 _HEAD_BYTES: Final = 4096
+
+
+def cannot_write(place: Path | str, error: OSError, *, what: str = "written") -> WalkawayError:
+    """A full disk is no wrong usage."""
+    if error.errno in NO_ROOM:  # pyarrow's errors have words of their own
+        return StorageError(f"{place}: cannot be {what}: {os.strerror(error.errno)}; make room")
+    return ConfigError(f"{place}: cannot be {what}: {in_words(error)}")
 
 
 def is_stdout(path: Path | None) -> bool:
@@ -40,7 +48,7 @@ def check_output(
             pass
         head = _head(place) if place.exists() else b""
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {in_words(error)}") from error
+        raise cannot_write(path, error) from error
     if head and not may_overwrite and (ours is None or ours not in head):
         what = "" if ours is None else " and is no earlier output of this command"
         remedy = "move it away" if may_overwrite is None else "replace it with --force"
@@ -50,7 +58,7 @@ def check_output(
 def write_output(
     path: Path, content: bytes, *, ours: bytes | None, may_overwrite: bool | None = None
 ) -> None:
-    """Print or write it. Raises ConfigError as `check_output` does."""
+    """Print or write it. Raises ConfigError as `check_output` does, and StorageError."""
     if is_stdout(path):
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
@@ -70,9 +78,29 @@ def write_output(
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {in_words(error)}") from error
+        raise cannot_write(path, error) from error
 
 
 def _head(file: Path) -> bytes:
     with file.open("rb") as opened:
         return opened.read(_HEAD_BYTES)
+
+
+def why_no_room(folder: Path) -> str | None:
+    """In words; None: there is some."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_HEAD_BYTES))
+    except OSError as error:
+        return str(cannot_write(folder, error)) if error.errno in NO_ROOM else None
+    return None
+
+
+def finish_stdout() -> None:
+    """Write what is left in the buffer. Raises StorageError; then nothing more is tried."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        with Path(os.devnull).open("wb") as nowhere:  # else Python tries again as it ends
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise StorageError(f"standard output: cannot be written: {in_words(error)}") from error

@@ -91,6 +91,15 @@ def read_sent(path: Path) -> list[Sent]:
     return [Sent(*row) for row in zip(*columns, strict=True)]
 
 
+def is_table(path: Path) -> bool:
+    """It is there, and has its own description, which is written last."""
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
 def may_have_rows(path: Path) -> bool:
     """True also for an unreadable file."""
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, check_text
 from harness.records import (
     SCHEMA_VERSION,
     ArmsSummary,
@@ -28,6 +28,7 @@ from harness.records import (
 )
 from harness.store.finite import AnySummary, finite
 from harness.store.manifest import Manifest
+from harness.store.output import cannot_write
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,19 +84,24 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> Self:
-        """`claim` a folder with room for a load's shards. Raises ConfigError."""
+        """`claim` a folder with room for a load's shards. Raises ConfigError and StorageError."""
         folder = cls.claim(path)
-        folder.shards.mkdir()
+        try:
+            folder.shards.mkdir()
+        except OSError as error:
+            raise cannot_write(folder.shards, error, what="made") from error
         return folder
 
     @classmethod
     def claim(cls, path: Path) -> Self:
-        """Make the folder. Raises ConfigError if it already holds anything: runs do not mix."""
+        """Make the folder. Raises ConfigError if it already holds anything: runs do not mix; and
+        StorageError."""
         try:
+            check_text(str(path.resolve()))  # it stands in files that are text
             path.mkdir(parents=True, exist_ok=True)
             occupied = any(path.iterdir())
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be made: {error}") from error
+            raise cannot_write(path, error, what="made") from error
         if occupied:
             raise ConfigError(f"{path}: is not empty; name a new folder with --out")
         return cls(path)
@@ -174,6 +180,24 @@ class RunFolder:
 
         for name, record in RECORDS.items():
             write_table(self._table(name), record, getattr(rows, name))
+
+    def unread_tables(self) -> list[str]:
+        """The tables that are missing or damaged."""
+        from harness.store.parquet import is_table
+
+        return [name for name in RECORDS if not is_table(self._table(name))]
+
+    def empty_table(self, name: str) -> str:
+        """Put an empty table there, and what is there aside. Returns what was wrong, in words."""
+        from harness.store.parquet import write_table
+
+        table = self._table(name)
+        was = f"{table.name} was missing"
+        if table.exists():
+            aside = table.replace(table.with_name(f"{table.name}.damaged"))
+            was = f"{table.name} is damaged, and now {aside.name}"
+        write_table(table, RECORDS[name], ())
+        return was
 
     def remove_shards(self) -> None:
         for shard in self.shards.glob("*.ndjson*"):

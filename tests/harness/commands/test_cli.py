@@ -1,6 +1,7 @@
 """The command line on real processes: exit codes, messages, files and processes left behind."""
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -208,3 +209,48 @@ def test_a_metrics_page_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None
     assert stat.S_IMODE((out / "load_plan.json").stat().st_mode) == 0o600
     for file in out.iterdir():
         assert b"secret" not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_heard"),
+    [(("targets", "--json"), True), (("init", "-"), True), (("targets",), False)],
+)
+def test_an_output_without_a_reader_is_a_failure_in_one_line(
+    arguments: tuple[str, ...], *, is_heard: bool
+) -> None:
+    """As `| head -1` leaves it; with standard error closed, too, nothing can be said."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    errors = subprocess.PIPE if is_heard else writing
+    command = [sys.executable, "-m", "harness", *arguments]
+    ended = subprocess.run(command, stdout=writing, stderr=errors, check=False)
+    os.close(writing)
+    assert ended.returncode == 5
+    if is_heard:
+        said = b"error: standard output was closed before all was written to it\n"
+        assert ended.stderr == said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [("targets", "--json"), ("init", "-")])
+def test_an_output_on_a_full_disk_is_a_failure_in_one_line(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "harness", *arguments]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 5
+    assert ended.stderr.count(b"\n") == 1
+    assert b"cannot be written: No space left on device" in ended.stderr
+
+
+@pytest.mark.parametrize("where", ["--out", "folder"])
+def test_a_name_that_is_no_text_is_refused_in_one_line(tmp_path: Path, where: str) -> None:
+    name = os.fsdecode(b"\xff\xfe")
+    folder, out = tmp_path, name
+    if where == "folder":
+        (folder := tmp_path / name).mkdir()
+        out = "run"
+    code, _, stderr = run(folder, "run", "demo", "--quiet", "--out", out)
+    assert code == 2
+    assert r"\xff\xfe" in stderr
+    assert stderr.endswith("this name holds bytes that are not text in UTF-8; take another name\n")
+    assert not list(folder.iterdir())

@@ -1,12 +1,15 @@
 """Progress: a live panel on a terminal, plain lines elsewhere."""
 
+import errno
 import io
+import os
 
 import pytest
 from rich.console import Console
 
 from harness.run.progress import (
     PrefixedProgress,
+    ProgressConsole,
     Snapshot,
     choose_progress,
     describe,
@@ -69,3 +72,27 @@ def test_progress_is_a_line_every_few_seconds_or_a_panel_between_the_phases() ->
     panel = shown(is_terminal=True)
     for text in ("abandoned 30 of 100", "11.7 ms · client lag 200 µs", "round 1: settling"):
         assert text in panel
+
+
+class Unwritable(io.StringIO):
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, _: str) -> int:
+        raise self._error
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_run_does_not_end_because_its_progress_cannot_be_shown(
+    number: int, *, is_terminal: bool
+) -> None:
+    console = ProgressConsole()
+    console.file = Unwritable(OSError(number, os.strerror(number)))
+    console._force_terminal = is_terminal
+    progress = choose_progress(console, is_quiet=False)
+    for elapsed_s in (1, 6):
+        progress.phase("loading")
+        progress.update(snapshot(elapsed_s))
+    progress.close()
