@@ -207,7 +207,7 @@ def read_settings(
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
     limits = RateLimits(**_flags_of(RateLimits, args))
     tiers = _read_tiers(args, environment, has_engine=given.get("runner") != "none")
-    chosen = choose(_wanted(given, args), look_around)
+    chosen = choose(_read_wanted(given, args), look_around)
     settings = ServeSettings(
         host=args.host,
         port=args.port,
@@ -284,7 +284,7 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _wanted(given: Mapping[str, Any], args: argparse.Namespace) -> Wanted:
+def _read_wanted(given: Mapping[str, Any], args: argparse.Namespace) -> Wanted:
     if args.kv_cache_memory is not None and "num_blocks" in given:
         raise EngineConfigError("--kv-cache-memory and --num-blocks say the same: give one of them")
     return Wanted(

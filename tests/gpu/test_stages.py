@@ -70,6 +70,7 @@ def test_a_rehearsal_takes_the_same_way_on_the_cpu(tmp_path: Path) -> None:
             assert "engine.device=cuda" in ours
             assert "engine.device=cpu" in theirs
             assert not any("engine.model" in word for word in ours), "the engine chooses it"
+    assert "-rfEs" in rehearsed.commands["tests"], "so that pytest says why it skips"
     for name, setting in (
         ("watermark", "engine.watermark=0.15"),
         ("swap", "engine.preemption=swap"),
