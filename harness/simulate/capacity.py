@@ -8,6 +8,7 @@ own, and the interval is Student's over the seeds, on a logarithmic scale.
 
 import math
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from statistics import fmean
 from typing import Final, NamedTuple, TypeVar
 
 from harness.errors import ConfigError, InterruptedRunError
+from harness.formatting import quantity
 from harness.gate.limits import Limit, of_the_run_alone, parse_limits
 from harness.records import Summary
 from harness.run.process import Interruption
@@ -40,6 +42,7 @@ from harness.workload.workload import Workload
 
 T = TypeVar("T")
 R = TypeVar("R")
+Clock = Callable[[], float]  # monotonic seconds
 
 RUNS: Final = "runs"
 HOURS_A_MONTH: Final = 730.0
@@ -150,16 +153,24 @@ def _bracket(attempt: Try, guess: float, stride: float) -> tuple[float, float, S
 
 
 def highest_rates(
-    attempt: Attempt, guesses: Mapping[Treatment, float], seeds: Sequence[int], processes: int = 1
+    attempt: Attempt,
+    guesses: Mapping[Treatment, float],
+    seeds: Sequence[int],
+    processes: int = 1,
+    *,
+    ended: Callable[[], object] = lambda: None,
 ) -> dict[Treatment, list[tuple[float, Seen]]]:
     """One a seed. The first search says how far off the guesses are; all others start from there,
-    `processes` at a time, so that their number changes nothing."""
+    `processes` at a time, so that their number changes nothing. `ended` is called after each."""
     first, *others = [(treatment, seed) for treatment in guesses for seed in seeds]
     found = [highest_rate(partial(attempt, *first), guesses[first[0]])]
     off = found[0][0] / guesses[first[0]]
+    ended()
 
     def search(job: Job) -> tuple[float, Seen]:
-        return highest_rate(partial(attempt, *job), guesses[job[0]] * off, NEXT_STRIDE)
+        result = highest_rate(partial(attempt, *job), guesses[job[0]] * off, NEXT_STRIDE)
+        ended()
+        return result
 
     found += at_once(search, others, processes)
     own = iter(found)
@@ -275,6 +286,36 @@ def _mean_figures(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # The search, simulated
 
 
+class Pace:
+    """How many parts (searches, and a whole run of each treatment) have ended, and how long the
+    others will take at their pace."""
+
+    def __init__(self, clock_s: Clock) -> None:
+        self.num, self.done = 0, 0
+        self._clock_s = clock_s
+        self._began_s = self._last_s = clock_s()
+
+    def step(self) -> None:
+        self.done += 1
+        self._last_s = self._clock_s()
+
+    def __str__(self) -> str:
+        if not self.done:
+            return f"part 1 of {self.num}"
+        each_s = (self._last_s - self._began_s) / self.done
+        left = self.num - self.done
+        begun = min((self._clock_s() - self._last_s) / max(each_s, 1e-9), 1.0)
+        left_s = round((left - begun) * each_s)
+        return f"part {self.done + 1} of {self.num}, about {quantity(left_s, 's')} left"
+
+
+class _OfOneRate(PrefixedProgress):
+    """Each rate has the same phases: only how far a long one has come is shown."""
+
+    def phase(self, text: str) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """Simulates one replica at any rate, `processes` of them at once. Each run lies in `folder`;
@@ -287,13 +328,14 @@ class Search:
     interruption: Interruption
     processes: int = 1
     done: list[Seen] = field(default_factory=list)
+    pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
 
     def attempt(self, treatment: Treatment, seed: int, rate: float, *, keep: str = "thin") -> Seen:
         """Raises InterruptedRunError."""
         self.interruption.check()
         name = f"{treatment.name.replace(' ', '-')}-seed-{seed}-rate-{rate:.4g}-{keep}"
         part = f"cancellation {treatment.name}, seed {seed}: {rate:.4g} requests/s"
-        self.progress.phase(part)
+        self.progress.phase(f"{self.pace}: {part}")
         one = one_replica(self.config, treatment, rate, seed)
         finished = simulate(
             resolve_simulation(
@@ -303,7 +345,7 @@ class Search:
                     settings=[*one.settings, f"simulate.keep={keep}"],
                 )
             ),
-            progress=PrefixedProgress(self.progress, part),
+            progress=_OfOneRate(self.progress, part),
             interruption=self.interruption,
             computing=Computing(),
             draws=False,
@@ -336,10 +378,14 @@ def _capacity(config: RunConfig, question: Question, search: Search) -> Capacity
     seeds = [workload.run.seed + number for number in range(question.seeds)]
     ways = treatments(question.late_s)
     guesses = {one: first_guess(workload, machine, one) for one in ways}
-    found = highest_rates(search.attempt, guesses, seeds, search.processes)
+    pace = search.pace
+    pace.num = len(ways) * (len(seeds) + 1)
+    found = highest_rates(search.attempt, guesses, seeds, search.processes, ended=pace.step)
 
     def with_lists(treatment: Treatment) -> Seen:
-        return search.attempt(treatment, seeds[0], found[treatment][0][0], keep="rows")
+        seen = search.attempt(treatment, seeds[0], found[treatment][0][0], keep="rows")
+        pace.step()
+        return seen
 
     whole = at_once(with_lists, ways, search.processes)
     needs = [need_of(one, found[one], load_rate, question.price_hour, machine) for one in ways]

@@ -1,5 +1,6 @@
 """The search for the highest rate, against replicas whose highest rate is known."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from dashboards.capacity import write_capacity
+from harness.commands.capacity import _print
 from harness.commands.simulate import simulate
 from harness.errors import ConfigError, InterruptedRunError
 from harness.gate.limits import parse_limits
@@ -17,7 +19,8 @@ from harness.run.run_config import RunConfig
 from harness.simulate import capacity as search
 from harness.simulate.claims import claims
 from harness.simulate.machine import load_machine
-from harness.store.capacity_result import CapacityResult, Need, read_capacity
+from harness.simulate.simulation import Shown
+from harness.store.capacity_result import CapacityResult, Estimate, Need, read_capacity
 from harness.workload.workload import load_workload
 
 GOAL = parse_limits(["ttft_s.p99 <= 1"], source="test", arms=[])
@@ -56,6 +59,77 @@ def test_the_number_of_processes_changes_no_rate() -> None:
         for rate, seed in zip(each, (1, 2, 3), strict=True):
             own = Replica(top, seed).most
             assert own / (1 + search.PRECISION) <= rate <= own
+
+
+def test_what_is_left_follows_from_the_parts_that_have_ended() -> None:
+    now_s = 100.0
+    pace = search.Pace(lambda: now_s)
+    pace.num = 4
+    assert str(pace) == "part 1 of 4"
+    now_s += 30
+    pace.step()
+    assert str(pace) == "part 2 of 4, about 90 s left"
+    now_s += 10
+    assert str(pace) == "part 2 of 4, about 80 s left"
+    now_s += 100  # this part takes longer than the first
+    assert str(pace) == "part 2 of 4, about 60 s left"
+
+
+def test_the_simulators_own_rate_is_said_to_be_that() -> None:
+    class Heard(Progress):
+        text = ""
+
+        def pace(self, text: str) -> None:
+            self.text = text
+
+    heard = Heard()
+    seen = {"virtual_s": 20, "of_s": 80, "elapsed_s": 6, "requests": 1234, "tokens_per_s": 98765}
+    Shown(heard).show([json.dumps(seen), '{"virtual_s": 30, "of'])
+    assert heard.text == ""
+    Shown(heard).show([json.dumps(seen)])
+    assert heard.text == (
+        "20 s of 80 s simulated, about 18 s left: 1,234 requests; this machine simulates 98,765 "
+        "tokens in a second"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_needs_fit_a_terminal(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without money and GPUs their columns are left out, and others where it is narrow."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    needs = [
+        Need(
+            name=name,
+            faults=[],
+            rates=[rate],
+            rate=Estimate(value=rate),
+            replicas=Estimate(value=10 / rate, ci95=(9 / rate, 11 / rate)),
+            more=Estimate(value=2.5, ci95=(1.25, 3.75)),
+        )
+        for name, rate in (("honoured", 5.0), ("ignored", 2.0))
+    ]
+    result = CapacityResult(
+        walkaway="1",
+        created_at="now",
+        command="",
+        workload="w",
+        question="?",
+        machine={"title": "A machine"},
+        rate=10.0,
+        goal=["ttft_s.p99 <= 1"],
+        late_s=5.0,
+        price_hour=None,
+        needs=needs,
+    )
+    _print(result, Path("folder"))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    (head,) = (line for line in lines if line.startswith("cancellation"))
+    assert "replicas (95 %)" in head
+    assert "GPUs" not in head
+    assert ("more (95 %)" in head) == (width == 80)
 
 
 @pytest.mark.parametrize("flag", ["ray", "replicas", "simulated", "router", "shows_all"])
