@@ -6,9 +6,11 @@
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
+_NUMBERED: Final = re.compile(r"\[errno -?\d+\] ", re.IGNORECASE)  # pyarrow puts it into its words
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -51,9 +53,8 @@ def in_words(error: Exception) -> str:
     which the message around it names: "No such file or directory"."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not text in UTF-8 (at byte {error.start})"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return _NUMBERED.sub("", text.rpartition("Detail: ")[2]) or type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -68,7 +69,10 @@ def check_text(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        wrong = name[max(0, error.start - 40) : error.end + 40]
+        before, after = (
+            re.split('[<>"\\n]', part) for part in (name[: error.end], name[error.end :])
+        )
+        wrong = before[-1] + after[0]  # of a page, the text between two tags
         shown = wrong.encode(errors="surrogateescape").decode(errors="backslashreplace")
         raise ConfigError(
             f"{shown}: this name holds bytes that are not text in UTF-8; take another name"

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from harness.commands.app import JsonResult
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 
 ASK_TORCH: Final = "import torch; print(torch.__version__)"
 LONGEST_ANSWER_S: Final = 60.0  # a cold disk takes long to load torch
@@ -101,7 +101,7 @@ def loopback(host: str = "127.0.0.1") -> Finding:
     except OSError as error:
         return Finding(
             name="loopback",
-            text=f"no connection over {host}: {error}",
+            text=f"no connection over {host}: {in_words(error)}",
             mend="let this process listen and connect there (ip link set lo up; a sandbox may "
             "forbid it)",
         )
@@ -115,7 +115,7 @@ def results(folder: Path) -> Finding:
     except OSError as error:
         return Finding(
             name="results",
-            text=f"{folder} cannot be written: {error}",
+            text=f"{folder} cannot be written: {in_words(error)}",
             mend="change to a folder that you may write to, or name one with --out",
         )
 

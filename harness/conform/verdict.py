@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from typing import Final, NamedTuple, Self
 
 from harness.conform.case import CannotDecideError, Case, Finding, RefusedError, no_such_case
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.store.conform_result import (
     Aftermath,
@@ -229,7 +229,9 @@ def read_expectations(file: Path, known: Collection[str]) -> list[Expectation]:
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--expected-failures {file}: cannot be read: {error}") from error
+        raise ConfigError(
+            f"--expected-failures {file}: cannot be read: {in_words(error)}"
+        ) from error
     found = []
     for number, line in enumerate(lines, start=1):
         text = line.strip()

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
+from harness.errors import in_words
 from harness.load.connect import Tls
 from harness.load.http1 import MAX_HEAD_BYTES, Answer, endless
 from harness.load.receiver import Take, receiver
@@ -157,7 +158,7 @@ class Connection(Answer):
             if isinstance(error, TimeoutError):
                 text = f"the request was not taken within {timeout_s} s"
                 raise httpx.WriteTimeout(text) from error
-            raise httpx.WriteError(f"the request could not be sent: {error}") from error
+            raise httpx.WriteError(f"the request could not be sent: {in_words(error)}") from error
         return True
 
     def has_input(self) -> bool:
@@ -176,7 +177,7 @@ class Connection(Answer):
         try:
             self.owner = ClientProcess(self.sock)
         except OSError as error:
-            why = f"no process to be killed could be started: {error}"
+            why = f"no process to be killed could be started: {in_words(error)}"
             raise httpx.ConnectError(why) from error
         self._receiver.close()
         self.sock = self.owner.output
@@ -358,4 +359,4 @@ def _os_errors_as_httpx() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise httpx.ReadError(f"the connection broke: {error}") from error
+        raise httpx.ReadError(f"the connection broke: {in_words(error)}") from error

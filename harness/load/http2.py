@@ -30,6 +30,7 @@ from h2.events import (
 )
 from h2.exceptions import ProtocolError
 
+from harness.errors import in_words
 from harness.http_client import tls_context
 from harness.load.client import Frontend, StreamClient
 from harness.load.connect import Tls, connect, dns_of
@@ -99,7 +100,7 @@ class Http2Connection:
         except ProtocolError as error:
             why = f"this is not HTTP/2: {error}"
         except OSError as error:
-            why = f"the connection broke: {error}"
+            why = f"the connection broke: {in_words(error)}"
         self.why_lost = self.why_lost or why
         self.settled.set()
         for call in list(self.calls.values()):

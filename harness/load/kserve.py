@@ -36,6 +36,7 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from harness.errors import in_words
 from harness.load.chunk import Choice, Chunk, Usage
 from harness.load.client import LoadClient, limits
 from harness.load.connection import Deadline, RelayProcess
@@ -179,7 +180,7 @@ class Call:
                 spec.way, self._own, client.connect_s
             )
         except OSError as error:
-            self._problem = f"no process got a connection: {error}"
+            self._problem = f"no process got a connection: {in_words(error)}"
         self._sent_ns = self._heard_ns = time.perf_counter_ns()
         self._counted_by = client.source.tokens_parameter
         self.stream = StreamMachine(

@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
+from harness.errors import in_words
 from harness.load.connection import Connection
 from harness.records import Way, WireClose
 
@@ -85,7 +86,7 @@ def _half_close(connection: Connection) -> CloseResult:
     try:
         connection.sock.shutdown(socket.SHUT_WR)
     except OSError as error:
-        raise httpx.WriteError(f"the connection broke: {error}") from error
+        raise httpx.WriteError(f"the connection broke: {in_words(error)}") from error
     return CloseResult(t0_ns, WireClose.FIN)
 
 

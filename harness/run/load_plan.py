@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.load.connection import CLIENT_PROGRAM
 from harness.records import Protocol, Way
@@ -44,7 +44,7 @@ def read_token_counts(path: Path, column: str | None) -> list[int]:
     try:
         values = _read_lines(path) if column is None else _read_column(path, column)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     if not values:
         raise ConfigError(f"{path}: holds no token counts")
     if len(values) > MOST_NUMBERS:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from harness.errors import TargetError
+from harness.errors import TargetError, in_words
 from harness.records import LifecycleEvent, RequestRow, StepRow
 from harness.simulate.planner import Row
 from harness.store.parquet import schema_of
@@ -135,7 +135,9 @@ def _read(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
-        raise TargetError(f"{path}: the simulation did not leave it whole: {error}") from error
+        raise TargetError(
+            f"{path}: the simulation did not leave it whole: {in_words(error)}"
+        ) from error
 
 
 def join_cells(folder: RunFolder) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.records import Role, StepRow
 
 ROWS_AT_ONCE: Final = 10_000
@@ -57,7 +57,7 @@ def read_frame(
             columns = {field.name: _read_column(file, field) for field in fields}
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error}; is {path.parent} a finished run's folder?"
+            f"{path}: cannot be read: {in_words(error)}; is {path.parent} a finished run's folder?"
         ) from error
     frame = pd.DataFrame(columns)
     for one in msgspec.structs.fields(record):
@@ -73,7 +73,7 @@ def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:
                 batch.validate(full=True)
                 yield batch
     except (OSError, pa.ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {in_words(error)}") from error
 
 
 class Sent(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from harness.errors import ConfigError, check_text
+from harness.errors import ConfigError, check_text, in_words
 from harness.records import (
     SCHEMA_VERSION,
     ArmsSummary,
@@ -244,7 +244,7 @@ class RunFolder:
             content: dict[str, Any] = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{path}: cannot be read: {error}; is {self.path} a run's folder?"
+                f"{path}: cannot be read: {in_words(error)}; is {self.path} a run's folder?"
             ) from error
         return content
 

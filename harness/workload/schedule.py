@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.workload.abandon import RequestSpec
 from harness.workload.arrivals import OpenArrivals, RateArrivals, TraceArrivals
 from harness.workload.load import AbandonLoad
@@ -79,7 +79,7 @@ def open_trace(file: str, time_unit: TimeUnit | None = None) -> Iterator[Iterato
         with path.open(encoding="utf-8-sig", newline="") as lines:
             yield read_trace(lines, name=file, time_unit=time_unit)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the trace cannot be read: {error}") from error
+        raise ConfigError(f"{file}: the trace cannot be read: {in_words(error)}") from error
 
 
 def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple[float, Recorded]]:
