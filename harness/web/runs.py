@@ -81,7 +81,7 @@ class Recorder:
         if self.shown["state"] not in ("done", "ready"):
             why = (
                 f"the measuring process ended with code {code}; its output is in the terminal, "
-                "and the rows of the load in the run's folder (walkaway collect)"
+                "and walkaway report judges what lies in the run's folder"
             )
             self.shown |= {"state": "failed", "why": why}
             _LOG.error(why)

@@ -218,7 +218,7 @@ def keep_secret(environment, **_):
 def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
     locustfile = tmp_path / "with_login.py"  # a login needs a secret and users of the host's own
     locustfile.write_text(WITH_LOGIN)
-    pages = ("live", "live.json", "live.js", "live.css", "report")
+    pages = ("live", "live.json", "live.js", "live.css", "now.js", "now.json", "report")
     command = ("locust", "-f", str(locustfile), "--web-login", "--web-host", "127.0.0.1")
 
     def has_login(url: str) -> bool:
@@ -232,5 +232,5 @@ def test_with_a_login_nothing_is_shown_without_it(tmp_path: Path) -> None:
         with httpx.Client(base_url=url) as somebody:
             assert somebody.get("/enter").text == "True"
             answers_to = [somebody.get(f"/walkaway/{page}") for page in pages]
-        assert [answer.status_code for answer in answers_to] == [200, 200, 200, 200, 404]
+        assert [answer.status_code for answer in answers_to] == [200] * 6 + [404]
         assert "default-src 'none'" in answers_to[0].headers["content-security-policy"]

@@ -53,6 +53,7 @@ WORKLOADS, TARGETS, COMMAND_LINE, MACHINES = (
     DOCS / f"{name}.md" for name in ("workloads", "targets", "command-line", "machines")
 )
 EVERY = [README, *PAGES, *sorted((DOCS / "conform").glob("*.md"))]
+HELP = ("-h", "--help")
 IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
 
 SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
@@ -225,7 +226,7 @@ def test_every_command_in_a_page_can_be_given(page: Path) -> None:
             continue
         assert command in known, command
         flags = [word.partition("=")[0] for word in words if word.startswith("-")]
-        assert not [flag for flag in flags if flag not in {*known[command], "--help"}], words
+        assert not [flag for flag in flags if flag not in {*known[command], *HELP}], words
         if command == "run" and words and words[0] in shipped(SHIPPED_WORKLOADS):
             values = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
             load_workload(words[0], [one for one in values if not IS_PLACEHOLDER.search(one)])
@@ -239,4 +240,4 @@ def test_every_command_and_flag_is_documented() -> None:
     documented = {word for word in words if word.startswith("-")}
     known = {flag for name, of in flags.items() if name != "engine" for flag in of}
     ours = {flag for flag in known if flag.startswith("-")}
-    assert documented == ours | {"--help", "--install-completion", "--show-completion"}
+    assert documented == ours | {*HELP, "--install-completion", "--show-completion"}

@@ -134,6 +134,7 @@ def web(browser: Browser, folder: Path) -> None:
             " row.cells[0].innerText === 'abandoned' && Number(row.cells[1].innerText) >= least)",
             arg=LEFT,
         )
+        page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=DOCS / "web-tab.png")
         page.close()  # one page alone: it draws beside the load that it tells of
         for width, scheme in SCREENS:
