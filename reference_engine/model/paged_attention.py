@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_engine.model.step_inputs import StepInputs, part_tokens, prompt_tile
+from reference_engine.model.memory import part_tokens
+from reference_engine.model.step_inputs import StepInputs, prompt_tile
 
 _CONTEXT_TILE: Final = 32  # tokens of the context that a program reads at once
 _FEWEST_ROWS: Final = 16  # of a matrix product on tensor cores

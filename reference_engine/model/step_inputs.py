@@ -14,27 +14,17 @@ from torch import Tensor
 
 from reference_engine.core.request import Request
 from reference_engine.model.batch import Span
-from reference_engine.model.memory import MOST_PARTS
 
 Table: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 Numbers = TypeVar("Numbers", Tensor, np.ndarray[Any, np.dtype[Any]])
 
 _HEADS_IN_TILE: Final = 64
 _LINE: Final = 16  # numbers
-_FEWEST_PART_TOKENS: Final = 64
 
 
 def prompt_tile(group: int) -> int:
     """Neighbouring tokens of a prompt that attend together, for `group` query heads a kv head."""
     return max(1, _HEADS_IN_TILE // (1 << (group - 1).bit_length()))
-
-
-def part_tokens(max_context: int) -> int:
-    """Tokens of a context that one program attends to: few enough to keep a whole device busy with
-    one request, and enough for a long context to have at most `MOST_PARTS` parts.
-    """
-    shortest = -(-max_context // MOST_PARTS)
-    return -(-shortest // _FEWEST_PART_TOKENS) * _FEWEST_PART_TOKENS
 
 
 class StepShape(NamedTuple):

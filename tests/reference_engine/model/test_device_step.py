@@ -30,14 +30,13 @@ from reference_engine.model.device_step import (  # noqa: E402
 )
 from reference_engine.model.fused import FusedOperations, rotate_and_store  # noqa: E402
 from reference_engine.model.llama import PlainOperations, RMSNorm, RotaryTable  # noqa: E402
-from reference_engine.model.memory import MOST_PARTS  # noqa: E402
+from reference_engine.model.memory import MOST_PARTS, part_tokens  # noqa: E402
 from reference_engine.model.paged_attention import attend  # noqa: E402
 from reference_engine.model.shapes import MODEL_SHAPES, ModelShape  # noqa: E402
 from reference_engine.model.step_inputs import (  # noqa: E402
     Limits,
     StepRows,
     StepShape,
-    part_tokens,
     prompt_tile,
 )
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
