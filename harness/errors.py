@@ -54,6 +54,8 @@ def in_words(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not text in UTF-8 (at byte {error.start})"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if text == "Input data was truncated":  # msgspec's words, for an empty file too
+        return "it is empty, or ends in the middle"
     return _NUMBERED.sub("", text.rpartition("Detail: ")[2]) or type(error).__name__
 
 

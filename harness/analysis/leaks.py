@@ -34,6 +34,8 @@ def leak_figures(facts: Facts) -> Figures:
         f"leaked_{noun}": idle_figure(f"leaked_{noun}", facts, role, sign=sign)
         for noun, (role, sign) in _GAUGES.items()
     }
+    for noun in ("blocks", "kv_share"):
+        figures[f"leaked_{noun}"] = _with_those_in_use(figures[f"leaked_{noun}"], facts, noun)
     if isinstance(figures["leaked_blocks"], Metric):
         del figures["leaked_kv_share"]
         return figures
@@ -44,6 +46,27 @@ def leak_figures(facts: Facts) -> Figures:
             "leaked_blocks", blocks, method=share.method, bound=share.bound
         )
     return figures
+
+
+def _with_those_in_use(figure: Figure, facts: Facts, noun: str) -> Figure:
+    """Blocks that a running request holds are missing like lost ones. Where only gauges are known
+    and something may run, no more are lost than are missing."""
+    if not isinstance(figure, Metric) or not figure.mean or not _may_be_in_use(facts):
+        return figure
+    role, _ = _GAUGES[noun]
+    if facts.trust.get(role) == "lower":
+        return NotMeasurable(
+            f"requests may still run, and {facts.metric_names[role]} shows at least what they and "
+            "a leak hold together"
+        )
+    figure.bound = "upper"
+    return figure
+
+
+def _may_be_in_use(facts: Facts) -> bool:
+    if facts.has_lifecycle or facts.still_computing is False:
+        return False
+    return facts.still_there is None or bool(facts.idle_change("running"))
 
 
 def leaks_in_use(
@@ -147,7 +170,11 @@ def _leak_slope(name: str, frames: RunFrames, facts: Facts, role: str, sign: int
     if (why := _why_no_slope(frames, len(loops), "idle", FEWEST_LOOPS)) is not None:
         return NotMeasurable(why)
     lost = [sign * (value - facts.idle_before[role]) for _, value in loops]
-    return _slope(name, frames, [t_ns for t_ns, _ in loops], np.array([0.0, *lost]))
+    slope = _slope(name, frames, [t_ns for t_ns, _ in loops], np.array([0.0, *lost]))
+    is_of_slots = role == "running"
+    if isinstance(slope, Metric) and slope.mean and not is_of_slots and _may_be_in_use(facts):
+        slope.bound = "upper"
+    return slope
 
 
 def _growth(name: str, frames: RunFrames, facts: Facts, column: str) -> Figure:

@@ -143,9 +143,13 @@ def user_lines(seen: Observed) -> Iterator[Line]:
     going_on = rate["others"].get("still_generating")
     yield count_line("some of them still generate", ghosts > 0, bool(going_on))
     yield count_line("leaked slots", ghosts + lost, metrics["leaked_slots"]["mean"])
+    blocks = sum(work["leaked_blocks"] for work in seen.truth["requests"])
+    missing = metrics["leaked_blocks"]
     if not ghosts:
-        blocks = sum(work["leaked_blocks"] for work in seen.truth["requests"])
-        yield count_line("leaked blocks", blocks, metrics["leaked_blocks"]["mean"])
+        yield count_line("leaked blocks", blocks, missing["mean"])
+    else:  # those that they hold are missing, too
+        most = math.inf if missing["bound"] == "upper" else blocks
+        yield Line("leaked blocks, at most", blocks, (blocks, most), missing["mean"])
     yield waste_line(seen, ghosts)
     if not ghosts and not lost:
         yield from latency_lines(seen, left)

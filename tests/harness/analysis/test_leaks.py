@@ -41,6 +41,56 @@ def test_blocks_follow_from_their_share_where_their_number_is_known(run: RunBuil
     assert metric(leaks_of(run)["leaked_kv_share"]).mean == 0.0102
 
 
+@pytest.mark.parametrize(
+    ("ghosts", "later", "trust", "bound"),
+    [
+        (3.0, 50.0, "exact", "upper"),
+        (3.0, 50.0, "exact_when_idle", "upper"),
+        (3.0, None, "exact", "upper"),  # whether they compute is not known
+        (3.0, 40.0, "exact", "point"),  # nothing computes: all that is missing is lost
+        (0.0, 40.0, "exact_when_idle", "point"),
+        (None, None, "exact", "upper"),  # whether something runs is not known
+        (3.0, 50.0, "lower", None),  # at least what is lost and in use: says nothing of either
+    ],
+)
+@pytest.mark.parametrize("role", ["free_blocks", "kv_usage"])
+def test_blocks_that_ghosts_may_hold_are_lost_at_most(
+    run: RunBuilder,
+    role: str,
+    ghosts: float | None,
+    later: float | None,
+    trust: str,
+    bound: str | None,
+) -> None:
+    """On a server of 1,000 blocks, 475 are missing."""
+    run.another_engine()
+    known_roles = {} if ghosts is None else {"running": "exact"}
+    run.metrics(**{role: trust}, generated_tokens="exact", **known_roles)
+    before = {"free_blocks": 1000.0, "kv_usage": 0.0, "running": 0.0, "generated_tokens": 0.0}
+    after = {"free_blocks": 525.0, "kv_usage": 0.475, "generated_tokens": 40.0}
+    after |= {"running": ghosts or 0.0}
+    shown = {role, "generated_tokens", *known_roles}
+    was, now = ({key: idle[key] for key in shown} for idle in (before, after))
+    run.idle(was, now)
+    if later is not None:
+        run.manifest.idle.later = {"generated_tokens": later}
+    name, missing = ("leaked_blocks", 475) if role == "free_blocks" else ("leaked_kv_share", 0.475)
+    found = leaks_of(run)
+    if bound is None:
+        assert "shows at least what they and a leak hold together" in reason(found[name])
+        return
+    assert (metric(found[name]).mean, metric(found[name]).bound) == (missing, bound)
+    if ghosts is not None:
+        assert metric(found["leaked_slots"]).mean == ghosts
+
+
+def test_no_missing_block_is_no_bound(run: RunBuilder) -> None:
+    run.another_engine()
+    run.metrics(running="exact", free_blocks="exact")
+    run.idle({"running": 0.0, "free_blocks": 9.0}, {"running": 1.0, "free_blocks": 9.0})
+    assert metric(leaks_of(run)["leaked_blocks"]).bound == "point"
+
+
 def loops(run: RunBuilder, free: list[float]) -> Figures:
     run.another_engine()
     run.metrics(free_blocks="exact")
@@ -58,6 +108,7 @@ def test_a_leak_is_a_slope_and_one_odd_reading_does_not_move_it(run: RunBuilder)
     slope = metric(loops(run, [94.0, 88.0, 60.0, 76.0, 70.0, 64.0])["leaked_blocks_per_abandon"])
     assert slope.n == 6
     assert slope.mean == pytest.approx(2.0)
+    assert slope.bound == "upper", "nothing says that no ghost holds them"
 
 
 def test_what_only_varies_does_not_leak_and_a_server_elsewhere_shows_no_growth(
