@@ -1,7 +1,8 @@
 """The load process of a conformance run: it makes all requests, and decides case by case.
 
-It gets an order on standard input, and ends with it. Each case has its streams and its log of the
-wire; what it leaves behind is seen by a probe before the next case begins.
+It gets an order on standard input, ends with it, and reports on standard output. Each case has its
+streams and its log of the wire; what it leaves behind is seen by a probe before the next case
+begins.
 """
 
 from gevent import monkey
@@ -50,7 +51,7 @@ def main() -> None:
     gevent.spawn(_end_with_input)
     headers = request_headers(plan.headers, plan.api_key_env)
     secrets = secrets_of(headers)
-    tell = partial(_tell, secrets=secrets)
+    tell = partial(_tell, output=_claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:
         from harness.load.kserve import use_gevent  # its packages are an extra
@@ -168,7 +169,14 @@ def _attempt(case: Case, check: Check, bench: Bench, secrets: list[str]) -> Find
         return error
 
 
-def _tell(event: Event, *, secrets: list[str]) -> None:
+def _claim_output() -> int:
+    """Standard output, for the reports alone: what a library prints goes to standard error."""
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
+
+
+def _tell(event: Event, *, output: int, secrets: list[str]) -> None:
     event.why = masked(event.why, secrets)
     if (result := event.case) is not None:
         result.reason = masked(result.reason, secrets)
@@ -176,7 +184,8 @@ def _tell(event: Event, *, secrets: list[str]) -> None:
             name: masked(value, secrets) if isinstance(value, str) else value
             for name, value in result.evidence.items()
         }
-    os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
+    with os.fdopen(output, "wb", closefd=False) as pipe:
+        pipe.write(msgspec.json.encode(event) + b"\n")
 
 
 def _end_with_input() -> None:

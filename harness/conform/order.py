@@ -1,5 +1,5 @@
-"""The order of the suite to its load process, the first line of standard input, and the events that
-that one tells back, a line each."""
+"""The suite's order to its load process (the first line of standard input), and the events that the
+process reports, one JSON line each (on its standard output)."""
 
 from typing import Any, Literal
 

@@ -65,7 +65,8 @@ TRIES: Final = 8
 QUICK_TRIES: Final = 5
 _BEGIN_S: Final = 180.0  # until the load process knows the server
 _REST_S: Final = 120.0  # after a run of a case, until all is at rest
-_POLL_S: Final = 0.05
+_POLL_S: Final = 0.05  # until an interruption is seen
+_END_S: Final = 10.0  # of a load process that reports no more
 _PAGE_S: Final = 20.0
 
 # The bundled engine as a target: steps of a fixed length, and so few blocks that memory has an end.
@@ -390,24 +391,24 @@ class Suite:
 
     def _run_child(self) -> None:
         log = self.folder.log("conform")
-        follower = Follower(log, self.secrets)
         order = msgspec.structs.replace(self.order, cases=[case.id for case in self._rest])
-        with Child("load process", self.command(), log, quit_s=1.0) as child:
+        with Child("load process", self.command(), log, quit_s=1.0, reports=True) as child:
             child.say(msgspec.json.encode(order))
-            self._follow(child, follower)
+            self._follow(child)
         said = log.read_text(errors="replace")
         log.write_text(masked(said, self.secrets))
 
-    def _follow(self, child: Child, follower: "Follower") -> None:
+    def _follow(self, child: Child) -> None:
         current: Case | None = None
         until_s = self.clock_s() + _BEGIN_S
         while self._rest and self._lost is None and not self.interruption.requested:
-            code = child.wait(_POLL_S)
-            for event in follower.read_new():
-                current = self._take(event)
+            reports = child.read_reports(_POLL_S)
+            for line in reports or ():
+                current = self._take(msgspec.json.decode(line, type=Event))
                 until_s = self.clock_s() + (_REST_S if current is None else self._limit_s(current))
-            if code is not None or self.clock_s() > until_s:
-                self._give_up(current, code, follower)
+            has_ended = reports is None
+            if has_ended or self.clock_s() > until_s:
+                self._give_up(current, child, child.wait(_END_S) if has_ended else None)
                 return
 
     def _limit_s(self, case: Case) -> float:
@@ -438,10 +439,13 @@ class Suite:
                 self._lost = event.why
         return None
 
-    def _give_up(self, current: Case | None, code: int | None, follower: "Follower") -> None:
+    def _give_up(self, current: Case | None, child: Child, code: int | None) -> None:
         if self._lost is not None or (code == 0 and not self._rest):
             return
-        how = "took too long" if code is None else f"ended with code {code}: {follower.last}"
+        last = (
+            masked(child.lines()[-1].strip(), self.secrets) if child.lines() else "without a word"
+        )
+        how = "took too long" if code is None else f"ended with code {code}: {last}"
         if current is not None:
             self._add(settle_case(current, CannotDecideError(f"the check's own process {how}")))
         elif self._rest:
@@ -480,25 +484,3 @@ class Suite:
         words += ["--quick"] if given.quick else []
         words += [LOAD_THIS_HOST] if given.loads_any_host else []
         return shlex.join(["walkaway", "conform", case_id, *words])
-
-
-class Follower:
-    """Reads the events among the lines of a load process's log. `last`: its last other line."""
-
-    def __init__(self, log: Path, secrets: Sequence[str]) -> None:
-        self._log, self._secrets = log, secrets
-        self._offset = log.stat().st_size if log.exists() else 0
-        self.last = "without a word"
-
-    def read_new(self) -> list[Event]:
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            complete, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(complete + newline)
-        events = []
-        for line in complete.splitlines():
-            if line.startswith(b'{"event":'):
-                events.append(msgspec.json.decode(line, type=Event))
-            elif line.strip():
-                self.last = masked(line.decode(errors="replace").strip(), self._secrets)
-        return events
