@@ -21,12 +21,14 @@ import gevent
 import msgspec
 
 from harness.conform.bench import Asked, Bench, read_metrics
-from harness.conform.case import CASES, CannotDecideError, Case, Check, Finding, RefusedError
+from harness.conform.case import CASES, Case, Check
 from harness.conform.cases import load_cases
 from harness.conform.facts import find_facts
+from harness.conform.finding import Finding
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case, with_aftermath
 from harness.errors import TargetError
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch

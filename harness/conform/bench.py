@@ -27,7 +27,6 @@ import httpx
 
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
-from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.facts import (
     ANOTHER_LOAD,
     MOST_SLOTS,
@@ -37,7 +36,9 @@ from harness.conform.facts import (
     Facts,
     find_facts,
 )
-from harness.conform.verdict import AT_ONCE, Bound, Conditions, Try, judge_recovery
+from harness.conform.finding import Finding
+from harness.conform.recovery import AT_ONCE, Bound, Conditions, Try, judge_recovery
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import http_client, read_api_key, request_headers
 from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.load.lag import LagWatch

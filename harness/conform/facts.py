@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from harness.conform.case import CannotDecideError
 from harness.errors import TargetError
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream, join_all
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession

@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from harness.collect.source import Notes
-from harness.conform.case import CASES, CannotDecideError, Case, RefusedError, Selection, select
+from harness.conform.case import CASES, Case, Selection, select
 from harness.conform.cases import load_cases
 from harness.conform.order import Event, Order
 from harness.conform.verdict import (
@@ -33,6 +33,7 @@ from harness.conform.verdict import (
     settle_case,
 )
 from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import LOAD_THIS_HOST, check_host, check_target_url
 from harness.load.wire_log import MASK, masked, secrets_of
 from harness.run.first_answers import check_requests

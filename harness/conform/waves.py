@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from harness.conform.bench import Bench, whole
-from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.load.live import LiveStream
 from harness.load.session import canary_prompt
 from harness.records import Delivery, Outcome, RequestRow, Role, Way

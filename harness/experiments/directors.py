@@ -6,8 +6,9 @@ Importing this module imports Locust, which monkey-patches the process.
 import logging
 import random
 
-from harness.experiments.occupancy import NotCountedError, Occupancy
-from harness.experiments.train import Leaver, Train, TrainStoppedError
+from harness.experiments.occupancy import Occupancy
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.train import Leaver, Train
 from harness.load.users import Director
 from harness.records import Delivery
 from harness.workload.load import OccupancyLoad, SlotRecoveryLoad
@@ -33,7 +34,7 @@ class SlotRecoveryDirector(Director):
         )
         try:
             train.run(lambda train: _is_enough(train, load))
-        except TrainStoppedError as error:
+        except CannotDecideError as error:
             logger.warning("the train of probes stopped: %s", error)
             if not train.recoveries_s:
                 session.give_up(f"no stream left while a probe waited: {error}")
@@ -81,7 +82,7 @@ class OccupancyDirector(Director):
             if load.capacity_prompt_tokens is not None:
                 occupancy.end()
                 occupancy.count_tokens(load.capacity_prompt_tokens, trial=1)
-        except NotCountedError as error:
+        except CannotDecideError as error:
             session.give_up(str(error))
         finally:
             occupancy.stop()

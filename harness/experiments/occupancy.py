@@ -22,6 +22,7 @@ from typing import Final
 
 import gevent
 
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
@@ -38,10 +39,6 @@ _MOST_FILLS: Final = 4
 _SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
 _STANDS_STILL_STEPS: Final = 6
 _PATIENCE_STEPS: Final = 6  # beside the time that a prompt as long took to begin
-
-
-class NotCountedError(Exception):
-    """The server refused or failed a request that was to hold a slot."""
 
 
 class Occupancy:
@@ -79,7 +76,7 @@ class Occupancy:
             for stream in streams:
                 stream.join()
             if self._waiting(streams, until_ns=0):
-                raise NotCountedError("a request to the idle server got no token")
+                raise CannotDecideError("a request to the idle server got no token")
             self._begin_s = (max(one.first_token_ns or 0 for one in streams) - sent_ns) / 1e9
         target = self._session.plan.target
         settle_s = max(target.settle_s, (target.settle_steps or 0) * self.step_s)
@@ -135,7 +132,7 @@ class Occupancy:
             stream.wait_tokens(1, max(0.0, left_s))
         for row in (stream.row for stream in streams):
             if row is not None and row.outcome in (Outcome.FAILED, Outcome.REJECTED):
-                raise NotCountedError(f"a request that was to hold a slot failed: {row.error}")
+                raise CannotDecideError(f"a request that was to hold a slot failed: {row.error}")
         return [stream for stream in streams if not stream.tokens]
 
     def _fill(self) -> None:
@@ -151,7 +148,9 @@ class Occupancy:
             settled_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
             self._give_up(self._waiting(new, until_ns=max(settled_ns, self._ghosts_end_ns)))
             self._running += [one for one in new if one.tokens]
-        raise NotCountedError("the steps change so much that no answer has a known length in time")
+        raise CannotDecideError(
+            "the steps change so much that no answer has a known length in time"
+        )
 
     def _find_more(self) -> None:
         """The server may have more slots than were told: a short request behind full slots waits.
@@ -162,7 +161,7 @@ class Occupancy:
                 return
             one = self._start()
             if self._waiting([one], until_ns=time.perf_counter_ns() + int(self._settle_s * 1e9)):
-                raise NotCountedError("a slot was free, and then it was not: other traffic?")
+                raise CannotDecideError("a slot was free, and then it was not: other traffic?")
             self.slots += 1
             self._running.append(one)
 
@@ -172,7 +171,7 @@ class Occupancy:
             stream.wait_tokens(_FEWEST_TOKENS, self._settle_s)
         needed = math.ceil(_LEFT_IN_SETTLES * self._settle_s / self.step_s)
         if needed > self._most_tokens:
-            raise NotCountedError(
+            raise CannotDecideError(
                 f"answers of {self._most_tokens} tokens end within twice the settle time of "
                 f"{self._settle_s:g} s: a ghost could not be told from a natural end"
             )
@@ -220,7 +219,7 @@ class Occupancy:
                     if holders:
                         self._grow(holders, prompt_tokens, int(patience_s * 1e9))
                         return
-                    raise NotCountedError(
+                    raise CannotDecideError(
                         f"a prompt of {prompt_tokens} tokens got no token from the idle server: "
                         f"{one.row and one.row.error}"
                     )

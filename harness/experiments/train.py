@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, NoReturn
 
 import gevent
 
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
@@ -57,10 +58,6 @@ _PATIENCE_S: Final = 2.0  # where no settle time is known
 _MARGIN_TOKENS: Final = 24  # a filler with fewer to come, for each slot, is the next to leave
 _CYCLES_TO_END: Final = 2  # a filler with no more to come is replaced without a sample
 _MOST_VOID: Final = 12  # cycles in a row
-
-
-class TrainStoppedError(Exception):
-    """So many cycles in a row gave no sample that more of them would not either."""
 
 
 class _VoidError(Exception):
@@ -137,7 +134,7 @@ class Train:
         return times[high] - times[low] if low >= 0 and high < len(times) else None
 
     def run(self, until: Callable[["Train"], bool]) -> None:
-        """Raises TrainStoppedError; the streams have ended then, too."""
+        """Raises CannotDecideError; the streams have ended then, too."""
         try:
             self._look()
             while not until(self):
@@ -164,7 +161,7 @@ class Train:
             logger.info("cycle %d gives no sample: %s", trial, why)
             self._void_in_a_row += 1
             if self._void_in_a_row >= _MOST_VOID:
-                raise TrainStoppedError(str(why)) from None
+                raise CannotDecideError(str(why)) from None
         else:
             self._void_in_a_row = 0
 
@@ -310,7 +307,7 @@ class Train:
             row = self._start(Role.PROBE, arm=TrialArm.UNLOADED).join()
             if row is None or row.first_token_ns is None:
                 why = None if row is None else row.error
-                raise TrainStoppedError(f"a probe on the idle server got no token: {why}")
+                raise CannotDecideError(f"a probe on the idle server got no token: {why}")
             ttfts_ns.append(row.first_token_ns - row.sent_ns)
         self._ttft_ns = int(statistics.median(ttfts_ns))
 

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.case import case, reports
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
+from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome, Way
 from harness.store.conform_result import Failure, Level
 

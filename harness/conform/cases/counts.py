@@ -11,17 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 from harness.conform.bench import Bench
-from harness.conform.case import (
-    CannotDecideError,
-    Evidence,
-    Finding,
-    RefusedError,
-    case,
-    found,
-    reports,
-)
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
 from harness.conform.waves import leave_after, leave_each, read_whole
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import GAUGES, Delivery, MetricSample
 from harness.store.conform_result import Failure, Level
 from harness.workload.target import MetricSource

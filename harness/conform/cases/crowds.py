@@ -6,10 +6,12 @@ from typing import Final
 import numpy as np
 
 from harness.conform.bench import Bench, whole
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.case import case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
-from harness.conform.verdict import Try
+from harness.conform.finding import Evidence, Finding
+from harness.conform.recovery import Try
 from harness.conform.waves import leave_each, rows_of, start_greedy
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.records import Role
 from harness.store.conform_result import Failure, Level

@@ -3,8 +3,10 @@
 from typing import Any, Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, CannotDecideError, Finding, case, reports
-from harness.conform.verdict import Bound
+from harness.conform.case import FREED, case, reports
+from harness.conform.finding import Finding
+from harness.conform.recovery import Bound
+from harness.experiments.outcome import CannotDecideError
 from harness.load.dialect import route
 from harness.store.conform_result import Level
 from harness.workload.abandon import RequestSpec

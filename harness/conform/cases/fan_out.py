@@ -3,8 +3,10 @@
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError, case, reports
+from harness.conform.case import case, reports
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -7,9 +7,11 @@ import time
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.case import case, reports
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.waves import leave_each
+from harness.experiments.outcome import CannotDecideError
 from harness.records import Delivery
 from harness.store.conform_result import Failure, Level
 

@@ -11,17 +11,11 @@ from scipy import stats
 
 from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
-from harness.conform.case import (
-    CannotDecideError,
-    Evidence,
-    Finding,
-    RefusedError,
-    case,
-    found,
-    reports,
-)
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
 from harness.conform.waves import Memory, leave_after, read_whole, storm, wave
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome
 from harness.store.conform_result import Failure, Level
 

@@ -15,9 +15,11 @@ import numpy as np
 
 from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
+from harness.conform.case import case, reports
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.waves import Rows, compared, rows_of, start_greedy
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level

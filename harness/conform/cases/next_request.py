@@ -6,18 +6,12 @@ from statistics import median
 from typing import Any, Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import (
-    CannotDecideError,
-    Evidence,
-    Finding,
-    RefusedError,
-    case,
-    found,
-    reports,
-)
+from harness.conform.case import case, reports
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
 from harness.conform.waves import Rows, compared, leave_each, rows_of, start_greedy
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.store.conform_result import Failure, Level
 
 ROUNDS: Final = 3

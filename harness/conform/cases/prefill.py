@@ -4,9 +4,11 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.case import case, reports
 from harness.conform.facts import READY_S
-from harness.conform.verdict import Bound, Conditions, Try, judge_recovery
+from harness.conform.finding import Evidence, Finding
+from harness.conform.recovery import Bound, Conditions, Try, judge_recovery
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level

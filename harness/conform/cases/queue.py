@@ -4,11 +4,13 @@ the server changes that."""
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Finding, RefusedError, case
+from harness.conform.case import case
 from harness.conform.cases.stream import unary_leave
 from harness.conform.facts import READY_S
-from harness.conform.verdict import Try
+from harness.conform.finding import Finding
+from harness.conform.recovery import Try
 from harness.conform.waves import compared, rows_of, start_greedy
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.load.live import LiveStream
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level

@@ -4,9 +4,11 @@ import time
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.case import FREED, case, reports
 from harness.conform.facts import READY_S
+from harness.conform.finding import Evidence, Finding
 from harness.conform.waves import Rows, compared, rows_of, start_greedy, wait_each
+from harness.experiments.outcome import CannotDecideError
 from harness.load.chunk import ABORT
 from harness.load.live import LiveStream
 from harness.load.stream import ENDED_EARLY

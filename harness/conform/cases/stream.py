@@ -4,8 +4,10 @@ answer in one piece."""
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, CannotDecideError, Finding, case
-from harness.conform.verdict import AT_ONCE
+from harness.conform.case import FREED, case
+from harness.conform.finding import Finding
+from harness.conform.recovery import AT_ONCE
+from harness.experiments.outcome import CannotDecideError
 from harness.load.client import StreamClient
 from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Way

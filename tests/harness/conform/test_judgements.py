@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from harness.conform.bench import latest_gaps
-from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels
 from harness.conform.cases.hops import judge_tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import judge_pace
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
+from harness.conform.finding import Finding
 from harness.conform.routes import Reply
 from harness.conform.waves import compared
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Delivery, MetricSample, Outcome, RequestRow
 from harness.store.conform_result import Failure
 from harness.workload.target import MetricSource
