@@ -10,7 +10,6 @@ from gevent import monkey
 monkey.patch_all()
 
 import os
-import random
 import sys
 import time
 import traceback
@@ -20,16 +19,17 @@ from pathlib import Path
 import gevent
 import msgspec
 
-from harness.conform.bench import Asked, Bench, read_metrics
+from harness.conform.bench import Asked, Bench
 from harness.conform.case import CASES, Case, Check
 from harness.conform.cases import load_cases
-from harness.conform.facts import find_facts
 from harness.conform.finding import Finding
 from harness.conform.order import Event, Order
+from harness.conform.pages import Pages
 from harness.conform.verdict import settle_case, with_aftermath
 from harness.errors import TargetError
+from harness.experiments.facts import find_facts
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.http_client import http_client, read_api_key, request_headers
+from harness.http_client import read_api_key, request_headers
 from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
@@ -39,7 +39,6 @@ from harness.store.conform_result import Aftermath, CaseResult, Failure, wire_lo
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 1000
-_PAGE_S = 5.0
 _FILLS = {*"POK"}  # methods that are about all slots
 _TAKES_SLOTS = {*"POKBR"}  # methods whose requests another load keeps waiting
 
@@ -76,7 +75,12 @@ def main() -> None:
         is_gone = isinstance(error, TargetError)
         tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
         return
-    tell(Event(event="facts", facts=bench.facts._asdict() | {"lag_s": bench.lag_s}))
+    tell(
+        Event(
+            event="facts",
+            facts=bench.facts._asdict() | {"lag_s": bench.lag_s, "settle_s": bench.settle_s},
+        )
+    )
     for case_id in order.cases:
         tell(Event(event="started", id=case_id))
         result = run_case(CASES[case_id], bench, Path(order.folder), secrets)
@@ -96,15 +100,11 @@ def _bench(
         seed=order.seed,
         pid=order.pid,
         direct=order.direct,
-        metrics_urls=order.page_urls,
     )
-    if order.metrics_urls:
-        headers = request_headers(plan.headers, plan.api_key_env)
-        client = http_client(headers, ca_file=plan.ca_file, timeout_s=_PAGE_S, longest_s=_PAGE_S)
-        asked = asked._replace(metrics=read_metrics(client, order.metrics_urls))
+    pages = Pages(plan, judged=order.metrics_urls, every=order.page_urls)
     facts = find_facts(session, slots=order.slots, context=order.context)
-    bench = Bench(session, facts, asked, lag, wire)
-    bench.learn_canary()
+    bench = Bench(session, facts, asked, lag, wire, pages)
+    bench.cleaning.learn_canary()
     return bench
 
 
@@ -112,7 +112,7 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     started_s = time.monotonic()
     log = wire_log_name(case.id)
     bench.wire.begin(folder / log)
-    bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
+    bench.rng.seed(f"{bench.asked.seed}/{case.id}")
     outcome, again = _attempt(case, partial(_check_free, case), bench, secrets), None
     times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
     takes_slots = bool(_TAKES_SLOTS & {*case.methods})
@@ -120,13 +120,13 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
         facts = bench.facts
         again = _once_more(case, bench, secrets)
         bench.facts = facts
-    bench.end_case()
+    bench.end()
     result = settle_case(case, outcome, again)
     bench.wire.end()
     result.wire_log = log
-    aftermath, told = bench.aftermath()
-    bench.rest()
-    if aftermath is Aftermath.WEDGED and bench.running == 0 and not bench.serves():
+    aftermath, told = bench.cleaning.aftermath()
+    bench.cleaning.rest()
+    if aftermath is Aftermath.WEDGED and bench.cleaning.running == 0 and not bench.serves():
         aftermath, told = Aftermath.DEAD, "the server serves no request any more"
     result = with_aftermath(result, aftermath, told)
     result.took_s = round(time.monotonic() - started_s, 2)
@@ -134,24 +134,28 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
 
 
 def _check_free(case: Case, bench: Bench) -> Finding:
-    bench.check_free(wholly=bool(_FILLS & {*case.methods}))
+    bench.cleaning.check_free(wholly=bool(_FILLS & {*case.methods}))
     return case.check(bench)
+
+
+def _check_alone(bench: Bench) -> Finding:
+    return bench.recoveries.check_alone(bench.cleaning.running)
 
 
 def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
     """After a red: the control, and, if times were judged, a second run in the slots that are left.
     None: the red stands."""
-    bench.end_case()
-    bench.rest()  # may take longer than a case
-    control = _attempt(case, Bench.check_alone, bench, secrets)
-    bench.end_case()
+    bench.end()
+    bench.cleaning.rest()  # may take longer than a case
+    control = _attempt(case, _check_alone, bench, secrets)
+    bench.end()
     if isinstance(control, Exception) or control.failure is not None:
         return control
     if "P" not in case.methods:
         return None
-    bench.rest()
-    if bench.running:
-        bench.facts = bench.facts._replace(slots=bench.running)
+    bench.cleaning.rest()
+    if bench.cleaning.running:
+        bench.facts = bench.facts._replace(slots=bench.cleaning.running)
     return _attempt(case, case.check, bench, secrets)
 
 

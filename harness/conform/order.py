@@ -32,7 +32,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`unusable`: the server serves, but nothing can be measured on it; `gone`: it does not."""
 
     event: Literal["facts", "started", "case", "unusable", "gone"]
-    facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s
+    facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s, settle_s
     id: str = ""
     case: CaseResult | None = None
     why: str = ""

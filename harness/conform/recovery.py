@@ -13,6 +13,7 @@ from statistics import median, quantiles
 from typing import Final, NamedTuple, Self
 
 from harness.conform.finding import Finding
+from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 from harness.store.conform_result import Failure
@@ -31,16 +32,6 @@ class Bound(NamedTuple):
 
 
 AT_ONCE: Final = Bound()
-
-
-class Try(NamedTuple):
-    """One leave behind full slots. `recovery_s`: from t0 to the probe's first token, less the
-    probe's time on an idle server and the client's lag; None: not within `waited_s`. `others`: the
-    tokens that another stream got in that time, a measure in steps; None: there was no other."""
-
-    recovery_s: float | None
-    waited_s: float
-    others: int | None
 
 
 class Conditions(NamedTuple):

@@ -424,6 +424,7 @@ class Suite:
                     if hasattr(self.result, name):
                         setattr(self.result, name, value)
                 self.order.slots = self.result.slots or self.order.slots
+                self.order.settle_s = event.facts.get("settle_s", self.order.settle_s)
             case "started":
                 self._has_begun = True
                 case = CASES[event.id]

@@ -6,8 +6,8 @@ Importing this module imports Locust, which monkey-patches the process.
 import logging
 import random
 
-from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.rounds import Rounds
 from harness.experiments.train import Leaver, Train
 from harness.load.users import Director
 from harness.records import Delivery
@@ -66,7 +66,7 @@ class OccupancyDirector(Director):
         assert isinstance(load, OccupancyLoad)
         assert load.slots is not None  # the server was asked before the load
         low, high = load.prompt_tokens
-        occupancy = Occupancy(
+        rounds = Rounds(
             session,
             load.slots,
             random.Random(f"{session.plan.run.seed}/occupancy"),
@@ -74,15 +74,15 @@ class OccupancyDirector(Director):
             most_tokens=load.answer_tokens,
         )
         try:
-            occupancy.warm_up()
+            rounds.warm_up()
             if load.capacity_prompt_tokens is not None:
-                occupancy.count_tokens(load.capacity_prompt_tokens, trial=0)
+                rounds.tokens.count(load.capacity_prompt_tokens, 0, slots=rounds.slots)
             for _ in range(load.rounds):
-                occupancy.round()
+                rounds.round()
             if load.capacity_prompt_tokens is not None:
-                occupancy.end()
-                occupancy.count_tokens(load.capacity_prompt_tokens, trial=1)
+                rounds.end()
+                rounds.tokens.count(load.capacity_prompt_tokens, 1, slots=rounds.slots)
         except CannotDecideError as error:
             session.give_up(str(error))
         finally:
-            occupancy.stop()
+            rounds.stop()

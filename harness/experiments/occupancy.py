@@ -1,259 +1,73 @@
-"""Occupancy, black box: how many slots, or KV tokens, are still held after some users left?
+"""Occupancy: how many requests run together, and so how many slots are still held after leaves.
 
-Slots are full, which a request shows that has to wait. All streams leave at once, and as many
-requests follow at once. Each of them holds its slot, so the number that gets no token by the
-deadline is the number of slots still held. The deadline is the settle time and what as many
-requests take to begin on the idle server. A ghost, a request that goes on for nobody, gives its
-slot back when its answer has come to its natural end; a lost slot stays away: those that still wait
-then say how many.
-
-Only a round with something held waits for this. In a clean round the requests begin at once, and
-are the streams that leave in the next.
-
-Where KV blocks run out before slots do, the capacity is counted in tokens: long prompts are sent
-until one has to wait, and then their answers grow until a stream stands still.
+As many requests as slots start at once: as many as do not run together are slots still held.
 """
 
-import math
-import random
 import time
-from itertools import count
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-import gevent
-
+from harness.experiments.facts import TOGETHER_TOKENS
 from harness.experiments.outcome import CannotDecideError
-from harness.load.live import LiveStream
-from harness.load.session import LoadSession
-from harness.records import Outcome, RequestRow, Role, TrialArm, Way
-from harness.workload.abandon import RequestSpec
-from harness.workload.load import CAPACITY_ANSWER_TOKENS
+from harness.experiments.patience import READY_S
+from harness.experiments.streams import Streams, whole
+from harness.load.live import join_all
+from harness.load.rows import most_at_once
+from harness.records import RequestRow, Role
 
-_LIFE_IN_SETTLES: Final = 3  # of a stream: old enough to leave, and then young enough for a ghost
-_LEFT_IN_SETTLES: Final = 2  # so much it must have to go when it leaves
-_SPARE_TOKENS: Final = 32
-_WARM_UP_TOKENS: Final = 8
-_FEWEST_TOKENS: Final = 12  # of a stream that leaves: it ends earlier than those sent after it
-_SPARE_STEPS: Final = 4
-_MOST_FILLS: Final = 4
-_SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
-_STANDS_STILL_STEPS: Final = 6
-_PATIENCE_STEPS: Final = 6  # beside the time that a prompt as long took to begin
+_STEPS_OF_COUNT: Final = 2 * TOGETHER_TOKENS
+
+
+class Counted(NamedTuple):
+    """Requests sent at once: the most that ran together, and those that got no token."""
+
+    at_once: int
+    waiting: int
 
 
 class Occupancy:
-    """`slots`: those that come back; a lost one is not counted again. The figures are in the rows:
-    those of a round's requests have its number and, as `reference_ns`, its deadline."""
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
 
-    def __init__(
-        self,
-        session: LoadSession,
-        slots: int,
-        rng: random.Random,
-        *,
-        prompt_tokens: tuple[int, int] = (16, 64),
-        most_tokens: int = 4000,
-    ) -> None:
-        self.slots = slots
-        self._session = session
-        self._rng = rng
-        self._prompt_tokens, self._most_tokens = prompt_tokens, most_tokens
-        self._settle_s = self._begin_s = 0.0
-        self._running: list[LiveStream] = []
-        self._asked: list[LiveStream] = []
-        self._rounds = count()
-        self._ghosts_end_ns = 0
+    def held(self, leave: Callable[[], int]) -> int:
+        """`leave` makes some leave and returns how many; the slots that are then still held when
+        the settle time is over. A count that finds none is final: it cannot get better."""
+        leave()
+        server = self._streams
+        settled_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
+        counted = self._count(server.patience.filler_s)
+        if counted.at_once < server.slots and not counted.waiting:
+            server.pause(max(0.0, (settled_ns - time.perf_counter_ns()) / 1e9))
+            counted = self._count(self._together_s)
+        return server.slots - counted.at_once
+
+    def running_at_once(self, extra: int = 0) -> int:
+        """How many of as many requests as slots (and `extra` more) run at the same time."""
+        return self._count(self._together_s, extra).at_once
 
     @property
-    def step_s(self) -> float:
-        return self._session.client.step.median_ns() / 1e9
+    def _together_s(self) -> float:
+        """As many short requests as slots take half of it on a server with nothing else to do."""
+        server = self._streams
+        return 2 * (server.ttft_s * (1 + server.slots) + _STEPS_OF_COUNT * server.step_s)
 
-    def warm_up(self) -> None:
-        """On the idle server: the step, and how long as many requests as slots take to begin."""
-        for number in (1, self.slots):
-            sent_ns = time.perf_counter_ns()
-            streams = [self._start(max_tokens=_WARM_UP_TOKENS) for _ in range(number)]
-            for stream in streams:
-                stream.join()
-            if self._waiting(streams, until_ns=0):
-                raise CannotDecideError("a request to the idle server got no token")
-            self._begin_s = (max(one.first_token_ns or 0 for one in streams) - sent_ns) / 1e9
-        target = self._session.plan.target
-        settle_s = max(target.settle_s, (target.settle_steps or 0) * self.step_s)
-        self._settle_s = settle_s + self._begin_s
+    def _count(self, longest_s: float, extra: int = 0) -> Counted:
+        """They are read to their end: abandoned, they could themselves hold slots."""
+        server = self._streams
+        asked = server.short(TOGETHER_TOKENS, role=Role.CHECK)
+        streams = [server.start(asked) for _ in range(server.slots + extra)]
+        until_ns = time.perf_counter_ns() + int(longest_s * 1e9)
+        for row in join_all(streams, longest_s):
+            if row is not None:
+                whole(row, "a request that counts the slots")
+        times = [[t_ns for t_ns in stream.token_times_ns if t_ns <= until_ns] for stream in streams]
+        return Counted(most_at_once(times), sum(not one for one in times))
 
-    def round(self) -> None:
-        """All streams leave, at random moments of a step, and as many requests follow."""
-        self._fill()
-        number = next(self._rounds)
-        if not number:
-            self._find_more()
-        leavers, self._running = self._running, []
-        for stream in leavers:
-            gevent.spawn_later(self._rng.random() * self.step_s, stream.leave, Way.FIN)
-        gevent.sleep(2 * self.step_s)
-        longest = max((one.spec.max_tokens - one.tokens for one in leavers), default=0)
-        deadline_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
-        lasting = longest + 2 * _SPARE_STEPS  # the steps seen may have become longer since
-        checks = [self._start(number, deadline_ns, at_least=lasting) for _ in range(self.slots)]
-        waiting = self._waiting(checks, until_ns=deadline_ns)
-        if waiting:
-            self._wait_for_steps(checks, longest + _SPARE_STEPS)
-            waiting = self._waiting(waiting, until_ns=0)
-        self._give_up(waiting)
-        self._running = [one for one in checks if one.tokens]
-
-    def end(self) -> None:
-        """Let the streams end by themselves: that leaves no ghost."""
-        for stream in self._asked:
-            stream.join()
-
-    def stop(self) -> None:
-        for stream in self._asked:
-            stream.cut()
-
-    def _wait_for_steps(self, checks: list[LiveStream], steps: int) -> None:
-        """By the tokens of one that has begun; it lasts longer than any of those that left."""
-        clock = next((one for one in checks if one.tokens), None)
-        longest_s = _SLOWER * steps * self.step_s + self._settle_s
-        if clock is not None:
-            clock.wait_tokens(min(steps, clock.spec.max_tokens - 1), longest_s)
-        else:
-            checks[-1].wait_tokens(1, longest_s)
-
-    def _give_up(self, waiting: list[LiveStream]) -> None:
-        self.slots -= len(waiting)
-        for stream in waiting:
-            stream.leave()
-
-    def _waiting(self, streams: list[LiveStream], *, until_ns: int) -> list[LiveStream]:
-        for stream in streams:
-            left_s = (until_ns - time.perf_counter_ns()) / 1e9
-            stream.wait_tokens(1, max(0.0, left_s))
-        for row in (stream.row for stream in streams):
-            if row is not None and row.outcome in (Outcome.FAILED, Outcome.REJECTED):
-                raise CannotDecideError(f"a request that was to hold a slot failed: {row.error}")
-        return [stream for stream in streams if not stream.tokens]
-
-    def _fill(self) -> None:
-        """Full slots, of streams that have long enough to go. While a ghost of the capacity phase
-        holds one, the others come to their end before the last begins, and are sent anew."""
-        fills = 0
-        while fills < _MOST_FILLS:
-            fills += time.perf_counter_ns() > self._ghosts_end_ns
-            self._drop_short()
-            if len(self._running) >= self.slots:
-                return
-            new = [self._start() for _ in range(self.slots - len(self._running))]
-            settled_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
-            self._give_up(self._waiting(new, until_ns=max(settled_ns, self._ghosts_end_ns)))
-            self._running += [one for one in new if one.tokens]
-        raise CannotDecideError(
-            "the steps change so much that no answer has a known length in time"
-        )
-
-    def _find_more(self) -> None:
-        """The server may have more slots than were told: a short request behind full slots waits.
-        It ends by itself, before the others begin."""
-        patience_s = self._begin_s + _PATIENCE_STEPS * self.step_s
-        while self._start(max_tokens=1).wait_tokens(1, patience_s):
-            if any(stream.has_ended for stream in self._running):
-                return
-            one = self._start()
-            if self._waiting([one], until_ns=time.perf_counter_ns() + int(self._settle_s * 1e9)):
-                raise CannotDecideError("a slot was free, and then it was not: other traffic?")
-            self.slots += 1
-            self._running.append(one)
-
-    def _drop_short(self) -> None:
-        """Let those end by themselves that have too little to go, by the steps seen until now."""
-        for stream in self._running:
-            stream.wait_tokens(_FEWEST_TOKENS, self._settle_s)
-        needed = math.ceil(_LEFT_IN_SETTLES * self._settle_s / self.step_s)
-        if needed > self._most_tokens:
-            raise CannotDecideError(
-                f"answers of {self._most_tokens} tokens end within twice the settle time of "
-                f"{self._settle_s:g} s: a ghost could not be told from a natural end"
-            )
-        for stream in self._running:
-            if stream.spec.max_tokens - stream.tokens < needed:
-                stream.join()
-        self._running = [one for one in self._running if not one.has_ended]
-
-    def _start(
-        self,
-        trial: int | None = None,
-        reference_ns: int | None = None,
-        max_tokens: int | None = None,
-        at_least: int = 0,
-    ) -> LiveStream:
-        tokens = math.ceil(_LIFE_IN_SETTLES * self._settle_s / self.step_s) + _SPARE_TOKENS
-        spec = RequestSpec(
-            user=0,
-            role=Role.FILLER,
-            arm=TrialArm.OCCUPANCY,
-            trial=trial,
-            max_tokens=max_tokens or min(max(tokens, at_least), self._most_tokens),
-            prompt_tokens=self._rng.randint(*self._prompt_tokens),
-        )
-
-        def edit(row: RequestRow) -> None:
-            row.reference_ns = reference_ns
-
-        self._asked = [one for one in self._asked if not one.has_ended]
-        self._asked.append(LiveStream(self._session, spec, edit=edit))
-        return self._asked[-1]
-
-    # KV tokens
-
-    def count_tokens(self, prompt_tokens: int, trial: int) -> None:
-        """The rows say how many tokens, of prompts and of answers so far, were held at once, if a
-        prompt had to wait before the slots ran out. `trial` numbers the measurement."""
-        patience_s = self._session.plan.run.timeout_s
-        holders: list[LiveStream] = []
-        try:
-            while len(holders) < self.slots:
-                one = self._hold(prompt_tokens, trial)
-                if not one.wait_tokens(1, patience_s):
-                    one.leave()
-                    if holders:
-                        self._grow(holders, prompt_tokens, int(patience_s * 1e9))
-                        return
-                    raise CannotDecideError(
-                        f"a prompt of {prompt_tokens} tokens got no token from the idle server: "
-                        f"{one.row and one.row.error}"
-                    )
-                if not holders:
-                    ttft_s = ((one.first_token_ns or 0) - one.spec.intended_start_ns) / 1e9
-                    patience_s = 2 * ttft_s + _PATIENCE_STEPS * self.step_s
-                holders.append(one)
-        finally:
-            for one in holders:
-                one.leave()
-            for one in holders:
-                one.join(self._session.plan.run.timeout_s)
-            ghost_s = _SLOWER * CAPACITY_ANSWER_TOKENS * self.step_s
-            self._ghosts_end_ns = time.perf_counter_ns() + int(ghost_s * 1e9)
-
-    def _hold(self, prompt_tokens: int, trial: int) -> LiveStream:
-        spec = RequestSpec(
-            user=self._rng.getrandbits(32),  # so that no prefix is shared
-            role=Role.LONG_PROMPT,
-            arm=TrialArm.CAPACITY,
-            trial=trial,
-            max_tokens=CAPACITY_ANSWER_TOKENS,
-            prompt_tokens=prompt_tokens,
-        )
-        return LiveStream(self._session, spec)
-
-    def _grow(self, holders: list[LiveStream], prompt_tokens: int, patience_ns: int) -> None:
-        """Let the answers grow until a stream stands still, as when its blocks are taken; at the
-        latest when one more such prompt would have fitted."""
-        enough = holders[-1].tokens + prompt_tokens // len(holders)
-        still_ns = _STANDS_STILL_STEPS * self.step_s * 1e9
-        while holders[-1].tokens < enough and not any(one.has_ended for one in holders):
-            gevent.sleep(self.step_s)
-            read_ns = [one.last_token_ns or 0 for one in holders]
-            is_still = time.perf_counter_ns() - max(read_ns) > patience_ns
-            if is_still or max(read_ns) - min(read_ns) > still_ns:
-                return
+    def whole_at_once(self, tokens: int) -> list[RequestRow]:
+        """As many whole answers as slots, asked for at once."""
+        server = self._streams
+        asked = server.short(tokens, role=Role.CHECK)
+        rows = join_all([server.start(asked) for _ in range(server.slots)], READY_S)
+        if None in rows:
+            raise CannotDecideError(f"short requests were not answered in {READY_S:g} s")
+        return [whole(row, "a short request") for row in rows if row is not None]

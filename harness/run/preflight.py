@@ -6,7 +6,7 @@ but for a page of GPU counters that the user named.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,9 +21,9 @@ from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
+from harness.experiments.limit import find_limit
 from harness.http_client import http_client, is_here
 from harness.load.dialect import dialect_of, request_body
-from harness.load.rows import most_at_once
 from harness.load.server_error import refusal_message
 from harness.records import Delivery, MetricSample
 from harness.run.loading import wait_for_page
@@ -52,10 +52,6 @@ _NO_TORCH: Final = (
 _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual tokenizer
 _NO_USER: Final = -1  # the prompts differ from those of every user
 
-FIRST_STREAMS: Final = 2
-MOST_STREAMS: Final = 512
-FIRST_TOKENS: Final = 16
-MOST_TOKENS: Final = 1024
 LONGEST_COUNT_S: Final = 60.0
 
 
@@ -250,24 +246,6 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
         return find_limit(ask)
     except NotServedError:
         return None
-
-
-def find_limit(ask: Callable[[int, int], Iterable[Sequence[int]]]) -> int | None:
-    """The smallest number of parallel streams at which one more waits.
-
-    The number of streams doubles until fewer run at once than were sent. Answers of twice the
-    length must confirm it: short streams may merely not have overlapped.
-    """
-    num_streams, tokens = FIRST_STREAMS, FIRST_TOKENS
-    while num_streams <= MOST_STREAMS and tokens <= MOST_TOKENS:
-        together = most_at_once(ask(num_streams, tokens))
-        if together >= num_streams:
-            num_streams *= 2
-            continue
-        tokens *= 2
-        if most_at_once(ask(num_streams, tokens)) == together:
-            return together
-    return None
 
 
 class CalibrationError(Exception):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from harness.conform.bench import latest_gaps
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels
 from harness.conform.cases.hops import judge_tax
@@ -17,6 +16,7 @@ from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
 from harness.conform.waves import compared
+from harness.experiments.full_slots import latest_gaps
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Delivery, MetricSample, Outcome, RequestRow
 from harness.store.conform_result import Failure

@@ -7,7 +7,7 @@ import pytest
 
 from harness.conform.case import Case
 from harness.conform.finding import Finding
-from harness.conform.recovery import Bound, Conditions, Try, judge_recovery
+from harness.conform.recovery import Bound, Conditions, judge_recovery
 from harness.conform.verdict import (
     Expectation,
     exit_code,
@@ -17,6 +17,7 @@ from harness.conform.verdict import (
     with_aftermath,
 )
 from harness.errors import ConfigError
+from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.store.conform_result import (
     Aftermath,

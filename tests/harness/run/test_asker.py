@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import httpx
 import pytest
 
-from harness.run.preflight import count_slots, find_limit
+from harness.experiments.limit import find_limit
+from harness.run.preflight import count_slots
 from harness.run.settle import Asker, probe_service
 from harness.workload.target import Target
 
