@@ -45,11 +45,17 @@ class Patience(NamedTuple):
     ) -> Self:
         """`begin_s`: until as many requests as slots have begun on the idle server. `most_tokens`:
         of an answer."""
-        settle_s = max(settle_s, (settle_steps or 0) * step_s) or _UNKNOWN_SETTLE_S
+        settle_s = settle_time(settle_s, settle_steps, step_s) or _UNKNOWN_SETTLE_S
         wanted = int(_LIFE_IN_SETTLES * settle_s / step_s) + _READ_TOKENS
         answer_tokens = max(_FEWEST_TOKENS, min(wanted, most_tokens))
         probe_s = min(settle_s, answer_tokens * step_s / 2)
         return cls(settle_s, answer_tokens, probe_s, settle_s + begin_s)
+
+
+def settle_time(seconds: float, steps: int | None, step_s: float | None) -> float:
+    if steps is None or step_s is None:
+        return seconds
+    return max(seconds, steps * step_s)
 
 
 def prompts_s(idle_s: float, step_s: float) -> float:
