@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
-from harness.experiments.streams import Streams, end_of, without_token
+from harness.experiments.streams import Streams, end_of, refill
 from harness.load.live import LiveStream
 from harness.records import Delivery, Role, WireClose
 from harness.workload.abandon import RequestSpec
@@ -59,18 +59,17 @@ class FullSlots:
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
         reserve = patience.probe_s / server.step_s + max(READ_TOKENS) + _SPARE_TOKENS
-        kept = []
-        for filler in server.fillers:
-            if not filler.has_ended and filler.spec.max_tokens - filler.tokens > reserve:
-                kept.append(filler)
-            else:
-                filler.leave()
-        for extra in kept[wanted:]:
+        running, waiting = refill(
+            server.fillers,
+            wanted,
+            start=lambda: server.start(server.long(role=Role.FILLER)),
+            lasts=lambda filler: filler.spec.max_tokens - filler.tokens > reserve,
+            longest_s=patience.filler_s,
+        )
+        for extra in running[wanted:]:
             extra.leave()
-        new = [server.start(server.long(role=Role.FILLER)) for _ in range(wanted - len(kept))]
-        server.fillers = [*kept[:wanted], *new]
-        if waiting := without_token(server.fillers, patience.filler_s):
-            server.fillers = [filler for filler in server.fillers if filler not in waiting]
+        server.fillers = running[:wanted]
+        if waiting:
             row = waiting[0].row
             raise CannotDecideError(
                 f"only {len(server.fillers)} of {wanted} long streams ran at once"

@@ -1,7 +1,7 @@
 """Streams on a server whose slots, step and first-token time are known."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Final
@@ -157,3 +157,25 @@ def without_token(streams: Sequence[LiveStream], longest_s: float) -> list[LiveS
     for stream in streams:
         stream.wait_tokens(1, max(0.0, until_s - time.monotonic()))
     return [stream for stream in streams if not stream.tokens]
+
+
+def refill(
+    fillers: Sequence[LiveStream],
+    wanted: int,
+    *,
+    start: Callable[[], LiveStream],
+    lasts: Callable[[LiveStream], bool],
+    longest_s: float,
+) -> tuple[list[LiveStream], list[LiveStream]]:
+    """Keep the slots full with `wanted` streams: those of `fillers` that still last, and new ones.
+    Returns those that run, and those that got no slot within `longest_s`. All others leave: their
+    own end would give a probe a slot."""
+    kept = [filler for filler in fillers if not filler.has_ended and lasts(filler)]
+    for filler in fillers:
+        if filler not in kept:
+            filler.leave()
+    new = [start() for _ in range(wanted - len(kept))]
+    waiting = without_token(new, longest_s)
+    for filler in waiting:
+        filler.leave()
+    return [*kept, *(one for one in new if one not in waiting)], waiting

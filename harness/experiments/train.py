@@ -33,7 +33,7 @@ import gevent
 
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import Patience
-from harness.experiments.streams import without_token
+from harness.experiments.streams import refill
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
@@ -322,17 +322,14 @@ class Train:
 
     def _fill(self) -> None:
         self._live = [one for one in self._live if not one.has_ended]
-        running = [one for one in self._fillers if not one.has_ended]
-        self._fillers = [one for one in running if not self._is_near_end(one, _CYCLES_TO_END)]
-        for one in running:
-            if one not in self._fillers:  # its own end would give the probe a slot
-                one.leave(Way.FIN)
-        new = [self._start_filler() for _ in range(self._seats - len(self._fillers))]
-        waiting = without_token(new, self._patience.filler_s)
-        for filler in waiting:
-            filler.leave()
+        self._fillers, waiting = refill(
+            self._fillers,
+            self._seats,
+            start=self._start_filler,
+            lasts=lambda filler: not self._is_near_end(filler, _CYCLES_TO_END),
+            longest_s=self._patience.filler_s,
+        )
         self._seats -= len(waiting)
-        self._fillers += [filler for filler in new if filler not in waiting]
         if not self._fillers and self._seats < 1 and self._leaver.is_filler:
             self._seats = self._slots
             raise _VoidError("no slot was free")
