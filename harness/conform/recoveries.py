@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from harness.conform.finding import Finding
-from harness.conform.recovery import AT_ONCE, Bound, Conditions, judge_recovery
+from harness.conform.judgement import AT_ONCE, Bound, Conditions, judge_recovery
 from harness.experiments.facts import ANOTHER_LOAD, MOST_SLOTS
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, Leaver, Try
 from harness.experiments.outcome import CannotDecideError

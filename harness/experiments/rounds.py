@@ -22,6 +22,7 @@ import gevent
 from harness.experiments.capacity import HeldTokens
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, Patience
+from harness.experiments.streams import without_token
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
@@ -129,13 +130,11 @@ class Rounds:
             stream.leave()
 
     def _waiting(self, streams: list[LiveStream], *, until_ns: int) -> list[LiveStream]:
-        for stream in streams:
-            left_s = (until_ns - time.perf_counter_ns()) / 1e9
-            stream.wait_tokens(1, max(0.0, left_s))
+        waiting = without_token(streams, (until_ns - time.perf_counter_ns()) / 1e9)
         for row in (stream.row for stream in streams):
             if row is not None and row.outcome in (Outcome.FAILED, Outcome.REJECTED):
                 raise CannotDecideError(f"a request that was to hold a slot failed: {row.error}")
-        return [stream for stream in streams if not stream.tokens]
+        return waiting
 
     def _fill(self) -> None:
         """Full slots, of streams that have long enough to go. While a ghost of the capacity phase

@@ -5,7 +5,7 @@ from typing import Any, Final
 from harness.conform.bench import Bench
 from harness.conform.case import FREED, case, reports
 from harness.conform.finding import Finding
-from harness.conform.recovery import Bound
+from harness.conform.judgement import Bound
 from harness.experiments.outcome import CannotDecideError
 from harness.load.dialect import route
 from harness.store.conform_result import Level

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
-from harness.conform.recovery import Bound, Conditions, judge_recovery
+from harness.conform.judgement import Bound, Conditions, judge_recovery
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S

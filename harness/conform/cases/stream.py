@@ -6,7 +6,7 @@ from typing import Final
 from harness.conform.bench import Bench
 from harness.conform.case import FREED, case
 from harness.conform.finding import Finding
-from harness.conform.recovery import AT_ONCE
+from harness.conform.judgement import AT_ONCE
 from harness.experiments.outcome import CannotDecideError
 from harness.load.client import StreamClient
 from harness.load.live import LiveStream

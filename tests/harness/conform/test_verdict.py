@@ -7,7 +7,7 @@ import pytest
 
 from harness.conform.case import Case
 from harness.conform.finding import Finding
-from harness.conform.recovery import Bound, Conditions, judge_recovery
+from harness.conform.judgement import Bound, Conditions, judge_recovery
 from harness.conform.verdict import (
     Expectation,
     exit_code,
