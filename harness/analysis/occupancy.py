@@ -1,4 +1,4 @@
-"""Ghosts, lost slots and lost KV, as occupancy (harness/load/occupancy.py) counted them; pure.
+"""Ghosts, lost slots and lost KV, as counted by harness/experiments/occupancy.py; pure.
 
 A round's requests are sent at once when its streams have left. One that got its first token by the
 round's deadline (`reference_ns`) found a free slot; one that got it later had to wait for a ghost's

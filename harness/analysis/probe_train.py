@@ -1,4 +1,4 @@
-"""Cancel latency and slot recovery by a train of probes (harness/load/slot_recovery.py), pure.
+"""Cancel latency and slot recovery by a train of probes (harness/experiments/train.py), pure.
 
     metronome   ──┴──────┴──────┴──────┴──     its tokens are the ends of the steps
     leaver      ─────┤t0        ┊

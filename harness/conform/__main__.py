@@ -1,7 +1,8 @@
 """The load process of a conformance run: it makes all requests, and decides case by case.
 
-It gets an order on standard input, and ends with it. Each case has its streams and its log of the
-wire; what it leaves behind is seen by a probe before the next case begins.
+It gets an order on standard input, ends with it, and reports on standard output. Each case has its
+streams and its log of the wire; what it leaves behind is seen by a probe before the next case
+begins.
 """
 
 from gevent import monkey
@@ -9,7 +10,6 @@ from gevent import monkey
 monkey.patch_all()
 
 import os
-import random
 import sys
 import time
 import traceback
@@ -19,14 +19,17 @@ from pathlib import Path
 import gevent
 import msgspec
 
-from harness.conform.bench import Asked, Bench, read_metrics
-from harness.conform.case import CASES, CannotDecideError, Case, Check, Finding, RefusedError
+from harness.conform.bench import Asked, Bench
+from harness.conform.case import CASES, Case, Check
 from harness.conform.cases import load_cases
-from harness.conform.facts import find_facts
+from harness.conform.finding import Finding
 from harness.conform.order import Event, Order
+from harness.conform.pages import Pages
 from harness.conform.verdict import settle_case, with_aftermath
 from harness.errors import TargetError
-from harness.http_client import http_client, read_api_key, request_headers
+from harness.experiments.facts import find_facts
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.http_client import read_api_key, request_headers
 from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
@@ -36,7 +39,6 @@ from harness.store.conform_result import Aftermath, CaseResult, Failure, wire_lo
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 1000
-_PAGE_S = 5.0
 _FILLS = {*"POK"}  # methods that are about all slots
 _TAKES_SLOTS = {*"POKBR"}  # methods whose requests another load keeps waiting
 
@@ -50,7 +52,7 @@ def main() -> None:
     gevent.spawn(_end_with_input)
     headers = request_headers(plan.headers, plan.api_key_env)
     secrets = secrets_of(headers)
-    tell = partial(_tell, secrets=secrets)
+    tell = partial(_tell, output=_claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:
         from harness.load.kserve import use_gevent  # its packages are an extra
@@ -73,7 +75,12 @@ def main() -> None:
         is_gone = isinstance(error, TargetError)
         tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
         return
-    tell(Event(event="facts", facts=bench.facts._asdict() | {"lag_s": bench.lag_s}))
+    tell(
+        Event(
+            event="facts",
+            facts=bench.facts._asdict() | {"lag_s": bench.lag_s, "settle_s": bench.settle_s},
+        )
+    )
     for case_id in order.cases:
         tell(Event(event="started", id=case_id))
         result = run_case(CASES[case_id], bench, Path(order.folder), secrets)
@@ -93,15 +100,11 @@ def _bench(
         seed=order.seed,
         pid=order.pid,
         direct=order.direct,
-        metrics_urls=order.page_urls,
     )
-    if order.metrics_urls:
-        headers = request_headers(plan.headers, plan.api_key_env)
-        client = http_client(headers, ca_file=plan.ca_file, timeout_s=_PAGE_S, longest_s=_PAGE_S)
-        asked = asked._replace(metrics=read_metrics(client, order.metrics_urls))
+    pages = Pages(plan, judged=order.metrics_urls, every=order.page_urls)
     facts = find_facts(session, slots=order.slots, context=order.context)
-    bench = Bench(session, facts, asked, lag, wire)
-    bench.learn_canary()
+    bench = Bench(session, facts, asked, lag, wire, pages)
+    bench.cleaning.learn_canary()
     return bench
 
 
@@ -109,7 +112,7 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
     started_s = time.monotonic()
     log = wire_log_name(case.id)
     bench.wire.begin(folder / log)
-    bench.rng = random.Random(f"{bench.asked.seed}/{case.id}")
+    bench.rng.seed(f"{bench.asked.seed}/{case.id}")
     outcome, again = _attempt(case, partial(_check_free, case), bench, secrets), None
     times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
     takes_slots = bool(_TAKES_SLOTS & {*case.methods})
@@ -117,13 +120,13 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
         facts = bench.facts
         again = _once_more(case, bench, secrets)
         bench.facts = facts
-    bench.end_case()
+    bench.end()
     result = settle_case(case, outcome, again)
     bench.wire.end()
     result.wire_log = log
-    aftermath, told = bench.aftermath()
-    bench.rest()
-    if aftermath is Aftermath.WEDGED and bench.running == 0 and not bench.serves():
+    aftermath, told = bench.cleaning.aftermath()
+    bench.cleaning.rest()
+    if aftermath is Aftermath.WEDGED and bench.cleaning.running == 0 and not bench.serves():
         aftermath, told = Aftermath.DEAD, "the server serves no request any more"
     result = with_aftermath(result, aftermath, told)
     result.took_s = round(time.monotonic() - started_s, 2)
@@ -131,24 +134,28 @@ def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> Case
 
 
 def _check_free(case: Case, bench: Bench) -> Finding:
-    bench.check_free(wholly=bool(_FILLS & {*case.methods}))
+    bench.cleaning.check_free(wholly=bool(_FILLS & {*case.methods}))
     return case.check(bench)
+
+
+def _check_alone(bench: Bench) -> Finding:
+    return bench.recoveries.check_alone(bench.cleaning.running)
 
 
 def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
     """After a red: the control, and, if times were judged, a second run in the slots that are left.
     None: the red stands."""
-    bench.end_case()
-    bench.rest()  # may take longer than a case
-    control = _attempt(case, Bench.check_alone, bench, secrets)
-    bench.end_case()
+    bench.end()
+    bench.cleaning.rest()  # may take longer than a case
+    control = _attempt(case, _check_alone, bench, secrets)
+    bench.end()
     if isinstance(control, Exception) or control.failure is not None:
         return control
     if "P" not in case.methods:
         return None
-    bench.rest()
-    if bench.running:
-        bench.facts = bench.facts._replace(slots=bench.running)
+    bench.cleaning.rest()
+    if bench.cleaning.running:
+        bench.facts = bench.facts._replace(slots=bench.cleaning.running)
     return _attempt(case, case.check, bench, secrets)
 
 
@@ -168,7 +175,14 @@ def _attempt(case: Case, check: Check, bench: Bench, secrets: list[str]) -> Find
         return error
 
 
-def _tell(event: Event, *, secrets: list[str]) -> None:
+def _claim_output() -> int:
+    """Standard output, for the reports alone: what a library prints goes to standard error."""
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
+
+
+def _tell(event: Event, *, output: int, secrets: list[str]) -> None:
     event.why = masked(event.why, secrets)
     if (result := event.case) is not None:
         result.reason = masked(result.reason, secrets)
@@ -176,7 +190,8 @@ def _tell(event: Event, *, secrets: list[str]) -> None:
             name: masked(value, secrets) if isinstance(value, str) else value
             for name, value in result.evidence.items()
         }
-    os.write(sys.stdout.fileno(), msgspec.json.encode(event) + b"\n")
+    with os.fdopen(output, "wb", closefd=False) as pipe:
+        pipe.write(msgspec.json.encode(event) + b"\n")
 
 
 def _end_with_input() -> None:

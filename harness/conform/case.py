@@ -2,8 +2,8 @@
 
 A case is declared where it is written, and its declaration is its documentation: the pages in
 docs/conform are made from it. The function gets a bench (a server with its slots, its step and its
-idle first-token time) and returns a finding: `ok`, `late`, `never`, `harm`, or `told` for a case
-that is not judged. It raises `Refused` where the server does not offer what the case is about, and
+idle first-token time) and returns a finding: good, late, never, harm, or for information alone. It
+raises `RefusedError` where the server does not offer what the case is about, and
 `CannotDecideError` where nothing can be said; everything else that it raises is a crash of the
 check, which cannot decide either.
 """
@@ -11,39 +11,22 @@ check, which cannot decide either.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from harness.conform.bench import Bench
+from harness.conform.finding import Finding
 from harness.errors import ConfigError
-from harness.store.conform_result import Failure, Level
-
-if TYPE_CHECKING:
-    from harness.conform.bench import Bench
+from harness.store.conform_result import Level
 
 # A case may need this beside a streaming route. Without it the case is listed as not run, or, if
 # the server is the one to offer it, as not supported.
 Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"]
 
 
-Evidence = dict[str, float | str | None]  # the names hold the units
-
 FREED: Final = (  # of method P, unless a case says otherwise
     "the queued request's first token comes at most 4 steps later at the median of the tries, and "
     "at most 12 in each"
 )
-
-
-class Finding(NamedTuple):
-    """`failure` None: good, or, if not `is_judged`, merely told."""
-
-    failure: Failure | None
-    reason: str
-    evidence: Evidence
-    is_judged: bool = True
-
-
-def found(good: str, wrong: str | None, evidence: Evidence, how: Failure) -> Finding:
-    """`wrong`: what is wrong, if anything is; `how` is then the failure."""
-    return Finding(None, good, evidence) if wrong is None else Finding(how, wrong, evidence)
 
 
 def reports(short: str) -> tuple[str, ...]:
@@ -52,15 +35,7 @@ def reports(short: str) -> tuple[str, ...]:
     return tuple(f"https://github.com/{one.replace('#', '/issues/')}" for one in short.split())
 
 
-class RefusedError(Exception):
-    """The server does not offer this: 404, 405, 400, or no such counter. Never a timeout."""
-
-
-class CannotDecideError(Exception):
-    """Nothing can be said; the message says why."""
-
-
-Check = Callable[["Bench"], Finding]
+Check = Callable[[Bench], Finding]
 
 
 class Case(NamedTuple):

@@ -1,5 +1,5 @@
-"""The order of the suite to its load process, the first line of standard input, and the events that
-that one tells back, a line each."""
+"""The suite's order to its load process (the first line of standard input), and the events that the
+process reports, one JSON line each (on its standard output)."""
 
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`unusable`: the server serves, but nothing can be measured on it; `gone`: it does not."""
 
     event: Literal["facts", "started", "case", "unusable", "gone"]
-    facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s
+    facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s, settle_s
     id: str = ""
     case: CaseResult | None = None
     why: str = ""

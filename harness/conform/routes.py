@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
-from harness.conform.case import CannotDecideError, RefusedError
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import http_client, request_headers, why_unread
 from harness.load.chunk import DONE, NONSENSE
 from harness.load.dialect import request_body

@@ -14,16 +14,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
 import httpx
 import msgspec
 
-from harness.collect.source import Notes
-from harness.conform.case import CASES, CannotDecideError, Case, RefusedError, Selection, select
+from harness.conform.case import CASES, Case, Selection, select
 from harness.conform.cases import load_cases
+from harness.conform.contact import Contact, Published
 from harness.conform.order import Event, Order
 from harness.conform.verdict import (
     Expectation,
@@ -33,23 +33,15 @@ from harness.conform.verdict import (
     settle_case,
 )
 from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import LOAD_THIS_HOST, check_host, check_target_url
 from harness.load.wire_log import MASK, masked, secrets_of
-from harness.run.first_answers import check_requests
-from harness.run.preflight import (
-    find_server,
-    note_target,
-    published_context,
-    published_slots,
-    read_first,
-    with_lengths,
-)
+from harness.run.preflight import published_context, published_slots
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
-from harness.run.run_config import ResolvedRun, RunConfig, make_load_plan, resolve_run
-from harness.run.run_state import RESULTS, RunState, begin_manifest
+from harness.run.run_config import Access, find_target
+from harness.run.run_state import RESULTS
 from harness.run.server import Server
-from harness.run.settle import Asker, IdlePages, NotServedError
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,
@@ -60,23 +52,24 @@ from harness.store.conform_result import (
 from harness.store.manifest import find_hardware, find_versions, utc_now
 from harness.store.run_folder import RunFolder
 from harness.workload.target import Target
+from harness.workload.workload import EngineSettings, why_unspoken
 
 TRIES: Final = 8
 QUICK_TRIES: Final = 5
 _BEGIN_S: Final = 180.0  # until the load process knows the server
 _REST_S: Final = 120.0  # after a run of a case, until all is at rest
-_POLL_S: Final = 0.05
-_PAGE_S: Final = 20.0
+_POLL_S: Final = 0.05  # until an interruption is seen
+_END_S: Final = 10.0  # of a load process that reports no more
 
 # The bundled engine as a target: steps of a fixed length, and so few blocks that memory has an end.
-OWN_ENGINE: Final = (
-    "engine.runner=simulated",
-    "engine.sim_fixed_ms=10",
-    "engine.sim_decode_token_ms=0",
-    "engine.max_num_seqs=8",
-    "engine.max_model_len=4096",
-    "engine.max_num_batched_tokens=256",  # a long prompt in many chunks
-    "engine.num_blocks=512",
+OWN_ENGINE: Final = EngineSettings(
+    runner="simulated",
+    sim_fixed_ms=10,
+    sim_decode_token_ms=0,
+    max_num_seqs=8,
+    max_model_len=4096,
+    max_num_batched_tokens=256,  # a long prompt in many chunks
+    num_blocks=512,
 )
 
 
@@ -104,7 +97,7 @@ class ConformConfig:
     expected: Path | None = None
     out: Path | None = None
     command: list[str] = field(default_factory=list)
-    own_engine: Sequence[str] = OWN_ENGINE
+    own_engine: EngineSettings = OWN_ENGINE
 
 
 class Show(Protocol):
@@ -136,7 +129,7 @@ def conform(
     chosen = select(all_cases(), config.wanted)
     if config.quick and not config.wanted:
         chosen = [one for one in chosen if one.quick]
-    resolved = resolve_run(_as_run(config))
+    access = _access(config)
     if config.direct is not None:
         check_host(
             check_target_url(config.direct, flag="--direct"), is_allowed=config.loads_any_host
@@ -146,17 +139,11 @@ def conform(
         expected = read_expectations(config.expected, CASES)
     path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-conform-{random_names.token_hex(2)}"
     folder = RunFolder.claim(path)
-    result = _blank(config, resolved)
-    run = RunState(
-        resolved=resolved,
-        folder=folder,
-        manifest=begin_manifest(resolved, run_id=folder.name),
-        progress=progress,
-        interruption=interruption,
-    )
+    result = _blank(config, access.target)
+    contact = Contact(access=access, folder=folder, progress=progress, interruption=interruption)
     try:
         with ExitStack() as children:
-            suite = _prepare(config, run, result, expected, chosen, show, children)
+            suite = _prepare(config, contact, result, expected, chosen, show, children)
             failure = suite.run()
             if failure is not None:
                 result.notes.append(str(failure).splitlines()[0])
@@ -176,27 +163,23 @@ def _discard_if_empty(folder: RunFolder) -> None:
         folder.path.rmdir()
 
 
-def _as_run(config: ConformConfig) -> RunConfig:
-    return RunConfig(
-        workload="gate",  # its load is not made, and has no slots to be right about
-        settings=[
-            *(config.own_engine if config.target_url is None else ()),
-            f"run.seed={config.seed}",
-        ],
-        target_url=config.target_url,
-        engine=config.engine,
-        model=config.model,
+def _access(config: ConformConfig) -> Access:
+    """Raises ConfigError."""
+    target = find_target(config.engine, is_named=config.target_url is not None)
+    if (why := why_unspoken(target.protocol, target)) is not None:
+        raise ConfigError(f"--engine {config.engine}: {why}")
+    return Access.of(
+        target,
+        url=config.target_url,
         metrics_urls=config.metrics_urls,
-        api_key_env=config.api_key_env,
         headers=config.headers,
+        api_key_env=config.api_key_env,
         ca_file=config.ca_file,
         loads_any_host=config.loads_any_host,
-        has_scraping=False,
-        command=config.command,
     )
 
 
-def _blank(config: ConformConfig, resolved: ResolvedRun) -> ConformResult:
+def _blank(config: ConformConfig, target: Target) -> ConformResult:
     hardware = find_hardware([])
     return ConformResult(
         walkaway=find_versions().get("walkaway", ""),
@@ -210,41 +193,37 @@ def _blank(config: ConformConfig, resolved: ResolvedRun) -> ConformResult:
             cores=os.cpu_count() or 0,
             python=platform.python_version(),
         ),
-        target=ConformTarget(engine=resolved.target.name, url=config.target_url or "", model=""),
+        target=ConformTarget(engine=target.name, url=config.target_url or "", model=""),
     )
 
 
 def _prepare(
     config: ConformConfig,
-    run: RunState,
+    contact: Contact,
     result: ConformResult,
     expected: list[Expectation],
     chosen: list[Case],
     show: Show,
     children: ExitStack,
 ) -> "Suite":
-    secrets = secrets_of(run.resolved.headers)
-    client = children.enter_context(run.new_client(_PAGE_S))
-    server = find_server(run, client, children, takes_first_model=True)
-    facts = note_target(run, client, server)
-    run.notes = Notes()  # those about scraping are of runs
-    asker, _ = check_requests(run, _asker(client, server, run.target))
-    if run.target.http:
-        check_serves(asker, secrets)
-    pages = IdlePages(client=client, urls=facts.metrics_urls, target=run.target, notes=run.notes)
-    read_first(run, facts, pages)
-    result.notes = [masked(note, secrets) for note in [*run.notes.texts(), *run.notes.warnings()]]
+    secrets = secrets_of(contact.access.headers)
+    client = children.enter_context(contact.new_client())
+    server = contact.find_server(client, children, model=config.model, own_engine=config.own_engine)
+    contact.ask_first(client, server, secrets)
+    published = contact.read_pages(client, server)
+    notes = [*contact.notes.texts(), *contact.notes.warnings()]
+    result.notes = [masked(note, secrets) for note in notes]
     is_own = server.engine is not None
     result.target = ConformTarget(
-        engine=run.target.name,
+        engine=contact.target.name,
         url=server.url,
         model=server.model,
-        version=facts.version or (result.walkaway if is_own else None),
+        version=published.version or (result.walkaway if is_own else None),
         configuration=config.configuration or ("started by walkaway" if is_own else ""),
-        metrics_urls=facts.metrics_urls,
+        metrics_urls=published.metrics_urls,
     )
-    order = _order(config, run, client, server, facts.metrics_urls)
-    selection = _choose(config, order, run.target, chosen)
+    order = _order(config, contact, client, server, published)
+    selection = _choose(config, order, contact.target, chosen)
     result.not_run = selection.not_run
     return Suite(
         config=config,
@@ -252,49 +231,42 @@ def _prepare(
         order=order,
         selection=selection,
         result=result,
-        folder=run.folder,
+        folder=contact.folder,
         expected=expected,
         show=show,
-        interruption=run.interruption,
-    )
-
-
-def _asker(client: httpx.Client, server: Server, target: Target) -> Asker:
-    clock_ns = time.perf_counter_ns
-    return Asker(
-        client=client, url=server.url, target=target, model=server.model, clock_ns=clock_ns
+        interruption=contact.interruption,
     )
 
 
 def _order(
     config: ConformConfig,
-    run: RunState,
+    contact: Contact,
     client: httpx.Client,
     server: Server,
-    metrics_urls: list[str],
+    published: Published,
 ) -> Order:
     """For no case yet."""
-    # The load that is not made needs slots, which the suite finds out later.
-    known = server if server.slots is not None else replace(server, slots_found=1)
-    plan = make_load_plan(run.resolved, known, rows_dir=run.folder.path)
-    plan = with_lengths(run, client, server, plan)
-    plan = plan.model_copy(
-        update={"rows_dir": None, "left_open_outlive": False, "learns_events": False}
+    plan = contact.load_plan(
+        client,
+        server,
+        seed=config.seed,
+        api_key_env=config.api_key_env,
+        headers=config.headers,
+        ca_file=config.ca_file,
     )
-    is_understood = any(role in run.manifest.idle.before for role in run.target.metrics)
-    is_http = run.target.http
+    target, urls = contact.target, published.metrics_urls
     return Order(
         plan=msgspec.Raw(plan.model_dump_json().encode()),
         cases=[],
-        folder=str(run.folder.path.resolve()),
-        settle_s=run.target.settle_s,
+        folder=str(contact.folder.path.resolve()),
+        settle_s=target.settle_s,
         tries=config.tries or (QUICK_TRIES if config.quick else TRIES),
         quick=config.quick,
         seed=config.seed,
-        slots=config.slots or server.slots or published_slots(client, server, run.target),
-        context=server.context or (published_context(client, server) if is_http else None),
-        metrics_urls=metrics_urls if is_understood else [],
-        page_urls=metrics_urls or ([f"{server.url}/metrics"] if is_http else []),
+        slots=config.slots or server.slots or published_slots(client, server, target),
+        context=server.context or (published_context(client, server) if target.http else None),
+        metrics_urls=urls if published.is_understood else [],
+        page_urls=urls or ([f"{server.url}/metrics"] if target.http else []),
         pid=config.pid or (None if server.engine is None else server.engine.pid),
         direct=config.direct,
     )
@@ -319,28 +291,6 @@ def _choose(config: ConformConfig, order: Order, target: Target, chosen: list[Ca
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise ConfigError(f"no case can be run: {name}{more}: {why}")
     return selection
-
-
-def check_serves(asker: Asker, secrets: Sequence[str]) -> None:
-    """One short request, so that a wrong key or model is said in one sentence.
-
-    Raises ConfigError for a refusal, and TargetError for no answer or a wrong one.
-    """
-    try:
-        asker.ask("is anybody there?", 4, longest_s=_PAGE_S)
-    except NotServedError as error:
-        told = masked(str(error), secrets)
-        said = f"{asker.url}{asker.target.path} does not answer a first request: {told}"
-        status = error.status
-        if status in (401, 403):
-            said += "; name the variable with its key: --api-key-env"
-        elif status in (400, 404, 405, 422):
-            said += (
-                f"; is it --engine {asker.target.name}, and does it serve --model {asker.model}?"
-            )
-        if status is not None and 400 <= status < 500 and status != 429:
-            raise ConfigError(said) from error
-        raise TargetError(said) from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -390,24 +340,24 @@ class Suite:
 
     def _run_child(self) -> None:
         log = self.folder.log("conform")
-        follower = Follower(log, self.secrets)
         order = msgspec.structs.replace(self.order, cases=[case.id for case in self._rest])
-        with Child("load process", self.command(), log, quit_s=1.0) as child:
+        with Child("load process", self.command(), log, quit_s=1.0, reports=True) as child:
             child.say(msgspec.json.encode(order))
-            self._follow(child, follower)
+            self._follow(child)
         said = log.read_text(errors="replace")
         log.write_text(masked(said, self.secrets))
 
-    def _follow(self, child: Child, follower: "Follower") -> None:
+    def _follow(self, child: Child) -> None:
         current: Case | None = None
         until_s = self.clock_s() + _BEGIN_S
         while self._rest and self._lost is None and not self.interruption.requested:
-            code = child.wait(_POLL_S)
-            for event in follower.read_new():
-                current = self._take(event)
+            reports = child.read_reports(_POLL_S)
+            for line in reports or ():
+                current = self._take(msgspec.json.decode(line, type=Event))
                 until_s = self.clock_s() + (_REST_S if current is None else self._limit_s(current))
-            if code is not None or self.clock_s() > until_s:
-                self._give_up(current, code, follower)
+            has_ended = reports is None
+            if has_ended or self.clock_s() > until_s:
+                self._give_up(current, child, child.wait(_END_S) if has_ended else None)
                 return
 
     def _limit_s(self, case: Case) -> float:
@@ -422,6 +372,7 @@ class Suite:
                     if hasattr(self.result, name):
                         setattr(self.result, name, value)
                 self.order.slots = self.result.slots or self.order.slots
+                self.order.settle_s = event.facts.get("settle_s", self.order.settle_s)
             case "started":
                 self._has_begun = True
                 case = CASES[event.id]
@@ -438,10 +389,13 @@ class Suite:
                 self._lost = event.why
         return None
 
-    def _give_up(self, current: Case | None, code: int | None, follower: "Follower") -> None:
+    def _give_up(self, current: Case | None, child: Child, code: int | None) -> None:
         if self._lost is not None or (code == 0 and not self._rest):
             return
-        how = "took too long" if code is None else f"ended with code {code}: {follower.last}"
+        last = (
+            masked(child.lines()[-1].strip(), self.secrets) if child.lines() else "without a word"
+        )
+        how = "took too long" if code is None else f"ended with code {code}: {last}"
         if current is not None:
             self._add(settle_case(current, CannotDecideError(f"the check's own process {how}")))
         elif self._rest:
@@ -480,25 +434,3 @@ class Suite:
         words += ["--quick"] if given.quick else []
         words += [LOAD_THIS_HOST] if given.loads_any_host else []
         return shlex.join(["walkaway", "conform", case_id, *words])
-
-
-class Follower:
-    """Reads the events among the lines of a load process's log. `last`: its last other line."""
-
-    def __init__(self, log: Path, secrets: Sequence[str]) -> None:
-        self._log, self._secrets = log, secrets
-        self._offset = log.stat().st_size if log.exists() else 0
-        self.last = "without a word"
-
-    def read_new(self) -> list[Event]:
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            complete, newline, _ = file.read().rpartition(b"\n")
-        self._offset += len(complete + newline)
-        events = []
-        for line in complete.splitlines():
-            if line.startswith(b'{"event":'):
-                events.append(msgspec.json.decode(line, type=Event))
-            elif line.strip():
-                self.last = masked(line.decode(errors="replace").strip(), self._secrets)
-        return events

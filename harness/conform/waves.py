@@ -1,22 +1,19 @@
-"""Clients that leave in numbers, those that stay beside them, and the memory that is left behind:
-what several cases do.
+"""Clients that leave in numbers, and those that stay beside them: what several cases do.
 
 Method B, bystander: greedy streams beside clients that leave, against a control without. Servers
 whose texts depend on the batch repeat themselves only by chance. So another text is held against a
 server only if it comes twice, while the control repeats itself.
-
-Method K, capacity: as many requests as slots start at once, all with prompts of one length. They
-fit if all get their first token in time, while all of them run: then none waited for memory. The
-longest prompts that fit are found by bisection; the server's context must not be the limit.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from harness.conform.bench import Bench, whole
-from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError
-from harness.conform.facts import READY_S
+from harness.conform.bench import Bench
+from harness.conform.finding import Evidence, Finding
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
+from harness.experiments.streams import whole
 from harness.load.live import LiveStream
 from harness.load.session import canary_prompt
 from harness.records import Delivery, Outcome, RequestRow, Role, Way
@@ -24,10 +21,6 @@ from harness.store.conform_result import Failure
 
 MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
 SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
-LONGEST_PROMPT: Final = 2000  # tokens
-LONGEST_PREFILL_S: Final = 8.0  # of all slots together
-LONGER: Final = 2  # times the time that the prompts take, before a wait is one for memory
-HELD_TOKENS: Final = 16  # beyond that time
 SHOWN: Final = 200  # characters
 Rows = list[RequestRow]
 
@@ -168,7 +161,7 @@ def storm(bench: Bench, *, prompt_tokens: int | None = None) -> int:
     """As many clients as slots are running (where they get that far), and as many queue; all leave
     at once."""
     running = _start(bench, prompt_tokens)
-    until_s = time.perf_counter() + bench.patience_s
+    until_s = time.perf_counter() + bench.patience.probe_s
     for stream in running:
         stream.wait_tokens(1, max(0.0, until_s - time.perf_counter()))
     queued = _start(bench, prompt_tokens)
@@ -179,66 +172,3 @@ def storm(bench: Bench, *, prompt_tokens: int | None = None) -> int:
 def _start(bench: Bench, prompt_tokens: int | None) -> list[LiveStream]:
     size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
     return [bench.start(bench.long(**size)) for _ in range(bench.slots)]
-
-
-class Memory:
-    """Method K. `prompt_tokens`: the longest prompt of which as many as slots fit at once.
-
-    Raises RefusedError if memory is not what limits this server.
-    """
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        context = bench.facts.context or 2 * LONGEST_PROMPT
-        longest = min(LONGEST_PROMPT, 3 * context // 4)
-        row = bench.whole(bench.short(1, prompt_tokens=longest))
-        assert row.first_token_ns is not None
-        self._token_s = (row.first_token_ns - row.sent_ns) / 1e9 / longest
-        if bench.slots * longest * self._token_s > LONGEST_PREFILL_S:
-            raise CannotDecideError(
-                f"{bench.slots} prompts of {longest} tokens take too long to fill its memory"
-            )
-        if bench.fitting_prompt is not None and self.fits(bench.fitting_prompt):
-            self.prompt_tokens = bench.fitting_prompt  # found by a case before
-            return
-        if self.fits(longest):
-            raise RefusedError(
-                f"{bench.slots} contexts of {longest} tokens fit at once: its slots, not its "
-                "memory, are the limit"
-            )
-        self.prompt_tokens = bench.fitting_prompt = self.find(longest)
-
-    @property
-    def tokens(self) -> int:
-        return self._bench.slots * self.prompt_tokens
-
-    def find(self, too_long: int) -> int:
-        fitting = 0
-        while too_long - fitting > max(16, too_long // 8):
-            middle = (fitting + too_long) // 2
-            fitting, too_long = (middle, too_long) if self.fits(middle) else (fitting, middle)
-        if not fitting:
-            raise CannotDecideError(f"not even {self._bench.slots} short contexts fit at once")
-        return fitting
-
-    def fits(self, prompt_tokens: int | None = None) -> bool:
-        """They end by themselves: left, they could themselves hold memory. Only those that have to
-        wait are left, since they hold none."""
-        bench, size = self._bench, prompt_tokens or self.prompt_tokens
-        longest_s = LONGER * bench.slots * size * self._token_s + HELD_TOKENS * bench.step_s
-        tokens = int(longest_s / bench.step_s) + HELD_TOKENS
-        until_s = time.perf_counter() + longest_s
-        streams = [bench.start(bench.short(tokens, prompt_tokens=size)) for _ in range(bench.slots)]
-        waiting = [
-            stream
-            for stream in streams
-            if not stream.wait_tokens(1, max(0.0, until_s - time.perf_counter()))
-        ]
-        for stream in waiting:
-            stream.leave()
-        for stream in streams:
-            if stream in waiting:
-                stream.join(READY_S)
-            else:
-                joined(stream)
-        return not waiting

@@ -1,5 +1,4 @@
-"""Loads directed from one place: the chunk frontier, the cancel storm, the train of probes
-(`harness.load.slot_recovery`) and the count of occupied slots (`harness.load.occupancy`).
+"""Loads directed from one place: the chunk frontier and the cancel storm.
 
 Chunk frontier: bystanders stream all along. Beside them a director sends long prompts in pairs: it
 reads a few tokens of the first, and leaves the second by the plan `prefill`, which knows the times
@@ -7,7 +6,6 @@ to first token of those read. Cancel storm: many streams leave at one moment, wa
 beside stayers.
 """
 
-import logging
 import random
 import time
 from collections.abc import Sequence
@@ -18,20 +16,11 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from harness.load.occupancy import NotCountedError, Occupancy
-from harness.load.slot_recovery import Leaver, Train, TrainStoppedError
 from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
-from harness.records import Delivery, RequestRow, Role, Way
+from harness.records import RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, PrefillPlan, RequestSpec, Storm, never
-from harness.workload.load import (
-    CancelStormLoad,
-    ChunkFrontierLoad,
-    OccupancyLoad,
-    SlotRecoveryLoad,
-)
+from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
 from harness.workload.observed_latency import ObservedLatency
-
-logger = logging.getLogger(__name__)
 
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1
 
@@ -154,75 +143,3 @@ class CancelStormDirector(_Asking):
             way=Way.FIN,
         )
         self.ask(spec, number, rule)
-
-
-class SlotRecoveryDirector(Director):
-    def run_load(self) -> None:
-        session = self.session
-        load = session.plan.load
-        assert isinstance(load, SlotRecoveryLoad)
-        assert load.slots is not None  # the server was asked before the load
-        low, high = load.prompt_tokens
-        train = Train(
-            session,
-            load.slots,
-            _leaver(load),
-            random.Random(f"{session.plan.run.seed}/train"),
-            prompt_tokens=(low, high),
-            answer_tokens=load.answer_tokens,
-            probe_tokens=load.probe_tokens,
-        )
-        try:
-            train.run(lambda train: _is_enough(train, load))
-        except TrainStoppedError as error:
-            logger.warning("the train of probes stopped: %s", error)
-            if not train.recoveries_s:
-                session.give_up(f"no stream left while a probe waited: {error}")
-
-
-def _leaver(load: SlotRecoveryLoad) -> Leaver:
-    match load.variant:
-        case "decode":
-            return Leaver(tokens=load.abandon_after_tokens)
-        case "queue":
-            return Leaver(where="queued")
-        case "prefill":
-            return Leaver(where="prefill", changes={"prompt_tokens": load.prefill_tokens})
-        case "unary":
-            return Leaver(tokens=load.abandon_after_tokens, changes={"delivery": Delivery.UNARY})
-
-
-def _is_enough(train: Train, load: SlotRecoveryLoad) -> bool:
-    if load.trials is not None and len(train.recoveries_s) >= load.trials:
-        return True
-    width_s = None if load.width_s is None else train.median_width_s()
-    return width_s is not None and width_s <= (load.width_s or 0.0)
-
-
-class OccupancyDirector(Director):
-    def run_load(self) -> None:
-        session = self.session
-        load = session.plan.load
-        assert isinstance(load, OccupancyLoad)
-        assert load.slots is not None  # the server was asked before the load
-        low, high = load.prompt_tokens
-        occupancy = Occupancy(
-            session,
-            load.slots,
-            random.Random(f"{session.plan.run.seed}/occupancy"),
-            prompt_tokens=(low, high),
-            most_tokens=load.answer_tokens,
-        )
-        try:
-            occupancy.warm_up()
-            if load.capacity_prompt_tokens is not None:
-                occupancy.count_tokens(load.capacity_prompt_tokens, trial=0)
-            for _ in range(load.rounds):
-                occupancy.round()
-            if load.capacity_prompt_tokens is not None:
-                occupancy.end()
-                occupancy.count_tokens(load.capacity_prompt_tokens, trial=1)
-        except NotCountedError as error:
-            session.give_up(str(error))
-        finally:
-            occupancy.stop()

@@ -15,7 +15,7 @@ import msgspec
 
 from harness.load.chunk import NONSENSE
 from harness.load.dialect import NO_LIMIT_KEY, limit_key_of
-from harness.run.run_state import RunState
+from harness.run.run_state import Preparation
 from harness.run.settle import Asker, NotServedError, RefusedAnswerError
 from harness.workload.event_scale import Counted
 from harness.workload.target import Target
@@ -39,7 +39,7 @@ _OF_A_VALUE: Final = re.compile(
 )
 
 
-def check_requests(run: RunState, asker: Asker) -> tuple[Asker, list[Counted]]:
+def check_requests(run: Preparation, asker: Asker) -> tuple[Asker, list[Counted]]:
     """An asker whose requests the server takes, as `run.target` then describes them; and answers
     whose tokens and events are both known."""
     if not run.target.http or run.target.lifecycle:
@@ -49,7 +49,7 @@ def check_requests(run: RunState, asker: Asker) -> tuple[Asker, list[Counted]]:
     for text in said:
         run.notes.add(text)
         run.progress.phase(text)
-    run.resolved = replace(run.resolved, target=asker.target)
+    run.take_target(asker.target)
     return asker, counted
 
 

@@ -8,7 +8,7 @@ import httpx
 
 from harness.errors import TargetError
 from harness.load.server_error import refusal_message
-from harness.run.run_state import RunState
+from harness.run.run_state import Preparation, RunState
 from harness.run.settle import Asker, NotServedError
 
 LOADING_S: Final = 120.0
@@ -18,7 +18,7 @@ FIRST_TOKENS: Final = 1
 Unready = Callable[[], str | None]
 
 
-def wait_for_page(run: RunState, client: httpx.Client, url: str) -> None:
+def wait_for_page(run: Preparation, client: httpx.Client, url: str) -> None:
     """Until the server has a list of its models (the bundled engine: until it is healthy)."""
     page = "/health" if run.target.lifecycle else "/v1/models"
     wait_while_loading(run, lambda: unready_page(client, url, page))
@@ -32,7 +32,7 @@ def wait_for_answer(run: RunState, asker: Asker) -> None:
 
 
 def wait_while_loading(
-    run: RunState, unready: Unready, *, clock_s: Callable[[], float] = time.monotonic
+    run: Preparation, unready: Unready, *, clock_s: Callable[[], float] = time.monotonic
 ) -> None:
     """`unready` asks once, and gives the server's words if it answers 503. Raises TargetError, and
     InterruptedRunError."""

@@ -6,7 +6,7 @@ but for a page of GPU counters that the user named.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,13 +21,15 @@ from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
+from harness.experiments.limit import find_limit
 from harness.http_client import http_client, is_here
 from harness.load.dialect import dialect_of, request_body
-from harness.load.rows import most_at_once
 from harness.load.server_error import refusal_message
-from harness.records import Delivery, MetricSample
+from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page
-from harness.run.run_state import RunState
+from harness.run.process import Child
+from harness.run.run_config import Access
+from harness.run.run_state import Preparation, RunState
 from harness.run.server import (
     Server,
     attach,
@@ -44,7 +46,7 @@ from harness.workload.load import AbandonLoad, AnyLoad, OccupancyLoad, SlotRecov
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, fit_scale, prompt
 from harness.workload.target import Target
-from harness.workload.workload import as_plain_data, choose_protocol
+from harness.workload.workload import EngineSettings, as_plain_data, choose_protocol
 
 _NO_TORCH: Final = (
     "torch is not installed: the engine simulates its model (with steps of a fixed length)"
@@ -52,10 +54,6 @@ _NO_TORCH: Final = (
 _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual tokenizer
 _NO_USER: Final = -1  # the prompts differ from those of every user
 
-FIRST_STREAMS: Final = 2
-MOST_STREAMS: Final = 512
-FIRST_TOKENS: Final = 16
-MOST_TOKENS: Final = 1024
 LONGEST_COUNT_S: Final = 60.0
 
 
@@ -80,19 +78,11 @@ def find_server(
     if not is_ours and (note := unused_engine_settings(run.resolved.workload)) is not None:
         run.notes.add(note)
     if is_ours:
-        runner = choose_runner(settings)
-        if settings.runner == "auto" and runner == "simulated":
-            run.notes.add(_NO_TORCH)
-            run.progress.phase(_NO_TORCH)
-        run.progress.phase(f"starting the reference engine ({runner} runner)")
-        typed = engine_command(
-            settings,
-            runner,
-            model=config.model,
-            teacher=_write_texts(run.resolved.workload.load, run.folder.teacher),
-            protocol=choose_protocol(run.resolved.workload, run.target),
+        teacher = _write_texts(run.resolved.workload.load, run.folder.teacher)
+        protocol = choose_protocol(run.resolved.workload, run.target)
+        engine, ready = start_our_engine(
+            run, settings, log, children, model=config.model, teacher=teacher, protocol=protocol
         )
-        engine, ready = start_engine(typed, log, children, interruption=run.interruption)
         url = str(ready["url"])
     elif command is not None:
         run.progress.phase(f"starting {command[0]}")
@@ -121,6 +111,26 @@ def find_server(
     )
 
 
+def start_our_engine(
+    run: Preparation,
+    settings: EngineSettings,
+    log: Path,
+    children: ExitStack,
+    *,
+    model: str | None,
+    teacher: Path | None = None,
+    protocol: Protocol = Protocol.HTTP,
+) -> tuple[Child, Mapping[str, Any]]:
+    """It ends with `children`. Returns its process and its ready line; raises as `start_engine`."""
+    runner = choose_runner(settings)
+    if settings.runner == "auto" and runner == "simulated":
+        run.notes.add(_NO_TORCH)
+        run.progress.phase(_NO_TORCH)
+    run.progress.phase(f"starting the reference engine ({runner} runner)")
+    typed = engine_command(settings, runner, model=model, teacher=teacher, protocol=protocol)
+    return start_engine(typed, log, children, interruption=run.interruption)
+
+
 def _write_texts(load: AnyLoad, file: Path) -> Path | None:
     """The known texts that the load asks for, one a line; None if it asks for none."""
     plans = load.leavers if isinstance(load, AbandonLoad) else ()
@@ -136,16 +146,10 @@ def _write_texts(load: AnyLoad, file: Path) -> Path | None:
 
 
 def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFacts:
-    urls = run.resolved.metrics_urls
-    if run.target.metrics and not urls and run.target.http:
-        urls = server.metrics_urls
+    urls = metrics_pages(run.resolved.access, server)
     _note_scraping(run, urls)
     if _is_eager_unasked(run, server):
         run.notes.warn("engine.compile: the engine computes eagerly; its log says why")
-    version_from = run.target.version_from
-    version = version_from and _field_of_page(
-        client, server.url + version_from.path, version_from.key
-    )
     run.manifest.target = TargetFacts(
         engine=run.target.name,
         url=server.url,
@@ -155,9 +159,22 @@ def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFa
         started_by_us=server.engine is not None,
         spec=as_plain_data(run.target),
         config=server.config,
-        version=version if isinstance(version, str) else None,
+        version=published_version(client, server, run.target),
     )
     return run.manifest.target
+
+
+def metrics_pages(access: Access, server: Server) -> list[str]:
+    """Those that were named, else the server's own, if its target knows their metrics."""
+    if access.metrics_urls or not (access.target.metrics and access.target.http):
+        return access.metrics_urls
+    return server.metrics_urls
+
+
+def published_version(client: httpx.Client, server: Server, target: Target) -> str | None:
+    source = target.version_from
+    version = source and _field_of_page(client, server.url + source.path, source.key)
+    return version if isinstance(version, str) else None
 
 
 def _is_eager_unasked(run: RunState, server: Server) -> bool:
@@ -252,48 +269,40 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
         return None
 
 
-def find_limit(ask: Callable[[int, int], Iterable[Sequence[int]]]) -> int | None:
-    """The smallest number of parallel streams at which one more waits.
-
-    The number of streams doubles until fewer run at once than were sent. Answers of twice the
-    length must confirm it: short streams may merely not have overlapped.
-    """
-    num_streams, tokens = FIRST_STREAMS, FIRST_TOKENS
-    while num_streams <= MOST_STREAMS and tokens <= MOST_TOKENS:
-        together = most_at_once(ask(num_streams, tokens))
-        if together >= num_streams:
-            num_streams *= 2
-            continue
-        tokens *= 2
-        if most_at_once(ask(num_streams, tokens)) == together:
-            return together
-    return None
-
-
 class CalibrationError(Exception):
     """The server gave no usable token count; the message says why."""
 
 
 def with_lengths(run: RunState, client: httpx.Client, server: Server, plan: LoadPlan) -> LoadPlan:
-    """The reference engine says itself whether its tokens are bytes: it may serve a checkpoint."""
-    if (server.config or {}).get("bytes_are_tokens", run.target.bytes_are_tokens):
+    scale = find_scale(run, client, server, plan)
+    if scale is None:
         return plan
+    run.manifest.prompt_scale = scale
+    return plan.model_copy(update={"prompt_scale": scale})
+
+
+def find_scale(
+    run: Preparation, client: httpx.Client, server: Server, plan: LoadPlan
+) -> PromptScale | None:
+    """None: one byte counts as one token. The reference engine says itself whether its tokens are
+    bytes: it may serve a checkpoint."""
+    if (server.config or {}).get("bytes_are_tokens", run.target.bytes_are_tokens):
+        return None
     if not run.target.http:
         run.notes.warn(
             "the length of prompts is not known in the server's tokens, which no answer over gRPC "
             "counts; one byte is counted as one token"
         )
-        return plan
+        return None
     run.progress.phase("calibrating prompt lengths on the server's tokenizer")
     try:
-        run.manifest.prompt_scale = calibrate(client, plan)
+        return calibrate(client, plan)
     except CalibrationError as error:
         run.notes.warn(
             f"the length of prompts is not known in the server's tokens: {error}; one byte is "
             "counted as one token"
         )
-        return plan
-    return plan.model_copy(update={"prompt_scale": run.manifest.prompt_scale})
+        return None
 
 
 def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
@@ -369,7 +378,11 @@ def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
         return
     run.manifest.idle.before = read_roles(samples, run.target.metrics)
     facts.blocks_found = published_blocks(samples, run.target)
-    misfit = metrics_misfit(samples, run.target, pages.urls)
+    note_misfit(run, samples, pages.urls)
+
+
+def note_misfit(run: Preparation, samples: Sequence[MetricSample], urls: Sequence[str]) -> None:
+    misfit = metrics_misfit(samples, run.target, urls)
     if misfit is None:
         return
     text, is_whole = misfit

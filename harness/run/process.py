@@ -2,12 +2,14 @@
 
 Each child leads its own session, so a Ctrl-C in the terminal reaches only the harness, which ends
 its children in order: it closes their standard input (they quit at its end, also if the harness is
-killed), then sends SIGTERM, then SIGKILL to the group. Both output streams go to a log file.
+killed), then sends SIGTERM, then SIGKILL to the group. Both output streams go to a log file, unless
+the child reports on its standard output.
 """
 
 import errno
 import json
 import os
+import select
 import shlex
 import signal
 import socket
@@ -30,6 +32,7 @@ QUIT_S = 10.0  # a child that quits writes its last rows within this time
 TERMINATE_S = 3.0
 READY_POLL_S = 0.02
 LOG_TAIL_LINES = 15
+REPORT_BYTES = 1 << 16  # read at once
 
 
 class Interruption:
@@ -67,11 +70,18 @@ class Interruption:
 class Child:
     """One process, started on construction; leaving the `with` block ends it.
 
-    After the end of its standard input it has `quit_s` to quit before it gets a signal.
+    After the end of its standard input it has `quit_s` to quit before it gets a signal. With
+    `reports` its standard output is a pipe, for `read_reports`; only the errors go to the log.
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, *, quit_s: float = QUIT_S
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        quit_s: float = QUIT_S,
+        reports: bool = False,
     ) -> None:
         self.name = name
         self.log = log
@@ -80,11 +90,12 @@ class Child:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=subprocess.PIPE if reports else output,
+                stderr=output,
                 start_new_session=True,
             )
         self.pid = self._process.pid
+        self._unfinished = b""
 
     def wait(self, timeout_s: float) -> int | None:
         try:
@@ -123,6 +134,19 @@ class Child:
             self._process.stdin.write(line + b"\n")
             self._process.stdin.flush()
 
+    def read_reports(self, timeout_s: float) -> list[bytes] | None:
+        """The next complete lines of its standard output, as soon as there are any; none after
+        `timeout_s`. None: it has closed the pipe, and all of it is read."""
+        output = self._process.stdout
+        assert output is not None
+        if not select.select([output], [], [], timeout_s)[0]:
+            return []
+        read = os.read(output.fileno(), REPORT_BYTES)
+        if not read:
+            return None
+        *lines, self._unfinished = (self._unfinished + read).split(b"\n")
+        return lines
+
     def ask_to_quit(self) -> None:
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -138,6 +162,8 @@ class Child:
         if code is None:
             os.killpg(self.pid, signal.SIGKILL)
             code = self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         return code
 
     def lines(self) -> list[str]:

@@ -233,3 +233,5 @@ def _described(plan: LoadPlan) -> str:
             return f"{others} bystanders, {pairs} long prompts read and as many abandoned"
         case CancelStormLoad(streams=streams, storms=storms):
             return f"{storms} storms, each abandons {streams} streams at once"
+        case None:
+            return "requests that cases direct"

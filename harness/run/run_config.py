@@ -6,7 +6,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
+
+import httpx
 
 from harness.errors import ConfigError
 from harness.http_client import (
@@ -15,6 +17,7 @@ from harness.http_client import (
     check_host,
     check_metrics_url,
     check_target_url,
+    http_client,
     request_headers,
 )
 from harness.records import Protocol
@@ -49,6 +52,51 @@ UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How the server is reached: flags, checked. `url` None: it is started. `headers` includes the
+    API key's. `place`: of the server at `url`, for everything that is sent to it."""
+
+    target: Target
+    url: str | None
+    place: Place | None
+    metrics_urls: list[str]
+    headers: dict[str, str]
+    ca_file: str | None
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        *,
+        url: str | None,
+        metrics_urls: Sequence[str],
+        headers: dict[str, str],
+        api_key_env: str | None,
+        ca_file: str | None,
+        loads_any_host: bool,
+    ) -> Self:
+        """Raises ConfigError."""
+        url = None if url is None else _check_url(url, target)
+        return cls(
+            target=target,
+            url=url,
+            place=None if url is None else check_host(url, is_allowed=loads_any_host),
+            metrics_urls=[check_metrics_url(url) for url in metrics_urls],
+            headers=request_headers(headers, api_key_env),
+            ca_file=ca_file,
+        )
+
+    def new_client(self, timeout_s: float, *, longest_s: float) -> httpx.Client:
+        return http_client(
+            self.headers,
+            ca_file=self.ca_file,
+            timeout_s=timeout_s,
+            longest_s=longest_s,
+            place=self.place,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """One `walkaway run`, as typed.
 
@@ -76,8 +124,7 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRun:
-    """A run with its files read and its flags checked. `headers` includes the API key's. `place`:
-    of the server at `url`, for everything that the run does.
+    """A run with its files read and its flags checked.
 
     `arm_runs` are the runs of a workload with arms, in order; `for_arm` resolves each. Paths in the
     workload are relative to `folder`. `probe_phase` runs on the same server after this run.
@@ -85,15 +132,34 @@ class ResolvedRun:
 
     config: RunConfig
     workload: Workload
-    target: Target
-    url: str | None
-    metrics_urls: list[str]
-    headers: dict[str, str]
+    access: Access
     folder: Path
-    place: Place | None = None
     arm: str = ONLY_ARM
     arm_runs: Sequence[ArmRun] = ()
     probe_phase: "ResolvedRun | None" = None
+
+    @property
+    def target(self) -> Target:
+        return self.access.target
+
+    @property
+    def url(self) -> str | None:
+        return self.access.url
+
+    @property
+    def place(self) -> Place | None:
+        return self.access.place
+
+    @property
+    def metrics_urls(self) -> list[str]:
+        return self.access.metrics_urls
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.access.headers
+
+    def with_target(self, target: Target) -> "ResolvedRun":
+        return replace(self, access=replace(self.access, target=target))
 
     def for_arm(self, run: ArmRun, *, out: Path) -> "ResolvedRun":
         config = _config_for(replace(self.config, out=out), run.target)
@@ -149,11 +215,8 @@ def _probe_phase(config: RunConfig, after: Workload) -> ResolvedRun:
 def _resolve(
     config: RunConfig, workload: Workload, folder: Path, *, arm: str = ONLY_ARM
 ) -> ResolvedRun:
-    target = load_target(config.engine)
-    if config.target_url is None and config.target_command is None and not target.lifecycle:
-        raise ConfigError(
-            f"--engine {config.engine} needs --target URL: only the bundled engine is started"
-        )
+    is_named = config.target_url is not None or config.target_command is not None
+    target = find_target(config.engine, is_named=is_named)
     if config.target_command is not None and not target.http:
         raise ConfigError(
             f"target.command: a server of kind {target.name} cannot be started by a run, which "
@@ -164,19 +227,26 @@ def _resolve(
     check_trace(workload, folder)
     if (gpu_url := workload.collect.gpu_metrics_url) is not None:
         check_metrics_url(gpu_url, flag="--gpu-metrics-url")
-    url = None if config.target_url is None else _check_url(config.target_url, target)
-    place = None if url is None else check_host(url, is_allowed=config.loads_any_host)
-    return ResolvedRun(
-        config=config,
-        workload=workload,
-        target=target,
-        url=url,
-        place=place,
-        metrics_urls=[check_metrics_url(url) for url in config.metrics_urls],
-        headers=request_headers(config.headers, config.api_key_env),
-        folder=folder,
-        arm=arm,
+    access = Access.of(
+        target,
+        url=config.target_url,
+        metrics_urls=config.metrics_urls,
+        headers=config.headers,
+        api_key_env=config.api_key_env,
+        ca_file=config.ca_file,
+        loads_any_host=config.loads_any_host,
     )
+    return ResolvedRun(config=config, workload=workload, access=access, folder=folder, arm=arm)
+
+
+def find_target(engine: str, *, is_named: bool) -> Target:
+    """Raises ConfigError also if no server is named, and this kind is not started by us."""
+    target = load_target(engine)
+    if not is_named and not target.lifecycle:
+        raise ConfigError(
+            f"--engine {engine} needs --target URL: only the bundled engine is started"
+        )
+    return target
 
 
 def _check_url(url: str, target: Target) -> str:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 
 from harness.collect.source import Notes
-from harness.http_client import http_client
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun, repeat_command
@@ -20,6 +20,20 @@ from harness.workload.target import Target
 from harness.workload.workload import as_plain_data
 
 RESULTS = Path("results")
+
+
+class Preparation(Protocol):
+    """What the steps before any load need, of a run or of a conformance suite."""
+
+    @property
+    def target(self) -> Target: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def interruption(self) -> Interruption: ...
+    @property
+    def notes(self) -> Notes: ...
+    def take_target(self, target: Target) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -38,19 +52,18 @@ class RunState:
     def target(self) -> Target:
         return self.resolved.target
 
+    def take_target(self, target: Target) -> None:
+        """From now on the server is spoken to as `target` says."""
+        self.resolved = self.resolved.with_target(target)
+
     @property
     def timeout_s(self) -> float:
         return self.resolved.workload.run.timeout_s
 
     def new_client(self, timeout_s: float) -> httpx.Client:
         """A request of the harness may take as long as one of the load."""
-        return http_client(
-            self.resolved.headers,
-            ca_file=self.resolved.config.ca_file,
-            timeout_s=timeout_s,
-            longest_s=max(timeout_s, self.timeout_s),
-            place=self.resolved.place,
-        )
+        longest_s = max(timeout_s, self.timeout_s)
+        return self.resolved.access.new_client(timeout_s, longest_s=longest_s)
 
 
 def choose_folder(resolved: ResolvedRun) -> Path:

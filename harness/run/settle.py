@@ -14,6 +14,7 @@ import httpx
 
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
+from harness.experiments.patience import settle_time
 from harness.load.dialect import dialect_of, request_body
 from harness.load.reader import StreamReader
 from harness.load.server_error import refusal_message
@@ -44,9 +45,7 @@ LONGEST_PROBE_S: Final = 20.0
 def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
     seconds = target.settle_s if settings.seconds is None else settings.seconds
     steps = target.settle_steps if settings.steps is None else settings.steps
-    if steps is None or step_s is None:
-        return seconds
-    return max(seconds, steps * step_s)
+    return settle_time(seconds, steps, step_s)
 
 
 def leaves_in_silence(workload: Workload) -> bool:

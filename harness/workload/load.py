@@ -191,7 +191,7 @@ Variant = Literal["decode", "queue", "prefill", "unary"]
 
 
 class SlotRecoveryLoad(_LeavesAtOnePoint):
-    """A train of probes (`harness.load.slot_recovery`): it ends with the run's time, after `trials`
+    """A train of probes (`harness.experiments.train`): it ends with the run's time, after `trials`
     samples, or when the 95 % interval of the median recovery is `width_s` wide. `slots` is the
     server's number of batch slots; if absent, the server is asked. `control_answer_tokens`: of
     version 0.1, unused."""

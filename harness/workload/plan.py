@@ -35,7 +35,7 @@ class LoadPlan(Section):
     model: str
     target: Target
     run: RunSettings
-    load: AnyLoad
+    load: AnyLoad | None  # None: the requests are directed by the cases of a conformance suite
     protocol: Annotated[Protocol, Field(strict=False)] = Protocol.HTTP
     arrivals: AnyArrivals = ClosedArrivals()
     arm: str = ONLY_ARM

@@ -307,14 +307,8 @@ def rate_problem(rate: float, most_rate: float) -> str:
 def choose_protocol(workload: Workload, target: Target) -> Protocol:
     """Raises ConfigError for what the target or the protocol cannot do."""
     protocol = workload.load.protocol or target.protocol
-    is_spoken = target.http if protocol is Protocol.HTTP else target.kserve is not None
-    why: str | None = None
-    if not is_spoken:
-        why = (
-            f"the file of target {target.name} does not say how to speak {protocol} with it; "
-            "leave out `load.protocol` (also of an arm), or take another --engine"
-        )
-    elif protocol is Protocol.GRPC:
+    why = why_unspoken(protocol, target)
+    if why is None and protocol is Protocol.GRPC:
         why = next(_problems_over_grpc(workload), None)
     why = why or next(_problems_of_ways(workload.load, protocol), None)
     if why is not None:
@@ -322,14 +316,24 @@ def choose_protocol(workload: Workload, target: Target) -> Protocol:
     return protocol
 
 
-def _problems_over_grpc(workload: Workload) -> Iterator[str]:
-    load = workload.load
+def why_unspoken(protocol: Protocol, target: Target) -> str | None:
+    """Why the client cannot speak it with a server of this kind; None if it can."""
+    if not (target.http if protocol is Protocol.HTTP else target.kserve is not None):
+        return (
+            f"the file of target {target.name} does not say how to speak {protocol} with it; "
+            "leave out `load.protocol` (also of an arm), or take another --engine"
+        )
     missing = [package for package in _OF_GRPC if find_spec(package) is None]
-    if missing:
-        yield (
+    if protocol is Protocol.GRPC and missing:
+        return (
             f"the package {' and '.join(missing)} is not installed; install it with: "
             "pip install 'walkaway[grpc]'"
         )
+    return None
+
+
+def _problems_over_grpc(workload: Workload) -> Iterator[str]:
+    load = workload.load
     if workload.run.keep_alive:
         yield "`run.keep_alive` has no meaning, since all calls of a process share a channel"
     if not isinstance(load, AbandonLoad):

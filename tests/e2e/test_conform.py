@@ -153,7 +153,7 @@ def test_clients_that_are_refused_cannot_leave_and_decide_nothing(tmp_path: Path
         (("--engine", "vllm"), "needs --target URL"),
         (("--direct", "nowhere"), "must be a URL such as"),
         (("hop/",), "no case can be run: hop/tax (and 1 more): it needs the server behind the hop"),
-        (("--junit", "no/such/folder.xml"), "there is no folder"),
+        (("--junit", "."), "it is a folder"),
     ],
 )
 def test_a_mistake_is_said_in_a_sentence(arguments: tuple[str, ...], why: str) -> None:

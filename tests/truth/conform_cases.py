@@ -134,9 +134,8 @@ ODD: Final = (
 def engine_flags(fault: str) -> list[str]:
     """The flags of the engine that `walkaway conform` starts itself, with the fault."""
     flags = []
-    for setting in OWN_ENGINE:
-        name, _, value = setting.removeprefix("engine.").partition("=")
-        flags += ["--" + name.replace("_", "-"), value]
+    for name, value in OWN_ENGINE.model_dump(exclude_unset=True).items():
+        flags += ["--" + name.replace("_", "-"), str(value)]
     return [*flags, "--fault", fault] if fault else flags
 
 

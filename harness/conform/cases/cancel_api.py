@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
-from harness.conform.facts import READY_S
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.records import Outcome, Way
 from harness.store.conform_result import Failure, Level
 
@@ -38,7 +40,7 @@ def cancel(bench: Bench) -> Finding:
         return told
     if live.join(bench.settle_s) is None:
         return Finding(Failure.NEVER, "a cancelled request went on", told.evidence)
-    timed = bench.recovery(leave=lambda stream: stream.leave(Way.CANCEL))
+    timed = bench.recoveries.find(leave=lambda stream: stream.leave(Way.CANCEL))
     return timed._replace(evidence=told.evidence | timed.evidence)
 
 

@@ -11,17 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypeVar
 
 from harness.conform.bench import Bench
-from harness.conform.case import (
-    CannotDecideError,
-    Evidence,
-    Finding,
-    RefusedError,
-    case,
-    found,
-    reports,
-)
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
 from harness.conform.waves import leave_after, leave_each, read_whole
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import GAUGES, Delivery, MetricSample
 from harness.store.conform_result import Failure, Level
 from harness.workload.target import MetricSource
@@ -97,11 +91,13 @@ def tokens(bench: Bench) -> Finding:
     caught=reports("sgl-project/sglang#33507 raullenchai/Rapid-MLX#2553 JustVugg/colibri#1074"),
 )
 def label(bench: Bench) -> Finding:
-    before = bench.samples()
+    before = bench.pages.samples()
     leave_after(bench, LEAVES // 2, 8)
     leave_after(bench, LEAVES // 2, 8, delivery=Delivery.UNARY)
     bench.pause(bench.settle_s)
-    return judge_labels(before, bench.samples(), bench.session.plan.target.metrics.get("ended"))
+    return judge_labels(
+        before, bench.pages.samples(), bench.session.plan.target.metrics.get("ended")
+    )
 
 
 def judge_labels(
@@ -188,22 +184,22 @@ def read_to_eof(bench: Bench) -> Finding:
     caught=reports("vllm-project/production-stack#1072 llm-d/llm-d-router#1739"),
 )
 def rest(bench: Bench) -> Finding:
-    before = bench.counters()
+    before = bench.pages.counters()
     gauges = [role for role in GAUGES if role in before]
     if not gauges:
         raise RefusedError("the target shows no gauge")
     moved: list[str] = []
-    streams, until_s = bench.fill(), time.monotonic() + LONGEST_WAIT_S
+    streams, until_s = bench.full_slots.fill(), time.monotonic() + LONGEST_WAIT_S
     while not moved and time.monotonic() < until_s:
         bench.pause(0.1)  # some gauges move only every few seconds
-        streams = bench.fill()
-        busy = bench.counters()
+        streams = bench.full_slots.fill()
+        busy = bench.pages.counters()
         moved = [role for role in gauges if busy.get(role) != before[role]]
     leave_each(bench, streams)
     if not moved:
         raise CannotDecideError(f"no gauge ({', '.join(gauges)}) moved while all slots were busy")
     bench.pause(bench.settle_s)
-    after = bench.counters()
+    after = bench.pages.counters()
     wrong = [
         f"{role} was {before[role]:g} and reads {after.get(role, 0):g} at rest"
         for role in moved
@@ -218,10 +214,10 @@ def rest(bench: Bench) -> Finding:
 def _moved_by(
     bench: Bench, roles: Sequence[str], act: Callable[[], T]
 ) -> tuple[dict[str, float], T]:
-    before = bench.counters()
+    before = bench.pages.counters()
     done = act()
     bench.pause(bench.settle_s)
-    after = bench.counters()
+    after = bench.pages.counters()
     moved = {role: after[role] - before.get(role, 0.0) for role in roles if role in after}
     if not moved:
         raise RefusedError(f"the target shows no counter {roles[0]}")

@@ -5,11 +5,14 @@ from typing import Final
 
 import numpy as np
 
-from harness.conform.bench import Bench, whole
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
+from harness.conform.bench import Bench
+from harness.conform.case import case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
-from harness.conform.verdict import Try
+from harness.conform.finding import Evidence, Finding
 from harness.conform.waves import leave_each, rows_of, start_greedy
+from harness.experiments.full_slots import Try
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.streams import whole
 from harness.load.live import LiveStream
 from harness.records import Role
 from harness.store.conform_result import Failure, Level
@@ -48,7 +51,7 @@ def storm_all(bench: Bench) -> Finding:
 
     def leave() -> int:
         nonlocal spread_ms
-        running = bench.fill()
+        running = bench.full_slots.fill()
         queued = [bench.start(bench.long(role=Role.USER)) for _ in running]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
         rows = leave_each(bench, [*running, *queued])
@@ -56,7 +59,7 @@ def storm_all(bench: Bench) -> Finding:
         spread_ms = (max(moments_ns) - min(moments_ns)) / 1e6
         return len(rows)
 
-    held = bench.held(leave)
+    held = bench.occupancy.held(leave)
     evidence: Evidence = {
         "left": 2 * bench.slots,
         "within_ms": round(spread_ms, 1),
@@ -87,8 +90,8 @@ def storm_all(bench: Bench) -> Finding:
 )
 def dose_sweep(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
-    bench.fill(1)  # as beside the doses: a step may grow with the batch
-    before = bench.steps_at_rest()
+    bench.full_slots.fill(1)  # as beside the doses: a step may grow with the batch
+    before = bench.full_slots.steps_at_rest()
     tries: list[Try] = []
     doses: list[int] = []
     for turn in range(ROUNDS):
@@ -105,13 +108,13 @@ def dose_sweep(bench: Bench) -> Finding:
 
 
 def _dose(bench: Bench, dose: int, prefill: Prefill) -> Try:
-    bench.fill(1)
+    bench.full_slots.fill(1)
     streams = [bench.start(prefill.spec()) for _ in range(dose)]
     bench.pause(EARLY * prefill.ttft_s)
     for stream in streams:
         stream.leave()
     bench.pause(0)
-    tried = bench.time_probe(bench.start(bench.probe()))
+    tried = bench.full_slots.time_probe(bench.start(bench.probe()))
     if not all(stream.join(bench.settle_s) for stream in streams):
         raise CannotDecideError("a stream could not leave")
     return tried
@@ -158,18 +161,18 @@ def _judge_doses(
 )
 def while_alive(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
-    before = bench.steps_at_rest()
+    before = bench.full_slots.steps_at_rest()
     tries: list[Try] = []
     for number in range(RETRY_TRIES):
         bench.wire.begin_try(number)
-        bench.fill(bench.slots - 1)
+        bench.full_slots.fill(bench.slots - 1)
         for _ in range(RETRIES):
             attempt = _attempt(bench, prefill.spec())
             bench.pause(LIMIT * prefill.ttft_s)
             attempt.leave()
             bench.pause(0)
         last = bench.start(prefill.spec(2))
-        tries.append(bench.time_probe(last, idle_s=prefill.ttft_s))
+        tries.append(bench.full_slots.time_probe(last, idle_s=prefill.ttft_s))
         if tries[-1].recovery_s is None:
             break
     return judged(bench, tries, before, prefill)

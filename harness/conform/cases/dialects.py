@@ -3,8 +3,10 @@
 from typing import Any, Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, CannotDecideError, Finding, case, reports
-from harness.conform.verdict import Bound
+from harness.conform.case import FREED, case, reports
+from harness.conform.finding import Finding
+from harness.conform.judgement import Bound
+from harness.experiments.outcome import CannotDecideError
 from harness.load.dialect import route
 from harness.store.conform_result import Level
 from harness.workload.abandon import RequestSpec
@@ -23,7 +25,7 @@ def _on_route(bench: Bench, name: str) -> Finding:
             f"an answer of {CHECK_TOKENS} tokens was asked for and {row.tokens_read} came: a "
             "stream that leaves could as well have ended"
         )
-    return bench.recovery(bench.long(path=path))
+    return bench.recoveries.find(bench.long(path=path))
 
 
 def _declare(name: str, path: str, whose: str = "") -> None:
@@ -76,8 +78,8 @@ def structured(bench: Bench) -> Finding:
             f"a schema of {FIELDS} fields takes {1e3 * compiled_s:.0f} ms, less than 4 steps: "
             "there is no compilation to leave"
         )
-    finding = bench.recovery(
-        begin=lambda _spec: bench.start(asked(bench.long_tokens)),
+    finding = bench.recoveries.find(
+        begin=lambda _spec: bench.start(asked(bench.patience.answer_tokens)),
         ready=lambda *_: bench.pause(bench.step_s),
         queues_first=False,
         bound=Bound(MOST_STEPS, MOST_STEPS),

@@ -3,8 +3,10 @@
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, RefusedError, case, reports
-from harness.conform.facts import READY_S
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import READY_S
 from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
@@ -61,7 +63,7 @@ def _leave_all(bench: Bench, asked: RequestSpec, look: RequestSpec, what: str) -
         stream.leave()
         return bench.slots
 
-    held = bench.held(leave)
+    held = bench.occupancy.held(leave)
     evidence: Evidence = {"answers": bench.slots, "held": held}
     if held:
         return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)

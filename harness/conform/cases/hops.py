@@ -7,9 +7,11 @@ import time
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
-from harness.conform.facts import READY_S
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.waves import leave_each
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.records import Delivery
 from harness.store.conform_result import Failure, Level
 
@@ -39,7 +41,7 @@ def tax(bench: Bench) -> Finding:
         try:
             before = recovery_of(direct, delivery)
         finally:
-            direct.end_case()
+            direct.end()
         if before.failure is not None:
             raise CannotDecideError(f"the server itself does not pass: {before.reason}")
         after = recovery_of(bench, delivery)
@@ -68,8 +70,8 @@ def judge_tax(
 
 def recovery_of(bench: Bench, delivery: Delivery) -> Finding:
     if delivery is Delivery.STREAM:
-        return bench.recovery()
-    return bench.recovery(
+        return bench.recoveries.find()
+    return bench.recoveries.find(
         bench.long(delivery=delivery),
         ready=lambda _leaver, _number: bench.pause(UNARY_STEPS * bench.step_s),
     )
@@ -98,7 +100,7 @@ def drain(bench: Bench) -> Finding:
         raise CannotDecideError("a stream that was to be left ended by itself")
     left_s = time.monotonic()
     longest_s = min(LONGEST_DRAIN_S, (tokens - DRAINED_AFTER) * bench.step_s)
-    while direct.running_at_once() < direct.slots:
+    while direct.occupancy.running_at_once() < direct.slots:
         if time.monotonic() - left_s > longest_s:
             raise CannotDecideError(f"slots were held for {longest_s:.0f} s, as long as answers")
     drained_s = time.monotonic() - left_s

@@ -11,17 +11,12 @@ from scipy import stats
 
 from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
-from harness.conform.case import (
-    CannotDecideError,
-    Evidence,
-    Finding,
-    RefusedError,
-    case,
-    found,
-    reports,
-)
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
-from harness.conform.waves import Memory, leave_after, read_whole, storm, wave
+from harness.conform.waves import leave_after, read_whole, storm, wave
+from harness.experiments.capacity import Capacity
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome
 from harness.store.conform_result import Failure, Level
 
@@ -107,7 +102,7 @@ def held_after_waves(bench: Bench, fewest: int) -> tuple[int, int]:
             left += wave(bench)
         return left
 
-    return bench.held(leave), left
+    return bench.occupancy.held(leave), left
 
 
 @case(
@@ -126,7 +121,8 @@ def held_after_waves(bench: Bench, fewest: int) -> tuple[int, int]:
     limit_s=90.0,
 )
 def kv(bench: Bench) -> Finding:
-    memory = Memory(bench)
+    memory = bench.capacity
+    memory.measure()
     left = sum(wave(bench, prompt_tokens=memory.prompt_tokens // 4) for _ in range(LOOPS))
     fits = memory.fits()
     if not fits:
@@ -223,28 +219,29 @@ def used_by(pid: int) -> Used:
     limit_s=90.0,
 )
 def no_traffic(bench: Bench) -> Finding:
+    memory: Capacity | None = bench.capacity
     try:
-        memory = Memory(bench)
+        bench.capacity.measure()
     except (RefusedError, CannotDecideError):  # slots are its limit: these alone are judged
         memory = None
     wrong = what_is_held(bench, memory, has_traffic=False)
     good = "slots were free after the silence" + (", and memory" if memory is not None else "")
     if wrong is None:
         return Finding(None, good, {"capacity_tokens": memory.tokens if memory else None})
-    bench.rest()
+    bench.cleaning.rest()
     control = what_is_held(bench, memory, has_traffic=True) or "nothing is"
     said = f"{wrong} held after a silence of {bench.settle_s:g} s; with traffic {control}"
     return Finding(Failure.NEVER, said, {"held": wrong, "held_with_traffic": control})
 
 
-def what_is_held(bench: Bench, memory: Memory | None, *, has_traffic: bool) -> str | None:
+def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) -> str | None:
     storm(bench, prompt_tokens=memory.prompt_tokens // 2 if memory else None)
     until_s = time.monotonic() + bench.settle_s
     while has_traffic and time.monotonic() < until_s:
         bench.start(bench.short(1)).join(bench.settle_s)
         bench.pause(bench.step_s)
     bench.pause(max(0.0, until_s - time.monotonic()))
-    if held := bench.slots - bench.running_at_once():
+    if held := bench.slots - bench.occupancy.running_at_once():
         return f"{held} of {bench.slots} slots are"
     return None if memory is None or memory.fits() else "memory is"
 

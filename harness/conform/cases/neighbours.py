@@ -15,9 +15,11 @@ import numpy as np
 
 from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, found, reports
-from harness.conform.facts import READY_S
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.waves import Rows, compared, rows_of, start_greedy
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
@@ -43,7 +45,7 @@ FEWEST_TURNS, MOST_TURNS = 3, 8
     ),
 )
 def text(bench: Bench) -> Finding:
-    return compared(*turns_of(bench), settle=bench.rest)
+    return compared(*turns_of(bench), settle=bench.cleaning.rest)
 
 
 @case(
@@ -110,7 +112,7 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     ),
 )
 def ends(bench: Bench) -> Finding:
-    return compared(*turns_of(bench), end_of, what="end", settle=bench.rest)
+    return compared(*turns_of(bench), end_of, what="end", settle=bench.cleaning.rest)
 
 
 def end_of(row: RequestRow) -> tuple[str | None, int | None]:

@@ -6,18 +6,12 @@ from statistics import median
 from typing import Any, Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import (
-    CannotDecideError,
-    Evidence,
-    Finding,
-    RefusedError,
-    case,
-    found,
-    reports,
-)
-from harness.conform.facts import READY_S
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
 from harness.conform.waves import Rows, compared, leave_each, rows_of, start_greedy
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import READY_S
 from harness.store.conform_result import Failure, Level
 
 ROUNDS: Final = 3
@@ -73,7 +67,7 @@ def text(bench: Bench) -> Finding:
     return compared(
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=False),
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=True),
-        settle=bench.rest,
+        settle=bench.cleaning.rest,
     )
 
 
@@ -153,7 +147,7 @@ def session_clean(bench: Bench) -> Finding:
     return stop_a_turn(
         Routes(plan),
         plan.model,
-        long_tokens=bench.long_tokens,
+        long_tokens=bench.patience.answer_tokens,
         settle=lambda: bench.pause(bench.settle_s),
     )
 

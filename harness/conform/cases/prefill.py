@@ -4,9 +4,12 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Evidence, Finding, case, reports
-from harness.conform.facts import READY_S
-from harness.conform.verdict import Bound, Conditions, Try, judge_recovery
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding
+from harness.conform.judgement import Bound, Conditions, judge_recovery
+from harness.experiments.full_slots import Try
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
@@ -76,7 +79,7 @@ def long_prefill(bench: Bench) -> Prefill:
 
 
 def _watched(bench: Bench, tokens: int) -> Prefill:
-    beside = bench.fill(bench.slots - 1)
+    beside = bench.full_slots.fill(bench.slots - 1)
     if not beside:
         raise CannotDecideError("with one slot no other stream shows how long a chunk takes")
     row = bench.whole(RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens))
@@ -89,7 +92,7 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
 
 
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
-    now = Conditions.of(before, bench.steps_at_rest(), bench.lag_s)
+    now = Conditions.of(before, bench.full_slots.steps_at_rest(), bench.lag_s)
     finding = judge_recovery(tries, now, prefill.bound(now.step_s))
     return finding._replace(evidence=finding.evidence | prefill.evidence)
 
@@ -117,8 +120,8 @@ def leave_prefill(bench: Bench) -> Finding:
     def wait(_leaver: LiveStream, number: int) -> None:
         bench.pause(SHARES[number % len(SHARES)] * prefill.ttft_s)
 
-    finding = bench.recovery(
-        prefill.spec(bench.long_tokens),
+    finding = bench.recoveries.find(
+        prefill.spec(bench.patience.answer_tokens),
         ready=wait,
         queues_first=False,
         bound=prefill.bound(bench.step_s),
@@ -195,10 +198,10 @@ def beside(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
     rows: list[RequestRow | None] = []
     tries: list[Try] = []
-    before = bench.steps_at_rest()
+    before = bench.full_slots.steps_at_rest()
     for number, share in enumerate(SHARES):
         bench.wire.begin_try(number)
-        bench.fill(max(0, bench.slots - 2))
+        bench.full_slots.fill(max(0, bench.slots - 2))
         leaver = bench.start(bench.long(role=Role.USER))
         leaver.wait_tokens(8, READY_S)
         reader = bench.start(prefill.spec())
@@ -207,6 +210,6 @@ def beside(bench: Bench) -> Finding:
         rows.append(reader.join(READY_S))
         if rows[-1] is None or rows[-1].outcome is not Outcome.COMPLETED:
             break
-        tries.append(bench.time_probe(bench.start(bench.probe())))
+        tries.append(bench.full_slots.time_probe(bench.start(bench.probe())))
     finding = _all_whole(rows, "a long prompt beside the stream that was left", prefill)
     return finding if finding.failure is not None else judged(bench, tries, before, prefill)

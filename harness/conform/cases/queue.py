@@ -4,11 +4,13 @@ the server changes that."""
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import CannotDecideError, Finding, RefusedError, case
+from harness.conform.case import case
 from harness.conform.cases.stream import unary_leave
-from harness.conform.facts import READY_S
-from harness.conform.verdict import Try
+from harness.conform.finding import Finding
 from harness.conform.waves import compared, rows_of, start_greedy
+from harness.experiments.full_slots import Try
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import READY_S
 from harness.load.live import LiveStream
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
@@ -39,25 +41,25 @@ MASS: Final = 8  # times the slots: the requests that queue
 )
 def queue_leave(bench: Bench) -> Finding:
     tries: list[Try] = []
-    bench.watch_steps()
+    bench.full_slots.begin()
     for number in range(bench.tries):
         bench.wire.begin_try(number)
         tries.append(_leave_queue(bench))
         if tries[-1].recovery_s is None:
             break
-    return bench.judged(tries)
+    return bench.recoveries.judged(tries)
 
 
 def _leave_queue(bench: Bench) -> Try:
-    bench.fill(bench.slots - 1)
+    bench.full_slots.fill(bench.slots - 1)
     ender = bench.start(bench.short(ENDER_TOKENS, role=Role.FILLER))
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
     queued = [bench.start(bench.long(role=Role.USER)) for _ in range(2 * bench.slots)]
     bench.pause(bench.step_s)
-    probe = bench.queue_probe()
+    probe = bench.full_slots.queue_probe()
     check_queued(queued)
-    bench.note_steps()
+    bench.full_slots.note_steps()
     for stream in queued:
         stream.leave()
         bench.pause(bench.rng.random() * bench.step_s / len(queued))
@@ -66,7 +68,7 @@ def _leave_queue(bench: Bench) -> Try:
     ended = ender.join(READY_S)
     if ended is None:
         raise CannotDecideError("the stream whose end frees a slot did not end")
-    return bench.time_probe(probe, lambda: ended.last_token_ns)
+    return bench.full_slots.time_probe(probe, lambda: ended.last_token_ns)
 
 
 def check_queued(queued: list[LiveStream]) -> None:
@@ -96,7 +98,7 @@ def queue_bystander(bench: Bench) -> Finding:
     return compared(
         lambda: _beside(bench, leavers=0),
         lambda: _beside(bench, leavers=LEAVERS),
-        settle=bench.rest,
+        settle=bench.cleaning.rest,
     )
 
 
@@ -138,7 +140,7 @@ def queue_mass(bench: Bench) -> Finding:
     way = Way.RST if bench.session.plan.protocol is Protocol.HTTP else None
 
     def die() -> int:
-        running = bench.fill()
+        running = bench.full_slots.fill()
         queued = [bench.start(bench.long(role=Role.USER)) for _ in range(MASS * bench.slots)]
         bench.pause(bench.ttft_s + 4 * bench.step_s)
         check_queued(queued)
@@ -146,7 +148,7 @@ def queue_mass(bench: Bench) -> Finding:
             stream.leave(way)
         return len(running) + len(queued)
 
-    held = bench.held(die)
+    held = bench.occupancy.held(die)
     evidence: dict[str, float | str | None] = {"left": (1 + MASS) * bench.slots, "held": held}
     if held > 0:
         return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
@@ -172,17 +174,17 @@ def polling(bench: Bench) -> Finding:
     worst = Finding(None, "the same verdicts and medians, watched and not", evidence)
     for name, check in (("unary", unary_leave), ("queue", queue_leave)):
         alone = check(bench)
-        bench.end_case()
-        bench.rest()
-        with bench.polling() as polled:
+        bench.end()
+        bench.cleaning.rest()
+        with bench.pages.polling() as polled:
             watched = check(bench)
         if not polled.answers:
             raise RefusedError(f"GET {polled.url} was not answered with status 200")
         before, after = (one.evidence.get("median_steps") for one in (alone, watched))
         evidence |= {f"{name}_alone_steps": before, f"{name}_watched_steps": after}
         worst = _compared(name, alone, watched) or worst
-        bench.end_case()
-        bench.rest()
+        bench.end()
+        bench.cleaning.rest()
     return worst._replace(evidence=evidence)
 
 

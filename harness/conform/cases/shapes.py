@@ -4,9 +4,11 @@ import time
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, CannotDecideError, Evidence, Finding, case, reports
-from harness.conform.facts import READY_S
+from harness.conform.case import FREED, case, reports
+from harness.conform.finding import Evidence, Finding
 from harness.conform.waves import Rows, compared, rows_of, start_greedy, wait_each
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.load.chunk import ABORT
 from harness.load.live import LiveStream
 from harness.load.stream import ENDED_EARLY
@@ -59,7 +61,7 @@ def half_close(bench: Bench) -> Finding:
     evidence: Evidence = {"tokens": came, "finish_reason": row.finish_reason}
     if row.finish_reason not in (None, ABORT):
         return Finding(None, "a half-closed client is answered whole", evidence)
-    finding = bench.recovery(leave=lambda leaver: leaver.leave(Way.HALF_CLOSE))
+    finding = bench.recoveries.find(leave=lambda leaver: leaver.leave(Way.HALF_CLOSE))
     said = f"the stream of a half-closed client is cut: {finding.reason}"
     return finding._replace(reason=said, evidence=finding.evidence | evidence)
 
@@ -89,7 +91,7 @@ def stall(bench: Bench) -> Finding:
         leaver.exchange.stall()
         bench.pause(SHORT_STALL_STEPS * bench.step_s)
 
-    return bench.recovery(
+    return bench.recoveries.find(
         bench.long(way=Way.STOP_READING), ready=stop, leave=lambda leaver: leaver.leave(Way.FIN)
     )
 
@@ -157,9 +159,9 @@ def rst_one(bench: Bench) -> Finding:
         beside = compared(
             lambda: _siblings(bench, leaves=False),
             lambda: _siblings(bench, leaves=True),
-            settle=bench.rest,
+            settle=bench.cleaning.rest,
         )
-        return bench.recovery() if beside.failure is None else beside
+        return bench.recoveries.find() if beside.failure is None else beside
 
 
 def _siblings(bench: Bench, *, leaves: bool) -> Rows:
@@ -201,7 +203,7 @@ def vanish(bench: Bench) -> Finding:
     if any(row.wire_close is not WireClose.SILENCE for row in rows_of(streams)):
         raise CannotDecideError("this machine gives no right to drop packets")
     began_s = time.perf_counter()
-    while (held := bench.slots - bench.running_at_once()) and _since(began_s) < longest_s:
+    while (held := bench.slots - bench.occupancy.running_at_once()) and _since(began_s) < longest_s:
         bench.pause(LOOK_S)
     waited_s = _since(began_s)
     evidence: Evidence = {"held": held, "waited_s": round(waited_s, 1), "declared_s": declared_s}

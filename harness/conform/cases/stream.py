@@ -4,8 +4,10 @@ answer in one piece."""
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, CannotDecideError, Finding, case
-from harness.conform.verdict import AT_ONCE
+from harness.conform.case import FREED, case
+from harness.conform.finding import Finding
+from harness.conform.judgement import AT_ONCE
+from harness.experiments.outcome import CannotDecideError
 from harness.load.client import StreamClient
 from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Way
@@ -38,7 +40,7 @@ BEFORE_FIRST: Final = (0.25, 0.75)  # of the idle time to first token
     ),
 )
 def fin_decode(bench: Bench) -> Finding:
-    finding = bench.recovery()
+    finding = bench.recoveries.find()
     resets = finding.evidence["left_by_reset"]
     if float(resets or 0) > bench.tries / 2:
         raise CannotDecideError(f"unread bytes made {resets} of {bench.tries} closes a reset")
@@ -59,7 +61,7 @@ def fin_decode(bench: Bench) -> Finding:
     caught=("https://github.com/Neroued/ninfer/issues/111",),
 )
 def rst_decode(bench: Bench) -> Finding:
-    return bench.recovery(leave=lambda stream: stream.leave(Way.RST))
+    return bench.recoveries.find(leave=lambda stream: stream.leave(Way.RST))
 
 
 @case(
@@ -89,7 +91,7 @@ def before_first(bench: Bench) -> Finding:
 
     steps = AT_ONCE.steps + bench.ttft_s / bench.step_s
     bound = AT_ONCE._replace(steps=round(steps, 2))
-    return bench.recovery(ready=wait, queues_first=False, bound=bound)
+    return bench.recoveries.find(ready=wait, queues_first=False, bound=bound)
 
 
 @case(
@@ -108,7 +110,7 @@ def before_first(bench: Bench) -> Finding:
 def last_token(bench: Bench) -> Finding:
     races = QUICK_RACES if bench.is_quick else RACES
     left = 0
-    control = min(lengths_of(bench.whole_at_once(LAST_TOKENS)))
+    control = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS)))
 
     def race() -> int:
         nonlocal left
@@ -120,9 +122,9 @@ def last_token(bench: Bench) -> Finding:
                 raise CannotDecideError("every answer had ended before its client left")
         return left
 
-    held = bench.held(race)
-    together = bench.running_at_once(extra=1)
-    shortest = min(lengths_of(bench.whole_at_once(LAST_TOKENS)))
+    held = bench.occupancy.held(race)
+    together = bench.occupancy.running_at_once(extra=1)
+    shortest = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS)))
     evidence: dict[str, float | str | None] = {
         "races": races,
         "left_in_time": left,
@@ -192,7 +194,7 @@ def reused_conn(bench: Bench) -> Finding:
         return stream
 
     try:
-        return bench.recovery(begin=begin_again)
+        return bench.recoveries.find(begin=begin_again)
     finally:
         session.close()
 
@@ -216,4 +218,4 @@ def reused_conn(bench: Bench) -> Finding:
 )
 def unary_leave(bench: Bench) -> Finding:
     asked = bench.long(delivery=Delivery.UNARY)
-    return bench.recovery(asked, ready=lambda *_: bench.pause(UNARY_STEPS * bench.step_s))
+    return bench.recoveries.find(asked, ready=lambda *_: bench.pause(UNARY_STEPS * bench.step_s))

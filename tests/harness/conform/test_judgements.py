@@ -2,21 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 import pytest
 
-from harness.conform.bench import latest_gaps
-from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels
 from harness.conform.cases.hops import judge_tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import judge_pace
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
+from harness.conform.finding import Finding
 from harness.conform.routes import Reply
 from harness.conform.waves import compared
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Delivery, MetricSample, Outcome, RequestRow
 from harness.store.conform_result import Failure
 from harness.workload.target import MetricSource
@@ -34,14 +33,6 @@ def ended(name: str) -> MetricSource:
 
 def labels_moved(name: str, labels: Mapping[str, str], of: MetricSource | None) -> Finding:
     return judge_labels(page(name, labels, 3), page(name, labels, 23), of)
-
-
-def test_tokens_that_a_busy_client_read_in_one_piece_are_no_step_of_nothing() -> None:
-    step_ns = 10_000_000
-    in_threes = [step_ns * (n // 3 * 3) for n in range(300)]
-    assert median(latest_gaps(in_threes)) == pytest.approx(0.01, rel=0.3)
-    times = [step_ns * n for n in range(8)]  # a stream that has just begun
-    assert latest_gaps(times) == pytest.approx([0.01] * 4)
 
 
 VLLM = "vllm:request_success_total"

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from harness.conform.case import CannotDecideError, Finding, RefusedError
 from harness.conform.cases.next_request import STOPPED_AFTER, stop_a_turn
+from harness.conform.finding import Finding
 from harness.conform.routes import Routes
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.store.conform_result import Failure
 from tests.harness.load.asking import plan_of
 

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from harness.conform.case import CannotDecideError, Case, Finding, RefusedError
+from harness.conform.case import Case
+from harness.conform.finding import Finding
+from harness.conform.judgement import Bound, Conditions, judge_recovery
 from harness.conform.verdict import (
-    Bound,
-    Conditions,
     Expectation,
-    Try,
     exit_code,
     hold_against,
-    judge_recovery,
     read_expectations,
     settle_case,
     with_aftermath,
 )
 from harness.errors import ConfigError
+from harness.experiments.full_slots import Try
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,

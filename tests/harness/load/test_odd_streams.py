@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.conform.case import CannotDecideError
 from harness.conform.routes import Routes
+from harness.experiments.outcome import CannotDecideError
 from harness.load.chunk import DONE
 from harness.records import Outcome, RequestRow
 from harness.run.settle import Asker, NotServedError

@@ -2,12 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import httpx
 import pytest
 
-from harness.run.preflight import count_slots, find_limit
+from harness.run.preflight import count_slots
 from harness.run.settle import Asker, probe_service
 from harness.workload.target import Target
 
@@ -95,27 +95,3 @@ def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() ->
     assert slow() < 200 * 10**9, "it went on although its time was over"
     busy = asking(lambda _: httpx.Response(429), time.perf_counter_ns)
     assert count_slots(busy, longest_s=5) is None
-
-
-def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequence[Sequence[int]]]:
-    """A server that runs so many at once, a token each turn; each comes `stagger` turns later."""
-
-    def ask(num_streams: int, tokens: int) -> list[Sequence[int]]:
-        free: list[int] = [0] * slots
-        times: list[Sequence[int]] = []
-        for number in range(num_streams):
-            slot = min(range(slots), key=free.__getitem__)
-            begin = max(free[slot], number * stagger)
-            free[slot] = begin + tokens
-            times.append((begin + 1, begin + tokens - 1, begin + tokens))
-        return times
-
-    return ask
-
-
-@pytest.mark.parametrize(
-    ("slots", "stagger", "found"),
-    [(n, 0, n) for n in (1, 2, 3, 5, 8, 31, 32, 200)] + [(6, 9, 6), (1_000, 0, None)],
-)
-def test_slots_are_found_by_trying(slots: int, stagger: int, found: int | None) -> None:
-    assert find_limit(server_with(slots, stagger=stagger)) == found

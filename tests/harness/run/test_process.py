@@ -46,6 +46,24 @@ def test_a_child_that_reads_no_input_is_terminated_and_a_deaf_one_killed(
     assert process.stop(terminate_s=0.05 if script == DEAF else 10) == -ended_by
 
 
+def test_reports_come_as_whole_lines_and_errors_go_to_the_log(tmp_path: Path) -> None:
+    script = (
+        "import sys; write = lambda text: (sys.stdout.write(text), sys.stdout.flush()); "
+        "write('one\\ntw'); print('an error', file=sys.stderr); sys.stdin.readline(); "
+        "write('o\\nunfinished')"
+    )
+    argv = [sys.executable, "-c", script]
+    with Child("helper", argv, tmp_path / "helper.log", reports=True) as process:
+        assert process.read_reports(10) == [b"one"]
+        assert process.read_reports(0) == []
+        process.say(b"go on")
+        assert process.read_reports(10) == [b"two"]
+        while (reports := process.read_reports(10)) is not None:
+            assert reports == []
+        assert process.wait(10) == 0
+    assert process.lines() == ["an error"]
+
+
 def test_a_child_does_not_outlive_an_error(tmp_path: Path) -> None:
     process = child(tmp_path, UNTIL_INPUT_ENDS)
     with pytest.raises(RuntimeError, match="ours"), process:

@@ -114,7 +114,8 @@ def test_the_command_of_a_run_repeats_it(
     again = resolve_run(config_of(line, monkeypatch))
     as_typed = replace(again.config, settings=ordered.config.settings, out=ordered.config.out)
     as_ordered = replace(as_typed, command=ordered.config.command)
-    assert replace(again, config=as_ordered, place=ordered.place) == ordered
+    access = replace(again.access, place=ordered.place)
+    assert replace(again, config=as_ordered, access=access) == ordered
 
 
 @pytest.mark.parametrize(

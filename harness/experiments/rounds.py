@@ -1,4 +1,4 @@
-"""Occupancy, black box: how many slots, or KV tokens, are still held after some users left?
+"""Rounds of full slots, black box: how many slots are still held after all users left?
 
 Slots are full, which a request shows that has to wait. All streams leave at once, and as many
 requests follow at once. Each of them holds its slot, so the number that gets no token by the
@@ -9,9 +9,6 @@ then say how many.
 
 Only a round with something held waits for this. In a clean round the requests begin at once, and
 are the streams that leave in the next.
-
-Where KV blocks run out before slots do, the capacity is counted in tokens: long prompts are sent
-until one has to wait, and then their answers grow until a stream stands still.
 """
 
 import math
@@ -22,11 +19,14 @@ from typing import Final
 
 import gevent
 
+from harness.experiments.capacity import HeldTokens
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import QUEUED_STEPS, Patience
+from harness.experiments.streams import without_token
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
-from harness.workload.load import CAPACITY_ANSWER_TOKENS
 
 _LIFE_IN_SETTLES: Final = 3  # of a stream: old enough to leave, and then young enough for a ghost
 _LEFT_IN_SETTLES: Final = 2  # so much it must have to go when it leaves
@@ -36,15 +36,9 @@ _FEWEST_TOKENS: Final = 12  # of a stream that leaves: it ends earlier than thos
 _SPARE_STEPS: Final = 4
 _MOST_FILLS: Final = 4
 _SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
-_STANDS_STILL_STEPS: Final = 6
-_PATIENCE_STEPS: Final = 6  # beside the time that a prompt as long took to begin
 
 
-class NotCountedError(Exception):
-    """The server refused or failed a request that was to hold a slot."""
-
-
-class Occupancy:
+class Rounds:
     """`slots`: those that come back; a lost one is not counted again. The figures are in the rows:
     those of a round's requests have its number and, as `reference_ns`, its deadline."""
 
@@ -62,10 +56,10 @@ class Occupancy:
         self._rng = rng
         self._prompt_tokens, self._most_tokens = prompt_tokens, most_tokens
         self._settle_s = self._begin_s = 0.0
+        self.tokens = HeldTokens(session, rng)
         self._running: list[LiveStream] = []
         self._asked: list[LiveStream] = []
         self._rounds = count()
-        self._ghosts_end_ns = 0
 
     @property
     def step_s(self) -> float:
@@ -79,11 +73,17 @@ class Occupancy:
             for stream in streams:
                 stream.join()
             if self._waiting(streams, until_ns=0):
-                raise NotCountedError("a request to the idle server got no token")
+                raise CannotDecideError("a request to the idle server got no token")
             self._begin_s = (max(one.first_token_ns or 0 for one in streams) - sent_ns) / 1e9
         target = self._session.plan.target
-        settle_s = max(target.settle_s, (target.settle_steps or 0) * self.step_s)
-        self._settle_s = settle_s + self._begin_s
+        patience = Patience.of(
+            target.settle_s,
+            target.settle_steps,
+            step_s=self.step_s,
+            begin_s=self._begin_s,
+            most_tokens=self._most_tokens,
+        )
+        self._settle_s = patience.filler_s
 
     def round(self) -> None:
         """All streams leave, at random moments of a step, and as many requests follow."""
@@ -130,39 +130,39 @@ class Occupancy:
             stream.leave()
 
     def _waiting(self, streams: list[LiveStream], *, until_ns: int) -> list[LiveStream]:
-        for stream in streams:
-            left_s = (until_ns - time.perf_counter_ns()) / 1e9
-            stream.wait_tokens(1, max(0.0, left_s))
+        waiting = without_token(streams, (until_ns - time.perf_counter_ns()) / 1e9)
         for row in (stream.row for stream in streams):
             if row is not None and row.outcome in (Outcome.FAILED, Outcome.REJECTED):
-                raise NotCountedError(f"a request that was to hold a slot failed: {row.error}")
-        return [stream for stream in streams if not stream.tokens]
+                raise CannotDecideError(f"a request that was to hold a slot failed: {row.error}")
+        return waiting
 
     def _fill(self) -> None:
         """Full slots, of streams that have long enough to go. While a ghost of the capacity phase
         holds one, the others come to their end before the last begins, and are sent anew."""
         fills = 0
         while fills < _MOST_FILLS:
-            fills += time.perf_counter_ns() > self._ghosts_end_ns
+            fills += time.perf_counter_ns() > self.tokens.ghosts_end_ns
             self._drop_short()
             if len(self._running) >= self.slots:
                 return
             new = [self._start() for _ in range(self.slots - len(self._running))]
             settled_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
-            self._give_up(self._waiting(new, until_ns=max(settled_ns, self._ghosts_end_ns)))
+            self._give_up(self._waiting(new, until_ns=max(settled_ns, self.tokens.ghosts_end_ns)))
             self._running += [one for one in new if one.tokens]
-        raise NotCountedError("the steps change so much that no answer has a known length in time")
+        raise CannotDecideError(
+            "the steps change so much that no answer has a known length in time"
+        )
 
     def _find_more(self) -> None:
         """The server may have more slots than were told: a short request behind full slots waits.
         It ends by itself, before the others begin."""
-        patience_s = self._begin_s + _PATIENCE_STEPS * self.step_s
+        patience_s = self._begin_s + QUEUED_STEPS * self.step_s
         while self._start(max_tokens=1).wait_tokens(1, patience_s):
             if any(stream.has_ended for stream in self._running):
                 return
             one = self._start()
             if self._waiting([one], until_ns=time.perf_counter_ns() + int(self._settle_s * 1e9)):
-                raise NotCountedError("a slot was free, and then it was not: other traffic?")
+                raise CannotDecideError("a slot was free, and then it was not: other traffic?")
             self.slots += 1
             self._running.append(one)
 
@@ -172,7 +172,7 @@ class Occupancy:
             stream.wait_tokens(_FEWEST_TOKENS, self._settle_s)
         needed = math.ceil(_LEFT_IN_SETTLES * self._settle_s / self.step_s)
         if needed > self._most_tokens:
-            raise NotCountedError(
+            raise CannotDecideError(
                 f"answers of {self._most_tokens} tokens end within twice the settle time of "
                 f"{self._settle_s:g} s: a ghost could not be told from a natural end"
             )
@@ -204,57 +204,3 @@ class Occupancy:
         self._asked = [one for one in self._asked if not one.has_ended]
         self._asked.append(LiveStream(self._session, spec, edit=edit))
         return self._asked[-1]
-
-    # KV tokens
-
-    def count_tokens(self, prompt_tokens: int, trial: int) -> None:
-        """The rows say how many tokens, of prompts and of answers so far, were held at once, if a
-        prompt had to wait before the slots ran out. `trial` numbers the measurement."""
-        patience_s = self._session.plan.run.timeout_s
-        holders: list[LiveStream] = []
-        try:
-            while len(holders) < self.slots:
-                one = self._hold(prompt_tokens, trial)
-                if not one.wait_tokens(1, patience_s):
-                    one.leave()
-                    if holders:
-                        self._grow(holders, prompt_tokens, int(patience_s * 1e9))
-                        return
-                    raise NotCountedError(
-                        f"a prompt of {prompt_tokens} tokens got no token from the idle server: "
-                        f"{one.row and one.row.error}"
-                    )
-                if not holders:
-                    ttft_s = ((one.first_token_ns or 0) - one.spec.intended_start_ns) / 1e9
-                    patience_s = 2 * ttft_s + _PATIENCE_STEPS * self.step_s
-                holders.append(one)
-        finally:
-            for one in holders:
-                one.leave()
-            for one in holders:
-                one.join(self._session.plan.run.timeout_s)
-            ghost_s = _SLOWER * CAPACITY_ANSWER_TOKENS * self.step_s
-            self._ghosts_end_ns = time.perf_counter_ns() + int(ghost_s * 1e9)
-
-    def _hold(self, prompt_tokens: int, trial: int) -> LiveStream:
-        spec = RequestSpec(
-            user=self._rng.getrandbits(32),  # so that no prefix is shared
-            role=Role.LONG_PROMPT,
-            arm=TrialArm.CAPACITY,
-            trial=trial,
-            max_tokens=CAPACITY_ANSWER_TOKENS,
-            prompt_tokens=prompt_tokens,
-        )
-        return LiveStream(self._session, spec)
-
-    def _grow(self, holders: list[LiveStream], prompt_tokens: int, patience_ns: int) -> None:
-        """Let the answers grow until a stream stands still, as when its blocks are taken; at the
-        latest when one more such prompt would have fitted."""
-        enough = holders[-1].tokens + prompt_tokens // len(holders)
-        still_ns = _STANDS_STILL_STEPS * self.step_s * 1e9
-        while holders[-1].tokens < enough and not any(one.has_ended for one in holders):
-            gevent.sleep(self.step_s)
-            read_ns = [one.last_token_ns or 0 for one in holders]
-            is_still = time.perf_counter_ns() - max(read_ns) > patience_ns
-            if is_still or max(read_ns) - min(read_ns) > still_ns:
-                return

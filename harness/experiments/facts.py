@@ -1,4 +1,4 @@
-"""The idle server, measured before the first case: its slots, its step, its first-token time.
+"""The idle server, measured before the first experiment: its slots, its step, its first-token time.
 
 Slots that were named are checked, and others are counted, by how many requests run at once.
 """
@@ -7,24 +7,27 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from harness.conform.case import CannotDecideError
 from harness.errors import TargetError
+from harness.experiments.limit import find_limit
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.load.live import LiveStream, join_all
 from harness.load.rows import most_at_once
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role
-from harness.run.preflight import find_limit
-from harness.run.settle import NotServedError
 from harness.workload.abandon import RequestSpec
 
 MOST_SLOTS: Final = 64  # more streams at once would be a load of their own
 PROMPT_TOKENS: Final = 24
 TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots so long
-READY_S: Final = 30.0  # for what a server that serves at all does at once
 ANOTHER_LOAD: Final = "another load runs beside this one, or slots are always handed over late"
 _IDLE_PROBES: Final = 7
 _LONGEST_TOGETHER: Final = 512  # tokens
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
+
+
+class _NotServedError(Exception):
+    """Of some requests at once one was not answered."""
 
 
 class Facts(NamedTuple):
@@ -79,7 +82,7 @@ def _count_slots(session: LoadSession) -> tuple[int | None, str]:
     """The number, or why there is none."""
     try:
         found = find_limit(lambda streams, tokens: _token_times(session, streams, tokens))
-    except NotServedError as error:
+    except _NotServedError as error:
         return None, str(error)
     return found or None, "no two streams were seen to overlap"
 
@@ -96,7 +99,7 @@ def _check_slots(session: LoadSession, slots: int) -> None:
             tokens *= 2
             if together == slots:
                 return
-    except NotServedError:  # where no request can queue, one more is refused
+    except _NotServedError:  # where no request can queue, one more is refused
         return
     raise CannotDecideError(
         f"the server is said to have {slots} slots, but of {slots + 1} requests {together} ran at "
@@ -106,12 +109,12 @@ def _check_slots(session: LoadSession, slots: int) -> None:
 
 def _token_times(session: LoadSession, streams: int, tokens: int) -> list[Sequence[int]]:
     if streams > MOST_SLOTS + 1:
-        raise NotServedError(f"{MOST_SLOTS} streams run at once")
+        raise _NotServedError(f"{MOST_SLOTS} streams run at once")
     rows = _at_once(session, streams, tokens, Role.CHECK)
     for row in rows:
         if row is None or row.outcome is not Outcome.COMPLETED:
             why = "no answer" if row is None else row.error or row.outcome
-            raise NotServedError(f"of {streams} streams at once one had {why}")
+            raise _NotServedError(f"of {streams} streams at once one had {why}")
     return [row.token_times_ns for row in rows if row is not None]
 
 

@@ -31,6 +31,9 @@ from typing import Any, Final, Literal, NoReturn
 
 import gevent
 
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import Patience
+from harness.experiments.streams import refill
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
@@ -53,14 +56,9 @@ _TOKENS_TO_QUEUE: Final = 2  # of the metronome: the second is from a step begun
 _TOKENS_OF_SHORT: Final = 10  # of the request that holds the slot while leaver and probe queue
 _PREFILLS_TO_LEARN: Final = 3
 _PREFILL_SHARE: Final = (0.1, 0.9)  # a leaver leaves between these parts of its prefill
-_PATIENCE_S: Final = 2.0  # where no settle time is known
 _MARGIN_TOKENS: Final = 24  # a filler with fewer to come, for each slot, is the next to leave
 _CYCLES_TO_END: Final = 2  # a filler with no more to come is replaced without a sample
 _MOST_VOID: Final = 12  # cycles in a row
-
-
-class TrainStoppedError(Exception):
-    """So many cycles in a row gave no sample that more of them would not either."""
 
 
 class _VoidError(Exception):
@@ -88,7 +86,7 @@ class Leaver:
 
 
 class Train:
-    """`recoveries_s`: each sample's wait; infinite: longer than the train's patience. `_ttft_ns`:
+    """`recoveries_s`: each sample's wait; infinite: longer than a probe is waited for. `_ttft_ns`:
     that of a probe on the idle server, which the train measures first. `_seats`: how many fillers
     fit beside what the cycle needs; a slot that does not come back makes them fewer, one that is
     found free makes them more. Fillers and probes have prompts of one range: their hand-overs are
@@ -107,12 +105,12 @@ class Train:
     ) -> None:
         self.recoveries_s: list[float] = []
         self._ttft_ns = 0
+        self._patience: Patience
         self._session = session
         self._leaver = leaver
         self._rng = rng
         self._prompt_tokens = prompt_tokens
         self._answer_tokens, self._probe_tokens = answer_tokens, probe_tokens
-        self._patience_s = session.plan.target.settle_s or _PATIENCE_S
         self._slots = slots
         self._seats = slots if leaver.is_filler else slots - 1
         self._fillers: list[LiveStream] = []
@@ -137,7 +135,7 @@ class Train:
         return times[high] - times[low] if low >= 0 and high < len(times) else None
 
     def run(self, until: Callable[["Train"], bool]) -> None:
-        """Raises TrainStoppedError; the streams have ended then, too."""
+        """Raises CannotDecideError; the streams have ended then, too."""
         try:
             self._look()
             while not until(self):
@@ -164,7 +162,7 @@ class Train:
             logger.info("cycle %d gives no sample: %s", trial, why)
             self._void_in_a_row += 1
             if self._void_in_a_row >= _MOST_VOID:
-                raise TrainStoppedError(str(why)) from None
+                raise CannotDecideError(str(why)) from None
         else:
             self._void_in_a_row = 0
 
@@ -188,7 +186,7 @@ class Train:
         short = self._short
         if short is None or short.has_ended:
             short = self._start(Role.FILLER, max_tokens=self._short_tokens())
-            if not short.wait_tokens(1, self._patience_s):
+            if not short.wait_tokens(1, self._patience.filler_s):
                 short.leave()
                 raise _VoidError("no slot was free")
         beat = _Beat()
@@ -209,8 +207,8 @@ class Train:
             self._leave_in_time(short, leaver, beat)
         except _VoidError:
             leaver.leave()
-            probe.join(self._patience_s)
-            self._short.wait_tokens(1, self._patience_s)
+            probe.join(self._patience.filler_s)
+            self._short.wait_tokens(1, self._patience.filler_s)
             raise
         self._observe(beat, probe, self._short)
 
@@ -231,7 +229,7 @@ class Train:
 
     def _wait_for_its_turn(self, short: LiveStream, leaver: LiveStream) -> None:
         """The leaver has the slot, and has come to the point where it leaves."""
-        ended = short.join(self._patience_s)
+        ended = short.join(self._patience.filler_s)
         if ended is None or ended.last_token_ns is None:
             raise _VoidError("the short request did not end")
         began_ns = ended.last_token_ns
@@ -252,7 +250,7 @@ class Train:
         has_begun = self._has_begun(beat, probe, follower)
         since_ns = beat.since_ns
         if since_ns is None:
-            follower.wait_tokens(1, self._patience_s)
+            follower.wait_tokens(1, self._patience.filler_s)
             raise _VoidError("the leaver had ended by itself")
         if probe.has_ended and probe.first_token_ns is None:
             follower.leave()
@@ -263,17 +261,17 @@ class Train:
                 stream.leave()
             self._give_up_slot()
             return False
-        probe.join(self._patience_s)
+        probe.join(self._patience.filler_s)
         beat.probe_ended_ns = probe.last_token_ns
         self.recoveries_s.append(((probe.first_token_ns or 0) - since_ns) / 1e9)
-        is_kept = follower.wait_tokens(1, self._patience_s)
+        is_kept = follower.wait_tokens(1, self._patience.filler_s)
         if not is_kept:
             follower.leave()
             self._give_up_slot()
         return is_kept
 
     def _has_begun(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
-        until_ns = time.perf_counter_ns() + int(self._patience_s * 1e9)
+        until_ns = time.perf_counter_ns() + self._ttft_ns + int(self._patience.probe_s * 1e9)
         while not probe.wait_tokens(1, 2 * self.step_ns / 1e9) and not probe.has_ended:
             if follower.tokens:  # it holds the slot for as long as it likes
                 beat.is_void = True
@@ -295,8 +293,8 @@ class Train:
 
     def _take_in(self, probe: LiveStream, next_filler: LiveStream) -> NoReturn:
         """The slots were not full. The next filler fills one that was free."""
-        probe.join(self._patience_s)
-        if next_filler.wait_tokens(1, self._patience_s):
+        probe.join(self._patience.filler_s)
+        if next_filler.wait_tokens(1, self._patience.filler_s):
             self._fillers.append(next_filler)
             self._seats = max(self._seats, sum(not one.has_ended for one in self._fillers))
         raise _VoidError("a slot was free before the stream left")
@@ -310,24 +308,28 @@ class Train:
             row = self._start(Role.PROBE, arm=TrialArm.UNLOADED).join()
             if row is None or row.first_token_ns is None:
                 why = None if row is None else row.error
-                raise TrainStoppedError(f"a probe on the idle server got no token: {why}")
+                raise CannotDecideError(f"a probe on the idle server got no token: {why}")
             ttfts_ns.append(row.first_token_ns - row.sent_ns)
         self._ttft_ns = int(statistics.median(ttfts_ns))
+        target = self._session.plan.target
+        self._patience = Patience.of(
+            target.settle_s,
+            target.settle_steps,
+            step_s=self.step_ns / 1e9,
+            begin_s=self._slots * self._ttft_ns / 1e9,
+            most_tokens=self._answer_tokens,
+        )
 
     def _fill(self) -> None:
         self._live = [one for one in self._live if not one.has_ended]
-        running = [one for one in self._fillers if not one.has_ended]
-        self._fillers = [one for one in running if not self._is_near_end(one, _CYCLES_TO_END)]
-        for one in running:
-            if one not in self._fillers:  # its own end would give the probe a slot
-                one.leave(Way.FIN)
-        new = [self._start_filler() for _ in range(self._seats - len(self._fillers))]
-        for filler in new:
-            if filler.wait_tokens(1, self._patience_s):
-                self._fillers.append(filler)
-            else:
-                filler.leave()
-                self._seats -= 1
+        self._fillers, waiting = refill(
+            self._fillers,
+            self._seats,
+            start=self._start_filler,
+            lasts=lambda filler: not self._is_near_end(filler, _CYCLES_TO_END),
+            longest_s=self._patience.filler_s,
+        )
+        self._seats -= len(waiting)
         if not self._fillers and self._seats < 1 and self._leaver.is_filler:
             self._seats = self._slots
             raise _VoidError("no slot was free")
@@ -412,7 +414,7 @@ class Train:
 
     def _pace(self, tokens: int) -> None:
         pacer = self._pacer
-        if pacer is None or not pacer.wait_tokens(pacer.tokens + tokens, self._patience_s):
+        if pacer is None or not pacer.wait_tokens(pacer.tokens + tokens, self._patience.filler_s):
             raise _VoidError("the slots' streams stood still, or ended")
 
     def _wait_until_queued(self, stream: LiveStream) -> None:

@@ -1,0 +1,115 @@
+"""Between the cases: nothing of one stays for the next, and what a case did to the server is seen.
+
+A greedy answer, the canary, is compared with that of the beginning.
+"""
+
+import time
+from typing import Final
+
+import httpx
+
+from harness.experiments.facts import ANOTHER_LOAD, MOST_SLOTS, PROMPT_TOKENS
+from harness.experiments.occupancy import Occupancy
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
+from harness.experiments.streams import Streams
+from harness.load.session import canary_prompt
+from harness.records import Outcome, RequestRow, Role
+from harness.store.conform_result import Aftermath
+
+_CANARY_TOKENS: Final = 16
+_SLOW: Final = 10  # times the idle time to first token
+_LEAST_SLOW_S: Final = 2.0
+_BUSY: Final = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
+_LONGEST_REST_S: Final = 90.0
+_AGAIN_S: Final = 0.1
+
+
+class Cleaning:
+    """`running`: how many of as many requests as slots ran at once when last all was at rest; None:
+    that is not known."""
+
+    def __init__(self, streams: Streams, occupancy: Occupancy) -> None:
+        self._streams = streams
+        self._occupancy = occupancy
+        self.running: int | None = None
+        self._canary: str | None = None
+
+    def learn_canary(self) -> None:
+        """A greedy answer to compare with later; none if the server does not repeat itself."""
+        first, second = (self._ask_canary(READY_S) for _ in range(2))
+        is_stable = first is not None and second is not None and first.answer == second.answer
+        self._canary = first.answer if is_stable and first is not None else None
+
+    def _ask_canary(self, longest_s: float) -> RequestRow | None:
+        server = self._streams
+        text = canary_prompt(0, tokens=PROMPT_TOKENS, scale=server.session.plan.prompt_scale)
+        return server.start(server.short(_CANARY_TOKENS, role=Role.CANARY), text).join(longest_s)
+
+    def aftermath(self) -> tuple[Aftermath, str]:
+        server = self._streams
+        answered_s = _SLOW * (server.ttft_s + _CANARY_TOKENS * server.step_s)
+        longest_s = max(2 * server.settle_s, answered_s, _LEAST_SLOW_S)
+        row = self._ask_canary(longest_s)
+        until_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
+        while row is not None and row.outcome is not Outcome.COMPLETED:
+            if time.perf_counter_ns() > until_ns:
+                return _why_unanswered(row)
+            server.pause(_AGAIN_S)
+            row = self._ask_canary(longest_s)
+        if row is None:
+            return Aftermath.WEDGED, f"no answer to a short request within {longest_s:.0f} s"
+        if self._canary is not None and row.answer != self._canary:
+            return Aftermath.WRONG_TEXT, "a greedy answer has changed"
+        ttft_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
+        if ttft_s > max(_SLOW * server.ttft_s + server.step_s, _LEAST_SLOW_S):
+            return Aftermath.SLOW, f"first token after {ttft_s:.2f} s"
+        return Aftermath.CLEAN, ""
+
+    def rest(self) -> None:
+        """Wait until the slots are free for the next case, at most until every stream that was left
+        must have ended by itself."""
+        server = self._streams
+        slots = server.facts.slots
+        now_ns = time.perf_counter_ns()
+        until_ns = now_ns + int(1e9 * min(_LONGEST_REST_S, self._ghosts_s()))
+        self.running = None
+        while slots is not None and slots <= MOST_SLOTS and time.perf_counter_ns() < until_ns:
+            try:
+                self.running = self._occupancy.running_at_once()
+                if self.running >= slots:
+                    break
+            except CannotDecideError:
+                server.pause(server.settle_s / 4)
+        server.forget()
+
+    def check_free(self, *, wholly: bool) -> None:
+        """A case must not be blamed for slots that were taken before it. `wholly`: each counts;
+        else at least one has to be free."""
+        slots = self._streams.slots if self.running is not None else 0
+        if self.running is not None and self.running < slots:
+            self.rest()
+        if self.running is not None and self.running < (slots if wholly else 1):
+            raise CannotDecideError(
+                f"only {self.running} of {slots} slots were free before this case: "
+                f"{ANOTHER_LOAD}, or a case before lost the others"
+            )
+
+    def _ghosts_s(self) -> float:
+        """How long the streams that were left would run on, if the server has not noticed."""
+        server = self._streams
+        left = 0
+        for stream in server.opened:
+            row = stream.row
+            if row is not None and row.outcome is Outcome.ABANDONED:
+                left += stream.spec.n * stream.spec.max_tokens - row.tokens_read
+        longest = min(left, server.patience.answer_tokens)
+        return 1.5 * (server.ttft_s + (longest + left / (server.facts.slots or 1)) * server.step_s)
+
+
+def _why_unanswered(row: RequestRow) -> tuple[Aftermath, str]:
+    if row.status_code in _BUSY:
+        return Aftermath.SLOW, f"a short request is refused: {row.error}"
+    if row.outcome is Outcome.TIMED_OUT:
+        return Aftermath.WEDGED, f"a short request is not answered: {row.error}"
+    return Aftermath.DEAD, f"the server no longer serves: {row.error or row.outcome}"

@@ -1,0 +1,64 @@
+"""How long experiments wait: one rule, for runs and for the conformance suite."""
+
+from typing import Final, NamedTuple, Self
+
+READY_S: Final = 30.0  # for what a server that serves at all does at once
+QUEUED_STEPS: Final = 6  # beyond its time on the idle server, after which a request surely waits
+_UNKNOWN_SETTLE_S: Final = 2.0
+_LIFE_IN_SETTLES: Final = 2.2  # of a stream that holds a slot
+_READ_TOKENS: Final = 96  # that it may have got before it leaves
+_FEWEST_TOKENS: Final = 64
+_PROMPT_STEPS: Final = 16
+
+
+class Patience(NamedTuple):
+    """All times follow from the settle time, the step, and the context of the server.
+
+    A server has the settle time to give a slot back when its client has left: `settle_s`, the
+    target's time, or its number of steps where these take longer; 2 s where neither is known.
+
+    - A stream that holds a slot asks for `answer_tokens`: more than twice the settle time, as far
+      as the context allows. So a request that runs on for nobody still holds its slot when the
+      settle time is over.
+    - A probe behind full slots is waited for `probe_s` beyond its time on the idle server: the
+      settle time, but at most half of such an answer. After that, the end of a forgotten answer
+      would look like a slot that was given back.
+    - A stream that is to fill a slot is waited for `filler_s`: the settle time, for the slot, and
+      what as many requests as slots take to begin on the idle server. The requests that count
+      what is still held have the same time.
+    """
+
+    settle_s: float
+    answer_tokens: int
+    probe_s: float
+    filler_s: float
+
+    @classmethod
+    def of(
+        cls,
+        settle_s: float,
+        settle_steps: int | None,
+        *,
+        step_s: float,
+        begin_s: float,
+        most_tokens: int,
+    ) -> Self:
+        """`begin_s`: until as many requests as slots have begun on the idle server. `most_tokens`:
+        of an answer."""
+        settle_s = settle_time(settle_s, settle_steps, step_s) or _UNKNOWN_SETTLE_S
+        wanted = int(_LIFE_IN_SETTLES * settle_s / step_s) + _READ_TOKENS
+        answer_tokens = max(_FEWEST_TOKENS, min(wanted, most_tokens))
+        probe_s = min(settle_s, answer_tokens * step_s / 2)
+        return cls(settle_s, answer_tokens, probe_s, settle_s + begin_s)
+
+
+def settle_time(seconds: float, steps: int | None, step_s: float | None) -> float:
+    if steps is None or step_s is None:
+        return seconds
+    return max(seconds, steps * step_s)
+
+
+def prompts_s(idle_s: float, step_s: float) -> float:
+    """How long prompts are waited for that may not fit into memory: twice as long as they take
+    where nothing is in their way, and some steps of the streams beside them."""
+    return 2 * idle_s + _PROMPT_STEPS * step_s

@@ -1,0 +1,181 @@
+"""Streams on a server whose slots, step and first-token time are known."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, Final
+
+import gevent
+
+from harness.experiments.facts import MOST_SLOTS, PROMPT_TOKENS, Facts
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import READY_S, Patience
+from harness.load.lag import LagWatch
+from harness.load.live import LiveStream, join_all
+from harness.load.session import LoadSession
+from harness.records import Outcome, RequestRow, Role
+from harness.workload.abandon import RequestSpec
+
+_PROBE_TOKENS: Final = 2
+_NO_LIMIT: Final = 1 << 20  # tokens of an unknown context
+_NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
+_LAST_WORDS_S: Final = 1.0  # of streams that were left
+
+
+class Streams:
+    """`facts` may change: slots may be lost. `settle_s`: the target's. Reading `slots` raises
+    CannotDecideError where they are not known. `opened`: since the last `forget`. `fillers`: those
+    that keep the slots full, from try to try."""
+
+    def __init__(
+        self, session: LoadSession, facts: Facts, settle_s: float, *, lag: LagWatch
+    ) -> None:
+        self.session = session
+        self.facts = facts
+        self.lag = lag
+        self.step_s, self.ttft_s = facts.step_s, facts.ttft_s
+        self.opened: list[LiveStream] = []
+        self.fillers: list[LiveStream] = []
+        self.patience = Patience.of(
+            settle_s,
+            session.plan.target.settle_steps,
+            step_s=facts.step_s,
+            begin_s=facts.ttft_s * min(facts.slots or 1, MOST_SLOTS),
+            most_tokens=self.room(4 * PROMPT_TOKENS),
+        )
+        self.settle_s = self.patience.settle_s
+
+    @property
+    def slots(self) -> int:
+        slots = self.facts.slots
+        if slots is None or slots > MOST_SLOTS:
+            raise CannotDecideError(
+                f"this case needs a server whose slots can be filled, but {self.facts.why}: start "
+                "it with 4 to 8 slots (such as --max-num-seqs 8, --parallel 8)"
+            )
+        return slots
+
+    @property
+    def lag_s(self) -> float:
+        """How late this client is, at the median of the latest seconds."""
+        latest = self.lag.latest_ns
+        return median(latest) / 1e9 if latest else 0.0
+
+    def room(self, prompt_tokens: int) -> int:
+        """The tokens of an answer that the server's context allows."""
+        return (self.facts.context or _NO_LIMIT) - prompt_tokens
+
+    def long(self, **changes: Any) -> RequestSpec:
+        """A request whose answer runs on; `changes` are fields of RequestSpec."""
+        tokens = self.patience.answer_tokens
+        return replace(
+            RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS), **changes
+        )
+
+    def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:
+        return self.long(**{"max_tokens": tokens, **changes})
+
+    def probe(self) -> RequestSpec:
+        return self.short(_PROBE_TOKENS, role=Role.PROBE)
+
+    def start(
+        self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
+    ) -> LiveStream:
+        """Its answer ends with the server's context at the latest. `session`: with other settings
+        than those of the other streams."""
+        tokens = max(1, min(spec.max_tokens, self.room(spec.prompt_tokens + PROMPT_TOKENS)))
+        spec = replace(spec, max_tokens=tokens, user=spec.user or len(self.opened))
+        stream = LiveStream(session or self.session, spec, text)
+        self.opened.append(stream)
+        return stream
+
+    def pause(self, seconds: float) -> None:
+        gevent.sleep(seconds)
+
+    def ask(
+        self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
+    ) -> RequestRow:
+        """Read to its end. Raises CannotDecideError if that takes too long."""
+        stream = self.start(spec, text, session=session)
+        limit_s = READY_S + 4 * (self.ttft_s + spec.max_tokens * self.step_s)
+        row = stream.join(limit_s)
+        if row is None:
+            raise CannotDecideError(f"a request was not answered in {limit_s:.0f} s")
+        return row
+
+    def whole(
+        self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
+    ) -> RequestRow:
+        """Like `ask`; raises CannotDecideError unless it is answered whole."""
+        return whole(self.ask(spec, text, session=session), "a request of the set-up")
+
+    def offered(self, spec: RequestSpec, what: str, text: str | None = None) -> RequestRow:
+        """Its whole answer. Raises RefusedError if the server says that it does not offer this."""
+        row = self.ask(spec, text)
+        if row.status_code in _NOT_OFFERED:
+            raise RefusedError(f"{what}: {row.error}")
+        return whole(row, what)
+
+    def serves(self) -> bool:
+        """A short request is answered, however long it waits for a slot."""
+        row = self.start(self.short()).join(READY_S)
+        return row is not None and row.outcome is Outcome.COMPLETED
+
+    def rows(self) -> list[RequestRow]:
+        """Of the streams that have ended."""
+        return [stream.row for stream in self.opened if stream.row is not None]
+
+    def end(self) -> None:
+        """Nothing stays in flight."""
+        for stream in self.opened:
+            if not stream.has_ended:
+                stream.leave()
+        join_all(self.opened, _LAST_WORDS_S)
+        self.fillers.clear()
+
+    def forget(self) -> None:
+        self.end()
+        self.opened.clear()
+
+
+def whole(row: RequestRow, what: str) -> RequestRow:
+    """Raises CannotDecideError unless it was answered whole."""
+    if row.outcome is not Outcome.COMPLETED:
+        raise CannotDecideError(f"{what} was not answered: {row.error or row.outcome}")
+    return row
+
+
+def end_of(stream: LiveStream) -> str:
+    row = stream.row
+    return "no end yet" if row is None else row.error or row.finish_reason or row.outcome
+
+
+def without_token(streams: Sequence[LiveStream], longest_s: float) -> list[LiveStream]:
+    """Those that have no token in this time."""
+    until_s = time.monotonic() + longest_s
+    for stream in streams:
+        stream.wait_tokens(1, max(0.0, until_s - time.monotonic()))
+    return [stream for stream in streams if not stream.tokens]
+
+
+def refill(
+    fillers: Sequence[LiveStream],
+    wanted: int,
+    *,
+    start: Callable[[], LiveStream],
+    lasts: Callable[[LiveStream], bool],
+    longest_s: float,
+) -> tuple[list[LiveStream], list[LiveStream]]:
+    """Keep the slots full with `wanted` streams: those of `fillers` that still last, and new ones.
+    Returns those that run, and those that got no slot within `longest_s`. All others leave: their
+    own end would give a probe a slot."""
+    kept = [filler for filler in fillers if not filler.has_ended and lasts(filler)]
+    for filler in fillers:
+        if filler not in kept:
+            filler.leave()
+    new = [start() for _ in range(wanted - len(kept))]
+    waiting = without_token(new, longest_s)
+    for filler in waiting:
+        filler.leave()
+    return [*kept, *(one for one in new if one not in waiting)], waiting
