@@ -297,8 +297,10 @@ def _read(
         status = response.status_code
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             remedy = "name the variable with its key: --api-key-env"
-        came = f"GET {page}: status {status}{words_of_error(response.content)}"
-        raise ConfigError(f"{problem} ({came}); {remedy}") from error
+        words = words_of_error(response.content)
+        came = f"{problem} (GET {page}: status {status}{words})"
+        is_told = response.is_success and words  # what is wrong is not the model's name
+        raise ConfigError(came if is_told else f"{came}; {remedy}") from error
 
 
 def words_of_error(body: bytes) -> str:
