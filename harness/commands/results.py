@@ -223,6 +223,13 @@ def collect(
 
     Example: walkaway collect rows-a rows-b --out results/together
     """
+    for one in shards:
+        if not one.is_dir():
+            raise ConfigError(f"{one}: there is no such folder")
+        if (one / "manifest.json").is_file():
+            raise ConfigError(
+                f"{one}: is a run's folder, not one of shards: walkaway report {one} judges it"
+            )
     from harness.http_client import typed_command
     from harness.run.collection import collect as collect_shards
     from harness.run.pipeline import draw_report

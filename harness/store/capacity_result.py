@@ -86,5 +86,5 @@ def read_capacity(folder: Path) -> CapacityResult:
         raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"{path} is no result of `walkaway simulate capacity`: {error}"
+            f"{path} is no result of `walkaway simulate capacity`: {in_words(error)}"
         ) from error

@@ -96,10 +96,14 @@ class RunFolder:
     def claim(cls, path: Path) -> Self:
         """Make the folder. Raises ConfigError if it already holds anything: runs do not mix; and
         StorageError."""
+        if path.name.startswith("-"):
+            raise ConfigError(f"{path}: is no name for a folder: programs take it for a flag")
         try:
             check_text(str(path.resolve()))  # it stands in files that are text
             path.mkdir(parents=True, exist_ok=True)
             occupied = any(path.iterdir())
+        except FileExistsError as error:
+            raise ConfigError(f"{path}: is a file; name a new folder with --out") from error
         except OSError as error:
             raise cannot_write(path, error, what="made") from error
         if occupied:
@@ -257,8 +261,19 @@ def _replace(path: Path, content: bytes) -> None:
 
 def open_run(path: Path) -> RunFolder:
     if not (path / "manifest.json").is_file():
-        raise ConfigError(f"{path}: is not a run's folder (it has no manifest.json)")
+        raise ConfigError(f"{path}: {_why_no_run(path)}")
     return RunFolder(path)
+
+
+def _why_no_run(path: Path) -> str:
+    if not path.exists():
+        return "there is no such folder"
+    if not path.is_dir():
+        return "is a file; name the run's folder"
+    below = (one.parent for one in sorted(path.glob("*/manifest.json")))
+    if (one := next(below, None)) is not None:
+        return f"is not a run's folder itself; name one of those in it, such as {one}"
+    return "is not a run's folder (it has no manifest.json)"
 
 
 def read_results(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:

@@ -83,12 +83,16 @@ def validate(
         lines = []
         for detail in error.errors():
             key, table = _place(model, detail["loc"])
-            where = f"--set {key}" if key in set_paths else source
-            if detail["type"] == "extra_forbidden":  # the section may be the mistake
-                below = (one for one in set_paths if one.startswith(f"{key}."))
-                where = next((f"--set {one}" for one in sorted(below)), where)
+            is_unknown = detail["type"] == "extra_forbidden"  # then a section may be the mistake
+            of = [one for one in sorted(set_paths) if _is_of(key, one, is_section=is_unknown)]
+            where = f"--set {of[0]}" if of else source
             lines.append(f"{where}: {_explain(detail, key, table)}")
         raise ConfigError("\n".join(lines)) from error
+
+
+def _is_of(key: str, setting: str, *, is_section: bool) -> bool:
+    """Is the key what `--set` names, or a part of its value? `is_section`: or the section of it."""
+    return f"{key}.".startswith(f"{setting}.") or (is_section and setting.startswith(f"{key}."))
 
 
 def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> str:
@@ -96,7 +100,10 @@ def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> s
     match detail["type"]:
         case "extra_forbidden":
             allowed = sorted(table.model_fields) if table is not None else []
-            hint = did_you_mean(str(detail["loc"][-1]), allowed)
+            name = str(detail["loc"][-1])
+            inside = [f"`{one}`" for one in _in_sections(table, name)] if name == key else []
+            hint = f"; did you mean {' or '.join(inside)}?" if inside else ""
+            hint = hint or did_you_mean(name, allowed)
             return f"unknown key `{key}`{hint or ';'} allowed: {', '.join(allowed)}"
         case "missing":
             return f"key `{key}` is missing"
@@ -114,6 +121,13 @@ def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> s
             return f"`{key}` {RULES[kind].format_map(context)}, not {found!r}"
         case _:
             return f"`{key}`: {found!r} is refused: {detail['msg']}"
+
+
+def _in_sections(table: type[BaseModel] | None, name: str) -> Iterator[str]:
+    """The keys of this name in the sections of the table."""
+    for section, field in ({} if table is None else table.model_fields).items():
+        if any(name in model.model_fields for model in _models_in(field.annotation)):
+            yield f"{section}.{name}"
 
 
 def _place(

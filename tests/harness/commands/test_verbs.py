@@ -121,3 +121,16 @@ def test_a_folder_without_a_conformance_result_is_one_message(tmp_path: Path) ->
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "conform.json").touch()
     assert f"the folders in it do: name {tmp_path}/*/conform.json" in said()
+
+
+def test_a_folder_of_shards_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").touch()
+    for place, why in (
+        (tmp_path / "none", "there is no such folder"),
+        (tmp_path / "run", "report"),
+    ):
+        result = CliRunner().invoke(app, ["collect", str(place), "--out", str(tmp_path / "out")])
+        assert isinstance(result.exception, ConfigError)
+        assert why in str(result.exception)
+    assert not (tmp_path / "out").exists()

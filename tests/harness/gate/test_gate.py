@@ -73,9 +73,15 @@ def test_the_exit_code_is_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_what_is_wrong_usage(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for folder in ("empty", "none"):
-        assert "is not a run's folder" in refusal(tmp_path / folder)
-    run, none = gated.save(tmp_path / "run"), Path("none.txt")
+    run, none = gated.save(tmp_path / "runs" / "a"), Path("none.txt")
+    for place, why in (
+        (tmp_path / "none", "there is no such folder"),
+        (tmp_path / "empty", "is not a run's folder (it has no manifest.json)"),
+        (run / "manifest.json", "is a file; name the run's folder"),
+        (tmp_path / "runs", f"name one of those in it, such as {run}"),
+    ):
+        assert refusal(place).startswith(f"{place}: ")
+        assert why in refusal(place)
     none.write_text("# nothing\n")
     assert "has no limit" in refusal(run, limits=none)
     assert "cannot be read" in refusal(run, limits=Path("missing.txt"))

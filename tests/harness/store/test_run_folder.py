@@ -112,3 +112,16 @@ def test_the_manifest_is_replaced_whole(folder: RunFolder) -> None:
     assert written["clock"] == {"name": "CLOCK_MONOTONIC", "comparable": True, "round_trip_ns": 5}
     assert written["idle"] == {"before": {}, "after": {}, "later": {}, "loops": []}
     assert not list(folder.path.glob("*.part"))
+
+
+def test_a_run_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, why in (
+        (tmp_path / "file", "is a file; name a new folder"),
+        (tmp_path / "file" / "below", "cannot be made: Not a directory"),
+        (tmp_path, "is not empty"),
+        (tmp_path / "-", "is no name for a folder"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            RunFolder.claim(place)
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
