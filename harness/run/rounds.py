@@ -155,14 +155,12 @@ def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
 
 
 def complete_summary(folder: RunFolder) -> None:
-    """Judge a run that was cut short, with arms or without, by whatever rows it has left.
+    """Judge a run that was cut short by whatever rows it has left; of a workload with arms, by its
+    runs that were saved.
 
     Raises ConfigError if no request was made.
     """
     if folder.has_arms:
-        for path in folder.runs():
-            with suppress(ConfigError):  # a remark says which run is left out
-                complete_rows(RunFolder(path))
         is_judged = write_pooled_summary(folder) is not None
     else:
         complete_rows(folder)
