@@ -54,6 +54,7 @@ from harness.store.output import check_output, is_stdout, write_output
 from harness.store.run_folder import RunFolder, UnusableRunError
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
+LEAST_LIMIT, WIDTH_OF_OTHERS = 10, 47  # on a narrower terminal than 80 columns
 _STYLES: Final = {
     Verdict.PASS: "green",
     Verdict.FAIL: "bold red",
@@ -114,7 +115,8 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("verdict", no_wrap=True)
     longest = max(len("limit"), *(len(one.name) for one in judgement.checks))
-    table.add_column("limit", overflow="fold", width=min(longest, WIDEST_LIMIT))
+    room = max(LEAST_LIMIT, console.width - WIDTH_OF_OTHERS)
+    table.add_column("limit", overflow="fold", width=min(longest, WIDEST_LIMIT, room))
     table.add_column("measured, or why not", overflow="fold")
     for one in gravest_first(judgement.checks):
         lines = [one.measured or one.reason]

@@ -130,7 +130,8 @@ def grid(
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=padding, pad_edge=False)
     for column in columns:
         justify: Literal["left", "right"] = "left" if column in words else "right"
-        table.add_column(column, justify=justify, no_wrap=not wraps, overflow="fold")
+        is_whole = not wraps and column not in words  # on a narrow terminal the names give way
+        table.add_column(column, justify=justify, no_wrap=is_whole, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

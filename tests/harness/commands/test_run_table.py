@@ -42,7 +42,7 @@ def shown(summary: Summary | ArmsSummary, *widths: int, shows_all: bool = True) 
 def test_a_recorded_run_ends_as_before(name: str, snapshot: Snapshot, tmp_path: Path) -> None:
     """Whole on a narrow and on a wide terminal, without and with `--all`."""
     summary = judged_today(name, tmp_path).read_summary()
-    lines = shown(summary, 54, 80, shows_all=False) + shown(summary, 80)
+    lines = shown(summary, 40, 54, 80, shows_all=False) + shown(summary, 80)
     snapshot(f"terminal/{name}", "\n".join(lines) + "\n")
 
 

@@ -66,6 +66,14 @@ def test_markdown_fits_a_step_summary() -> None:
     assert text.splitlines()[-1].endswith("more | | |")
 
 
+def test_on_a_narrow_terminal_the_names_of_limits_give_way() -> None:
+    lines = shown(judgement(CHECKS), width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+    (head,) = (line for line in lines if line.startswith("verdict"))
+    assert 40 - head.index("why") >= 12
+    assert any("cannot decide" in line for line in lines)
+
+
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize(
     "name",
