@@ -7,6 +7,7 @@ The commands are imported inside `main`, so a Ctrl-C while Python loads librarie
 """
 
 import errno
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -33,6 +34,7 @@ def main() -> None:
 
 
 def _code_of_command() -> int:
+    _open_what_is_closed()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         for argument in sys.argv:
@@ -50,6 +52,19 @@ def _code_of_command() -> int:
         _complain(f"a bug in walkaway, sorry: {type(error).__name__}: {error}{notes}")
         return BUG
     return code
+
+
+def _open_what_is_closed() -> None:
+    """The number of a standard stream that was closed (`>&-`) would be that of the next file opened
+    here, and what is printed would go into that."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.dup2(descriptor, number)
+            if descriptor != number:
+                os.close(descriptor)
+            os.set_inheritable(number, True)  # noqa: FBT003  processes that are started have it too
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _do() -> int:

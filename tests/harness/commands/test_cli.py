@@ -24,6 +24,9 @@ SMALL = (
 )
 
 
+TEMPLATE = Path("harness/workload_template.toml")
+
+
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """`walkaway` in a folder of its own."""
     return subprocess.Popen(
@@ -194,6 +197,20 @@ def test_an_interruption_while_libraries_are_loaded_is_a_message() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["init mine.toml --force", "init -", "run dmeo"])
+def test_a_closed_stream_is_as_a_null_device(tmp_path: Path, closed: str, command: str) -> None:
+    """What is printed goes into no file that the command opens."""
+    shell = ["sh", "-c", f'exec "$0" -m harness {command} {closed}', sys.executable]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == (2 if command == "run dmeo" else 0)
+    assert b"Traceback" not in done.stderr
+    if ">" not in closed.replace("2>", ""):
+        assert (done.stdout != b"") == (command != "run dmeo")
+    mine = tmp_path / "mine.toml"
+    assert not mine.exists() or mine.read_text() == TEMPLATE.read_text()
 
 
 @pytest.mark.slow
