@@ -56,9 +56,8 @@ def read_frame(
             fields = [field for field in file.schema_arrow if field.name not in without]
             columns = {field.name: _read_column(file, field) for field in fields}
     except (OSError, pa.ArrowInvalid) as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {in_words(error)}; is {path.parent} a finished run's folder?"
-        ) from error
+        asked = f"; is {path.parent} a finished run's folder?" if not path.exists() else ""
+        raise ConfigError(f"{path}: cannot be read: {in_words(error)}{asked}") from error
     frame = pd.DataFrame(columns)
     for one in msgspec.structs.fields(record):
         if one.name not in frame and isinstance(one.default, (str, int)):

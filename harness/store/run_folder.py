@@ -247,9 +247,8 @@ class RunFolder:
         try:
             content: dict[str, Any] = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{path}: cannot be read: {in_words(error)}; is {self.path} a run's folder?"
-            ) from error
+            asked = f"; is {self.path} a run's folder?" if not path.exists() else ""
+            raise ConfigError(f"{path}: cannot be read: {in_words(error)}{asked}") from error
         return content
 
 
@@ -260,8 +259,11 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def open_run(path: Path) -> RunFolder:
-    if not (path / "manifest.json").is_file():
-        raise ConfigError(f"{path}: {_why_no_run(path)}")
+    try:
+        if not (path / "manifest.json").is_file():
+            raise ConfigError(f"{path}: {_why_no_run(path)}")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     return RunFolder(path)
 
 

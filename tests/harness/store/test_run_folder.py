@@ -1,7 +1,8 @@
 """Rows come back from parquet as they were, missing values stay missing, folders do not mix."""
 
+import errno
 import json
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from harness.errors import ConfigError
 from harness.records import ClientSample, CpuSample, GpuSample, MetricSample, Outcome, RequestRow
 from harness.store.manifest import ClockCheck
 from harness.store.parquet import schema_of
-from harness.store.run_folder import RECORDS, RunFolder, RunRows
+from harness.store.run_folder import RECORDS, RunFolder, RunRows, open_run
 from tests.made_up.rows import lifecycle_event, made_up_manifest, request_row, step_row
 
 LARGE_NS = 2**53 + 1  # a float would lose its last digit
@@ -125,3 +126,15 @@ def test_a_run_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=why):
             RunFolder.claim(place)
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+class Locked(PosixPath):
+    """In a folder that this user may not look into."""
+
+    def is_file(self) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_folder_that_may_not_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: cannot be read: Permission denied$"):
+        open_run(Locked(tmp_path))
