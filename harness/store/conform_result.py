@@ -130,7 +130,9 @@ def read_conform(file: Path) -> ConformResult:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {in_words(error)}") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{file} is no result of `walkaway conform`: {in_words(error)}") from error
+        raise ConfigError(
+            f"{file} is no result of `walkaway conform`: {in_words(error)}"
+        ) from error
 
 
 def conformance_beside(run: Path, engine: str | None) -> str | None:
