@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from harness.commands.app import LOAD, RESULT, SERVER, target_names, workload_names
+from harness.errors import ConfigError
 
 # The server.
 WorkloadName = Annotated[
@@ -251,5 +252,10 @@ def run(  # noqa: PLR0913  one argument a flag
     if web:
         from harness.commands.web import serve_page
 
+        if as_json or shows_all:
+            flag = "--json" if as_json else "--all"
+            raise ConfigError(
+                f"{flag}: is not for --web, whose runs show their results in the page"
+            )
         raise typer.Exit(serve_page(config, port=web_port))
     run_and_show(config, as_json=as_json, quiet=quiet, shows_all=shows_all)

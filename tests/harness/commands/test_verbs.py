@@ -50,6 +50,12 @@ def test_a_mistyped_name_is_answered_with_the_nearest(words: str, said: str) -> 
     assert len(complaint) < 400, "no list of all names"
 
 
+@pytest.mark.parametrize("flag", ["--json", "--all"])
+def test_a_flag_that_the_page_has_no_use_for_is_refused(flag: str) -> None:
+    result = CliRunner().invoke(app, ["run", "demo", "--web", flag])
+    assert f"{flag}: is not for --web" in str(result.exception)
+
+
 def test_help_loads_nothing_that_takes_long() -> None:
     script = (
         "import sys\nfrom harness.cli import main\nsys.argv = ['walkaway', 'run', '--help']\n"
