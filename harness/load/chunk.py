@@ -71,7 +71,7 @@ class Choice(msgspec.Struct):
     delta: Delta | None = None
     message: Delta | None = None
     finish_reason: Reason | None = None
-    token_ids: Any = None
+    token_ids: list[Any] | None = None
 
     def has_text(self) -> bool:
         if self.text:

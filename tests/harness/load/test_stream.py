@@ -378,6 +378,13 @@ def test_token_ids_count_tokens() -> None:
     assert (mixed.token_counting, mixed.event_tokens) == (TokenCounting.EVENTS, [2, 1, 1])
 
 
+@pytest.mark.parametrize("ids", [7, 1.5, True, "789", {"a": 1}, None])
+def test_token_ids_that_are_no_list_count_nothing(ids: Any) -> None:
+    events = [event(choices=[{"text": "a", "token_ids": ids}])] * 2
+    row = cut(fed(machine(continuous_usage=False), *events))
+    assert (row.token_counting, row.event_tokens) == (TokenCounting.EVENTS, [1, 1])
+
+
 @pytest.mark.parametrize(
     ("first", "counted"), [({"content": "a"}, (2, 2)), ({"reasoning": "hm"}, (40, 2))]
 )
