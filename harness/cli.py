@@ -20,7 +20,7 @@ from harness.errors import (
     WalkawayError,
     check_text,
 )
-from harness.store.output import cannot_write, finish_stdout
+from harness.store.output import cannot_write, finish_stdout, stdout_problem
 
 BUG = 1
 
@@ -77,7 +77,7 @@ def _do() -> int:
     except SystemExit as ended:
         cause = ended.__context__
         if isinstance(cause, OSError) and cause.errno == errno.EPIPE:
-            raise StorageError("standard output was closed before all was written to it") from cause
+            raise stdout_problem(cause) from cause
         return ended.code if isinstance(ended.code, int) else 0
     return 0
 

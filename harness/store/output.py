@@ -4,6 +4,7 @@
 over only if it is empty, as CI hands over its step summary, or an earlier output of the same kind.
 """
 
+import errno
 import os
 import sys
 import tempfile
@@ -60,9 +61,12 @@ def write_output(
 ) -> None:
     """Print or write it. Raises ConfigError as `check_output` does, and StorageError."""
     if is_stdout(path):
-        sys.stdout.flush()
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(content)
+            sys.stdout.buffer.flush()
+        except OSError as error:
+            raise stdout_problem(error) from error
         return
     check_output(path, ours=ours, may_overwrite=may_overwrite)
     place = path.resolve()
@@ -97,10 +101,17 @@ def why_no_room(folder: Path) -> str | None:
 
 
 def finish_stdout() -> None:
-    """Write what is left in the buffer. Raises StorageError; then nothing more is tried."""
+    """Write what is left in the buffer. Raises StorageError."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        with Path(os.devnull).open("wb") as nowhere:  # else Python tries again as it ends
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        raise StorageError(f"standard output: cannot be written: {in_words(error)}") from error
+        raise stdout_problem(error) from error
+
+
+def stdout_problem(error: OSError) -> StorageError:
+    """Nothing more is written there: Python would try again as it ends, and say so."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return StorageError("standard output was closed before all was written to it")
+    return StorageError(f"standard output: cannot be written: {in_words(error)}")
