@@ -78,6 +78,25 @@ def test_a_full_disk_ends_the_run_with_a_message(tmp_path: Path) -> None:
     assert f"`walkaway collect {folder.shards} --out " in why_not_saved(errno.ENOSPC, folder)
 
 
+class Phases(Progress):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def phase(self, text: str) -> None:
+        self.told.append(text)
+
+
+def test_a_run_that_reaches_nobody_keeps_nothing_and_claims_nothing(tmp_path: Path) -> None:
+    config = RunConfig(
+        workload="demo", target_url="http://127.0.0.1:1", engine="vllm", out=tmp_path / "run"
+    )
+    progress = Phases()
+    with pytest.raises(TargetError, match="no server listens at"):
+        execute(resolve_run(config), progress=progress, interruption=Interruption())
+    assert progress.told == ["connecting to http://127.0.0.1:1"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_a_run_without_a_load_is_discarded(tmp_path: Path) -> None:
     for started_ns in (None, 7):
         folder = RunFolder.create(tmp_path / f"run-{started_ns}")
