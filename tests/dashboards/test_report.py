@@ -3,6 +3,7 @@ of some runs; these tests hold the rest.
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import msgspec
 import pytest
 
 from dashboards.__main__ import main
+from harness.records import Summary
 from tests.dashboards.reading import page_by
+from tests.golden.recorded import judged_today
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change
 from tests.made_up.conform import conform_cases, conform_result, save_conform
@@ -107,3 +110,20 @@ def test_the_newest_conformance_of_the_same_kind_of_server_stands_beside_the_run
     body = page_by("report", run).body
     assert f"1 pass, 1 fail: {tmp_path / '23' / 'index.html'}" in body
     assert body.count("conform.json") == 0
+
+
+@pytest.mark.parametrize("name", ["slot_recovery", "generic", "value"])
+def test_figures_that_are_not_finite_cost_no_report(tmp_path: Path, name: str) -> None:
+    """As if each formula had failed, in one way or the other."""
+    folder = judged_today(name, tmp_path)
+    summary = folder.read_summary()
+    for side in [summary] if isinstance(summary, Summary) else summary.arms.values():
+        for place, metric in enumerate(side.metrics.values()):
+            metric.mean = math.nan
+            metric.p50_ci95 = (0.0, math.inf)
+            if place % 2:
+                metric.p50 = metric.p90 = metric.p95 = metric.p99 = metric.max = math.inf
+                metric.lower_bounds = {}
+    folder.write_summary(summary)
+    assert main(["report", str(folder.path), "-o", str(folder.report)]) == 0
+    assert "mean came out as nan" in folder.report.read_text()
