@@ -22,6 +22,7 @@ from tests.bench.streaming import Answer, Traffic, Watched
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # one compiles the decode step
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_runs(name: str) -> None:
     left_out: list[str] = []
