@@ -89,6 +89,8 @@ LEAVING = [
 @pytest.mark.parametrize(("way", "wire_close"), LEAVING)
 @pytest.mark.parametrize("planned", [0, 1])
 def test_a_call_is_cancelled(way: Way, wire_close: WireClose, planned: int) -> None:
+    before = set(psutil.Process().children())
+
     def script(served: Served) -> Iterator[ModelStreamInferResponse]:
         if planned:
             yield served.token()
@@ -107,7 +109,7 @@ def test_a_call_is_cancelled(way: Way, wire_close: WireClose, planned: int) -> N
     assert served.ended_ns is not None
     assert 0 < served.ended_ns - row.abandoned_ns < 5_000 * MS
     assert served.is_cancelled
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= before, "a process was left"
 
 
 def test_every_way_to_leave_over_tls(tmp_path: Path) -> None:
