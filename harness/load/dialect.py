@@ -265,7 +265,7 @@ def dialect_of(target: Target) -> Dialect:
 
 
 def route(path: str, name: str) -> str:
-    """The route of this name ("chat/completions") beside a route of any dialect."""
+    """The route of this name ("chat/completions") on the server that has this path."""
     before, _, query = _parts(path)
     return f"{before}/{name}{query}"
 

@@ -6,7 +6,7 @@
 - One that the server aborts has failed, or timed out if its deadline was the reason.
 - A request can be abandoned from the moment it is sent: some servers hold the headers back until
   the first token.
-- Nothing counts after `[DONE]`. What cannot be read is named in the row, and the answer goes on.
+- Nothing counts after `[DONE]`. The row names what cannot be read, and keeps the answer.
 
 Tokens are not events. With continuous usage the server's own count decides, also for an event whose
 text is still empty; else its token ids; else an event that shows text counts as one token, or as
@@ -46,7 +46,7 @@ from harness.workload.event_scale import Calibration, Counted
 # room for long answers too; an event with tokens takes some 20 bytes.
 _MOST_TIMES_ASKED: Final = 16
 _ROOM_TOKENS: Final = 10_000
-_CHARS_A_TOKEN: Final = 64  # no whole text has so many
+_CHARS_A_TOKEN: Final = 64  # more than any whole text has
 _MOST_UNREAD: Final = 1000  # events in a row
 
 ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
@@ -360,7 +360,7 @@ class StreamMachine:
             self._end(Signal.ERROR, t_ns, self._with_unread(_NO_ANSWER))
 
     def _read_token(self, chunk: Chunk, t_ns: int) -> bool:
-        """Read a chunk with tokens of one answer that goes on; False: it is none, or the first."""
+        """Read a chunk that only adds tokens to one answer; False: it is another, or the first."""
         choices = chunk.choices
         if len(choices) != 1 or self.state is not _READING or self.outcome is not None:
             return False
