@@ -65,8 +65,8 @@ def answered_too_soon(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def planned_to_leave(requests: pd.DataFrame) -> pd.Series:
-    """Requests that race for the last token, or leave once an answer is complete, do not count: they
-    may read all of it."""
+    """Requests that race for the last token, or leave once an answer is complete, are left out:
+    they may read all of it."""
     plans = requests["plan"]
     is_planned = requests["planned_abandon"].notna() | (requests["way"] != "")
     return is_planned & (plans != RACE) & plans.map(parse_text).isna()
