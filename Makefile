@@ -42,10 +42,11 @@ demo: $(VENV)/.installed-demo
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --no-print-directory --jobs=2 check unit
-	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "e2e and not (slow or browser or table)"
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "e2e and not (slow or alone or browser or table)"
 
 test-all: test
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
+	$(BIN)/pytest -m alone tests/e2e
 
 snapshots: $(VENV)/.installed-dev
 	SNAPSHOTS=write $(BIN)/pytest
@@ -57,7 +58,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/pytest --numprocesses=auto -m "not (e2e or slow or browser or table)"
+	$(BIN)/pytest --numprocesses=auto -m "not (e2e or slow or alone or browser or table)"
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.bench $(BENCH)
