@@ -134,8 +134,8 @@ def test_a_figure_that_nobody_checks_would_be_noticed(wrong: Observed) -> None:
     assert found == ["ghost_rate: is missing", "something_new_s: not checked"]
 
 
-# A few of the settings of `make truth`. The metrics page must be read every 20 ms, which other tests
-# on the same cores would prevent.
+# A few of the settings of `make truth`. Tests on the same cores would keep the harness from reading
+# the metrics page every 20 ms.
 
 GHOSTS, LEAKS, DELAYS = 6, 2, 8
 
