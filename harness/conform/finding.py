@@ -2,18 +2,22 @@
 
 from typing import NamedTuple
 
-from harness.store.conform_result import Failure
+from harness.store.conform_result import Failure, Steps, Way
 
 Evidence = dict[str, float | str | None]  # the names hold the units
 
 
 class Finding(NamedTuple):
-    """`failure` None: good, or, if not `is_judged`, for information alone."""
+    """`failure` None: good, or, if not `is_judged`, for information alone. `stops`, `steps`, `way`:
+    see CaseResult."""
 
     failure: Failure | None
     reason: str
     evidence: Evidence
     is_judged: bool = True
+    stops: bool | None = None
+    steps: Steps | None = None
+    way: Way | None = None
 
 
 def found(good: str, wrong: str | None, evidence: Evidence, how: Failure) -> Finding:

@@ -36,8 +36,9 @@ def settle_case(
         caught=case.caught,
     )
     match outcome:
-        case Finding(failure, reason, evidence, is_judged):
+        case Finding(failure, reason, evidence, is_judged, stops, steps, way):
             result.reason, result.evidence = reason, evidence
+            result.stops, result.steps, result.way = stops, steps, way
             result.verdict = Verdict.PASS if failure is None else Verdict.FAIL
             if not is_judged:
                 result.verdict = Verdict.INFORMATIONAL

@@ -54,8 +54,32 @@ class Aftermath(StrEnum):
     DEAD = "dead"
 
 
+# How a case was judged.
+Way = Literal[
+    "full_slots",
+    "occupancy",
+    "admission",
+    "gauge",
+    "pace",
+    "quiet",
+    "wire",
+    "text",
+    "counters",
+    "upstream",
+]
+
+
+class Steps(msgspec.Struct, frozen=True):
+    """Within how many steps a freed slot worked for another request, over all tries."""
+
+    p50: float
+    worst: float
+
+
 class CaseResult(msgspec.Struct, kw_only=True):
     """`evidence` maps names to figures with their unit in the name ("median_steps", "held").
+    `stops`: whether the server stops, in seconds against controls; None: open. `steps`: within how
+    many steps; None: that cannot be said. `way`: how the case was judged.
     `expected`: how the verdict stands to the file of expected failures, if there is one. `wire`,
     `passes`, `why`, `caught`: of the case's declaration, so that a page needs no other file."""
 
@@ -65,6 +89,9 @@ class CaseResult(msgspec.Struct, kw_only=True):
     requirement: str
     reason: str
     kind: Failure | None = None
+    stops: bool | None = None
+    steps: Steps | None = None
+    way: Way | None = None
     aftermath: Aftermath | None = None
     evidence: dict[str, float | str | None] = {}
     took_s: float = 0.0
