@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from harness.conform.finding import Finding
 from harness.conform.judgement import AT_ONCE, Bound, Conditions, judge_recovery
 from harness.experiments.facts import ANOTHER_LOAD, MOST_SLOTS
-from harness.experiments.full_slots import READ_TOKENS, FullSlots, Leaver, Try
+from harness.experiments.full_slots import READ_TOKENS, FullSlots, Try
+from harness.experiments.holds import Leaver
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams

@@ -31,13 +31,17 @@ class _NotServedError(Exception):
 
 
 class Facts(NamedTuple):
-    """The server when it is idle. `slots`: None if none were found, and `why`."""
+    """The server when it is idle. `slots`: None if none were found, and `why`. `refuses`: beyond
+    its slots it refuses a request instead of queueing it. `flush_tokens`: those that come at once.
+    """
 
     slots: int | None
     step_s: float
     ttft_s: float
     context: int | None
     why: str = ""
+    refuses: bool = False
+    flush_tokens: float = 1.0
 
 
 def find_facts(session: LoadSession, *, slots: int | None, context: int | None) -> Facts:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from harness.experiments.holds import Leaver
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, refill
 from harness.load.live import LiveStream
 from harness.records import Delivery, Role, WireClose
-from harness.workload.abandon import RequestSpec
 
 READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
 _SPARE_TOKENS: Final = 32
@@ -31,16 +31,6 @@ class Try(NamedTuple):
     recovery_s: float | None
     waited_s: float
     others: int | None
-
-
-class Leaver(NamedTuple):
-    """How a stream comes and goes. `begin` starts it. `ready` waits until it may leave, and gets
-    the number of the try. `leave` is the act; the stream's `abandoned_ns` is t0."""
-
-    spec: RequestSpec
-    begin: Callable[[RequestSpec], LiveStream]
-    ready: Callable[[LiveStream, int], object]
-    leave: Callable[[LiveStream], object]
 
 
 class FullSlots:

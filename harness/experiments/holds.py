@@ -1,0 +1,61 @@
+"""The seam between the ways to see whether a server stops and the judge of their figures.
+
+A way makes clients leave and finds out how long the server held what they had. It fills the slots
+and sends a probe, is admitted where a request was refused, or watches a gauge, another stream's
+pace, or the processor. Its controls do the same with answers that end by themselves. Tries and
+controls take turns, so that a machine that becomes slower does so in both.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from harness.experiments.facts import Facts
+from harness.load.live import LiveStream
+from harness.store.conform_result import Way
+from harness.workload.abandon import RequestSpec
+
+
+class Leaver(NamedTuple):
+    """How a stream comes and goes. `begin` starts it. `ready` waits until it may leave, and gets
+    the number of the try. `leave` is the act; the stream's `abandoned_ns` is t0."""
+
+    spec: RequestSpec
+    begin: Callable[[RequestSpec], LiveStream]
+    ready: Callable[[LiveStream, int], object]
+    leave: Callable[[LiveStream], object]
+
+
+class Holds(NamedTuple):
+    """Figures of one way, in seconds.
+
+    `tries_s`: from each leave until what the client had was free; None: not within `waited_s`.
+    `controls_s`: the same for answers that ended by themselves. `floor_s`: what this way cannot
+    see below. `natural_s`: how long the streams that left would have run on; None: not known.
+    `stalls_s`, `control_stalls_s`: the longest gap of a stream that stayed, in each try and in each
+    control; empty where no stream stayed. `cuts`: how streams that stayed ended as others left.
+    """
+
+    way: Way
+    tries_s: Sequence[float | None]
+    controls_s: Sequence[float]
+    floor_s: float
+    waited_s: float = 0.0
+    natural_s: float | None = None
+    stalls_s: Sequence[float] = ()
+    control_stalls_s: Sequence[float] = ()
+    cuts: Sequence[str] = ()
+
+
+class Watcher(Protocol):
+    """One way to see whether a server stops.
+
+    `can_judge`: why it cannot judge this server; None if it can. `holds` raises CannotDecideError
+    where something got in its way.
+    """
+
+    @property
+    def way(self) -> Way: ...
+
+    def can_judge(self, facts: Facts) -> str | None: ...
+
+    def holds(self, leaver: Leaver, tries: int) -> Holds: ...
