@@ -5,7 +5,8 @@ from typing import Final
 import msgspec
 
 MAX_DELAY_S: Final = 3600.0
-MAX_GROWTH_MB: Final = 100.0  # for each client that left
+MAX_GROWTH_MB: Final = 100.0  # for each request
+_MEGABYTES: Final = ("grow_memory", "grow_with_answers")
 _SECONDS: Final = ("delay_abort", "hold_blocks", "stale_gauge", "stall_survivors_on_abort")
 
 
@@ -48,6 +49,11 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     forget_aborted_tokens: bool = False
     cancel_does_nothing: bool = False
     poll_rearms: bool = False
+    spoil_prompt: bool = False
+    count_left_as_waiting: bool = False
+    grow_with_answers: float = 0.0
+    abort_says_stop: bool = False
+    compute_refused: bool = False
 
     def __post_init__(self) -> None:
         for name in _SECONDS:
@@ -60,8 +66,10 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             raise FaultError("leak-blocks takes a number of blocks, 0 or more")
         if self.wedge_after < 0:
             raise FaultError("wedge-after takes a number of aborts, 0 or more")
-        if not 0.0 <= self.grow_memory <= MAX_GROWTH_MB:
-            raise FaultError(f"grow-memory takes megabytes, from 0 to {MAX_GROWTH_MB:.0f}")
+        for name in _MEGABYTES:
+            if not 0.0 <= getattr(self, name) <= MAX_GROWTH_MB:
+                spelled = name.replace("_", "-")
+                raise FaultError(f"{spelled} takes megabytes, from 0 to {MAX_GROWTH_MB:.0f}")
         if self.double_count and self.never_count:
             raise FaultError("double-count and never-count exclude each other")
 

@@ -23,6 +23,7 @@ from reference_engine.core.early_stop import EarlyStopping, LowConfidence, Repet
 from reference_engine.core.request import Sampling
 from reference_engine.model.tokenizer import ChatError, Message, Tokenizer
 
+TOO_LONG: Final = "context_length_exceeded"  # the code of a refusal
 MAX_PROMPT_SHOWN: Final = 4096  # characters; most are a byte each
 _COMPLETION_DEFAULT_TOKENS: Final = 16  # OpenAI's default for /v1/completions
 _MAX_SHOWN: Final = 300  # characters of what a client sent that an error repeats
@@ -229,7 +230,7 @@ def _is_same(value: object, other: object) -> bool:
 
 def _too_long(name: str, has: str, config: EngineConfig) -> ApiError:
     text = f"{name}: this model's context holds {config.max_model_len} tokens; {has}"
-    return ApiError(400, text, param=name, code="context_length_exceeded")
+    return ApiError(400, text, param=name, code=TOO_LONG)
 
 
 def _wrong(name: str, why: str) -> ApiError:

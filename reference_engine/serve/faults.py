@@ -1,15 +1,23 @@
 """A frontend with the faults that `Faults` names, which concern clients that have left."""
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from reference_engine.api.openai import TOO_LONG, Generation
+from reference_engine.api.schemas import ApiError
+from reference_engine.config import EngineConfig
 from reference_engine.context import CancelReason, DetectionMethod
+from reference_engine.core.request import FinishReason, Sampling
 from reference_engine.faults import Faults
-from reference_engine.protocol import Ready, SetFaults
-from reference_engine.serve.client_request import ClientRequest
+from reference_engine.protocol import Output, Ready, SetFaults
+from reference_engine.serve.client_request import Choice, ClientRequest
 from reference_engine.serve.link import WorkerLink
 
 _REARM_S: Final = 0.25  # over two readings of /metrics, ten a second
+_FIRST_TOKEN: Final = 16  # of prompts that were refused, which so share no prefix
+_TOKENS: Final = 200
 
 
 class FaultyLink(WorkerLink):
@@ -21,6 +29,7 @@ class FaultyLink(WorkerLink):
     faults = Faults()
     _polled_s = float("-inf")
     _grown: tuple[bytes, ...] = ()
+    _num_refused = 0
 
     def polled(self) -> None:
         self._polled_s = asyncio.get_running_loop().time()
@@ -40,7 +49,7 @@ class FaultyLink(WorkerLink):
         self, request: ClientRequest, method: DetectionMethod, reason: CancelReason
     ) -> None:
         if self.faults.grow_memory:
-            self._grown = (*self._grown, b"\1" * int(self.faults.grow_memory * 1e6))
+            self._grow(self.faults.grow_memory)
         if self._is_ignored(request):
             return
         if self.faults.delay_abort:
@@ -75,6 +84,40 @@ class FaultyLink(WorkerLink):
                     super().cancel(other, reason, method)
             return True
         return super().cancel(request, reason, method)
+
+    def submit(self, generation: Generation, **given: Any) -> ClientRequest:
+        if self.faults.grow_with_answers:
+            self._grow(self.faults.grow_with_answers)
+        return super().submit(generation, **given)
+
+    def refused(self, error: ApiError, config: EngineConfig) -> None:
+        """What would fit of a prompt that is too long may be computed, though it is refused."""
+        if not self.faults.compute_refused or error.code != TOO_LONG:
+            return
+        self._num_refused += 1
+        prompt = [_FIRST_TOKEN + self._num_refused % _TOKENS] * (config.max_model_len - 1)
+        generation = Generation(
+            chat=False,
+            model=config.model,
+            prompt_token_ids=prompt,
+            sampling=Sampling(max_tokens=1),
+            stream=False,
+            include_usage=False,
+            continuous_usage=False,
+        )
+        super().submit(generation, client_request_id=None, owner=None, created=0)
+
+    def _take_output(
+        self, request: ClientRequest, choice: Choice, output: Output, now_ns: int
+    ) -> None:
+        ending = output.ending
+        if self.faults.abort_says_stop and ending and ending.finish_reason is FinishReason.ABORT:
+            stopped = msgspec.structs.replace(ending, finish_reason=FinishReason.STOP)
+            output = msgspec.structs.replace(output, ending=stopped)
+        super()._take_output(request, choice, output, now_ns)
+
+    def _grow(self, megabytes: float) -> None:
+        self._grown = (*self._grown, b"\1" * int(megabytes * 1e6))
 
     def _is_ignored(self, request: ClientRequest) -> bool:
         if self.faults.ignore_disconnect:

@@ -186,7 +186,11 @@ class Frontend:
         owner: str | None = request.state.owner
         admit(self._link, owner)
         body = await read_body(request)
-        generation = await read_generation(read, body, self._config, self._tokenizer)
+        try:
+            generation = await read_generation(read, body, self._config, self._tokenizer)
+        except ApiError as error:
+            self._link.refused(error, self._config)
+            raise
         submitted = self._link.submit(
             generation,
             client_request_id=client_request_id,

@@ -271,7 +271,10 @@ def _rows_of(batch: pa.RecordBatch, cell: int) -> Iterator[PlannedRequest]:
     return (row for row in map(PlannedRequest._make, zip(*columns, strict=True)) if row[0] == cell)
 
 
-_NOT_HERE: Final = ("poll_rearms", "grow_memory", "cancel_does_nothing", "abort_by_prefix")
+_NOT_HERE: Final = (
+    *("poll_rearms", "grow_memory", "grow_with_answers", "cancel_does_nothing", "abort_by_prefix"),
+    *("abort_says_stop", "compute_refused"),
+)
 
 
 def engine_settings(plan: Simulation, environment: Mapping[str, str]) -> ServeSettings:

@@ -40,7 +40,8 @@ class FaultyEngine(Engine):
     `_running_on` maps requests to the aborts that wait for the end of their prefill. Slots that
     nobody swept: `_unswept` of this boundary, `_stranded` of those at which the engine fell idle.
     `_just_ended`: names of requests that ended in the last step. `_torn_by`, `_torn_until`: a token
-    of an aborted request that others get instead of theirs, up to a step.
+    of an aborted request that others get instead of theirs, up to a step. `_spoiled`: prompts of
+    aborted requests. `_num_left_waiting`: aborted requests that had waited.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class FaultyEngine(Engine):
         self._aborted_at = -1  # the step
         self._torn_by = 0
         self._torn_until = -1
+        self._spoiled: set[tuple[int, ...]] = set()
+        self._num_left_waiting = 0
 
     @property
     def _is_wedged(self) -> bool:
@@ -148,6 +151,9 @@ class FaultyEngine(Engine):
         self._num_aborts += 1
         self._aborted_at = self._step
         self._next_is_short = faults.next_short
+        self._num_left_waiting += not was_running
+        if faults.spoil_prompt:
+            self._spoiled.add(_prompt_of(request))
         if was_running and faults.reuse_before_step_ends:
             self._torn_by, self._torn_until = request.token_ids[-1], self._step + _TORN_STEPS
         hits = (
@@ -194,6 +200,10 @@ class FaultyEngine(Engine):
         sampled = super()._compute(plan)
         if plan.step <= self._torn_until:
             return sampled._replace(tokens=dict.fromkeys(sampled.tokens, self._torn_by))
+        if self._spoiled:
+            for request in plan.sampling:
+                if (prompt := _prompt_of(request)) in self._spoiled:
+                    sampled.tokens[request.request_id] = prompt[-1]
         return sampled
 
     def _free(self, request: Request, why: str) -> None:
@@ -224,14 +234,20 @@ class FaultyEngine(Engine):
         self._lost_blocks += lost
 
     def _gauges(self) -> dict[str, int]:
-        max_age_s = self._faults.stale_gauge
+        gauges, max_age_s = super()._gauges(), self._faults.stale_gauge
+        if self._faults.count_left_as_waiting:
+            gauges["num_waiting"] += self._num_left_waiting
         if not max_age_s:
-            return super()._gauges()
+            return gauges
         now_ns = self._io.now_ns()
         if self._latest_gauges is None or now_ns - self._gauges_at_ns >= max_age_s * 1e9:
             self._gauges_at_ns = now_ns
-            self._latest_gauges = super()._gauges()
+            self._latest_gauges = gauges
         return self._latest_gauges
 
     def _missing_blocks(self) -> Sequence[int]:
         return self._lost_blocks
+
+
+def _prompt_of(request: Request) -> tuple[int, ...]:
+    return tuple(request.token_ids[: request.num_prompt_tokens])

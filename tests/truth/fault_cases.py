@@ -236,6 +236,11 @@ SHOWN_BY_CONFORM = {
     "forget-aborted-tokens": "tokens of an aborted request are not counted",
     "cancel-does-nothing": "the cancel endpoint says that it has cancelled, and has not",
     "poll-rearms": "each reading of `/metrics` puts off the aborts of those that left",
+    "spoil-prompt": "the prompt of an aborted request has another answer from then on",
+    "count-left-as-waiting": "a request that is aborted in the queue stays in the waiting gauge",
+    "grow-with-answers": "so many megabytes are kept for each request, left or not",
+    "abort-says-stop": "what is aborted ends with the finish reason `stop`",
+    "compute-refused": "a prompt that is refused as too long is computed all the same",
 }
 
 UNARY = "ghosts among abandoned unary requests"

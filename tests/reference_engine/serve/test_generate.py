@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from reference_engine.config import RateLimits
+from reference_engine.api.openai import TOO_LONG
+from reference_engine.api.schemas import ApiError
+from reference_engine.config import EngineConfig, RateLimits
 from reference_engine.context import CancelReason, Signal
 from reference_engine.core.request import FinishReason, Phase, Sampling
 from reference_engine.faults import Faults
@@ -220,6 +222,33 @@ async def test_a_client_that_leaves_may_cost_memory() -> None:
     await client.finished()
     assert [len(block) for block in worker.link._grown] == [500_000]
     assert worker.aborts() == [("req-1", "user_disconnect")]
+
+
+async def test_each_request_may_cost_memory_left_or_not() -> None:
+    worker, _ = asked()
+    worker.link.faults = Faults(grow_with_answers=0.5)
+    respond(worker)
+    assert [len(block) for block in worker.link._grown] == [500_000]
+
+
+async def test_what_is_aborted_may_be_said_to_have_stopped() -> None:
+    worker, client = asked()
+    worker.link.faults = Faults(abort_says_stop=True)
+    worker.say(output(" word", 1), output("", 1, "abort"))
+    await client.finished()
+    assert [one["choices"][0]["finish_reason"] for one in client.chunks[:2]] == [None, "stop"]
+
+
+@pytest.mark.parametrize("code", [TOO_LONG, "model_not_found"])
+async def test_a_prompt_that_is_too_long_may_be_computed_though_it_is_refused(code: str) -> None:
+    worker, _ = asked()
+    config = EngineConfig(max_model_len=32)
+    worker.link.refused(ApiError(400, "refused", code=code), config)
+    worker.link.faults = Faults(compute_refused=True)
+    worker.link.refused(ApiError(400, "refused", code=code), config)
+    added = [one for one in worker.received if isinstance(one, AddRequest)]
+    computed = [31] if code == TOO_LONG else []
+    assert [len(one.prompt_token_ids) for one in added] == [2, *computed]
 
 
 @IN_BOTH_FORMS

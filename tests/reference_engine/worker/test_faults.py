@@ -209,6 +209,24 @@ def test_a_slot_that_is_used_again_too_early_carries_tokens_over(torn: bool, car
     assert [answer.count(left_behind) for answer in answers] == [carried, carried]
 
 
+def test_the_prompt_of_an_aborted_request_may_be_spoiled() -> None:
+    bench = Bench(Faults(spoil_prompt=True), max_num_seqs=3)
+    bench.step(add("gone"), add("twin"), add("other", word=7))
+    bench.step(abort("gone"))
+    bench.step()
+    spoiled = bench.scheduler.requests["twin"].token_ids
+    assert spoiled[-2:] == [spoiled[5]] * 2, "the last token of its prompt"
+    other = bench.scheduler.requests["other"].token_ids
+    assert other[5] not in other[6:]
+
+
+def test_a_request_that_left_the_queue_may_stay_in_its_gauge() -> None:
+    bench = Bench(Faults(count_left_as_waiting=True), max_num_seqs=1)
+    bench.step(add("running"), add("queued"))
+    assert bench.step(abort("queued")).num_waiting == 1
+    assert bench.step(abort("running")).num_waiting == 1
+
+
 def test_a_wedged_engine_hears_nothing_until_the_fault_is_withdrawn() -> None:
     bench = Bench(Faults(wedge_after=1))
     bench.step(add("survivor"), add("gone"))
@@ -312,6 +330,7 @@ def test_all_kinds_of_faults_can_be_named() -> None:
         (["leak-blocks=-1"], "0 or more"),
         (["wedge-after=-1"], "0 or more"),
         (["grow-memory=1000"], "from 0 to 100"),
+        (["grow-with-answers=-1"], "from 0 to 100"),
         (["leak-slot=2"], "bool"),
         (["double-count", "never-count"], "exclude each other"),
     ],
