@@ -23,10 +23,11 @@ import msgspec
 from harness.http_client import is_out_of_handles
 from harness.load.connection import Connection, Deadline
 from harness.load.dialect import dialect_of, request_body
+from harness.load.discarded import Discarded
 from harness.load.leave import leave
 from harness.load.reader import Reader, StreamReader, TappedReader, UnaryReader
 from harness.load.sse import EndlessEventError
-from harness.load.stream import StreamMachine
+from harness.load.stream import ENDED_EARLY, StreamMachine
 from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of
 from harness.load.wire_log import WireLog
 from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
@@ -312,8 +313,10 @@ class Exchange:
         request.limit, self._later_limit = limits(client.plan.run, spec.delivery, sent_ns)
         self._think_ns: int | None = None
         self._has_tokens = False
-        self._leaves_at_once = self._is_leaving = False
+        self._leaves_at_once = self._is_leaving = self._waits = False
         self._resumed: Event | None = None  # of a user that reads nothing for a while
+        self._connection: Connection | None = None
+        self._discarded: Discarded | None = None
         self.bytes_read = 0  # of the body
 
     def see_through(self) -> None:
@@ -353,6 +356,29 @@ class Exchange:
         assert self._resumed is not None
         self._resumed.set()
 
+    def set_aside(self) -> bool:
+        """Decode nothing any more: `discard` throws away what comes, so that one process can hold a
+        thousand streams. False: this connection must be read (TLS)."""
+        if self._connection is None or self._connection.tls is not None:
+            return False
+        self._discarded = self._discarded or Discarded()
+        self.stall()
+        return True
+
+    def discard(self) -> None:
+        """Throw away what has come since the last time, and notice the end of the answer."""
+        connection, discarded = self._connection, self._discarded
+        if connection is None or discarded is None or not self._is_idle:
+            return
+        discarded.take(connection.receive_raw_present())
+        if discarded.has_ended:
+            self.resume()
+
+    @property
+    def _is_idle(self) -> bool:
+        """It waits in `_read` until it is resumed."""
+        return self._waits and self.stream.outcome is None and not self._is_leaving
+
     @property
     def waits_for_interrupt(self) -> bool:
         return self._leaves_at_once and not self._is_leaving and self.stream.can_leave
@@ -374,7 +400,7 @@ class Exchange:
             self.stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
 
     def _read(self, connection: Connection) -> None:
-        stream = self.stream
+        stream, self._connection = self.stream, connection
 
         def take(chunk: bytes, t_ns: int) -> bool:
             return self._take(connection, chunk, t_ns)
@@ -391,10 +417,28 @@ class Exchange:
                 self._think_and_leave(connection, self._think_ns)
                 continue
             with suppress(GaveUpError):  # `leave_at_once`
-                if self._resumed is not None:
-                    self._resumed.wait()
-                if not connection.receive_each(take):
+                self._wait_until_resumed()
+                if self._discarded is not None and self._discarded.has_ended:
+                    self._end_unread(self._discarded)
+                elif not connection.receive_each(take):
                     self._reader.end()
+
+    def _wait_until_resumed(self) -> None:
+        if self._resumed is None:
+            return
+        self._waits = True
+        try:
+            self._resumed.wait()
+        finally:
+            self._waits = False
+
+    def _end_unread(self, discarded: Discarded) -> None:
+        now_ns = time.perf_counter_ns()
+        if not discarded.is_whole:
+            self.stream.break_off(now_ns, discarded.error or ENDED_EARLY)
+            return
+        self.stream.finish()
+        self.stream.body_ended(now_ns)
 
     def _take(self, connection: Connection, chunk: bytes, t_ns: int) -> bool:
         """Read; return whether reading simply goes on, as after most tokens."""
@@ -413,13 +457,9 @@ class Exchange:
 
     def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
         stream, self._is_leaving = self.stream, True
-        if connection.has_head:  # else patience has ended already
-            leaves_at_ns = time.perf_counter_ns() + think_ns
-            if connection.leaves_at_ns is not None and not self._leaves_at_once:
-                leaves_at_ns = connection.leaves_at_ns
-            self._read_until(connection, leaves_at_ns)
-            if connection.is_complete or not stream.can_leave:
-                return  # the answer ended while the user was thinking
+        self._read_last(connection, think_ns)
+        if connection.is_complete or not stream.can_leave:
+            return  # the answer ended while the user was thinking
         if self._way is Way.CANCEL:
             self._ask_to_cancel(connection, think_ns)
             return
@@ -435,6 +475,18 @@ class Exchange:
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
         if self._way.reads_on:
             self._read_on(connection)
+
+    def _read_last(self, connection: Connection, think_ns: int) -> None:
+        """What comes while the user thinks."""
+        if self._discarded is not None:
+            self._discarded.take(connection.receive_raw_present())
+            if self._discarded.has_ended:
+                self._end_unread(self._discarded)
+        elif connection.has_head:  # else patience has ended already
+            leaves_at_ns = time.perf_counter_ns() + think_ns
+            if connection.leaves_at_ns is not None and not self._leaves_at_once:
+                leaves_at_ns = connection.leaves_at_ns
+            self._read_until(connection, leaves_at_ns)
 
     def _read_until(self, connection: Connection, leaves_at_ns: int) -> None:
         """Read while the user thinks, then what has arrived by then. Bytes that arrive during this

@@ -26,6 +26,7 @@ from harness.load.http1 import MAX_HEAD_BYTES, Answer, endless
 from harness.load.receiver import Take, receiver
 
 CLIENT_PROGRAM: Final = "cat"
+_MOST_RECEIVES: Final = 16  # without waiting: a server may send without a pause
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
 # The module `socket` would double the time of its start.
 _RELAY: Final = """
@@ -247,6 +248,19 @@ class Connection(Answer):
             self._take_in(data)
             if self._body:
                 yield self.take_body()
+
+    def receive_raw_present(self) -> Iterator[bytes]:
+        """The bytes on the wire that the kernel holds now, without parsing them; b"" at the end of
+        the connection. Nothing can be parsed any more after that."""
+        for _ in range(_MOST_RECEIVES):
+            with _os_errors_as_httpx():
+                try:
+                    data = self._receiver.receive(0.0)
+                except (TimeoutError, BlockingIOError):
+                    return
+            yield data
+            if not data:
+                return
 
     def unread_bytes(self) -> int:
         """Bytes that the kernel holds: closing now would send a reset, not an orderly end."""

@@ -7,6 +7,7 @@ stream's token came, when a probe is queued, in the middle of another's prefill.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import gevent
 from gevent.event import Event
@@ -16,6 +17,9 @@ from harness.load.session import LoadSession
 from harness.load.transport import GaveUpError
 from harness.records import RequestRow, Way
 from harness.workload.abandon import RequestSpec
+
+_DRAINED_EVERY_S: Final = 0.2
+_DRAINED_AT_ONCE: Final = 32  # streams, then the other greenlets have their turn
 
 
 class LiveStream:
@@ -86,6 +90,18 @@ class LiveStream:
         gevent.get_hub().loop.run_callback(self._interrupt)
 
     @property
+    def event_tokens(self) -> Sequence[int]:
+        """The tokens of each event in `token_times_ns`."""
+        return () if self._conversation is None else self._conversation.stream.event_tokens
+
+    def set_aside(self) -> bool:
+        """See Exchange. False over other protocols, too."""
+        return isinstance(self._conversation, Exchange) and self._conversation.set_aside()
+
+    def discard(self) -> None:
+        self.exchange.discard()
+
+    @property
     def exchange(self) -> Exchange:
         """Over HTTP/1.1 alone."""
         assert isinstance(self._conversation, Exchange)
@@ -129,3 +145,31 @@ def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow
     """Their rows, in order; None for a stream that has not ended in this time."""
     until_s = time.monotonic() + longest_s
     return [stream.join(max(0.0, until_s - time.monotonic())) for stream in streams]
+
+
+class Drain:
+    """Holds streams open without reading them: what they get is thrown away a few times a second.
+    `streams`: those that it holds now."""
+
+    def __init__(self) -> None:
+        self.streams: list[LiveStream] = []
+        self._is_running = False
+
+    def add(self, stream: LiveStream) -> None:
+        """After its first token; a stream that must be read is read on."""
+        if stream.has_ended or not stream.set_aside():
+            return
+        self.streams.append(stream)
+        if not self._is_running:
+            self._is_running = True
+            gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        while self.streams:
+            gevent.sleep(_DRAINED_EVERY_S)
+            for number, stream in enumerate(list(self.streams), start=1):
+                stream.discard()
+                if number % _DRAINED_AT_ONCE == 0:
+                    gevent.sleep(0)
+            self.streams = [one for one in self.streams if not one.has_ended]
+        self._is_running = False

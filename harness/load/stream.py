@@ -123,6 +123,10 @@ class StreamMachine:
         return self._token_times_ns
 
     @property
+    def event_tokens(self) -> Sequence[int]:
+        return self._event_tokens
+
+    @property
     def first_token_ns(self) -> int | None:
         return self._token_times_ns[0] if self._token_times_ns else None
 

@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import msgspec
 
-from harness.load.live import LiveStream
+from harness.load.live import Drain, LiveStream
 from harness.load.session import LoadSession
 from harness.records import Delivery, Protocol, Way
 from harness.workload.abandon import RequestSpec
@@ -47,6 +47,19 @@ def play(session: LoadSession, scenario: dict[str, Any]) -> LiveStream:
     return stream
 
 
+def hold(session: LoadSession, drain: Drain, scenario: dict[str, Any]) -> LiveStream:
+    """The stream is drained, and leaves if it has not ended in this time."""
+    stream = LiveStream(
+        session, RequestSpec(user=0, max_tokens=scenario["max_tokens"], prompt_tokens=8)
+    )
+    assert stream.wait_tokens(1, LONG_S)
+    drain.add(stream)
+    if stream.join(scenario["leaves_after_s"]) is None:
+        stream.leave()
+        assert stream.join(LONG_S) is not None
+    return stream
+
+
 def main() -> None:
     plan = read_plan(Path(sys.argv[1]))
     if plan.protocol is Protocol.GRPC:
@@ -56,7 +69,10 @@ def main() -> None:
     session = LoadSession(
         plan, api_key=None, tell=lambda _row: None, enough=lambda: None, give_up=sys.exit
     )
-    rows = [play(session, scenario).row for scenario in json.load(sys.stdin)]
+    drain, rows = Drain(), []
+    for scenario in json.load(sys.stdin):
+        is_drained = "leaves_after_s" in scenario
+        rows.append((hold(session, drain, scenario) if is_drained else play(session, scenario)).row)
     session.close()
     sys.stdout.buffer.write(msgspec.json.encode(rows))
 

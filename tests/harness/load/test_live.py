@@ -19,6 +19,7 @@ from tests.harness.load.test_kserve import SOURCE
 
 # `max_tokens` tells the server how to behave.
 NO_HEAD, NO_TOKEN, THREE_TOKENS, HALF = 101, 102, 103, 104
+WHOLE, CUT, STAYS = 105, 106, 107
 
 
 def play(folder: Path, plan: LoadPlan, scenarios: list[dict[str, Any]]) -> list[RequestRow]:
@@ -88,6 +89,32 @@ def test_a_stream_leaves_in_every_way_at_any_moment(serve: Serve, tmp_path: Path
     assert (killed.outcome, killed.tokens_read) == (Outcome.ABANDONED, 3)
     assert killed.wire_close is WireClose.KERNEL
     assert started.exchanges[killed.request_id].is_over.wait(30)
+
+
+def many_tokens(x: Exchange) -> None:
+    """Far more than the kernel's buffers hold, so that somebody must read."""
+    x.accept(tokens=1)
+    text = 10_000 * "word "
+    for _ in range(40):
+        x.token(text=text)
+    if x.body["max_tokens"] == WHOLE:
+        x.token(finish_reason="length")
+        x.finish()
+    elif x.body["max_tokens"] == STAYS:
+        x.client_left_within(30)
+
+
+def test_a_stream_that_is_drained_ends_or_leaves_like_any_other(
+    serve: Serve, tmp_path: Path
+) -> None:
+    started = serve(many_tokens)
+    held = [{"max_tokens": one, "leaves_after_s": 30} for one in (WHOLE, CUT)]
+    leaving = {"max_tokens": STAYS, "leaves_after_s": 1.5}
+    whole, cut, left = play(tmp_path, plan_of(started.url), [*held, leaving])
+    assert (whole.outcome, whole.error) == (Outcome.COMPLETED, None)
+    assert cut.outcome is Outcome.FAILED
+    assert (left.outcome, left.wire_close) == (Outcome.ABANDONED, WireClose.FIN)
+    assert started.exchanges[left.request_id].closed_how == "fin"
 
 
 def test_a_user_leaves_before_there_is_a_connection(full: str, tmp_path: Path) -> None:
