@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,25 +25,34 @@ WORDS: Final = {
     Verdict.PASS: "pass",
     Verdict.FAIL: "fail",
     Verdict.CANNOT_DECIDE: "cannot decide",
+    Verdict.HARNESS: "harness",
     Verdict.NOT_SUPPORTED: "not supported",
-    Verdict.INFORMATIONAL: "figure only",
+    Verdict.INFO: "info",
 }
 MEANINGS: Final = {
     "pass": "the server did what the case demands",
     "fail": "late: it did so after too many steps; never: not within the settle time; "
     "harm: something else broke",
     "cannot decide": "something got in the way: this is no pass",
+    "harness": "walkaway's own client was late, broke the protocol or crashed: this is no pass",
     "not supported": "the server does not offer what the case is about",
-    "figure only": "told, not judged",
+    "info": "for information: not judged",
     "not run": "the case needs something that was not given",
 }
-MARKS: Final = dict(zip(MEANINGS, ("✓", "✗", "?", DASH, "", "·"), strict=True))  # beside the word
+MARKS: Final = dict(
+    zip(MEANINGS, ("✓", "✗", "?", "!", DASH, "", "·"), strict=True)
+)  # beside the word
 ANSWERS: Final = {  # by exit code
     0: ("good", "no unexpected failure"),
     3: ("bad", "failed"),
     4: ("unknown", "could not decide"),
     5: ("bad", "the server failed before the first case"),
     130: ("unknown", "interrupted"),
+}
+CONTRACTS: Final = {  # what the target's file declares, to which the server is held
+    "cancel": "cancel: the request is stopped",
+    "drain": "drain: the answer may run on to its end, and the slot is then free",
+    "resume": "resume: the answer may run on, to be read later, and the slot is then free",
 }
 GENERIC: Final = "openai"  # the kind of a server that says no name
 _UNITS: Final = {"steps": "steps", "s": "s", "ms": "ms", "tokens": "tokens", "ratio": "times"}
@@ -71,13 +79,13 @@ def write_conform(folder: Path, output: Path) -> None:
         fails=[one for one in beside if one["word"] == "fail"],
         others=[one for one in beside if one["word"] != "fail"],
         groups=[
-            (group, [row(one) for one in those])
-            for group, those in groupby(result.cases, lambda one: group_of(one.id))
+            (group, [row(one) for one in result.cases if group_of(one.id) == group])
+            for group in dict.fromkeys(group_of(one.id) for one in result.cases)
         ],
         marks=MARKS,
         meanings=MEANINGS,
         not_meant=NOT_MEANT,
-        undecided=[one for one in beside if one["word"] == "cannot decide"],
+        undecided=[one for one in beside if one["word"] in ("cannot decide", "harness")],
     )
     save(html, output)
 
@@ -101,6 +109,7 @@ def counts(result: ConformResult) -> list[tuple[str, int]]:
 
 def facts(result: ConformResult) -> list[tuple[str, str]]:
     target, machine = result.target, result.machine
+    suite = f"{result.suite}: " if result.suite else ""
     flags = (", quick" if result.quick else "") + (", strict" if result.strict else "")
     told = {
         "server": server_name(result),
@@ -112,7 +121,8 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
         "first token when idle": quantity(result.ttft_s, "s"),
         "client lag": quantity(result.lag_s, "s"),
         "machine": f"{machine.cpu}, {quantity(machine.cores, 'cores')}, Python {machine.python}",
-        "suite": f"{quantity(len(result.cases), 'cases')}{flags}, seed {result.seed}",
+        "a disconnect means": CONTRACTS[target.disconnect],
+        "suite": f"{suite}{quantity(len(result.cases), 'cases')}{flags}, seed {result.seed}",
         "by": f"walkaway {result.walkaway}",
         "started": result.started_at,
     }

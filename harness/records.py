@@ -90,6 +90,10 @@ class Way(StrEnum):
         return Way.CANCEL if self is Way.FIN else None
 
 
+# What a disconnect means to a server, by its own declaration: it cancels the request; the answer
+# may run on to its end; the client may come back for it.
+Disconnect = Literal["cancel", "drain", "resume"]
+
 _GRPC_ALONE: Final = (Way.DEADLINE, Way.CHANNEL_CLOSED, Way.PROCESS_KILLED)
 
 

@@ -1,15 +1,15 @@
-"""`walkaway conform`: its flags, and what a terminal shows while it runs."""
+"""`walkaway conform`: its flags."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.status import Status
-from rich.text import Text
 
 from harness.commands.app import RESULT, SERVER
+from harness.commands.conform_terminal import Terminal
 from harness.commands.run import (
     ApiKeyEnv,
     CaFile,
@@ -23,13 +23,12 @@ from harness.commands.run import (
     YesLoadThisHost,
 )
 from harness.errors import ConfigError
-from harness.store.conform_result import CONFORM_FILE, Aftermath, Verdict, counted
+from harness.store.conform_result import CONFORM_FILE
 from harness.store.output import check_output, is_stdout, write_output
 
 if TYPE_CHECKING:
     from harness.conform.case import Case
-    from harness.conform.suite import ConformConfig
-    from harness.store.conform_result import CaseResult, ConformResult
+    from harness.conform.config import ConformConfig
 
 CASES: Final = "The cases"
 Wanted = Annotated[list[str] | None, typer.Argument(metavar="ID|GROUP/", hidden=True)]
@@ -74,6 +73,31 @@ Strict = Annotated[
 Quick = Annotated[
     bool, typer.Option("--quick", help="The quick cases only: one minute.", rich_help_panel=CASES)
 ]
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DATE",
+        help="The cases of a dated suite, such as 2026-12. Default: all.",
+        rich_help_panel=CASES,
+    ),
+]
+MaxSeconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S", min=1, help="End after this time, with what is decided.", rich_help_panel=CASES
+    ),
+]
+FailFast = Annotated[
+    bool, typer.Option("--fail-fast", help="End at the first failure.", rich_help_panel=CASES)
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="good|bad",
+        help="A server that comes with walkaway; bad: it is wrong in eight ways.",
+        rich_help_panel=SERVER,
+    ),
+]
 List = Annotated[
     bool, typer.Option("--list", help="List the cases, and run none.", rich_help_panel=CASES)
 ]
@@ -98,6 +122,12 @@ Markdown = Annotated[
         metavar="FILE", help="Write a Markdown table there; -: print it.", rich_help_panel=RESULT
     ),
 ]
+Badge = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write a badge in the format of shields.io.", rich_help_panel=RESULT
+    ),
+]
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print conform.json, or the list as JSON.", rich_help_panel=RESULT),
@@ -117,12 +147,16 @@ def conform(  # noqa: PLR0913  one argument a flag
     api_key_env: ApiKeyEnv = None,
     header: Header = None,
     ca_file: CaFile = None,
+    against: Against = None,
     yes_load_this_host: YesLoadThisHost = False,
     slots: Slots = None,
     pid: Pid = None,
     direct: Direct = None,
     configuration: Configuration = None,
     quick: Quick = False,
+    suite: Suite = None,
+    max_seconds: MaxSeconds = None,
+    fail_fast: FailFast = False,
     lists: List = False,
     tries: Tries = None,
     strict: Strict = False,
@@ -130,6 +164,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     expected_failures: Expected = None,
     junit: Junit = None,
     markdown: Markdown = None,
+    badge: Badge = None,
     out: Out = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -142,12 +177,11 @@ def conform(  # noqa: PLR0913  one argument a flag
 
     Example: walkaway conform --target http://127.0.0.1:8000 --engine openai
     """
-    from harness.conform.suite import all_cases
+    from harness.conform.config import ConformConfig, chosen_cases
 
     if lists:
-        _list(all_cases(), wanted or [], as_json=as_json)
+        _list(chosen_cases(ConformConfig(wanted=wanted or [], suite=suite, quick=quick)), as_json)
         return
-    from harness.conform.suite import ConformConfig
     from harness.http_client import check_ca_file, parse_headers, typed_command
 
     config = ConformConfig(
@@ -167,20 +201,30 @@ def conform(  # noqa: PLR0913  one argument a flag
         tries=tries,
         strict=strict,
         quick=quick,
+        suite=suite,
+        max_seconds=max_seconds,
+        fail_fast=fail_fast,
+        against=_own_server(against, target),
         seed=seed,
         expected=expected_failures,
         out=out,
         command=typed_command(header or []),
     )
-    raise typer.Exit(_run(config, junit=junit, markdown=markdown, as_json=as_json, quiet=quiet))
+    outputs = _Outputs(junit=junit, markdown=markdown, badge=badge, as_json=as_json)
+    raise typer.Exit(_run(config, outputs, quiet=quiet))
 
 
-def _list(cases: "list[Case]", wanted: list[str], *, as_json: bool) -> None:
+def _own_server(against: str | None, target: str | None) -> str | None:
+    if against not in (None, "good", "bad"):
+        raise ConfigError(f"--against {against}: there are two such servers: good and bad")
+    if against is not None and target is not None:
+        raise ConfigError(f"--against {against} starts a server of its own: leave out --target")
+    return against
+
+
+def _list(chosen: "list[Case]", as_json: bool) -> None:  # noqa: FBT001  a flag
     import msgspec
 
-    from harness.conform.case import select
-
-    chosen = select(cases, wanted)
     if as_json:
         declared = [case.declaration() for case in chosen]
         print(json.dumps(msgspec.to_builtins(declared), indent=2))  # noqa: T201
@@ -193,27 +237,40 @@ def _list(cases: "list[Case]", wanted: list[str], *, as_json: bool) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _run(
-    config: "ConformConfig",
-    *,
-    junit: Path | None,
-    markdown: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outputs:
+    """Where the result goes besides its folder."""
+
+    junit: Path | None
+    markdown: Path | None
+    badge: Path | None
+    as_json: bool
+
+    @property
+    def is_stdout_taken(self) -> bool:
+        """Raises ConfigError if two of them are to be printed."""
+        files = (self.junit, self.markdown, self.badge)
+        printed = sum((self.as_json, *map(is_stdout, files)))
+        if printed > 1:
+            raise ConfigError(
+                "of --json, --junit -, --markdown - and --badge - only one can be printed"
+            )
+        return bool(printed)
+
+
+def _run(config: "ConformConfig", outputs: _Outputs, *, quiet: bool) -> int:
+    from harness.conform.bad_server import table
+    from harness.conform.badge import BADGE_MARK, as_badge
     from harness.conform.reports import MARKDOWN_MARK, as_junit, as_markdown, draw_page
     from harness.conform.suite import conform
     from harness.gate.reports import JUNIT_MARK
     from harness.run.process import Interruption
     from harness.run.progress import ProgressConsole, choose_progress
 
-    check_output(junit, ours=JUNIT_MARK)
-    check_output(markdown, ours=MARKDOWN_MARK)
-    printed = [as_json, is_stdout(junit), is_stdout(markdown)]
-    if sum(printed) > 1:
-        raise ConfigError("of --json, --junit - and --markdown - only one can be printed")
-    is_taken = any(printed)
-    show = Terminal(Console(stderr=is_taken), is_quiet=quiet)
+    check_output(outputs.junit, ours=JUNIT_MARK)
+    check_output(outputs.markdown, ours=MARKDOWN_MARK)
+    check_output(outputs.badge, ours=BADGE_MARK)
+    show = Terminal(Console(stderr=outputs.is_stdout_taken), is_quiet=quiet)
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     with Interruption() as interruption:
         try:
@@ -221,78 +278,18 @@ def _run(
         finally:
             show.close()
         result = finished.result
-        if junit is not None:
-            write_output(junit, as_junit(result), ours=JUNIT_MARK)
-        if markdown is not None:
-            write_output(markdown, as_markdown(result).encode(), ours=MARKDOWN_MARK)
+        if outputs.junit is not None:
+            write_output(outputs.junit, as_junit(result), ours=JUNIT_MARK)
+        if outputs.markdown is not None:
+            write_output(outputs.markdown, as_markdown(result).encode(), ours=MARKDOWN_MARK)
+        if outputs.badge is not None:
+            write_output(outputs.badge, as_badge(result), ours=BADGE_MARK)
         page = draw_page(finished.folder)
-    if as_json:
+    if outputs.as_json:
         print((finished.folder / CONFORM_FILE).read_text(), end="")  # noqa: T201
+    if config.against == "bad":
+        show.table(table(result.cases))
     show.end(result, page or finished.folder / CONFORM_FILE)
     if finished.failure is not None:
         raise finished.failure
     return result.exit_code
-
-
-SIGNS: Final = {
-    Verdict.PASS: ("pass", "green"),
-    Verdict.FAIL: ("FAIL", "bold red"),
-    Verdict.NOT_SUPPORTED: ("not supported", "dim"),
-    Verdict.CANNOT_DECIDE: ("cannot decide", "yellow"),
-    Verdict.INFORMATIONAL: ("told", "cyan"),
-}
-_WIDTH: Final = 14
-
-
-class Terminal:
-    """A line a case as it is decided, with the reason for all that is not green."""
-
-    def __init__(self, console: Console, *, is_quiet: bool) -> None:
-        self._console = console
-        self._is_quiet = is_quiet
-        self._status: Status | None = None
-
-    def begin(self, result: "ConformResult") -> None:
-        target = result.target
-        version = f" {target.version}" if target.version else ""
-        self._print(Text(f"conform: {target.engine}{version} at {target.url}, {target.model}"))
-        for note in result.notes:
-            self._print(Text(f"  {note}", style="dim"))
-
-    def started(self, case: "Case") -> None:
-        if self._is_quiet or not self._console.is_terminal:
-            return
-        self.close()
-        self._status = self._console.status(f"{case.id}: {case.requirement}")
-        self._status.start()
-
-    def decided(self, result: "CaseResult") -> None:
-        self.close()
-        sign, style = SIGNS[result.verdict]
-        if result.expected == "listed" and result.verdict is Verdict.FAIL:
-            sign, style = "expected fail", "yellow"
-        line = Text.assemble((f"{sign:{_WIDTH}}", style), f"{result.id:22}", result.reason)
-        if result.kind is not None:
-            line.append(f" ({result.kind})")
-        if result.expected == "stale":
-            line.append("; it is listed as an expected failure: remove the line", style="bold red")
-        if result.aftermath not in (None, Aftermath.CLEAN):
-            line.append(f" [afterwards: {result.aftermath}]", style="yellow")
-        self._print(line)
-
-    def end(self, result: "ConformResult", where: Path) -> None:
-        counts = [f"{num} {SIGNS[one][0].lower()}" for one, num in counted(result.cases).items()]
-        for name, why in result.not_run.items():
-            self._print(Text(f"{'not run':{_WIDTH}}{name:22}{why}", style="dim"))
-        counts += [f"{len(result.not_run)} not run"] if result.not_run else []
-        self._print(Text(f"\n{', '.join(counts) or 'nothing was decided'}", style="bold"))
-        self._print(Text(f"result: {where}"))
-
-    def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
-
-    def _print(self, text: Text) -> None:
-        if not self._is_quiet:
-            self._console.print(text, soft_wrap=True, highlight=False)

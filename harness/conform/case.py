@@ -23,10 +23,14 @@ from harness.store.conform_result import Level
 Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"]
 
 
+FIRST_SUITE: Final = "2026-12"
 FREED: Final = (  # of method P, unless a case says otherwise
     "the queued request's first token comes at most 4 steps later at the median of the tries, and "
     "at most 12 in each"
 )
+
+
+ABORT: Final = "abort a request in the scheduler as soon as its connection closes"  # a remedy
 
 
 def reports(short: str) -> tuple[str, ...]:
@@ -40,7 +44,9 @@ Check = Callable[[Bench], Finding]
 
 class Case(NamedTuple):
     """`methods`: the letters of docs/conform.md. `caught`: links to reports that it would have
-    caught. `quick`: it runs under --quick."""
+    caught. `quick`: it runs under --quick. `remedy`: what to change in a server that fails it, to
+    stand in a sentence. `since`: the first dated suite that may have it. No case is ever renamed.
+    """
 
     id: str
     level: Level
@@ -54,6 +60,8 @@ class Case(NamedTuple):
     caught: tuple[str, ...]
     why: str
     limit_s: float
+    remedy: str = ""
+    since: str = FIRST_SUITE
 
     @property
     def group(self) -> str:
@@ -78,7 +86,7 @@ NOT_OFFERED: Final = {
 }
 
 CASES: Final[dict[str, Case]] = {}
-LIMIT_S: Final = 60.0  # of a case, beside which it cannot decide
+LIMIT_S: Final = 60.0  # of a case, after which it cannot decide
 
 
 def case(  # noqa: PLR0913  a declaration
@@ -94,6 +102,8 @@ def case(  # noqa: PLR0913  a declaration
     quick: bool = False,
     caught: Sequence[str] = (),
     limit_s: float = LIMIT_S,
+    remedy: str = "",
+    since: str = FIRST_SUITE,
 ) -> Callable[[Check], Check]:
     def declare(check: Check) -> Check:
         assert id not in CASES, id
@@ -110,6 +120,8 @@ def case(  # noqa: PLR0913  a declaration
             caught=tuple(caught),
             why=why,
             limit_s=limit_s,
+            remedy=remedy,
+            since=since,
         )
         return check
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from harness.conform.verdict import is_judged, is_unexpected_failure
+from harness.conform.verdict import UNDECIDED, is_judged, is_unexpected_failure
 from harness.formatting import quantity
 from harness.gate.reports import JunitTest, Tag, junit, markdown_cell, markdown_code
 from harness.run.process import Child, python_module
@@ -17,13 +17,15 @@ _SIGNS: Final = {
     Verdict.FAIL: "❌",
     Verdict.NOT_SUPPORTED: "🚫",
     Verdict.CANNOT_DECIDE: "❔",
-    Verdict.INFORMATIONAL: "📋",
+    Verdict.HARNESS: "🔧",
+    Verdict.INFO: "📋",
 }
 _GRAVEST: Final = (
     Verdict.FAIL,
     Verdict.CANNOT_DECIDE,
+    Verdict.HARNESS,
     Verdict.NOT_SUPPORTED,
-    Verdict.INFORMATIONAL,
+    Verdict.INFO,
     Verdict.PASS,
 )
 
@@ -47,8 +49,10 @@ def as_markdown(result: ConformResult) -> str:
         *(_row(one) for one in sorted(result.cases, key=lambda one: _GRAVEST.index(one.verdict))),
     ]
     if result.not_run:
-        told = (f"`{name}` ({why})" for name, why in result.not_run.items())
-        lines += ["", f"Not run: {', '.join(told)}."]
+        left_out = (f"`{name}` ({why})" for name, why in result.not_run.items())
+        lines += ["", f"Not run: {', '.join(left_out)}."]
+    if result.sentence:
+        lines += ["", markdown_cell(result.sentence)]
     return "\n".join([*lines, "", NOT_MEANT]) + "\n"
 
 
@@ -86,9 +90,9 @@ def _message(one: CaseResult) -> str:
 def _tag(one: CaseResult, *, strict: bool) -> Tag:
     if one.expected == "stale" or is_unexpected_failure(one, strict=strict):
         return "failure"
-    if one.verdict is Verdict.CANNOT_DECIDE and is_judged(one, strict=strict):
+    if one.verdict in UNDECIDED and is_judged(one, strict=strict):
         return "error"
-    return "system-out" if one.verdict in (Verdict.PASS, Verdict.INFORMATIONAL) else "skipped"
+    return "system-out" if one.verdict in (Verdict.PASS, Verdict.INFO) else "skipped"
 
 
 def draw_page(folder: Path) -> Path | None:

@@ -8,7 +8,12 @@ from typing import Final, NamedTuple
 from harness.conform.case import Case, no_such_case
 from harness.conform.finding import Finding
 from harness.errors import ConfigError, in_words
-from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.outcome import (
+    CannotDecideError,
+    HarnessError,
+    RefusedError,
+    TooQuickError,
+)
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,
@@ -34,6 +39,7 @@ def settle_case(
         passes=case.passes,
         why=case.why,
         caught=case.caught,
+        remedy=case.remedy,
     )
     match outcome:
         case Finding(failure, reason, evidence, is_judged, stops, steps, way):
@@ -41,18 +47,23 @@ def settle_case(
             result.stops, result.steps, result.way = stops, steps, way
             result.verdict = Verdict.PASS if failure is None else Verdict.FAIL
             if not is_judged:
-                result.verdict = Verdict.INFORMATIONAL
+                result.verdict = Verdict.INFO
             result.kind = failure
         case RefusedError():
             result.verdict, result.reason = Verdict.NOT_SUPPORTED, str(outcome)
+        case TooQuickError():
+            result.verdict, result.reason = Verdict.PASS, f"too quick to matter: {outcome}"
+        case HarnessError():
+            result.verdict, result.reason = Verdict.HARNESS, str(outcome)
         case CannotDecideError():
             result.reason = str(outcome)
         case Exception():
+            result.verdict = Verdict.HARNESS
             result.reason = f"the check itself crashed: {type(outcome).__name__}: {outcome}"
     if again is not None and result.verdict is Verdict.FAIL:
         _confirm(result, again)
     if case.level is Level.INFO and result.verdict in (Verdict.PASS, Verdict.FAIL):
-        result.verdict, result.kind = Verdict.INFORMATIONAL, None
+        result.verdict, result.kind = Verdict.INFO, None
     return result
 
 
@@ -65,6 +76,8 @@ def _confirm(result: CaseResult, again: Finding | Exception) -> None:
     result.evidence = {**result.evidence, "second_run": told}
     result.reason = f"{result.kind} in a first run ({result.reason}), then: {told}"
     result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
+    if isinstance(again, HarnessError):
+        result.verdict = Verdict.HARNESS
 
 
 def with_aftermath(result: CaseResult, aftermath: Aftermath, told: str) -> CaseResult:
@@ -136,7 +149,10 @@ def hold_against(
             result.expected = "stale" if is_stale else "listed"
 
 
-def is_judged(result: CaseResult, *, strict: bool) -> bool:
+UNDECIDED: Final = (Verdict.CANNOT_DECIDE, Verdict.HARNESS)
+
+
+def is_judged(result: CaseResult | Case, *, strict: bool) -> bool:
     return result.level is Level.MUST or (strict and result.level is Level.SHOULD)
 
 
@@ -145,11 +161,10 @@ def is_unexpected_failure(result: CaseResult, *, strict: bool) -> bool:
     return is_red and result.expected != "listed"
 
 
-def exit_code(results: Sequence[CaseResult], *, strict: bool) -> int:
-    """3: an unexpected failure or a stale expectation; 4: else something judged is undecided."""
+def exit_code(results: Sequence[CaseResult], *, strict: bool, is_cut: bool = False) -> int:
+    """3: an unexpected failure or a stale expectation; 4: else something judged is undecided.
+    `is_cut`: the run ended before a case that is judged."""
     if any(is_unexpected_failure(one, strict=strict) or one.expected == "stale" for one in results):
         return 3
-    undecided_ones = (
-        one.verdict is Verdict.CANNOT_DECIDE for one in results if is_judged(one, strict=strict)
-    )
-    return 4 if any(undecided_ones) else 0
+    undecided_ones = (one.verdict in UNDECIDED for one in results if is_judged(one, strict=strict))
+    return 4 if is_cut or any(undecided_ones) else 0

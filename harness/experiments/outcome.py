@@ -7,3 +7,12 @@ class RefusedError(Exception):
 
 class CannotDecideError(Exception):
     """Nothing can be said; the message says why."""
+
+
+class HarnessError(CannotDecideError):
+    """Our own side failed: the client was late or broke the protocol, or its process ended."""
+
+
+class TooQuickError(Exception):
+    """What a client could leave is over so soon that leaving it matters to nobody; the message has
+    the figure."""

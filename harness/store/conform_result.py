@@ -13,6 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from harness.errors import ConfigError, in_words
+from harness.records import Disconnect
 
 CONFORM_SCHEMA: Final = 1
 CONFORM_FILE: Final = "conform.json"
@@ -37,7 +38,8 @@ class Verdict(StrEnum):
     FAIL = "fail"
     NOT_SUPPORTED = "not_supported"  # the server refused, or has no such counter; never a timeout
     CANNOT_DECIDE = "cannot_decide"
-    INFORMATIONAL = "informational"
+    HARNESS = "harness"  # our client was late, broke the protocol or crashed; never a pass
+    INFO = "info"
 
 
 class Failure(StrEnum):
@@ -81,7 +83,8 @@ class CaseResult(msgspec.Struct, kw_only=True):
     `stops`: whether the server stops, in seconds against controls; None: open. `steps`: within how
     many steps; None: that cannot be said. `way`: how the case was judged.
     `expected`: how the verdict stands to the file of expected failures, if there is one. `wire`,
-    `passes`, `why`, `caught`: of the case's declaration, so that a page needs no other file."""
+    `passes`, `why`, `caught`, `remedy`: of the case's declaration, so that a page needs no other
+    file. `left`: clients that left in this case; `left_in_all`: since the run began."""
 
     id: str
     level: Level
@@ -96,12 +99,15 @@ class CaseResult(msgspec.Struct, kw_only=True):
     evidence: dict[str, float | str | None] = {}
     took_s: float = 0.0
     expected: Literal["listed", "stale"] | None = None
-    repeat: str = ""  # the command that runs this case alone
+    repeat: str = ""  # the command that shows it again, alone where that is enough
     wire_log: str | None = None  # relative to conform.json
     wire: str = ""
     passes: str = ""
     why: str = ""
     caught: tuple[str, ...] = ()
+    remedy: str = ""
+    left: int = 0
+    left_in_all: int = 0
 
 
 class ConformTarget(msgspec.Struct, kw_only=True):
@@ -110,6 +116,7 @@ class ConformTarget(msgspec.Struct, kw_only=True):
     model: str
     version: str | None = None
     configuration: str = ""  # in words, for a matrix's column
+    disconnect: Disconnect = "cancel"  # what it declares that a disconnect means
     metrics_urls: list[str] = []
 
 
@@ -121,13 +128,15 @@ class Machine(msgspec.Struct, kw_only=True):
 
 class ConformResult(msgspec.Struct, kw_only=True):
     """`step_s`, `ttft_s`: of the idle server; null until they are known. `lag_s`: the client's own
-    lateness. `not_run`: cases that need what was not given, and what that is."""
+    lateness. `not_run`: cases that were not run, and why. `suite`: the dated suite that was asked
+    for; null: all cases of this version. `sentence`: what passed, what failed, what to change."""
 
     schema_version: int = CONFORM_SCHEMA
     walkaway: str
     started_at: str
     command: str
     seed: int
+    suite: str | None = None
     quick: bool = False
     strict: bool = False
     machine: Machine
@@ -139,6 +148,7 @@ class ConformResult(msgspec.Struct, kw_only=True):
     cases: list[CaseResult] = []
     not_run: dict[str, str] = {}
     notes: list[str] = []
+    sentence: str = ""
     exit_code: int = 0
 
     def write(self, folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.records import Protocol, Trust
+from harness.records import Disconnect, Protocol, Trust
 from harness.workload.values import (
     MOST_TOKENS,
     Duration,
@@ -117,6 +117,16 @@ class KServeSource(Section):
     tokens_parameter: str | None = None
 
 
+class ResumeSource(Section):
+    """How an answer whose client has left is named, read back and stopped. In the paths, {id}
+    stands for the name that the request had in `header`."""
+
+    header: Annotated[str, Field(min_length=1)]
+    read_path: UrlPath
+    stop_path: UrlPath
+    stop_method: Literal["POST", "DELETE"] = "DELETE"
+
+
 class Target(Section):
     name: str
     description: str
@@ -126,6 +136,8 @@ class Target(Section):
     dialect: DialectName | None = None
     limit_key: Annotated[str, Field(min_length=1)] | None = None
     extra_body: dict[str, ExtraValue] = Field(default_factory=dict)
+    uncached_body: dict[str, ExtraValue] = Field(default_factory=dict)
+    deadline_key: Annotated[str, Field(min_length=1)] | None = None
     stream_options: dict[str, bool] | None = None
     continuous_usage: bool = False
     usage_per_choice: bool = False
@@ -140,6 +152,8 @@ class Target(Section):
     settle_s: Seconds
     settle_steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     silence_s: Seconds | None = None
+    disconnect: Disconnect = "cancel"
+    resume: ResumeSource | None = None
     longest_step_s: Duration = 1.0
     metrics: dict[MetricRole, MetricSource] = Field(default_factory=dict)
 
@@ -147,6 +161,8 @@ class Target(Section):
     def _speaks(self) -> Self:
         if not self.http and self.kserve is None:
             raise ValueError("`http` is false: a section [kserve] must say what it speaks instead")
+        if (self.disconnect == "resume") != (self.resume is not None):
+            raise ValueError('`disconnect = "resume"` and a section [resume] go together')
         return self
 
     @property

@@ -31,7 +31,7 @@ EVIL_NAME: Final = "<img src=x onerror=window.pwned=5><b>bold<b>"  # of a folder
 OURS: Final = {
     *("status", "level", "created_at", "outcome", "role", "event", "wire_close", "delivery"),
     *("token_counting", "labels", "kind", "verdict", "aftermath", "expected", "wire_log"),
-    *("what", "sent"),
+    *("what", "sent", "disconnect"),
 }
 # Mappings whose keys are not ours either.
 NAMES: Final = {

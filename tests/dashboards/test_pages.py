@@ -12,7 +12,7 @@ import pytest
 
 from dashboards.__main__ import main
 from dashboards.page import GENERATOR, save
-from harness.conform.suite import all_cases
+from harness.conform.config import all_cases
 from harness.workload.workload import SHIPPED_TARGETS, shipped
 from tests.conftest import Snapshot
 from tests.dashboards.pages import PAGES

@@ -164,7 +164,7 @@ def test_a_hop_that_drains_is_late_and_says_for_how_long(tmp_path: Path) -> None
         run, lambda results: all(one.verdict is not Verdict.CANNOT_DECIDE for one in results)
     )
     assert (tax.verdict, tax.kind) == (Verdict.FAIL, Failure.LATE), tax.reason
-    assert drain.verdict is Verdict.INFORMATIONAL, drain.reason
+    assert drain.verdict is Verdict.INFO, drain.reason
     drained_s = drain.evidence["drained_s"]
     assert isinstance(drained_s, float)
     assert DRAIN_S / 2 < drained_s < 3 * DRAIN_S

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from harness.conform.suite import OWN_ENGINE
+from harness.conform.config import OWN_ENGINE
 from harness.store.conform_result import (
     CONFORM_FILE,
     CaseResult,
@@ -170,7 +170,7 @@ def wrong(row: Row, results: dict[str, CaseResult]) -> list[str]:
     lines = []
     for name, result in results.items():
         should_fail = name in row.red
-        good = (Verdict.FAIL,) if should_fail else (Verdict.PASS, Verdict.INFORMATIONAL)
+        good = (Verdict.FAIL,) if should_fail else (Verdict.PASS, Verdict.INFO)
         if result.verdict not in good:
             wanted = "red" if should_fail else "green"
             lines.append(f"{row.fault}: {name} is {result.verdict}, not {wanted}: {result.reason}")
@@ -213,7 +213,7 @@ def count_clean(times: int) -> int:
         for one in result.cases:
             verdicts.setdefault(one.id, Counter())[one.verdict] += 1
             musts |= {one.id} if one.level is Level.MUST else set()
-            if one.verdict not in (Verdict.PASS, Verdict.INFORMATIONAL):
+            if one.verdict not in (Verdict.PASS, Verdict.INFO):
                 print(f"run {number}: {one.id} {one.verdict}: {one.reason}", flush=True)  # noqa: T201
         print(f"run {number}: {sum(one.took_s for one in result.cases):.0f} s", flush=True)  # noqa: T201
     for name, counts in verdicts.items():

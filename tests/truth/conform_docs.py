@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from harness.conform.case import Case
-from harness.conform.suite import all_cases
+from harness.conform.config import all_cases
 from tests.truth.conform_cases import ODD, ROWS
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "conform"

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from secrets import token_hex
+from typing import Final
 
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
@@ -10,8 +11,11 @@ from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
-from harness.records import Outcome, Way
+from harness.records import Delivery, Outcome, Way
 from harness.store.conform_result import Failure, Level
+
+LABEL_TOKENS: Final = 4
+WHOLE: Final = ("stop", "length")  # finish reasons
 
 
 @case(
@@ -23,6 +27,7 @@ from harness.store.conform_result import Failure, Level
     passes="live: 2xx, and the slot works for a probe within 4 steps at the median, 12 at worst; "
     "the answers for a finished and an unknown request differ from it",
     methods="W P",
+    remedy="let the cancel endpoint say what it did, and do it",
     why="An endpoint that says 200 and does nothing is worse than none.",
     needs=("cancel_path", "http"),
     caught=reports("sgl-project/sglang#36333 sgl-project/sglang#34113 xorbitsai/inference#5548"),
@@ -68,6 +73,7 @@ def gist(name: str, reply: Reply) -> tuple[int, str]:
     wire="Requests with the ids `w` and `w1` run; `w` is cancelled, and its id used again.",
     passes="`w` ends, `w1` and the new `w` are whole",
     methods="B",
+    remedy="compare whole request ids when cancelling",
     why="Ids compared by their beginning, or kept after a cancel, end another user's answer.",
     needs=("cancel_path", "http"),
     caught=reports("sgl-project/sglang#39461 sgl-project/sglang#32237"),
@@ -90,3 +96,47 @@ def ids(bench: Bench) -> Finding:
             said = f"{name} was cancelled, and {what} was not answered whole: {how}"
             return Finding(Failure.HARM, said, {})
     return Finding(None, "only the request with that id ended; the id could be used again", {})
+
+
+@case(
+    "api/label",
+    Level.MUST,
+    "What was cancelled does not say that it has stopped by itself.",
+    wire="A streamed and a unary request are cancelled by their ids after 4 tokens, and read to "
+    "their end.",
+    passes="the last event, or the body, has no finish reason of a whole answer (`stop`, `length`)",
+    methods="W",
+    remedy="give a cancelled answer a finish reason of its own, such as `abort`",
+    why="Who collects answers, for training or for a bill, takes half a sentence for a whole one.",
+    needs=("cancel_path", "http"),
+    caught=reports("ai-dynamo/dynamo#14418"),
+)
+def label(bench: Bench) -> Finding:
+    routes = Routes(bench.session.plan)
+    evidence: Evidence = {}
+    for delivery in (Delivery.STREAM, Delivery.UNARY):
+        live = bench.start(bench.long(delivery=delivery))
+        if delivery is Delivery.UNARY:
+            bench.pause(bench.ttft_s + LABEL_TOKENS * bench.step_s)
+        elif not live.wait_tokens(LABEL_TOKENS, READY_S):
+            raise CannotDecideError("the request that was to be cancelled did not begin")
+        reply = routes.cancel(live.spec.request_id)
+        if not 200 <= reply.status < 300:
+            raise CannotDecideError(f"a live request was not cancelled (status {reply.status})")
+        if (row := live.join(bench.settle_s)) is None:
+            return Finding(Failure.NEVER, "a cancelled request went on", evidence)
+        evidence[f"{delivery}_finish_reason"] = row.finish_reason
+    return judge_labels_of_cancelled(evidence)
+
+
+def judge_labels_of_cancelled(evidence: Evidence) -> Finding:
+    """`evidence`: the finish reasons."""
+    wrong = {name: told for name, told in evidence.items() if told in WHOLE}
+    said = ", ".join(f"{name} is {told}" for name, told in wrong.items())
+    good = ", ".join(str(told) for told in evidence.values())
+    return found(
+        f"cancelled requests end with the finish reasons {good}",
+        f"a cancelled request looks whole: {said}" if wrong else None,
+        evidence,
+        Failure.HARM,
+    )

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from harness.conform.bench import Bench
-from harness.conform.case import case, reports
+from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
 from harness.conform.waves import leave_each, rows_of, start_greedy
@@ -37,6 +37,7 @@ LIMIT: Final = 0.5  # of the time to first token, after which the client gives u
     "Before and after, greedy requests.",
     passes="no slot is held, and the greedy texts are as before",
     methods="O B",
+    remedy=ABORT,
     why="A load balancer that restarts, or a network that blinks, cancels everything in one step.",
     quick=True,
     caught=reports("NVIDIA/TensorRT-LLM#13713 ai-dynamo/dynamo#12389 ray-project/ray#52533"),
@@ -84,6 +85,7 @@ def storm_all(bench: Bench) -> Finding:
     passes="its first token comes at most two chunks and 4 steps later than on the idle server at "
     "the median of all and of each dose, and at most one step later for each client that left",
     methods="P",
+    remedy="take in all aborts that have come before each step",
     why="Clean-up that takes turns with work, or a queue of aborts read one a step, is seen only "
     "when many leave; a leak only after some time.",
     caught=reports("ollama/ollama#18477 Trans-N-ai/swama#116"),
@@ -155,6 +157,7 @@ def _judge_doses(
     passes="the last one's first token comes at most two chunks and 4 steps later than that of the "
     "same prompt alone, at the median of the tries, and at most three times that in each",
     methods="P",
+    remedy="look for aborts before each chunk of a prompt",
     why="A client's time limit below the server's first token turns each request into several: "
     "if the dead ones are computed, each retry comes later than the one before.",
     caught=reports("antirez/ds4#333 vllm-project/vllm#20520"),

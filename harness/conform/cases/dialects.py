@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, case, reports
+from harness.conform.case import ABORT, FREED, case, reports
 from harness.conform.finding import Finding
 from harness.conform.judgement import Bound
 from harness.experiments.outcome import CannotDecideError
@@ -39,6 +39,7 @@ def _declare(name: str, path: str, whose: str = "") -> None:
         wire="As stream/fin-decode; the streams that leave are asked for on this route.",
         passes=FREED,
         methods="P",
+        remedy=ABORT,
         why="Each route has its own handler, and each handler its own way to miss a disconnect.",
         needs=("http",),
         quick=name == "chat",
@@ -60,6 +61,7 @@ _declare("messages", "messages", "Anthropic's ")
     passes="the short request's first token comes at most 20 steps later than on the idle server "
     "at the median of the tries, and at most 60 in each",
     methods="P",
+    remedy="compile grammars off the engine's thread, and drop those of clients that left",
     why="Compiling a schema takes seconds, often on the thread that steps the engine, and nobody "
     "looks at the connection meanwhile.",
     needs=("http",),

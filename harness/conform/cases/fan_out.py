@@ -23,6 +23,7 @@ LOOK_TOKENS: Final = 4
     "and closes its connection.",
     passes="no slot is held afterwards",
     methods="O",
+    remedy="abort all answers of a request with it",
     why="An abort that knows the request's own id alone leaves its children running.",
     quick=True,
     caught=reports("vllm-project/vllm#14326 vllm-project/vllm#14512 sgl-project/sglang#39461"),
@@ -40,6 +41,7 @@ def parent(bench: Bench) -> Finding:
     "of each answer, and closes its connection.",
     passes="no slot is held afterwards",
     methods="O",
+    remedy="abort all prompts of a request with it",
     why="A list of prompts becomes as many requests inside, which share one connection and no id.",
     needs=("http",),
 )

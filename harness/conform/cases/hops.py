@@ -28,6 +28,7 @@ LONGEST_DRAIN_S: Final = 45.0
     wire="Streams and unary requests are left behind full slots, directly and through the proxy.",
     passes="the median through the proxy is at most a step and a round trip more than directly",
     methods="P",
+    remedy="close the connection to the server when the client's closes",
     why="A proxy that reads the answer to its end hides every leave from the server.",
     needs=("direct",),
     caught=reports("BerriAI/litellm#30244 sgl-project/sglang#39461"),

@@ -45,6 +45,7 @@ STILL_STEPS: Final = 8  # without a change of the handles
     "each 50 as many probes as slots start at once.",
     passes="no slot is held after any block: at most 0.3 % are forgotten, with 95 % confidence",
     methods="O",
+    remedy="find the moment in which an abort is lost, such as before its request is known",
     why="No functional test sees one forgotten request in a hundred; it fills a server in a day.",
     caught=reports("sgl-project/sglang#36876 sgl-project/sglang#35255 ray-project/ray#52533"),
     limit_s=120.0,
@@ -77,6 +78,7 @@ def judge_ghosts(left: int, held: int) -> Finding:
     "after each time as many probes as slots start at once.",
     passes="no slot is held after any of them",
     methods="O",
+    remedy="free the slot on each path on which a request ends",
     why="A slot lost at each hundredth cancel is a server that stops in an afternoon.",
     quick=True,
     caught=reports("NVIDIA/TensorRT-LLM#12314 am17an/llama.cpp#20"),
@@ -113,6 +115,7 @@ def held_after_waves(bench: Bench, fewest: int) -> tuple[int, int]:
     "which as many clients as slots leave.",
     passes="prompts of the same length fit at once afterwards, at the latest after the settle time",
     methods="K",
+    remedy="free the blocks on each path on which a request ends",
     why="Lost blocks show only when the memory is full, as longer queues and preemption.",
     caught=reports(
         "vllm-project/vllm#46283 vllm-project/vllm-ascend#16662 sgl-project/sglang#40360 "
@@ -148,6 +151,7 @@ class Used(NamedTuple):
     passes="a leave costs no more memory (4 KiB) and handles (0.01) than an answer, with 95 % "
     "confidence",
     methods="pid",
+    remedy="drop what is kept for a request when its client has left",
     why="The control is an answer, since logs and caches grow with every request and its tokens.",
     needs=("pid",),
     caught=reports("NVIDIA/TensorRT-LLM#8131 vllm-project/vllm#51629"),
@@ -214,6 +218,7 @@ def used_by(pid: int) -> Used:
     "the settle time, and then as many probes as slots start at once. A control keeps sending.",
     passes="no slot is held at the first probe, and as many long prompts fit as before",
     methods="O K",
+    remedy="clean up when a client leaves, not when the next request comes",
     why="A server that cleans up only when the next request comes looks clean under any load test.",
     caught=reports("LMCache/LMCache#5006 NVIDIA/TensorRT-LLM#12313"),
     limit_s=90.0,
@@ -255,6 +260,7 @@ def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) ->
     passes="this request or a second one is answered within 10 times its idle time, or 2 s; "
     "/health says 200, or is not offered",
     methods="R",
+    remedy="let /health fail when no request is answered any more",
     why="A router goes on sending requests to a server whose health page says 200.",
     quick=True,
     caught=reports("NVIDIA/TensorRT-LLM#13713 vllm-project/vllm#53130 ggml-org/llama.cpp#27388"),

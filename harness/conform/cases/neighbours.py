@@ -39,6 +39,7 @@ FEWEST_TURNS, MOST_TURNS = 3, 8
     "that leave; both a second time if a text differs.",
     passes="each text is that of the control",
     methods="B",
+    remedy="reuse a block only when the last step that reads it has ended",
     why="A block that is reused before its last step has ended mixes two users' texts.",
     caught=reports(
         "sgl-project/sglang#35049 vllm-project/vllm-ascend#14055 vllm-project/tpu-inference#3449"
@@ -56,6 +57,7 @@ def text(bench: Bench) -> Finding:
     "that leave.",
     passes="the p99 of the gaps between tokens is at most 1.5 times that of the control",
     methods="B",
+    remedy="abort without stopping the batch",
     why="A cancel that stops the whole batch for a moment is paid by everybody else.",
     caught=reports("BerriAI/litellm#36429"),
 )
@@ -105,6 +107,7 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     "that leave; both a second time if an end differs.",
     passes="all are whole, with the finish reasons and lengths of the control",
     methods="B W",
+    remedy="abort by the request, not by its slot or its place",
     why="An abort that hits the wrong request ends a stream whose client is still reading.",
     quick=True,
     caught=reports(

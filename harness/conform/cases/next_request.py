@@ -32,6 +32,7 @@ TEMPLATE_TOKENS: Final = 12  # that a chat template may put around an empty answ
     "are left, or, in the control, end; as many more are sent right then.",
     passes="each gets 8 tokens, as in the control",
     methods="R",
+    remedy="reset the state of a slot before the next request gets it",
     why="State of the request that was left, such as its stop flag, can end the one after it.",
     caught=reports("tenstorrent/tt-inference-server#3605"),
 )
@@ -59,6 +60,7 @@ def lengths(bench: Bench, *, leaving: bool) -> list[int]:
     "many more are sent right then. In the control the streams end. Both again if a text differs.",
     passes="each text is that of the control",
     methods="R",
+    remedy="reset the state of a slot before the next request gets it",
     why="Penalties, a grammar or a block of the request that was left can colour the next answer.",
     quick=True,
     caught=reports("sgl-project/sglang#35049 sgl-project/sglang#33547"),
@@ -138,6 +140,7 @@ def stopped_turn(bench: Bench, turn: int) -> tuple[str, int]:
     passes="the next turn's prompt is as long as without the stopped text, or the server says that "
     "there is no such answer",
     methods="R",
+    remedy="keep a stopped answer out of the stored conversation",
     why="A model that goes on from half a sentence answers a conversation that no user saw.",
     needs=("http",),
     caught=reports("sgl-project/sglang#36475"),

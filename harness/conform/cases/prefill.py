@@ -107,6 +107,7 @@ def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill
     "idle server at the median of the tries, and at most three times that in each; no stream "
     "beside it fails",
     methods="P B",
+    remedy="look for aborts before each chunk of a prompt",
     why="A long prompt is the most expensive thing that a server computes, and the wait for it is "
     "what users leave in. A chunk is the longest gap of another stream while it is computed.",
     quick=True,
@@ -147,6 +148,7 @@ def harm(bench: Bench, finding: Finding) -> Finding:
     "another one as long come within a step.",
     passes="both are answered whole, each time",
     methods="R",
+    remedy="finish the clean-up of a prefill before its slot or prefix is used again",
     why="A regenerate button cancels and asks again. Clean-up that still runs meets a new request "
     "with the same prefix, or in the same slot.",
     caught=reports("osaurus-ai/osaurus#1796"),
@@ -190,6 +192,7 @@ def _all_whole(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Fi
     passes="the long prompt is answered whole; the short request's first token comes at most two "
     "chunks and 4 steps later than on the idle server",
     methods="B R",
+    remedy="keep the state of a prefill apart from requests that are aborted beside it",
     why="The batch changes while one of its members is half computed: positions, block tables and "
     "chunk counters must follow.",
     caught=reports("ggml-org/llama.cpp#27604"),

@@ -31,6 +31,7 @@ MASS: Final = 8  # times the slots: the requests that queue
     passes="the short request's first token comes at most 4 steps after that end at the median of "
     "the tries, and at most 12 in each",
     methods="P",
+    remedy="take a request out of the queue when its connection closes",
     why="Under overload most users leave while they queue. A server that computes their prompts "
     "first stays overloaded when they are gone.",
     quick=True,
@@ -90,6 +91,7 @@ def check_queued(queued: list[LiveStream]) -> None:
     "time if a text differs.",
     passes="every running stream is answered whole, with the text of the control",
     methods="B",
+    remedy="abort by the request, not by its slot or its place",
     why="An abort that names a slot instead of a request hits the stream that runs there.",
     quick=True,
     caught=("https://github.com/ikawrakow/ik_llama.cpp/issues/1929",),
@@ -127,6 +129,7 @@ def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     "connections are reset at once, as a kernel does for a process that died.",
     passes="as many requests as slots run at once afterwards",
     methods="O R",
+    remedy="let many requests end in one step",
     why="A crash of a gateway is a mass cancellation. Limits on aborts in a step, or a loop over a "
     "list that shrinks, end in a dead engine or in requests that nobody reads.",
     caught=(
@@ -163,6 +166,7 @@ def queue_mass(bench: Bench) -> Finding:
     "0.1 s.",
     passes="both have the same verdict, and medians at most 4 steps apart",
     methods="P",
+    remedy="keep the metrics page apart from the look-out for disconnects",
     limit_s=180.0,
     why="A dashboard must not be what keeps requests of clients that left alive, nor what ends "
     "them.",

@@ -40,6 +40,7 @@ LOOK_S: Final = 1.0
     "the stream is cut, then the same behind full slots, as in stream/fin-decode.",
     passes=f"the answer comes whole; or the server closes too, and {FREED}",
     methods="W P",
+    remedy="answer a half-closed client, or abort its request",
     why="HTTP allows it and a FIN does not tell the two apart. A server may take either view; one "
     "that stops to send and goes on to compute takes both.",
     needs=("http",),
@@ -75,6 +76,7 @@ def half_close(bench: Bench) -> Finding:
     "closes, behind full slots.",
     passes=f"the text is whole, or the stream is broken off with an error; {FREED}",
     methods="W P",
+    remedy="keep what a slow reader has not read, and watch its connection meanwhile",
     why="A phone in a tunnel. A server that drops what it cannot send mends the gap silently; one "
     "that waits in a write does not see the close.",
     needs=("http",),
@@ -149,6 +151,7 @@ def judge_pause(
     "HTTP/2, four on a connection, the same behind full slots.",
     passes=f"the other three are answered whole, with the text of the control; {FREED}",
     methods="P B",
+    remedy="take RST_STREAM as the end of one request",
     why="On HTTP/2 a closed tab closes no connection. A server that watches connections sees "
     "nothing; one that takes the reset for a broken connection ends the neighbours.",
     needs=("http",),
@@ -183,6 +186,7 @@ def _siblings(bench: Bench, *, leaves: bool) -> Rows:
     passes="no slot is held after the time that the target's file declares (`silence_s`); without "
     "one the time is told",
     methods="O",
+    remedy="set a time limit for clients that acknowledge nothing",
     why="A laptop that is shut sends no FIN. Without a time limit of the server's own, the request "
     "runs to its end, and the kernel gives up after 15 minutes.",
     needs=("http", "drop_packets"),

@@ -4,7 +4,7 @@ answer in one piece."""
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, case
+from harness.conform.case import ABORT, FREED, case
 from harness.conform.finding import Finding
 from harness.conform.judgement import AT_ONCE
 from harness.experiments.outcome import CannotDecideError
@@ -30,6 +30,7 @@ BEFORE_FIRST: Final = (0.25, 0.75)  # of the idle time to first token
     "server gets a FIN.",
     passes=FREED,
     methods="P",
+    remedy=ABORT,
     why="The commonest way to leave: a tab is closed, a stop button is pressed.",
     quick=True,
     caught=(
@@ -54,6 +55,7 @@ def fin_decode(bench: Bench) -> Finding:
     wire="As stream/fin-decode, but the socket is closed with SO_LINGER 0: the server gets a RST.",
     passes=FREED,
     methods="P",
+    remedy=ABORT,
     why="A crashed client, a killed app or a proxy that gives up sends a reset, which servers see "
     "as an error of writing or reading, not as an end.",
     needs=("http",),
@@ -74,6 +76,7 @@ def rst_decode(bench: Bench) -> Finding:
     "and the time of a short prompt, which may be in flight, at the median of the tries, and by at "
     "most three times that in each",
     methods="P",
+    remedy="watch each connection from its request on, not only when a token is written",
     why="Impatient users leave before the answer begins. Servers that look at the connection only "
     "when they write a token do not see that.",
     caught=(
@@ -103,6 +106,7 @@ def before_first(bench: Bench) -> Finding:
     passes="as many requests as slots run at once afterwards, no more and no fewer, and each gets "
     "as many tokens as before",
     methods="O R",
+    remedy="let either the end of an answer or its abort free the slot, whichever comes first",
     why="The end of the answer and the abort race for one slot: freed twice, it is given to two "
     "requests; freed by neither, it is lost.",
     caught=("https://github.com/vllm-project/vllm/pull/29987",),
@@ -171,6 +175,7 @@ def _race(bench: Bench) -> int:
     "closed as in stream/fin-decode.",
     passes=FREED,
     methods="P",
+    remedy="watch a kept connection again for each of its requests",
     why="Pools of connections are the rule behind proxies. A server that watches a connection for "
     "its first request alone does not see the later close.",
     needs=("http",),
@@ -208,6 +213,7 @@ def reused_conn(bench: Bench) -> Finding:
     "Nothing is scraped.",
     passes=FREED,
     methods="P",
+    remedy="watch the connection also while an answer in one piece is computed",
     why="A server that writes nothing until the end learns of a disconnect only if it looks.",
     quick=True,
     caught=(

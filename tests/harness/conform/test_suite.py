@@ -1,5 +1,6 @@
 """The suite's own process: its load process ends or hangs, or the server is gone."""
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -12,9 +13,11 @@ import msgspec
 import pytest
 
 from harness.conform.case import CASES, Case, Selection
+from harness.conform.config import ConformConfig, all_cases
 from harness.conform.order import Order
+from harness.conform.pacing import Place
 from harness.conform.reports import as_junit, as_markdown
-from harness.conform.suite import ConformConfig, Suite, all_cases
+from harness.conform.turns import Suite
 from harness.conform.verdict import Expectation
 from harness.errors import TargetError
 from harness.run.process import Interruption
@@ -30,6 +33,7 @@ from harness.store.conform_result import (
 from harness.store.run_folder import RunFolder
 
 IDS = ("stream/fin-decode", "stream/rst-decode", "unary/leave")
+SECONDS_A_LOOK = 10.0  # of the clock of these tests
 KEY = "sk-secret-of-a-test"
 GIVEN = ConformConfig(
     target_url="http://127.0.0.1:1",
@@ -58,9 +62,12 @@ for name in order["cases"]:
     if act == "hang":
         sys.stdin.read()
     case = {"id": name, "level": "must", "verdict": "pass", "requirement": "", "reason": "good"}
-    say(event="case", id=name, case=case | ({"aftermath": "dead"} if act == "die" else {}))
     if act == "die":
+        first = {**case, "id": order["cases"][0], "verdict": "fail", "aftermath": "dead"}
+        say(event="case", id=first["id"], case={**first, "left": 3, "left_in_all": 5})
+        say(event="unusable", why="the server died")
         sys.exit()
+    say(event="case", id=name, case=case | ({"verdict": "fail"} if act == "fail" else {}))
 """
 
 
@@ -68,9 +75,9 @@ class Shown:
     def __init__(self) -> None:
         self.decisions: list[tuple[str, Verdict]] = []
 
-    def begin(self, result: ConformResult) -> None: ...
+    def begin(self, result: ConformResult, total: int) -> None: ...
 
-    def started(self, case: Case) -> None: ...
+    def started(self, case: Case, place: Place) -> None: ...
 
     def decided(self, result: CaseResult) -> None:
         self.decisions.append((result.id, result.verdict))
@@ -80,10 +87,10 @@ def a_suite(
     folder: Path, acts: Sequence[str], *, expected: Sequence[Expectation] = (), **changes: Any
 ) -> Suite:
     all_cases()
-    clock = count(0.0, 10.0)
+    clock = count(0.0, SECONDS_A_LOOK)
     script = json.dumps(dict(zip(IDS, acts, strict=True)))
+    changes = {"config": GIVEN} | changes
     return Suite(
-        config=GIVEN,
         secrets=[KEY],
         order=Order(
             plan=msgspec.Raw(b"{}"),
@@ -134,22 +141,44 @@ def test_all_cases_are_decided_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "why"), [("crash", "Segmentation fault"), ("hang", "took too long")]
 )
-def test_a_check_that_fails_is_undecided_and_the_rest_goes_on(
+def test_a_load_process_that_fails_is_no_verdict_on_the_server_and_the_rest_is_run(
     tmp_path: Path, act: str, why: str
 ) -> None:
     suite = a_suite(tmp_path, ["pass", act, "pass"])
     assert suite.run() is None
-    assert verdicts(tmp_path) == ["pass", "cannot_decide", "pass"]
+    assert verdicts(tmp_path) == ["pass", "harness", "pass"]
     assert why in suite.result.cases[1].reason
     assert suite.finish().exit_code == 4
     assert not [file for file in tmp_path.rglob("*.*") if KEY.encode() in file.read_bytes()]
 
 
-def test_after_a_death_nothing_more_is_decided(tmp_path: Path) -> None:
-    suite = a_suite(tmp_path, ["die", "pass", "pass"])
+def test_a_death_is_laid_at_an_earlier_case_and_nothing_more_is_decided(tmp_path: Path) -> None:
+    suite = a_suite(tmp_path, ["pass", "die", "pass"])
     assert suite.run() is None
-    assert verdicts(tmp_path) == ["pass", "cannot_decide", "cannot_decide"]
-    assert suite.result.cases[2].reason == "the server is gone since stream/fin-decode"
+    assert verdicts(tmp_path) == ["fail", "cannot_decide", "cannot_decide"]
+    assert suite.result.cases[2].reason == "the server died"
+    assert isinstance(suite.show, Shown)
+    assert [name for name, _ in suite.show.decisions] == [IDS[0], IDS[0], *IDS[1:]]
+
+
+def test_the_rest_is_not_run_when_the_time_is_up(tmp_path: Path) -> None:
+    short = dataclasses.replace(GIVEN, max_seconds=5.0)
+    suite = a_suite(tmp_path, ["pass"] * 3, config=short, until_s=SECONDS_A_LOOK)
+    assert suite.run() is None
+    result = suite.finish()
+    assert result.not_run.keys() | {one.id for one in result.cases} == set(IDS)
+    assert result.not_run
+    assert "--max-seconds 5" in result.not_run[IDS[-1]]
+    assert result.exit_code == 4, "a case that must be decided is missing"
+
+
+def test_with_fail_fast_nothing_is_run_after_a_failure(tmp_path: Path) -> None:
+    fast = dataclasses.replace(GIVEN, fail_fast=True)
+    suite = a_suite(tmp_path, ["fail", "hang", "hang"], config=fast)
+    assert suite.run() is None
+    assert suite.finish().exit_code == 3
+    assert list(suite.result.not_run) == [*IDS[1:]]
+    assert "stream/fin-decode had failed (--fail-fast)" in suite.result.not_run[IDS[1]]
 
 
 def test_a_server_that_cannot_be_measured_decides_nothing(tmp_path: Path) -> None:

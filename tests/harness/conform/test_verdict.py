@@ -18,7 +18,12 @@ from harness.conform.verdict import (
 )
 from harness.errors import ConfigError
 from harness.experiments.full_slots import Try
-from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.outcome import (
+    CannotDecideError,
+    HarnessError,
+    RefusedError,
+    TooQuickError,
+)
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,
@@ -147,7 +152,10 @@ def test_a_verdict_holds_by_the_steps_before_and_after(
         (NEVER, NEVER, Verdict.FAIL),
         (GOOD, None, Verdict.PASS),
         (RefusedError("404"), None, Verdict.NOT_SUPPORTED),
-        (ValueError("oops"), None, Verdict.CANNOT_DECIDE),
+        (ValueError("oops"), None, Verdict.HARNESS),
+        (HarnessError("this client is late"), None, Verdict.HARNESS),
+        (LATE, HarnessError("this client is late"), Verdict.HARNESS),
+        (TooQuickError("22 ms"), None, Verdict.PASS),
     ],
 )
 def test_two_reds_make_a_fail(first: Any, second: Any, verdict: Verdict) -> None:
@@ -155,7 +163,7 @@ def test_two_reds_make_a_fail(first: Any, second: Any, verdict: Verdict) -> None
 
 
 def test_a_case_that_informs_is_never_judged() -> None:
-    assert settle_case(a_case(Level.INFO), LATE, LATE).verdict is Verdict.INFORMATIONAL
+    assert settle_case(a_case(Level.INFO), LATE, LATE).verdict is Verdict.INFO
 
 
 def test_a_death_fails_the_case_before() -> None:
@@ -174,6 +182,8 @@ def test_a_death_fails_the_case_before() -> None:
         ([result(Verdict.FAIL, expected="listed")], False, 0),
         ([result(Verdict.PASS, expected="stale")], False, 3),
         ([result(Verdict.CANNOT_DECIDE, expected="listed")], False, 4),
+        ([result(Verdict.PASS), result(Verdict.HARNESS)], False, 4),
+        ([result(Verdict.FAIL), result(Verdict.HARNESS)], False, 3),
         ([result(Verdict.FAIL, Level.SHOULD)], False, 0),
         ([result(Verdict.FAIL, Level.SHOULD)], True, 3),
         ([result(Verdict.CANNOT_DECIDE, Level.SHOULD)], False, 0),
@@ -183,6 +193,11 @@ def test_a_death_fails_the_case_before() -> None:
 )
 def test_the_exit_code(results: list[CaseResult], strict: bool, code: int) -> None:
     assert exit_code(results, strict=strict) == code
+
+
+def test_a_run_that_was_cut_short_has_not_decided_what_is_missing() -> None:
+    assert exit_code([result(Verdict.PASS)], strict=False, is_cut=True) == 4
+    assert exit_code([result(Verdict.FAIL)], strict=False, is_cut=True) == 3
 
 
 def test_expected_failures_are_of_an_engine_and_a_version(tmp_path: Path) -> None:

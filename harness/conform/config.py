@@ -1,0 +1,106 @@
+"""One `walkaway conform`, as typed, and the cases that it asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from harness.conform.bad_server import WAYS
+from harness.conform.case import CASES, Case, select
+from harness.conform.cases import load_cases
+from harness.conform.pacing import in_order
+from harness.conform.suites import cases_of
+from harness.errors import ConfigError
+from harness.http_client import LOAD_THIS_HOST
+from harness.load.wire_log import MASK
+from harness.workload.workload import EngineSettings
+
+# The bundled engine as a target: steps of a fixed length, and so few blocks that memory has an end.
+OWN_ENGINE: Final = EngineSettings(
+    runner="simulated",
+    sim_fixed_ms=10,
+    sim_decode_token_ms=0,
+    max_num_seqs=8,
+    max_model_len=4096,
+    max_num_batched_tokens=256,  # a long prompt in many chunks
+    num_blocks=512,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConformConfig:
+    """One `walkaway conform`, as typed."""
+
+    wanted: Sequence[str] = ()
+    target_url: str | None = None
+    engine: str = "reference"
+    model: str | None = None
+    metrics_urls: list[str] = field(default_factory=list)
+    api_key_env: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    loads_any_host: bool = False
+    slots: int | None = None
+    pid: int | None = None
+    direct: str | None = None
+    configuration: str | None = None
+    tries: int | None = None
+    strict: bool = False
+    quick: bool = False
+    suite: str | None = None
+    max_seconds: float | None = None
+    fail_fast: bool = False
+    against: str | None = None  # a bundled server, "good" or "bad"
+    seed: int = 0
+    expected: Path | None = None
+    out: Path | None = None
+    command: list[str] = field(default_factory=list)
+
+    @property
+    def own_engine(self) -> EngineSettings:
+        """Where no target is named."""
+        if self.against != "bad":
+            return OWN_ENGINE
+        return OWN_ENGINE.model_copy(update={"faults": [way.fault for way in WAYS]})
+
+    def flags(self, *, model: str, slots: int | None) -> list[str]:
+        """Of a command that repeats a case: all that was given but the cases, where the results go,
+        and how far the run was to go."""
+        values: list[tuple[str, object]] = [
+            ("--target", self.target_url),
+            ("--against", self.against),
+            ("--engine", self.target_url and self.engine),
+            ("--model", self.target_url and model),
+            ("--slots", self.target_url and slots),
+            *(("--metrics-url", url) for url in self.metrics_urls),
+            ("--api-key-env", self.api_key_env),
+            *(("--header", f"{name}={MASK}") for name in self.headers),
+            ("--ca-file", self.ca_file),
+            ("--pid", self.pid),
+            ("--direct", self.direct),
+            ("--configuration", self.configuration),
+            ("--tries", self.tries),
+            ("--expected-failures", self.expected),
+            ("--seed", self.seed),
+        ]
+        words = [word for flag, value in values if value is not None for word in (flag, str(value))]
+        words += ["--strict"] if self.strict else []
+        words += ["--quick"] if self.quick else []
+        return [*words, LOAD_THIS_HOST] if self.loads_any_host else words
+
+
+def all_cases() -> list[Case]:
+    load_cases()
+    return list(CASES.values())
+
+
+def chosen_cases(config: ConformConfig) -> list[Case]:
+    """In the order in which they run. Raises ConfigError."""
+    chosen = select(all_cases(), config.wanted)
+    if config.suite is not None:
+        chosen = cases_of(config.suite, chosen)
+        if not chosen:
+            raise ConfigError(f"--suite {config.suite} has none of {', '.join(config.wanted)}")
+    if config.quick and not config.wanted:
+        chosen = [one for one in chosen if one.quick]
+    return in_order(chosen)
