@@ -24,13 +24,14 @@ from dashboards.verdict import trust, trust_of_arms, verdict_of
 from harness.analysis.compare import headline_differences, is_certain
 from harness.analysis.tokens import COUNTED_BY
 from harness.export.headline import report_sentence
-from harness.export.library import Run, load_run
+from harness.export.library import Run, load_remains
 from harness.export.tables import client_facts
 from harness.formatting import bounded, quantity
 from harness.metrics import headline_figures, spoken
 from harness.records import ArmsSummary, is_disaggregated
 from harness.store.conform_result import conformance_beside
 from harness.store.manifest import Manifest
+from harness.store.remains import NOT_KNOWN
 
 CONFIG_SHOWN: Final = (
     ("runner", "{} runner"),
@@ -41,11 +42,12 @@ CONFIG_SHOWN: Final = (
     ("block_size", "{:,} tokens a block"),
     ("workers", "on each of {}"),
 )
+OF_THE_MANIFEST: Final = ("scraped", "at", "load", "settle time", "rounds")
 _PROCESSES: Final = ("frontends", "workers")  # by name, the latter with their pids
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
-    articles = [describe(load_run(path), f"run{i}") for i, path in enumerate(folders)]
+    articles = [_article(path, f"run{number}") for number, path in enumerate(folders)]
     listings = {one["anchor"]: one["listing"] for one in articles if one["listing"] is not None}
     html = document(
         "report.html.j2",
@@ -54,6 +56,15 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
         articles=articles,
     )
     save(html, output)
+
+
+def _article(path: Path, anchor: str) -> dict[str, Any]:
+    run, folder = load_remains(path)
+    article = describe(run, anchor)
+    article["remarks"]["warning"] = [*folder.remarks, *article["remarks"]["warning"]]
+    if run.manifest.created_at == NOT_KNOWN:
+        article["facts"] = [one for one in article["facts"] if one[0] not in OF_THE_MANIFEST]
+    return article
 
 
 def describe(run: Run, anchor: str) -> dict[str, Any]:
@@ -167,7 +178,7 @@ def _of_run(run: Run) -> dict[str, Any]:
 
 def _unsure(run: Run) -> int:
     ghosts = run.metrics.get("ghost_rate")
-    if ghosts is None or ghosts.method != "exact":
+    if ghosts is None or ghosts.method != "exact" or run.lifecycle.empty:  # the log is lost
         return 0
     is_over = run.cancellations["phase"] == "ended"
     return int((run.cancellations["ghost"].isna() & ~is_over).sum())

@@ -22,6 +22,7 @@ from harness.errors import ConfigError
 from harness.formatting import DASH, between, bounded, quantity
 from harness.gate.limits import RUN, Limit, workload_limits
 from harness.metrics import METRICS, spoken, titled
+from harness.store.run_folder import is_run
 
 WRITTEN: Final = "%Y-%m-%d %H:%M"
 SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "star", "hexagon")
@@ -45,7 +46,7 @@ def write_trend(folder: Path, output: Path) -> None:
 
 
 def _why_no_run(folder: Path, skipped: Sequence[tuple[str, str]]) -> str:
-    if (folder / "manifest.json").is_file():
+    if is_run(folder):
         return f"{folder}: is a run itself; name the folder that holds it beside other runs"
     if not skipped:
         return f"{folder}: holds no folder of a run; name the folder that holds the runs"

@@ -65,7 +65,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 def conditions_of(manifest: Mapping[str, Any], summary: Summary | ArmsSummary) -> Conditions:
     workload = manifest["workload"]
     target = manifest.get("target") or {}
-    demand = {section: dict(workload[section]) for section in DEMAND}
+    demand = {section: dict(workload.get(section) or {}) for section in DEMAND}  # collected: none
     for key in NO_DEMAND:
         demand["run"].pop(key, None)
     if (cluster := workload.get("simulate")) is not None:

@@ -1,6 +1,7 @@
 """The commands on finished runs: report, gate, compare, trend, export, collect."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,13 @@ from harness.errors import ConfigError
 from harness.run.process import become, python_module
 from harness.store.conform_result import CONFORM_FILE
 from harness.store.output import check_output, is_stdout, write_output
+from harness.store.run_folder import (
+    OtherVersionError,
+    RunFolder,
+    UnusableRunError,
+    is_run,
+    open_run,
+)
 
 
 def report(
@@ -22,22 +30,33 @@ def report(
 ) -> None:
     """Draw the report of one or several runs again.
 
-    RUN is a run's folder. A run that was cut short before it was judged is judged first.
+    RUN is a run's folder. A run that was cut short before it was judged is judged first. Where
+    files are missing or damaged, the page says what is lost, and the rest is drawn.
 
     Example: walkaway report results/20261121-053012-demo-4f2a -o report.html
     """
-    from harness.store.run_folder import open_run
-
     folders = [open_run(run) for run in runs]
     if output is None and len(runs) > 1:
         raise ConfigError("several runs need -o FILE for their common report")
     for folder in folders:
-        if not (folder.path / "summary.json").is_file():
-            from harness.run.rounds import complete_summary
-
-            complete_summary(folder)
+        judge_if_needed(folder)
     file = output or runs[0] / "report.html"
     become(python_module("dashboards", "report", *map(str, runs), "-o", str(file)))
+
+
+def judge_if_needed(folder: RunFolder) -> None:
+    """If the run has no summary that can be read."""
+    try:
+        folder.read_summary()
+    except OtherVersionError:
+        raise
+    except UnusableRunError as error:
+        from harness.run.rounds import complete_summary
+
+        if os.path.lexists(folder.path / "summary.json"):
+            folder.put_aside("summary.json")
+            typer.echo(f"{error.reason}; the run is judged again", err=True)
+        complete_summary(folder)
 
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
@@ -200,10 +219,13 @@ def export(
     if trace is None:
         raise ConfigError("nothing to write: name a file with --trace")
     from harness.export.chrome_trace import MARK, chrome_trace
-    from harness.export.library import load_run
+    from harness.export.library import load_remains
 
     check_output(trace, ours=MARK, may_overwrite=force)
-    frames = load_run(run).frames
+    found, folder = load_remains(run)
+    frames = found.frames
+    for lost in folder.lost.values():
+        typer.echo(f"warning: {lost}", err=True)
     if frames.requests.empty:
         raise ConfigError(f"{run}: no request was made in this run: nothing to write")
     content = json.dumps(chrome_trace(frames)) + "\n"
@@ -226,7 +248,7 @@ def collect(
     for one in shards:
         if not one.is_dir():
             raise ConfigError(f"{one}: there is no such folder")
-        if (one / "manifest.json").is_file():
+        if is_run(one):
             raise ConfigError(
                 f"{one}: is a run's folder, not one of shards: walkaway report {one} judges it"
             )

@@ -16,6 +16,7 @@ from harness.errors import ConfigError
 from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
+from harness.store.remains import Remains
 from harness.store.run_folder import RunFolder, open_run, read_results
 
 COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
@@ -41,8 +42,11 @@ class Run:
     """One run's folder, read only. Times in frames are integers (ns, monotonic clock of the host).
     `arms` has a summary of each arm, if there are arms."""
 
-    def __init__(self, path: Path, manifest: Manifest, summary: Summary | ArmsSummary) -> None:
-        self.path = path
+    def __init__(
+        self, folder: RunFolder, manifest: Manifest, summary: Summary | ArmsSummary
+    ) -> None:
+        self.path = folder.path
+        self._folder = folder
         self.manifest = manifest
         self.summary = summary
         self.arms = summary.arms if isinstance(summary, ArmsSummary) else {}
@@ -79,8 +83,7 @@ class Run:
 
     @cached_property
     def rounds(self) -> "dict[str, Run]":
-        judged = (one for one in RunFolder(self.path).runs() if (one / "summary.json").is_file())
-        return {path.name: load_run(path) for path in judged}
+        return {one.path.name: _read(one) for one in self._folder.judged_runs()}
 
     @cached_property
     def figures(self) -> pd.DataFrame:
@@ -123,7 +126,7 @@ class Run:
     def _rows(self) -> RunFolder:
         if self.arms:
             raise ConfigError(f"{self.path}: has arms: take the frames of one of run.rounds")
-        return RunFolder(self.path)
+        return self._folder
 
     @property
     def requests(self) -> pd.DataFrame:
@@ -154,9 +157,19 @@ def load_run(path: str | Path) -> Run:
     Raises ConfigError if it is none, if a walkaway of another schema version wrote it, if a file is
     damaged, and if the run was cut short before it was judged (`walkaway report` judges it).
     """
-    folder = open_run(Path(path))
+    return _read(open_run(Path(path)))
+
+
+def load_remains(path: Path) -> tuple[Run, Remains]:
+    """Read a run's folder as far as its files allow. Once its rows were read, `Remains.lost` says
+    what could not be read. Raises ConfigError like `load_run` for what cannot be done without."""
+    folder = Remains(open_run(path).path)
+    return _read(folder), folder
+
+
+def _read(folder: RunFolder) -> Run:
     manifest, summary = read_results(folder)
     try:
-        return Run(folder.path, msgspec.convert(manifest, Manifest), summary)
+        return Run(folder, msgspec.convert(manifest, Manifest), summary)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: its files are damaged: {error}") from error
+        raise ConfigError(f"{folder.path}: its files are damaged: {error}") from error

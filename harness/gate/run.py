@@ -35,8 +35,9 @@ def read_run(path: Path) -> Measured:
         _check_rows(folder, rounds, [part.outcomes for part in parts])
         return read_measured(summary, manifest, _manifests(folder))
     except (KeyError, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise UnusableRunError(
-            f"{path}: manifest.json is not as walkaway writes it: {error!r}", _made_again(folder)
+            f"{path}: manifest.json is not as walkaway writes it: {why}", WHOLE_FILES
         ) from error
 
 

@@ -16,15 +16,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from harness.collect.source import gathered_path, read_gathered
 from harness.errors import ConfigError
 from harness.load.rows import ShardReader
 from harness.records import ProcessMark, WorkerSeen
 from harness.run.shards import LoadTally, note_missed_arrivals
 from harness.store.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
-from harness.store.run_folder import RECORDS, RunFolder, RunRows
+from harness.store.run_folder import RECORDS, OtherVersionError, RunFolder, RunRows
 from harness.workload.plan import plan_from_mark
 from harness.workload.workload import as_plain_data, load_target
 
@@ -102,7 +100,9 @@ def _killed_run(shards: Sequence[Path]) -> Manifest | None:
     if len(shards) > 1 or shards[0].resolve() != run.shards:
         return None
     try:
-        manifest = msgspec.convert(run.read_manifest(), Manifest)
+        manifest = run.load_manifest()
+    except OtherVersionError:
+        raise
     except ConfigError:
         return None
     if _NOT_SAVED not in manifest.warnings:

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-import msgspec
-
 from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
 from harness.errors import (
     ConfigError,
@@ -35,8 +33,9 @@ from harness.run.process import Interruption
 from harness.run.progress import PrefixedProgress, Progress
 from harness.run.run_config import ResolvedRun
 from harness.run.run_state import begin_manifest, choose_folder
-from harness.store.manifest import Manifest, status_after
-from harness.store.run_folder import RunFolder
+from harness.store.manifest import status_after
+from harness.store.remains import MANIFEST, OF_THE_MANIFEST, stand_in
+from harness.store.run_folder import OtherVersionError, RunFolder
 
 
 class ExecuteOne(Protocol):
@@ -155,12 +154,13 @@ def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
 
 
 def complete_summary(folder: RunFolder) -> None:
-    """Judge a run that was cut short by whatever rows it has left; of a workload with arms, by its
-    runs that were saved.
+    """Judge a run that was cut short, or whose summary is damaged, by whatever rows it has left; of
+    a workload with arms, by its runs that were saved.
 
     Raises ConfigError if no request was made.
     """
     if folder.has_arms:
+        _complete_manifest_of_arms(folder)
         is_judged = write_pooled_summary(folder) is not None
     else:
         complete_rows(folder)
@@ -173,26 +173,65 @@ def complete_summary(folder: RunFolder) -> None:
 
 def complete_rows(folder: RunFolder) -> None:
     """Save the rows that are still in shards. Where there are none, tables that are missing or
-    damaged become empty ones, which a warning names; what is damaged is kept under another name."""
+    damaged become empty ones, and a manifest becomes one that knows nothing, which warnings name;
+    what is damaged is kept under another name."""
     unread = folder.unread_tables()
-    if not unread:
+    why_no_manifest = _why_no_manifest(folder)
+    if not unread and why_no_manifest is None:
         return
-    if any(folder.shards.glob("requests-*.ndjson")):
+    if unread and any(folder.shards.glob("requests-*.ndjson")):
         save_killed(folder)
         return
     if "requests" in unread:
-        raise ConfigError(
-            f"{folder.path}: was killed before a row of its load was written: there is nothing to "
-            "report; rows that lie on other machines make a run: "
-            f"walkaway collect {folder.shards} --out NEW_FOLDER"
-        )
-    try:
-        manifest = msgspec.convert(folder.read_manifest(), Manifest)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{folder.path}: manifest.json is damaged: {error}") from error
+        raise ConfigError(_why_no_rows(folder, unread["requests"]))
+    if why_no_manifest is None:
+        manifest = folder.load_manifest()
+    else:
+        manifest = stand_in(folder.name)
+        manifest.warnings.append(f"{folder.put_aside(MANIFEST)}: {OF_THE_MANIFEST}")
     manifest.status = "interrupted"  # it is not whole, and no gate may pass it
     for name in unread:
         manifest.warnings.append(f"{folder.empty_table(name)}: what it held is in no figure")
+    folder.write_manifest(manifest)
+
+
+def _why_no_manifest(folder: RunFolder) -> str | None:
+    """In words; None: it can be read. Raises OtherVersionError."""
+    try:
+        folder.load_manifest()
+    except OtherVersionError:
+        raise
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def _why_no_rows(folder: RunFolder, why: str) -> str:
+    if (folder.path / "requests.parquet").exists():
+        return f"{why}; without the rows of its requests there is nothing to report"
+    return (
+        f"{folder.path}: was killed before a row of its load was written: there is nothing to "
+        "report; rows that lie on other machines make a run: "
+        f"walkaway collect {folder.shards} --out NEW_FOLDER"
+    )
+
+
+def _complete_manifest_of_arms(folder: RunFolder) -> None:
+    """In place of one that is missing or damaged: that of a run, with the arms that were run."""
+    if _why_no_manifest(folder) is None:
+        return
+    runs = [one for path in folder.runs() if _why_no_manifest(one := RunFolder(path)) is None]
+    if not runs:
+        raise ConfigError(
+            f"{folder.path}: neither its manifest.json can be read nor one in its rounds/: name "
+            "one of the folders in rounds/ to report its rows"
+        )
+    manifest = runs[0].load_manifest()
+    names = [one.path.name.partition("-") for one in runs]
+    manifest.run_id, manifest.status = folder.name, "interrupted"
+    manifest.workload["arms"] = [{"name": arm} for arm in dict.fromkeys(arm for *_, arm in names)]
+    manifest.workload["run"] |= {"rounds": max(int(number) for number, *_ in names)}
+    folder.put_aside(MANIFEST)
     folder.write_manifest(manifest)
 
 

@@ -55,14 +55,26 @@ def read_frame(
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             fields = [field for field in file.schema_arrow if field.name not in without]
             columns = {field.name: _read_column(file, field) for field in fields}
-    except (OSError, pa.ArrowInvalid) as error:
-        asked = f"; is {path.parent} a finished run's folder?" if not path.exists() else ""
-        raise ConfigError(f"{path}: cannot be read: {in_words(error)}{asked}") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     frame = pd.DataFrame(columns)
     for one in msgspec.structs.fields(record):
         if one.name not in frame and isinstance(one.default, (str, int)):
             frame[one.name] = one.default
+    if lacking := [one for one in _required(record) if one not in frame and one not in without]:
+        raise ConfigError(f"{path}: is not as walkaway writes it: it has no column {lacking[0]}")
     return frame
+
+
+def empty_frame(record: type[msgspec.Struct], *, without: Container[str] = ()) -> pd.DataFrame:
+    """As `read_frame` reads a table without rows."""
+    names = [field for field in schema_of(record) if field.name not in without]
+    return pd.DataFrame({field.name: _as_series(field, []) for field in names})
+
+
+def _required(record: type[msgspec.Struct]) -> list[str]:
+    of = {one.name: one.required for one in msgspec.structs.fields(record)}
+    return [name for name in schema_of(record).names if of.get(name, True)]
 
 
 def verified_batches(path: Path) -> Iterator[pa.RecordBatch]:
@@ -90,13 +102,13 @@ def read_sent(path: Path) -> list[Sent]:
     return [Sent(*row) for row in zip(*columns, strict=True)]
 
 
-def is_table(path: Path) -> bool:
-    """It is there, and has its own description, which is written last."""
+def why_no_table(path: Path, record: type[msgspec.Struct]) -> str | None:
+    """In words; None: all its values can be read."""
     try:
-        pq.read_metadata(path)
-    except (OSError, pa.ArrowException):
-        return False
-    return True
+        read_frame(path, record)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def may_have_rows(path: Path) -> bool:
@@ -134,9 +146,14 @@ def _arrow_type(hint: Any) -> pa.DataType:
 
 
 def _read_column(file: pq.ParquetFile, field: pa.Field) -> pd.Series:
-    kind, groups = TOKEN_LISTS.get(field.name, field.type), range(file.num_row_groups)
-    parts = [file.read_row_group(n, columns=[field.name])[0].cast(kind) for n in groups]
-    whole = pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=kind)
+    groups = range(file.num_row_groups)
+    return _as_series(field, [file.read_row_group(n, columns=[field.name])[0] for n in groups])
+
+
+def _as_series(field: pa.Field, parts: Sequence[pa.ChunkedArray]) -> pd.Series:
+    kind = TOKEN_LISTS.get(field.name, field.type)
+    chunks = [chunk for part in parts for chunk in part.cast(kind).chunks]
+    whole = pa.chunked_array(chunks, type=kind)
     if field.name in TOKEN_LISTS:
         return pd.Series(pd.arrays.ArrowExtensionArray(whole))
     column: pd.Series = whole.to_pandas(types_mapper=_as_nullable if field.nullable else None)

@@ -6,7 +6,9 @@ to import, so they are imported when rows are first read or written.
 """
 
 import json
-from collections.abc import Iterable
+import os
+import shutil
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -46,6 +48,7 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
     "client": ClientSample,
 }
 WHOLE_FILES: Final = "a run whose files are whole"
+FILES_OF_A_RUN: Final = ("manifest.json", "summary.json", "requests.parquet", "shards", "rounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,10 @@ class UnusableRunError(ConfigError):
         super().__init__(f"{reason}; what would help: {remedy}")
         self.reason = reason
         self.remedy = remedy
+
+
+class OtherVersionError(UnusableRunError):
+    """A walkaway of another schema version wrote it."""
 
 
 class RunFolder:
@@ -133,6 +140,9 @@ class RunFolder:
             first.setdefault(path.name.partition("-")[2], RunFolder(path))
         return first
 
+    def judged_runs(self) -> "list[RunFolder]":
+        return [RunFolder(path) for path in self.runs() if (path / "summary.json").is_file()]
+
     def may_have_requests(self) -> bool:
         """Does it hold any, as rows or as shards? True also for an unreadable file."""
         if self.has_arms:
@@ -158,23 +168,48 @@ class RunFolder:
         return written
 
     def read_manifest(self) -> dict[str, Any]:
+        """As it was written, perhaps by another version. Raises ConfigError."""
         return self._read_json("manifest.json")
 
+    def load_manifest(self) -> Manifest:
+        """Raises OtherVersionError, and ConfigError for a file that is missing or damaged."""
+        content = self.read_manifest()
+        self.check_version("manifest.json", content)
+        try:
+            return msgspec.convert(content, Manifest)
+        except msgspec.ValidationError as error:
+            place = self.path / "manifest.json"
+            raise ConfigError(f"{place}: is not as walkaway writes it: {error}") from error
+
     def read_summary(self) -> Summary | ArmsSummary:
-        """Raises UnusableRunError for another schema version or unexpected content."""
-        content = self._read_json("summary.json")
+        """Raises OtherVersionError, and UnusableRunError for a file that is missing or damaged."""
+        try:
+            content = self._read_json("summary.json")
+        except ConfigError as error:
+            raise UnusableRunError(str(error), self.judged_again) from error
         self.check_version("summary.json", content)
         try:
             return as_summary(content)
         except msgspec.ValidationError as error:
             raise UnusableRunError(
                 f"{self.path}: summary.json is not as walkaway writes it: {error}",
-                f"the summary made again: delete it, then walkaway report {self.path}",
+                self.judged_again,
             ) from error
 
+    @property
+    def judged_again(self) -> str:
+        """The remedy for a summary that is damaged."""
+        return f"the summary made again: walkaway report {self.path}"
+
     def check_version(self, name: str, content: Any) -> None:
-        if said := other_version(content):
+        said = other_version(content)
+        if said is not None and "schema_version" not in content:
             raise UnusableRunError(
+                f"{self.path / name}: is not as walkaway writes it: it has no `schema_version`",
+                WHOLE_FILES if name == "manifest.json" else self.judged_again,
+            )
+        if said is not None:
+            raise OtherVersionError(
                 f"{self.path / name}: {said}",
                 "the walkaway that wrote it (see its `versions`), or a new run",
             )
@@ -185,23 +220,35 @@ class RunFolder:
         for name, record in RECORDS.items():
             write_table(self._table(name), record, getattr(rows, name))
 
-    def unread_tables(self) -> list[str]:
-        """The tables that are missing or damaged."""
-        from harness.store.parquet import is_table
+    def unread_tables(self) -> dict[str, str]:
+        """The tables that are missing or damaged, each with the reason."""
+        from harness.store.parquet import why_no_table
 
-        return [name for name in RECORDS if not is_table(self._table(name))]
+        whys = {name: why_no_table(self._table(name), of) for name, of in RECORDS.items()}
+        return {name: why for name, why in whys.items() if why is not None}
 
     def empty_table(self, name: str) -> str:
         """Put an empty table there, and what is there aside. Returns what was wrong, in words."""
         from harness.store.parquet import write_table
 
         table = self._table(name)
-        was = f"{table.name} was missing"
-        if table.exists():
-            aside = table.replace(table.with_name(f"{table.name}.damaged"))
-            was = f"{table.name} is damaged, and now {aside.name}"
+        was = self.put_aside(table.name)
         write_table(table, RECORDS[name], ())
         return was
+
+    def put_aside(self, name: str) -> str:
+        """Rename a damaged file, whatever it is. Returns what was wrong, in words."""
+        place = self.path / name
+        if not os.path.lexists(place):
+            return f"{name} was missing"
+        aside = place.with_name(f"{name}.damaged")
+        try:
+            if aside.is_dir() and not aside.is_symlink():
+                shutil.rmtree(aside)
+            place.replace(aside)
+        except OSError as error:
+            raise cannot_write(aside, error) from error
+        return f"{name} is damaged, and now {aside.name}"
 
     def remove_shards(self) -> None:
         for shard in self.shards.glob("*.ndjson*"):
@@ -223,21 +270,23 @@ class RunFolder:
         Raises ConfigError if a file is missing or damaged.
         """
         from harness.store.frames import RunFrames
-        from harness.store.parquet import TOKEN_LISTS, read_frame
+        from harness.store.parquet import TOKEN_LISTS
 
         without = () if with_tokens else TOKEN_LISTS
-        frames = {
-            name: read_frame(self._table(name), record, without=without)
-            for name, record in RECORDS.items()
-        }
-        probes = self.probe_phase._table("requests")
+        tables = {name: self.frame(name, without) for name in RECORDS}
+        probes = self.probe_phase
+        has_probes = probes._table("requests").is_file()
         return RunFrames(
             manifest=self.read_manifest(),
-            probe_phase=(
-                read_frame(probes, RequestRow, without=without) if probes.is_file() else None
-            ),
-            **frames,
+            probe_phase=probes.frame("requests", without) if has_probes else None,
+            **tables,
         )
+
+    def frame(self, name: str, without: Container[str] = ()) -> "pd.DataFrame":
+        """One table. Raises ConfigError if its file is missing or damaged."""
+        from harness.store.parquet import read_frame
+
+        return read_frame(self._table(name), RECORDS[name], without=without)
 
     def _table(self, name: str) -> Path:
         return self.path / f"{name}.parquet"
@@ -245,10 +294,11 @@ class RunFolder:
     def _read_json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
-            content: dict[str, Any] = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            asked = f"; is {self.path} a run's folder?" if not path.exists() else ""
-            raise ConfigError(f"{path}: cannot be read: {in_words(error)}{asked}") from error
+            raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: is not as walkaway writes it: it holds no JSON object")
         return content
 
 
@@ -260,11 +310,16 @@ def _replace(path: Path, content: bytes) -> None:
 
 def open_run(path: Path) -> RunFolder:
     try:
-        if not (path / "manifest.json").is_file():
+        if not is_run(path):
             raise ConfigError(f"{path}: {_why_no_run(path)}")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     return RunFolder(path)
+
+
+def is_run(path: Path) -> bool:
+    """It holds a file of a run, be it damaged."""
+    return any(os.path.lexists(path / name) for name in FILES_OF_A_RUN)
 
 
 def _why_no_run(path: Path) -> str:
@@ -272,15 +327,14 @@ def _why_no_run(path: Path) -> str:
         return "there is no such folder"
     if not path.is_dir():
         return "is a file; name the run's folder"
-    below = (one.parent for one in sorted(path.glob("*/manifest.json")))
-    if (one := next(below, None)) is not None:
+    if (one := next(filter(is_run, sorted(path.iterdir())), None)) is not None:
         return f"is not a run's folder itself; name one of those in it, such as {one}"
-    return "is not a run's folder (it has no manifest.json)"
+    return "is not a run's folder (it has no manifest.json and no rows)"
 
 
 def read_results(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
     """Manifest and summary, both of our schema version. Raises UnusableRunError."""
-    if not (folder.path / "summary.json").is_file():
+    if not os.path.lexists(folder.path / "summary.json"):
         saved = f"; for what was saved of this one: walkaway report {folder.path}"
         raise UnusableRunError(
             f"{folder.path}: was cut short before it was judged: there is no summary.json",

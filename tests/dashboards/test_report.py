@@ -43,22 +43,19 @@ def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> Non
     [
         ("summary.json", b'{"run_id": '),
         ("summary.json", b'{"run_id": 7}'),
-        ("manifest.json", b"[]"),
-        ("steps.parquet", None),
         ("requests.parquet", b"PAR1 not really"),
         ("cannot be written", b""),
     ],
 )
 def test_a_damaged_run_is_one_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], culprit: str, content: bytes | None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], culprit: str, content: bytes
 ) -> None:
     run = save_played(tmp_path / "run")
     output = run / "report.html"
-    if not content:
-        output = run / "summary.json" / "report.html" if content == b"" else output
-        (run / culprit).unlink(missing_ok=True)
-    else:
+    if content:
         (run / culprit).write_bytes(content)
+    else:
+        output = run / "summary.json" / "report.html"
     assert main(["report", str(run), "-o", str(output)]) == 2
     captured = capsys.readouterr()
     assert culprit in captured.err

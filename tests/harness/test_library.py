@@ -75,16 +75,16 @@ def test_a_run_with_arms_has_the_figures_of_each(judged: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("manifest.json", None, "is not a run's folder"),
+        ("manifest.json", None, "manifest.json: cannot be read"),
         ("summary.json", None, "walkaway report"),
-        ("summary.json", "[]", "schema version None"),
+        ("summary.json", "[]", "holds no JSON object"),
+        ("summary.json", "{}", "has no `schema_version`"),
         ("manifest.json", '{"schema_version": 99}', "schema version 99"),
     ],
 )
 def test_a_folder_that_cannot_be_read_is_refused(
     saved: Path, name: str, content: str | None, message: str
 ) -> None:
-    """Damaged files are the report's to refuse, which reads a run like this."""
     file = saved / name
     file.unlink() if content is None else file.write_text(content)
     with pytest.raises(ConfigError, match=message):

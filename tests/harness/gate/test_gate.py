@@ -76,7 +76,7 @@ def test_what_is_wrong_usage(tmp_path: Path) -> None:
     run, none = gated.save(tmp_path / "runs" / "a"), Path("none.txt")
     for place, why in (
         (tmp_path / "none", "there is no such folder"),
-        (tmp_path / "empty", "is not a run's folder (it has no manifest.json)"),
+        (tmp_path / "empty", "is not a run's folder (it has no manifest.json and no rows)"),
         (run / "manifest.json", "is a file; name the run's folder"),
         (tmp_path / "runs", f"name one of those in it, such as {run}"),
     ):

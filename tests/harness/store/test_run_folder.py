@@ -2,8 +2,9 @@
 
 import errno
 import json
+from collections.abc import Generator
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -131,7 +132,7 @@ def test_a_run_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:
 class Locked(PosixPath):
     """In a folder that this user may not look into."""
 
-    def is_file(self) -> bool:
+    def iterdir(self) -> Generator[Self, None, None]:
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
