@@ -25,6 +25,9 @@ HIDDEN = ("deliver", "boundaries_left")  # not part of the truth
 class Script:
     """How the engine behaves.
 
+    A step takes `step_s`, and `stream_s` more for each request in the batch; for `busy_s` of it the
+    processor is busy.
+
     `linger_steps`: whole steps that it goes on for a client that it saw leave. `free_delay_s`: from
     leaving the batch until slot and blocks are given back (at the boundary after that). Every
     `ghost_every`-th client that leaves is not noticed (0: all are), nor a `ghost_share` of them.
@@ -39,6 +42,8 @@ class Script:
 
     slots: int = 4
     step_s: float = 0.02
+    stream_s: float = 0.0
+    busy_s: float = 0.0
     num_blocks: int = 512
     block_size: int = 16
     linger_steps: int = 0

@@ -82,8 +82,12 @@ class TruthServer:
             if not self.engine.has_work:
                 self.arrival.clear()
                 await self.arrival.wait()
-            ends_s = time.perf_counter() + self.engine.script.step_s
+            began_s = time.perf_counter()
             step = self.engine.boundary()
+            script, running = self.engine.script, 0 if step is None else step.num_running
+            ends_s = began_s + script.step_s + running * script.stream_s
+            while running and time.perf_counter() < began_s + script.busy_s:
+                pass
             await asyncio.sleep(ends_s - time.perf_counter() - COARSE_S)
             while time.perf_counter() < ends_s:
                 time.sleep(NAP_S)  # noqa: ASYNC251, TID251  a busy loop would take a core

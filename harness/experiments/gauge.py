@@ -1,0 +1,176 @@
+"""Gauge: how long the server's own count of running requests stays up after a leave.
+
+For a server that nobody else uses at the time; beside others see `averaged` and `gentle`. The count
+is read many times a step. The controls are answers that end by themselves: a gauge that is late
+is late for both. It cannot see below half a poll and its own lag, nor anything that the server
+does not count: a stream that it computes for nobody after it took it off the gauge.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from harness.experiments.facts import Facts
+from harness.experiments.holds import Holds, Leaver
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
+from harness.experiments.readings import (
+    Reading,
+    Readings,
+    RunningGauge,
+    gauge_lag_s,
+    poll_of,
+    why_no_gauge,
+)
+from harness.experiments.streams import Streams, end_of
+from harness.load.live import LiveStream
+from harness.records import Delivery, Role
+from harness.store.conform_result import Way
+
+_AT_REST_S: Final = 0.25
+_AT_REST_READINGS: Final = 10
+_CONTROL_STEPS: Final = 12
+
+
+class Fall(NamedTuple):
+    """Between two readings: `at_s` is in the middle of them, `half_s` half their distance."""
+
+    at_s: float
+    half_s: float
+
+
+def find_fall(readings: Sequence[Reading], since_s: float, rest: float) -> Fall | None:
+    """When the gauge went down to `rest` for good, at `since_s` or later; None: it did not. Before
+    `since_s` it is taken to be above."""
+    above_s, down_s = since_s, None
+    for one in readings:
+        if one.at_s < since_s:
+            continue
+        if one.value > rest:
+            above_s, down_s = one.at_s, None
+        elif down_s is None:
+            down_s = one.at_s
+    if down_s is None:
+        return None
+    return Fall((above_s + down_s) / 2, (down_s - above_s) / 2)
+
+
+class GaugeWatcher:
+    """`left_over`: by how much the gauge at rest is higher after the tries than before them."""
+
+    way: Way = "gauge"
+
+    def __init__(self, streams: Streams, urls: Sequence[str], rng: random.Random) -> None:
+        self._streams = streams
+        self._urls = urls
+        self._rng = rng
+        self.left_over = 0.0
+
+    def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
+        return why_no_gauge(self._streams.session.plan.target, self._urls)
+
+    def holds(self, leaver: Leaver, tries: int) -> Holds:
+        server, plan = self._streams, self._streams.session.plan
+        gauge = RunningGauge(plan, self._urls)
+        poll_s = poll_of(plan.target, server.step_s)
+        try:
+            with Readings(gauge.read, poll_s=poll_s, rng=self._rng) as readings:
+                return self._holds(readings, leaver, tries)
+        finally:
+            gauge.close()
+
+    def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
+        server, target = self._streams, self._streams.session.plan.target
+        rest = self._at_rest(readings)
+        tries_s: list[float | None] = []
+        controls_s, halves_s = list[float](), list[float]()
+        natural_s = None
+        for number in range(tries):
+            stream, fall = self._try(readings, leaver, number, rest)
+            assert stream.abandoned_ns is not None
+            tries_s.append(None if fall is None else fall.at_s - stream.abandoned_ns / 1e9)
+            left_s = (stream.spec.max_tokens - stream.tokens) * server.step_s
+            natural_s = left_s if natural_s is None else min(left_s, natural_s)
+            if fall is None:
+                break
+            halves_s.append(fall.half_s)
+            controls_s.append(self._control(readings, rest))
+        if not controls_s:  # a ghost of ours may still be counted
+            controls_s.append(self._control(readings, min(readings.level(2))))
+        else:
+            self.left_over = min(readings.level(_AT_REST_READINGS)) - rest
+        half_s = max(halves_s, default=readings.poll_s / 2)
+        return Holds(
+            way=self.way,
+            tries_s=tries_s,
+            controls_s=controls_s,
+            floor_s=half_s + gauge_lag_s(target, server.step_s),
+            waited_s=server.patience.probe_s,
+            natural_s=natural_s,
+        )
+
+    def _at_rest(self, readings: Readings) -> float:
+        """Raises CannotDecideError if it does not rest: others come and go."""
+        readings.level(1)
+        levels = readings.level(max(_AT_REST_READINGS, int(_AT_REST_S / readings.poll_s)))
+        if min(levels) != max(levels):
+            raise CannotDecideError(
+                f"others use this server: its gauge shows {min(levels):g} to {max(levels):g} "
+                "running requests before the first of ours (--gentle judges beside others)"
+            )
+        return levels[0]
+
+    def _try(
+        self, readings: Readings, leaver: Leaver, number: int, rest: float
+    ) -> tuple[LiveStream, Fall | None]:
+        server = self._streams
+        stream = leaver.begin(replace(leaver.spec, role=Role.USER))
+        self._wait_counted(readings, stream, rest)
+        leaver.ready(stream, number)
+        server.pause(self._rng.random() * server.step_s)
+        if stream.has_ended:
+            raise CannotDecideError(
+                f"the stream that was to leave ended by itself: {end_of(stream)}"
+            )
+        leaver.leave(stream)
+        stream.join(READY_S)
+        if stream.abandoned_ns is None:
+            raise CannotDecideError("the stream that was to leave could not")
+        return stream, self._fall(readings, stream.abandoned_ns / 1e9, rest)
+
+    def _wait_counted(self, readings: Readings, stream: LiveStream, rest: float) -> None:
+        is_unary = stream.spec.delivery is Delivery.UNARY
+        if not is_unary and not stream.wait_tokens(1, self._streams.patience.filler_s):
+            raise CannotDecideError(f"the stream that was to leave did not begin: {end_of(stream)}")
+        longest_s = READY_S if is_unary else self._streams.patience.settle_s
+        if not readings.wait(lambda: readings.latest() > rest, longest_s):
+            raise CannotDecideError("the gauge of running requests does not count a stream of ours")
+
+    def _fall(self, readings: Readings, since_s: float, rest: float) -> Fall | None:
+        """Two readings at rest are a fall: one may have been taken between two requests."""
+        until_s = since_s + self._streams.patience.probe_s
+
+        def is_down() -> bool:
+            latest = readings.since(since_s)[-2:]
+            return len(latest) == 2 and all(one.value <= rest for one in latest)
+
+        readings.wait(is_down, max(0.0, until_s - time.perf_counter()))
+        return find_fall(readings.since(since_s), since_s, rest)
+
+    def _control(self, readings: Readings, rest: float) -> float:
+        """From the last token of an answer that ends by itself. Raises CannotDecideError."""
+        server = self._streams
+        tokens = int(server.ttft_s / server.step_s) + _CONTROL_STEPS
+        counted = server.short(tokens + 2 * int(readings.poll_s / server.step_s))
+        stream = server.start(counted)
+        self._wait_counted(readings, stream, rest)
+        if stream.join(READY_S) is None or stream.last_token_ns is None:
+            raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
+        fall = self._fall(readings, stream.last_token_ns / 1e9, rest)
+        if fall is None:
+            raise CannotDecideError(
+                "the gauge of running requests stays up after an answer that ended by itself"
+            )
+        return fall.at_s - stream.last_token_ns / 1e9

@@ -1,0 +1,273 @@
+"""Pace: one stream's time a token beside others, and after the others have left at once.
+
+Needs no metrics and no full slots, but a server that is slower with more streams: any CPU, a GPU
+near its limits. The number of others is raised until the witness is half as slow again as alone.
+The controls are others that end by themselves. It cannot see below one of its slow steps, nor one
+forgotten stream among many: `share_left` says what share of those that left is still computed.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.experiments.averaged import Interval
+from harness.experiments.facts import Facts
+from harness.experiments.holds import Holds, Leaver
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
+from harness.experiments.streams import Streams, end_of, without_token
+from harness.load.live import LiveStream, join_all
+from harness.records import Role
+from harness.store.conform_result import Way
+
+LEAST_RATIO: Final = 1.5  # of the pace beside others to the pace alone
+FIRST_OTHERS: Final = 4
+MOST_OTHERS: Final = 256
+_SHOWN_GAPS: Final = 16  # by which a pace is judged
+_FEWEST_GAPS: Final = 4
+_AFTER_GAPS: Final = 24  # at the fast pace, which are waited for after a leave
+_TOGETHER: Final = 0.1  # of the fast pace: tokens closer than this were read in one piece
+_DRAWS: Final = 1000
+_SPARE_TOKENS: Final = 64
+
+
+class Gap(NamedTuple):
+    """Between two tokens, or two pieces of several: since when, and the seconds a token."""
+
+    since_s: float
+    pace_s: float
+
+
+def gaps_of(times_ns: Sequence[int], fast_s: float = 0.0) -> list[Gap]:
+    """Tokens that were read together share the gap before them."""
+    pieces: list[list[float]] = []  # when, and how many tokens
+    for at_ns in times_ns:
+        at_s = at_ns / 1e9
+        if pieces and at_s - pieces[-1][0] <= _TOGETHER * fast_s:
+            pieces[-1][1] += 1
+        else:
+            pieces.append([at_s, 1])
+    return [
+        Gap(early_s, (late_s - early_s) / tokens)
+        for (early_s, _), (late_s, tokens) in pairwise(pieces)
+    ]
+
+
+def find_change(gaps: Sequence[Gap], slow_s: float, fast_s: float) -> int | None:
+    """The first gap at the fast pace, by the least sum of distances from both paces: no single gap
+    decides. None: the pace did not change."""
+    paces = np.array([gap.pace_s for gap in gaps])
+    slow, fast = np.abs(paces - slow_s), np.abs(paces - fast_s)
+    costs = np.concatenate([[0], slow.cumsum()]) + fast.sum() - np.concatenate([[0], fast.cumsum()])
+    first = int(costs.argmin())
+    return first if len(gaps) - first >= _FEWEST_GAPS else None
+
+
+def back_after_s(
+    times_ns: Sequence[int], t0_ns: int, *, slow_s: float, fast_s: float
+) -> float | None:
+    """From t0 to the beginning of the first step at the fast pace, at least 0; None: it did not
+    come back. `times_ns`: of the witness, before and after t0."""
+    after = [gap for gap in gaps_of(times_ns, fast_s) if gap.since_s + gap.pace_s > t0_ns / 1e9]
+    if not after or (first := find_change(after, slow_s, fast_s)) is None:
+        return None
+    return max(0.0, after[first].since_s - t0_ns / 1e9)
+
+
+def share_left(
+    full_s: Sequence[float],
+    after_s: Sequence[float],
+    fewer_s: Sequence[float],
+    rng: np.random.Generator,
+) -> tuple[float, Interval]:
+    """What share of the streams that left is still computed, with its interval of 95 %: the paces
+    beside all, after some left, and beside as many as should be left, which ended by themselves."""
+
+    def medians(paces: Sequence[float]) -> NDArray[np.float64]:
+        drawn: NDArray[np.float64] = np.median(rng.choice(paces, (_DRAWS, len(paces))), axis=1)
+        return drawn
+
+    full, after, fewer = map(medians, (full_s, after_s, fewer_s))
+    shares = (after - fewer) / np.where(full > fewer, full - fewer, np.nan)
+    low, high = np.nanpercentile(shares, (2.5, 97.5)) if np.isfinite(shares).any() else (0.0, 1.0)
+    share = (median(after_s) - median(fewer_s)) / max(median(full_s) - median(fewer_s), 1e-9)
+    return share, Interval(float(low), float(high))
+
+
+class PaceWatcher:
+    """`ratio`: of the pace beside `others` streams to the pace alone, once measured. `alone_s`,
+    `beside_s`: the two paces."""
+
+    way: Way = "pace"
+
+    def __init__(
+        self, streams: Streams, rng: random.Random, *, most_others: int = MOST_OTHERS
+    ) -> None:
+        self._streams = streams
+        self._rng = rng
+        self._most = most_others
+        self._witness: LiveStream | None = None
+        self.others, self.ratio = 0, 1.0
+        self.alone_s = self.beside_s = streams.step_s
+
+    def can_judge(self, facts: Facts) -> str | None:
+        """Whether others slow a stream is known only once they run: `holds` finds that out."""
+        if facts.slots == 1:
+            return "pace needs two streams at once, and this server runs one"
+        return None
+
+    def holds(self, leaver: Leaver, tries: int) -> Holds:
+        self.alone_s = self._pace()
+        back_s, stall_s = self._slow_down()
+        controls_s, control_stalls_s = [back_s], [stall_s]
+        tries_s, stalls_s = list[float | None](), list[float]()
+        natural_s = None
+        for number in range(tries):
+            if number:
+                back_s, stall_s = self._control()
+                controls_s.append(back_s)
+                control_stalls_s.append(stall_s)
+            others = self._begin(leaver)
+            for one in others:
+                leaver.ready(one, number)
+            natural_s = self.beside_s * min(one.spec.max_tokens - one.tokens for one in others)
+            came_back_s, stall_s = self._after(partial(self._leave, leaver, others))
+            tries_s.append(came_back_s)
+            stalls_s.append(stall_s)
+            if came_back_s is None:
+                break
+        return Holds(
+            way=self.way,
+            tries_s=tries_s,
+            controls_s=controls_s,
+            floor_s=self.beside_s,
+            waited_s=self._waited_s,
+            natural_s=natural_s,
+            stalls_s=stalls_s,
+            control_stalls_s=control_stalls_s,
+        )
+
+    @property
+    def _waited_s(self) -> float:
+        return self._streams.patience.probe_s + _AFTER_GAPS * self.alone_s
+
+    def _running_witness(self, seconds: float) -> LiveStream:
+        """One that has so much left to run, at the pace alone at least."""
+        server, witness = self._streams, self._witness
+        tokens = int(seconds / server.step_s) + _SPARE_TOKENS
+        if (
+            witness is None
+            or witness.has_ended
+            or witness.spec.max_tokens - witness.tokens < tokens
+        ):
+            if witness is not None:
+                witness.leave()
+            wanted = max(tokens, server.patience.answer_tokens)
+            self._witness = witness = server.start(server.short(wanted, role=Role.PROBE))
+            if not witness.wait_tokens(2, server.patience.filler_s):
+                raise CannotDecideError(f"a stream did not begin: {end_of(witness)}")
+        return witness
+
+    def _pace(self) -> float:
+        """Of the witness, now: the median of its next gaps."""
+        return median(gap.pace_s for gap in self._next_gaps())
+
+    def _next_gaps(self) -> list[Gap]:
+        witness = self._running_witness(2 * self._waited_s)
+        since = witness.tokens
+        if not witness.wait_tokens(since + _SHOWN_GAPS + 1, READY_S):
+            raise CannotDecideError(f"a stream had no token for long: {end_of(witness)}")
+        gaps = gaps_of(witness.token_times_ns[since:], self._streams.step_s)
+        if len(gaps) < _FEWEST_GAPS:
+            raise CannotDecideError("the streams show no step: their tokens come in one piece")
+        return gaps
+
+    def _slow_down(self) -> tuple[float, float]:
+        """Find as many others as slow the witness by half, with streams that end by themselves: the
+        first control. Raises CannotDecideError if none do."""
+        slots = self._streams.facts.slots
+        most = self._most if slots is None else min(self._most, slots - 1)
+        self.others = min(most, FIRST_OTHERS)
+        while True:
+            back_s, stall_s = self._after(self._end_others)
+            self.ratio = self.beside_s / self.alone_s
+            if self.ratio >= LEAST_RATIO:
+                return self._came_back(back_s), stall_s
+            if self.others >= most:
+                raise CannotDecideError(
+                    f"by pace it cannot be seen here: beside {self.others} others a stream is "
+                    f"{self.ratio:.2f} times as slow as alone, and {LEAST_RATIO:g} are needed"
+                )
+            self.others = min(most, 2 * self.others)
+
+    def _control(self) -> tuple[float, float]:
+        back_s, stall_s = self._after(self._end_others)
+        return self._came_back(back_s), stall_s
+
+    def _came_back(self, back_s: float | None) -> float:
+        if back_s is None:
+            raise CannotDecideError(
+                "the pace does not come back after the others have ended by themselves either"
+            )
+        return back_s
+
+    def _begin(self, leaver: Leaver) -> list[LiveStream]:
+        others = [leaver.begin(leaver.spec) for _ in range(self.others)]
+        waiting = without_token(others, self._streams.patience.filler_s)
+        if waiting:
+            for one in others:
+                one.leave()
+            raise CannotDecideError(
+                f"{len(waiting)} of {self.others} streams did not begin: {end_of(waiting[0])}"
+            )
+        return others
+
+    def _leave(self, leaver: Leaver, others: Sequence[LiveStream]) -> int:
+        self._streams.pause(self._rng.random() * self.beside_s)
+        for one in others:
+            leaver.leave(one)
+        join_all(others, READY_S)
+        left_ns = [one.abandoned_ns for one in others if one.abandoned_ns is not None]
+        if len(left_ns) < len(others):
+            raise CannotDecideError("a stream that was to leave ended by itself")
+        return max(left_ns)
+
+    def _end_others(self) -> int:
+        """As many others run, and end by themselves together; returns when the last one did.
+        `beside_s` is the pace beside them all."""
+        server = self._streams
+        begin_s = (1 + self.others) * server.ttft_s
+        tokens = int(begin_s / server.step_s) + 2 * _SHOWN_GAPS
+        others = [server.start(server.short(tokens)) for _ in range(self.others)]
+        if without_token(others, server.patience.filler_s):
+            raise CannotDecideError(f"{self.others} streams do not run at once on this server")
+        self.beside_s = self._pace()
+        if None in join_all(others, READY_S):
+            raise CannotDecideError(f"short requests were not answered in {READY_S:g} s")
+        return max(one.last_token_ns or 0 for one in others)
+
+    def _after(self, act: Callable[[], int]) -> tuple[float | None, float]:
+        """What the witness saw after the act's moment: when its pace came back, and its longest
+        gap."""
+        witness = self._running_witness(3 * self._waited_s)
+        t0_ns = act()
+        until_s = t0_ns / 1e9 + self._waited_s
+        back_s = None
+        while back_s is None and (left_s := until_s - time.perf_counter()) > 0:
+            witness.wait_tokens(witness.tokens + _AFTER_GAPS, left_s)
+            if witness.has_ended:
+                raise CannotDecideError(f"the stream that shows the pace ended: {end_of(witness)}")
+            back_s = self._back(witness, t0_ns)
+        after = [gap for gap in gaps_of(witness.token_times_ns) if gap.since_s >= t0_ns / 1e9]
+        return back_s, max((gap.pace_s for gap in after), default=0.0)
+
+    def _back(self, witness: LiveStream, t0_ns: int) -> float | None:
+        times_ns = witness.token_times_ns
+        return back_after_s(times_ns, t0_ns, slow_s=self.beside_s, fast_s=self.alone_s)

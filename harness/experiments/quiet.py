@@ -1,0 +1,208 @@
+"""Quiet: whether the server's processor, or its GPU, is at rest again after a leave.
+
+For a server on this machine (`--pid`) that nobody else uses. It needs neither metrics nor full
+slots nor a queue, and says whether the server stops, nothing finer: times are counted in hundredths
+of a second by the system, and a GPU's counter is an average over a sixth of a second or more. A
+server that polls for work with a busy loop is never at rest, and cannot be judged this way.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+from typing import Final, NamedTuple
+
+import psutil
+
+from harness.collect.gpu import Gpus
+from harness.collect.source import SourceError
+from harness.experiments.facts import Facts
+from harness.experiments.holds import Holds, Leaver
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
+from harness.experiments.readings import Reading, Readings
+from harness.experiments.streams import Streams, end_of
+from harness.load.live import LiveStream
+from harness.store.conform_result import Way
+
+_CPU_POLL_S: Final = 0.1  # ten of the system's ticks
+_SHOWN_READINGS: Final = 10
+_QUIET_READINGS: Final = 3  # in a row
+_APART: Final = 2.0  # busy beside one stream, over at rest: less, and rest is no rest
+_LEAST_BUSY: Final = 0.02  # of a core, or of a GPU
+
+
+class Meter(NamedTuple):
+    """`busy`: the cores, or the share of a GPU, in use since the last call, which was about
+    `poll_s` ago; raises SourceError."""
+
+    busy: Callable[[], float]
+    poll_s: float
+    what: str
+
+
+class Rest(NamedTuple):
+    """`limit`: below it the server is at rest."""
+
+    at_rest: float
+    beside_one: float
+    limit: float
+
+
+def find_rest(idle: Sequence[float], busy: Sequence[float]) -> Rest | None:
+    """From readings at rest and beside one stream; None if these cannot be told apart."""
+    worst_idle, least_busy = max(idle), quantiles(busy, n=10)[0]
+    at_rest, beside_one = median(idle), median(busy)
+    if beside_one < max(_LEAST_BUSY, _APART * at_rest) or least_busy <= worst_idle:
+        return None
+    return Rest(at_rest, beside_one, (worst_idle + least_busy) / 2)
+
+
+def quiet_after_s(readings: Sequence[Reading], t0_s: float, limit: float) -> float | None:
+    """From t0 to the reading from which the server was at rest for three in a row, and stayed so;
+    None: it was not. A reading is of the time before it, so the one that holds t0 is left out."""
+    first_s, quiet = None, 0
+    for one in readings:
+        if one.at_s <= t0_s:
+            continue
+        if one.value > limit:
+            first_s, quiet = None, 0
+        else:
+            first_s, quiet = first_s or one.at_s, quiet + 1
+    return None if first_s is None or quiet < _QUIET_READINGS else first_s - t0_s
+
+
+class ProcessTree:
+    """The processor time of a process and all below it. A process that ended takes its time along:
+    the sum never falls."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._latest: dict[int, float] = {}
+        self._read_s = time.perf_counter()
+        self._total_s = self._sum()
+
+    def cores(self) -> float:
+        """In use since the last call."""
+        now_s, total_s = time.perf_counter(), self._sum()
+        used_s, passed_s = total_s - self._total_s, now_s - self._read_s
+        self._read_s, self._total_s = now_s, total_s
+        return used_s / passed_s
+
+    def _sum(self) -> float:
+        try:
+            root = psutil.Process(self._pid)
+            tree = [root, *root.children(recursive=True)]
+        except (psutil.NoSuchProcess, psutil.AccessDenied) as error:
+            raise SourceError(f"the process {self._pid} cannot be watched: {error}") from error
+        for one in tree:
+            try:
+                times = one.cpu_times()
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            self._latest[one.pid] = float(times.user + times.system)
+        return sum(self._latest.values())
+
+
+def cpu_meter(pid: int) -> Meter:
+    """Raises SourceError if there is no such process."""
+    return Meter(ProcessTree(pid).cores, _CPU_POLL_S, "processor")
+
+
+def gpu_meter(gpus: Gpus) -> Meter:
+    """Of the busiest of the server's GPUs."""
+
+    def busy() -> float:
+        shares = [row.utilisation for row in gpus.sample() if row.utilisation is not None]
+        if not shares:
+            raise SourceError("the GPU does not show how busy it is")
+        return max(shares)
+
+    return Meter(busy, gpus.interval_s, "GPU")
+
+
+class QuietWatcher:
+    """`meter`: None where the server's process is not known. `rest`: once it was measured."""
+
+    way: Way = "quiet"
+
+    def __init__(self, streams: Streams, meter: Meter | None, rng: random.Random) -> None:
+        self._streams = streams
+        self._meter = meter
+        self._rng = rng
+        self.rest: Rest | None = None
+
+    def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
+        return "the server's process is not known (--pid)" if self._meter is None else None
+
+    def holds(self, leaver: Leaver, tries: int) -> Holds:
+        assert self._meter is not None
+        with Readings(self._meter.busy, poll_s=self._meter.poll_s, rng=self._rng) as readings:
+            return self._holds(readings, leaver, tries)
+
+    def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
+        idle = readings.level(_SHOWN_READINGS + 1)[1:]
+        tries_s: list[float | None] = []
+        controls_s: list[float] = []
+        natural_s = None
+        for number in range(tries):
+            controls_s.append(self._control(readings, idle))
+            stream = self._leave(leaver, number)
+            left_s = (stream.spec.max_tokens - stream.tokens) * self._streams.step_s
+            natural_s = left_s if natural_s is None else min(left_s, natural_s)
+            tries_s.append(self._quiet(readings, (stream.abandoned_ns or 0) / 1e9))
+            if tries_s[-1] is None:
+                break
+        return Holds(
+            way=self.way,
+            tries_s=tries_s,
+            controls_s=controls_s,
+            floor_s=_QUIET_READINGS * readings.poll_s,
+            waited_s=self._waited_s(readings),
+            natural_s=natural_s,
+        )
+
+    def _waited_s(self, readings: Readings) -> float:
+        return self._streams.patience.probe_s + _QUIET_READINGS * readings.poll_s
+
+    def _control(self, readings: Readings, idle: Sequence[float]) -> float:
+        """An answer that ends by itself shows what busy is, and how soon it is quiet after that.
+        Raises CannotDecideError if there is no rest."""
+        server = self._streams
+        seconds = server.ttft_s + (_SHOWN_READINGS + _QUIET_READINGS) * readings.poll_s
+        stream = server.start(server.short(int(seconds / server.step_s)))
+        if not stream.wait_tokens(1, server.patience.filler_s):
+            raise CannotDecideError(f"a short request did not begin: {end_of(stream)}")
+        busy = readings.level(_SHOWN_READINGS)[1:]
+        if stream.join(READY_S) is None or stream.last_token_ns is None:
+            raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
+        assert self._meter is not None
+        self.rest = find_rest(idle, busy)
+        if self.rest is None:
+            raise CannotDecideError(
+                f"the server's {self._meter.what} is about as busy at rest "
+                f"({median(idle):.2f}) as beside one stream ({median(busy):.2f})"
+            )
+        quiet_s = self._quiet(readings, stream.last_token_ns / 1e9)
+        if quiet_s is None:
+            raise CannotDecideError("the server is busy after an answer that ended by itself, too")
+        return quiet_s
+
+    def _leave(self, leaver: Leaver, number: int) -> LiveStream:
+        stream = leaver.begin(leaver.spec)
+        leaver.ready(stream, number)
+        self._streams.pause(self._rng.random() * self._streams.step_s)
+        leaver.leave(stream)
+        stream.join(READY_S)
+        if stream.abandoned_ns is None:
+            raise CannotDecideError(f"a stream that was to leave ended: {end_of(stream)}")
+        return stream
+
+    def _quiet(self, readings: Readings, t0_s: float) -> float | None:
+        assert self.rest is not None
+        limit, until_s = self.rest.limit, t0_s + self._waited_s(readings)
+        readings.wait(
+            lambda: quiet_after_s(readings.since(t0_s), t0_s, limit) is not None,
+            max(0.0, until_s - time.perf_counter()),
+        )
+        return quiet_after_s(readings.since(t0_s), t0_s, limit)

@@ -1,0 +1,157 @@
+"""Readings of one quantity of a server, taken again and again while streams come and go."""
+
+import random
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Self
+
+import gevent
+import httpx
+import numpy as np
+from gevent.event import Event
+from numpy.typing import NDArray
+
+from harness.collect.scrape import fetch_page, parse_page, read_roles
+from harness.collect.source import SourceError, jittered
+from harness.experiments.outcome import CannotDecideError
+from harness.http_client import http_client, request_headers
+from harness.workload.plan import LoadPlan
+from harness.workload.target import MetricSource, Target
+
+Array = NDArray[np.float64]
+
+_PAGE_S: Final = 5.0
+_SHORTEST_POLL_S: Final = 0.005
+_LONGEST_POLL_S: Final = 0.05
+_MOST_LAG_STEPS: Final = 4  # of a gauge that is refreshed each step
+_TRUSTED: Final = ("exact", "exact_when_idle")
+
+
+class Reading(NamedTuple):
+    at_s: float
+    value: float
+
+
+class Readings:
+    """`read` returns the quantity now, or raises SourceError: that moment is left out. It is read
+    from `with` to its end, `poll_s` apart by a random quarter, so as not to keep in step with the
+    server. Times are those of `time.perf_counter`, in seconds."""
+
+    def __init__(self, read: Callable[[], float], *, poll_s: float, rng: random.Random) -> None:
+        self._read = read
+        self._pause_s = jittered(poll_s, rng, shortest_s=poll_s if poll_s >= 1 else None)
+        self._times, self._values = array("d"), array("d")
+        self._news = Event()
+        self.poll_s = poll_s
+        self.why_unread = ""
+
+    def __enter__(self) -> Self:
+        self._reader = gevent.spawn(self._keep_reading)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.kill()
+
+    def arrays(self) -> tuple[Array, Array]:
+        """Times and values, in order."""
+        return np.array(self._times), np.array(self._values)
+
+    def since(self, since_s: float) -> list[Reading]:
+        first = int(np.searchsorted(np.array(self._times), since_s))
+        return [
+            Reading(*one) for one in zip(self._times[first:], self._values[first:], strict=True)
+        ]
+
+    def latest(self) -> float:
+        """The latest value; 0 before the first."""
+        return self._values[-1] if self._values else 0.0
+
+    def wait(self, is_so: Callable[[], bool], longest_s: float) -> bool:
+        """Until it is so; asked after each reading."""
+        until_s = time.perf_counter() + longest_s
+        while not is_so():
+            left_s = until_s - time.perf_counter()
+            if left_s <= 0:
+                return False
+            self._news.clear()
+            self._news.wait(left_s)
+        return True
+
+    def level(self, readings: int, longest_s: float = _PAGE_S) -> list[float]:
+        """The next values. Raises CannotDecideError if they do not come."""
+        wanted = len(self._values) + readings
+        if not self.wait(lambda: len(self._values) >= wanted, longest_s + readings * self.poll_s):
+            raise CannotDecideError(self.why_unread or "no reading came")
+        return list(self._values[-readings:])
+
+    def _keep_reading(self) -> None:
+        while True:
+            began_s = time.perf_counter()
+            try:
+                value = self._read()
+            except SourceError as error:
+                self.why_unread = str(error)
+            else:
+                self._times.append((began_s + time.perf_counter()) / 2)
+                self._values.append(value)
+                self._news.set()
+            gevent.sleep(self._pause_s())
+
+
+class RunningGauge:
+    """The `running` of the server's pages, read without the rest of them. A missing one is 0: some
+    servers show a gauge only after the first request."""
+
+    def __init__(self, plan: LoadPlan, urls: Sequence[str]) -> None:
+        self._urls = urls
+        self._source = plan.target.metrics["running"]
+        self._client = http_client(
+            request_headers(plan.headers, plan.api_key_env),
+            ca_file=plan.ca_file,
+            timeout_s=_PAGE_S,
+            longest_s=_PAGE_S,
+        )
+
+    def read(self) -> float:
+        return sum(map(self._read, self._urls[:1] if self._source.repeated else self._urls))
+
+    def _read(self, url: str) -> float:
+        return value_of(self._source, fetch_page(self._client, url))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def value_of(source: MetricSource, page: httpx.Response) -> float:
+    """Only its own lines are parsed: a page may have thousands of others. Raises SourceError."""
+    own = "".join(f"{line}\n" for line in page.text.splitlines() if line.startswith(source.name))
+    try:
+        samples = parse_page(own, t_ns=0, duration_ns=0, extra_labels={})
+    except ValueError as error:
+        raise SourceError(f"the page at {page.url} is not in the Prometheus text format") from error
+    return read_roles(samples, {"running": source}).get("running", 0.0)
+
+
+def why_no_gauge(target: Target, urls: Sequence[str]) -> str | None:
+    """Why the gauge of running requests cannot show when a stream was let go of; None: it can."""
+    source = target.metrics.get("running")
+    if not urls or source is None:
+        return "no metrics page shows how many requests run (--metrics-url, --engine)"
+    if source.trust not in _TRUSTED:
+        return f"{source.name} is not to be trusted ({source.trust})"
+    if source.lag_steps > _MOST_LAG_STEPS:
+        return f"{source.name} is refreshed {source.refresh}, not each step"
+    return None
+
+
+def poll_of(target: Target, step_s: float) -> float:
+    """Twice a step where the server bears that."""
+    least_s = target.min_scrape_interval_s or 0.0
+    return max(least_s, min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, step_s / 2)))
+
+
+def gauge_lag_s(target: Target, step_s: float) -> float:
+    """By how much the gauge may be late."""
+    source = target.metrics["running"]
+    return source.lag_s + source.lag_steps * step_s

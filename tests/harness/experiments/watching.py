@@ -1,0 +1,82 @@
+"""A patched process that lets one way watch a server: what to do as JSON on standard input, its
+`Holds` on standard output, or why there are none."""
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import json
+import random
+import sys
+from typing import Any
+
+from harness.experiments.facts import Facts
+from harness.experiments.gauge import GaugeWatcher
+from harness.experiments.holds import Leaver, Watcher
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.pace import PaceWatcher
+from harness.experiments.quiet import QuietWatcher, cpu_meter
+from harness.experiments.streams import Streams
+from harness.load.lag import LagWatch
+from harness.load.live import LiveStream
+from harness.load.session import LoadSession
+from harness.workload.plan import LoadPlan
+from tests.harness.load.asking import plan_of
+
+READ_TOKENS = 4
+LONG_S = 30.0
+
+
+def plan_for(asked: dict[str, Any]) -> LoadPlan:
+    running = {"name": "vllm:num_requests_running", "refresh": "at once", "trust": "exact"}
+    plan = plan_of(asked["url"], load=None)
+    target = plan.target.model_validate(
+        plan.target.model_dump() | {"metrics": {"running": running}, "settle_s": asked["settle_s"]},
+        strict=False,
+    )
+    return plan.model_copy(update={"target": target})
+
+
+def watcher(streams: Streams, asked: dict[str, Any], rng: random.Random) -> Watcher:
+    match asked["way"]:
+        case "gauge":
+            return GaugeWatcher(streams, [f"{asked['url']}/metrics"], rng)
+        case "pace":
+            return PaceWatcher(streams, rng, most_others=asked.get("most_others", 32))
+        case _:
+            return QuietWatcher(streams, cpu_meter(asked["pid"]), rng)
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    session = LoadSession(
+        plan_for(asked),
+        api_key=None,
+        tell=lambda _row: None,
+        enough=lambda: None,
+        give_up=sys.exit,
+    )
+    facts = Facts(asked["slots"], asked["step_s"], 2 * asked["step_s"], None)
+    lag = LagWatch(open_streams=lambda: 0, give_up=sys.exit)
+    streams = Streams(session, facts, asked["settle_s"], lag=lag)
+    rng = random.Random(1)
+
+    def ready(stream: LiveStream, _number: int) -> None:
+        stream.wait_tokens(READ_TOKENS, LONG_S)
+
+    leaver = Leaver(streams.long(), streams.start, ready, LiveStream.leave)
+    way = watcher(streams, asked, rng)
+    try:
+        assert way.can_judge(facts) is None
+        told: dict[str, Any] = way.holds(leaver, asked["tries"])._asdict()
+    except CannotDecideError as error:
+        told = {"why": str(error)}
+    if isinstance(way, PaceWatcher):
+        told["ratio"] = way.ratio
+    streams.end()
+    session.close()
+    print(json.dumps(told))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
