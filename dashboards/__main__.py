@@ -14,7 +14,7 @@ from dashboards.matrix import write_matrix
 from dashboards.report import write_report
 from dashboards.trend import write_trend
 from harness.errors import WalkawayError, check_text
-from harness.store.output import finish_stdout, is_stdout
+from harness.store.output import STDOUT, is_stdout, write_output
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,12 +42,11 @@ def main(arguments: Sequence[str]) -> int:
 def _write(options: argparse.Namespace) -> None:
     try:
         options.write(options)
+        if not is_stdout(options.output):
+            write_output(STDOUT, f"{options.output}\n".encode(), ours=None)
     except UnicodeEncodeError as error:  # of a folder, say
         check_text(error.object)
         raise
-    if not is_stdout(options.output):
-        sys.stdout.write(f"{options.output}\n")
-    finish_stdout()
 
 
 def _parser() -> argparse.ArgumentParser:

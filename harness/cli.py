@@ -1,7 +1,8 @@
 """The entry point of the command line: only here do errors become messages and exit codes.
 
-0 good · 1 a bug of ours · 2 wrong usage or configuration · 5 the target or the run failed ·
-130 interrupted. Results go to standard output, progress and errors to standard error.
+0 good · 1 a bug of ours · 2 wrong usage or configuration · 3 a gate failed · 4 it could not
+decide · 5 the target or the run failed · 130 interrupted. Results go to standard output, progress
+and errors to standard error.
 
 The commands are imported inside `main`, so a Ctrl-C while Python loads libraries is handled too.
 """
@@ -46,12 +47,19 @@ def _code_of_command() -> int:
         return error.exit_code
     except Exception as error:  # noqa: BLE001  a bug of ours: one line for the user
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            _complain(str(cannot_write(error.filename or "an output", error)))
+            _complain(str(_why_not_written(error)))
             return StorageError.exit_code
         notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
         _complain(f"a bug in walkaway, sorry: {type(error).__name__}: {error}{notes}")
         return BUG
     return code
+
+
+def _why_not_written(error: OSError) -> WalkawayError:
+    """Each file is named where it is written: an error without a name is of what is printed."""
+    if error.filename is None:
+        return stdout_problem(error)
+    return cannot_write(error.filename, error)
 
 
 def _open_what_is_closed() -> None:

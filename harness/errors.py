@@ -1,4 +1,4 @@
-"""Expected failures in four families, each with an exit code.
+"""Expected failures in families, each with an exit code.
 
 `harness.cli` turns them into exit codes. A message says what happened, where, and what to do.
 `in_words` and `did_you_mean` are parts of such messages.
@@ -40,6 +40,13 @@ class PlanError(WalkawayError):
     """The load could not do what its plan says: the run is whole, but it shows nothing."""
 
     exit_code = 5
+
+
+class UndecidedError(WalkawayError):
+    """The run is whole, but invalid: the load could not keep up, so its figures say nothing of the
+    server."""
+
+    exit_code = 4
 
 
 class InterruptedRunError(WalkawayError):

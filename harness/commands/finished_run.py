@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from harness.errors import ConfigError, InterruptedRunError
+from harness.errors import ConfigError, InterruptedRunError, UndecidedError
 from harness.records import ArmsSummary, Summary
 from harness.run.pipeline import FinishedRun, execute
 from harness.run.process import Interruption
@@ -31,8 +31,7 @@ def show_finished(
 ) -> None:
     """Raises how the run ended, if not well."""
     if finished.summary is not None:
-        where = finished.report or finished.folder.path
-        _show(finished.summary, where, as_json=as_json, shows_all=shows_all)
+        _show(finished.summary, finished.report, as_json=as_json, shows_all=shows_all)
     if finished.failure is not None:
         kept = f"what was collected is in {finished.folder.path}"
         raise type(finished.failure)(f"{finished.failure}\n{kept}") from finished.failure
@@ -41,6 +40,13 @@ def show_finished(
         raise RuntimeError(f"the report could not be drawn, see {log}")
     if is_interrupted:
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
+    if why := _why_invalid(finished.summary):
+        raise UndecidedError(f"the run is invalid, and no gate passes it: {why}")
+
+
+def _why_invalid(summary: Summary | ArmsSummary | None) -> str:
+    said = [] if summary is None else summary.validity
+    return "; ".join(one.text for one in said if one.level == "invalid")
 
 
 def _run(resolved: ResolvedRun, progress: Progress, interruption: Interruption) -> FinishedRun:
@@ -51,7 +57,9 @@ def _run(resolved: ResolvedRun, progress: Progress, interruption: Interruption) 
     return execute_rounds(resolved, progress=progress, interruption=interruption)
 
 
-def _show(summary: Summary | ArmsSummary, where: Path, *, as_json: bool, shows_all: bool) -> None:
+def _show(
+    summary: Summary | ArmsSummary, report: Path | None, *, as_json: bool, shows_all: bool
+) -> None:
     if as_json:
         print(json.dumps(msgspec.to_builtins(summary), indent=2))  # noqa: T201
         return
@@ -62,7 +70,8 @@ def _show(summary: Summary | ArmsSummary, where: Path, *, as_json: bool, shows_a
         print_arms(console, summary, shows_all=shows_all)
     else:
         print_summary(console, summary, shows_all=shows_all)
-    console.print(f"report: {where}", soft_wrap=True, markup=False, highlight=False)
+    if report is not None:
+        console.print(f"report: {report}", soft_wrap=True, markup=False, highlight=False)
 
 
 _RATE = "--request-cancellation-rate"

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +13,7 @@ from harness.commands.app import Force, JsonResult
 from harness.errors import ConfigError
 from harness.run.process import become, python_module
 from harness.store.conform_result import CONFORM_FILE
-from harness.store.output import check_output, is_stdout, write_output
+from harness.store.output import cannot_write, check_output, is_stdout, write_output
 from harness.store.run_folder import (
     OtherVersionError,
     RunFolder,
@@ -56,7 +58,17 @@ def judge_if_needed(folder: RunFolder) -> None:
         if os.path.lexists(folder.path / "summary.json"):
             folder.put_aside("summary.json")
             typer.echo(f"{error.reason}; the run is judged again", err=True)
-        complete_summary(folder)
+        with _saving(folder.path):
+            complete_summary(folder)
+
+
+@contextmanager
+def _saving(place: Path) -> Iterator[None]:
+    """Raises StorageError and ConfigError for what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(place, error) from error
 
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
@@ -257,6 +269,7 @@ def collect(
     from harness.run.pipeline import draw_report
     from harness.run.rounds import complete_summary
 
-    folder = collect_shards(shards, out, command=typed_command([]))
-    complete_summary(folder)
-    typer.echo(draw_report(folder) or folder.path)
+    with _saving(out):
+        folder = collect_shards(shards, out, command=typed_command([]))
+        complete_summary(folder)
+    typer.echo(draw_report(folder))

@@ -282,6 +282,9 @@ def write_summary(folder: RunFolder) -> Summary:
     return folder.write_summary(summarise(folder.frames()))
 
 
-def draw_report(folder: RunFolder) -> Path | None:
+def draw_report(folder: RunFolder) -> Path:
+    """Raises TargetError, and RuntimeError after a bug."""
     with ReportProcess(folder) as report:
-        return report.draw()
+        if (drawn := report.draw()) is None:
+            raise RuntimeError(f"the report could not be drawn, see {folder.log('report')}")
+        return drawn

@@ -114,4 +114,5 @@ def stdout_problem(error: OSError) -> StorageError:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return StorageError("standard output was closed before all was written to it")
-    return StorageError(f"standard output: cannot be written: {in_words(error)}")
+    remedy = "; make room" if error.errno in NO_ROOM else ""
+    return StorageError(f"standard output cannot be written: {in_words(error)}{remedy}")

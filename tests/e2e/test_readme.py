@@ -108,6 +108,8 @@ def test_the_readme_can_be_followed(
                 lambda number: follow(again(block.text, number), clone, environment),
                 lambda code: code == 0,
             )
+        case [] if "walkaway run" in block.text:
+            until_decided(lambda _: follow(block.text, clone, environment), lambda code: code == 0)
         case [] | ["make", "-n"]:
             assert follow(block.text, clone, environment) == 0
         case directive:

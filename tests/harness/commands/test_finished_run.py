@@ -1,0 +1,55 @@
+"""The end of `walkaway run`: what it says last, and how it ends."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.commands.finished_run import show_finished
+from harness.errors import TargetError, UndecidedError, WalkawayError
+from harness.records import Remark, Summary
+from harness.run.pipeline import FinishedRun
+from harness.store.run_folder import RunFolder
+from tests.made_up.run import save_judged
+
+BUSY = Remark(level="invalid", text="the load process with pid 7 could not keep up")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return RunFolder(save_judged(tmp_path_factory.mktemp("finished") / "run"))
+
+
+def end(
+    folder: RunFolder,
+    *remarks: Remark,
+    failure: WalkawayError | None = None,
+    report: Path | None = None,
+) -> None:
+    summary = folder.read_summary()
+    assert isinstance(summary, Summary)
+    summary.validity = list(remarks)
+    finished = FinishedRun(folder=folder, summary=summary, failure=failure, report=report)
+    show_finished(finished, is_interrupted=False, as_json=False, shows_all=False)
+
+
+def test_a_report_is_named_only_if_it_was_drawn(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end(folder, report=folder.report)
+    assert capsys.readouterr().out.endswith(f"\nreport: {folder.report}\n")
+    with pytest.raises(TargetError, match=r"^the disk is full\nwhat was collected is in "):
+        end(folder, failure=TargetError("the disk is full"))
+    assert "report" not in capsys.readouterr().out
+    with pytest.raises(RuntimeError, match=r"could not be drawn, see .*report\.log"):
+        end(folder)
+
+
+def test_an_invalid_run_does_not_end_well(folder: RunFolder) -> None:
+    warning = Remark(level="warning", text="few requests")
+    end(folder, warning, report=folder.report)
+    with pytest.raises(UndecidedError) as raised:
+        end(folder, BUSY, warning, report=folder.report)
+    assert str(raised.value) == f"the run is invalid, and no gate passes it: {BUSY.text}"
+    assert raised.value.exit_code == 4
+    with pytest.raises(TargetError):
+        end(folder, BUSY, failure=TargetError("the server died"), report=folder.report)
