@@ -139,8 +139,8 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     `server_ended_ns`, when the server ended the answer or the connection.
 
     Where tokens were counted by calibrated events, `tokens_per_event` is what an event was taken
-    for, and `tokens_error` the largest share by which that misses an answer that it was learned
-    from. `unread`: the first data that the client could not read, shortened, and why.
+    for, and `tokens_error` the largest share by which that may miss what this row has read.
+    `unread`: the first data that the client could not read, shortened, and why.
     """
 
     request_id: str  # sent as X-Request-Id

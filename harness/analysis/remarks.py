@@ -53,6 +53,7 @@ from harness.records import (
     Summary,
 )
 from harness.store.frames import RunFrames
+from harness.workload.target import NO_LIMIT_KEY
 from harness.workload.tasks import parse_text
 
 _MOST_KINDS: Final = 3  # of errors that are listed
@@ -89,7 +90,7 @@ def remarks(
         "warning": [
             [_BROKEN_OFF[facts.status]] if facts.status in _BROKEN_OFF else [],
             _about_outcomes(requests[~kills.is_killed], summary.plan_failed),
-            _too_long(requests),
+            _too_long(requests, manifest),
             _empty(requests),
             _errors(requests[~kills.is_killed]),
             _unread(requests),
@@ -409,12 +410,19 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[str]:
     if counting in (None, "usage"):
         return
     ratio = tokens_per_event(requests) if counting == "events_calibrated" else None
-    at = "" if ratio is None else f": {ratio:.4g} tokens an event"
+    at = "" if ratio is None else f": {quantity(ratio, 'tokens')} an event"
     if (known := taken_for(requests)) is not None:
-        at = (
-            f": {known[0]:.4g} tokens an event, within {quantity(known[1], 'ratio')} of each answer"
-        )
+        at = f": {quantity(known[0], 'tokens')} an event{_how_sure(known[1])}"
     yield f"tokens read were counted by {COUNTED_BY[counting]}{at}"
+
+
+def _how_sure(error: float) -> str:
+    """`error`: a share of what was read."""
+    if not error:
+        return ", as the server's own counts confirm"
+    if error >= 1:
+        return "; of those who left early it is not known how many tokens they had read"
+    return f"; what somebody who left had read is known within {quantity(error, 'ratio')}"
 
 
 def _unread(requests: pd.DataFrame) -> Iterator[str]:
@@ -466,7 +474,9 @@ def _why_nobody_left(requests: pd.DataFrame) -> str:
     return f"{NOTHING_SHOWN}. Planned to be abandoned: {len(planned)}; they ended as: {what}"
 
 
-def _too_long(requests: pd.DataFrame) -> Iterator[str]:
+def _too_long(requests: pd.DataFrame, manifest: Mapping[str, Any]) -> Iterator[str]:
+    if ((manifest.get("target") or {}).get("spec") or {}).get("limit_key") == NO_LIMIT_KEY:
+        return  # no length was asked for
     asked = (requests["max_tokens"] * requests["n"]).to_numpy(dtype=float)
     got = np.maximum(
         requests["tokens_read"].to_numpy(dtype=float),
@@ -476,7 +486,7 @@ def _too_long(requests: pd.DataFrame) -> Iterator[str]:
     if too_many:
         yield (
             f"{too_many} of {len(requests)} answers were longer than their `max_tokens` (up to "
-            f"{np.nanmax(got - asked):.0f} tokens more): the target ignores it, or counts "
+            f"{quantity(np.nanmax(got - asked), 'tokens')} more): the target ignores it, or counts "
             "otherwise; what a forgotten request costs is not bounded by it"
         )
 

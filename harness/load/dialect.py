@@ -43,7 +43,7 @@ from harness.load.server_error import (
     words_of,
 )
 from harness.records import Delivery
-from harness.workload.target import DialectName, Target
+from harness.workload.target import NO_LIMIT_KEY, DialectName, Target
 
 Event = Mapping[str, Any]
 
@@ -276,8 +276,6 @@ def limit_key_of(target: Target) -> str | None:
         return dialect_of(target).limit_key
     return None if target.limit_key == NO_LIMIT_KEY else target.limit_key
 
-
-NO_LIMIT_KEY: Final = "none"
 
 
 def request_body(

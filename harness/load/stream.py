@@ -161,12 +161,16 @@ class StreamMachine:
     def counted(self) -> Counted | None:
         """The tokens of a completed answer by the server's account, and the events that showed
         them; None if they cannot be told. Reasoning that was not shown is left out."""
-        usage, events = self._usage, len(self._token_times_ns)
+        usage, events = self._usage, self._text_events
         is_whole = self.outcome is Outcome.COMPLETED and self._spec.n == 1 and events > 0
         if not is_whole or usage is None or usage.completion_tokens is None:
             return None
         hidden = 0 if self._shows_reasoning else usage.reasoning_tokens
         return usage.completion_tokens - hidden, events
+
+    @property
+    def _text_events(self) -> int:
+        return len(self._token_times_ns) + self._uncounted
 
     # Events of the server
 
@@ -312,7 +316,7 @@ class StreamMachine:
             repeats=spec.repeats,
             answer=None if self._answer is None else "".join(self._answer),
             tokens_per_event=None if scale is None else scale.tokens,
-            tokens_error=None if scale is None else scale.error,
+            tokens_error=None if scale is None else scale.error_after(self._text_events),
             unread=self._unread,
         )
 

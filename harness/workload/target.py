@@ -127,6 +127,9 @@ class ResumeSource(Section):
     stop_method: Literal["POST", "DELETE"] = "DELETE"
 
 
+NO_LIMIT_KEY: Final = "none"  # no length of answers is asked for
+
+
 class Target(Section):
     name: str
     description: str

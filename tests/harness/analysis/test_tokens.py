@@ -144,7 +144,37 @@ def test_calibrated_events_are_tokens_already(run: RunBuilder) -> None:
     assert token_counting(requests[:2]) == "events_calibrated"
     assert taken_for(requests) == (4.0, 0.1)
     run.requests.pop()
-    assert remarks(run, ": 4 tokens an event, within 10 % of each answer", "info")
+    assert remarks(run, ": 4 tokens an event; what somebody who left had read is known wit", "info")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (0.0, ": 1 token an event, as the server's own counts confirm"),
+        (0.25, "; what somebody who left had read is known within 25 %"),
+        (1.0, "; of those who left early it is not known how many tokens they had read"),
+    ],
+)
+def test_it_is_said_how_sure_the_count_of_a_user_that_left_is(
+    run: RunBuilder, error: float, said: str
+) -> None:
+    for name, missed in (("a", error), ("stays", 9.0)):
+        known = {"tokens_per_event": 1.0, "tokens_error": missed, "token_counting": "calibrated"}
+        outcome = "completed" if name == "stays" else "abandoned"
+        run.request(name, sent=0, tokens=[5, 6], outcome=outcome, end=40, **known)
+    assert remarks(run, said, "info")
+
+
+@pytest.mark.parametrize(("key", "level"), [(None, "warning"), ("none", None)])
+def test_where_no_length_is_asked_for_no_answer_is_too_long(
+    run: RunBuilder, key: str | None, level: str | None
+) -> None:
+    assert run.manifest.target is not None
+    run.manifest.target.spec["limit_key"] = key
+    long = {"max_tokens": 1, "completion_tokens": 2}
+    run.request("a", sent=0, tokens=[5, 6], outcome="completed", end=40, **long)
+    said = remarks(run, "longer than their `max_tokens` (up to 1 token more)")
+    assert bool(said) is (level is not None)
 
 
 def test_data_that_could_not_be_read_is_told(run: RunBuilder) -> None:

@@ -251,7 +251,7 @@ def test_an_illegal_signal_raises_and_changes_nothing() -> None:
     [
         (True, [event(" a b c", usage=3), event(" d", usage=4)], [3, 1], "usage"),
         (True, [event("", usage=1)], [1], "usage"),  # half of a character
-        (True, [event(" a", usage=1), event(" b"), event(" c", usage=9)], [1, 1, 1], "events"),
+        (True, [event(" a", usage=1), event(" b"), event(" c", usage=9)], [1, 1, 7], "events"),
         (False, [chat(role="assistant"), chat(content=""), event(""), event(None)], [], "events"),
         (False, [event(" a", " b"), event(" c")], [2, 1], "events"),
         (False, [chat(content="a"), chat(reasoning_content="hm")], [1, 1], "events"),
@@ -582,7 +582,7 @@ def test_counts_that_files_hold_are_kept_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("continuous_usage", "usage", "tokens"), [(False, None, MOST), (True, 1, 1)]
+    ("continuous_usage", "usage", "tokens"), [(False, None, MOST), (True, 1, MOST)]
 )
 def test_events_without_end_fail_before_they_take_the_memory(
     continuous_usage: bool, usage: int | None, tokens: int
