@@ -105,9 +105,9 @@ class Contact:
             model=server.model,
             clock_ns=time.perf_counter_ns,
         )
-        asker, _ = check_requests(self, asker)
+        first = check_requests(self, asker)
         if self.target.http:
-            check_serves(asker, secrets)
+            check_serves(first.asker, secrets, silent=first.silent)
 
     def read_pages(self, client: httpx.Client, server: Server) -> Published:
         urls = metrics_pages(self.access, server)
@@ -141,12 +141,17 @@ class Contact:
         return plan if scale is None else plan.model_copy(update={"prompt_scale": scale})
 
 
-def check_serves(asker: Asker, secrets: Sequence[str]) -> None:
-    """One short request, so that a wrong key or model is said in one sentence.
+def check_serves(
+    asker: Asker, secrets: Sequence[str], *, silent: NotServedError | None = None
+) -> None:
+    """One short request, so that a wrong key or model is said in one sentence. `silent`: why the
+    one before it got nothing; it is not waited for a second time.
 
     Raises ConfigError for a refusal, and TargetError for no answer or a wrong one.
     """
     try:
+        if silent is not None:
+            raise silent
         asker.ask("is anybody there?", 4, longest_s=_PAGE_S)
     except NotServedError as error:
         told = masked(str(error), secrets)

@@ -9,7 +9,7 @@ import httpx
 from harness.errors import TargetError
 from harness.load.server_error import refusal_message
 from harness.run.run_state import Preparation, RunState
-from harness.run.settle import Asker, NotServedError
+from harness.run.settle import Asker, NotServedError, SilentServerError
 
 LOADING_S: Final = 120.0
 LOADING_POLL_S: Final = 0.5
@@ -26,8 +26,9 @@ def wait_for_page(run: Preparation, client: httpx.Client, url: str) -> None:
 
 def wait_for_answer(run: RunState, asker: Asker) -> None:
     """Until it answers: llama.cpp lists its models, and refuses all requests, while it loads. The
-    bundled engine, and a server that the run started, are known to be ready by now."""
-    if run.resolved.url is not None and run.target.http and not run.target.lifecycle:
+    bundled engine is known to be ready by now. Raises TargetError also if the server takes the
+    request and sends nothing: no later request is then waited for."""
+    if run.target.http and not run.target.lifecycle:
         wait_while_loading(run, lambda: unready_answer(asker, longest_s=run.timeout_s))
 
 
@@ -64,8 +65,15 @@ def unready_page(client: httpx.Client, url: str, page: str) -> str | None:
 
 
 def unready_answer(asker: Asker, *, longest_s: float) -> str | None:
+    """Raises TargetError if nothing comes in the whole time."""
     try:
         asker.ask("Hello", FIRST_TOKENS, longest_s=longest_s)
+    except SilentServerError as error:
+        raise TargetError(
+            f"the server takes requests and does not answer: POST {asker.url}{asker.target.path} "
+            f"got not one byte within {longest_s:g} s; restart the server, or, if it is only slow, "
+            "raise `run.timeout_s`"
+        ) from error
     except NotServedError as error:
         if error.status == httpx.codes.SERVICE_UNAVAILABLE:
             return f"POST {asker.target.path}: {error}"

@@ -12,7 +12,7 @@ from harness.collect.collector import Collector, Pages
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import jittered
 from harness.records import RequestRow
-from harness.run.first_answers import check_requests
+from harness.run.first_answers import check_not_refused, check_requests
 from harness.run.kills import Killer, complete_lines
 from harness.run.live import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
@@ -184,7 +184,9 @@ class Measurement(RunState):
                 clock_ns=self.clock_ns,
             )
             wait_for_answer(self, asker)
-            asker, counted = check_requests(self, asker)
+            first = check_requests(self, asker)
+            check_not_refused(first)
+            asker = first.asker
             facts = note_target(self, client, server)
             pages = self._pages = IdlePages(
                 client=client,
@@ -195,7 +197,7 @@ class Measurement(RunState):
             )
             server = self.server = with_slots(self, facts, server, asker)
             plan = with_lengths(self, client, server, self._plan_load(server))
-            plan = plan.model_copy(update={"counted_answers": counted})
+            plan = plan.model_copy(update={"counted_answers": first.counted})
             if self._is_exact:
                 note_clock(self, client, server)
             read_first(self, facts, pages)

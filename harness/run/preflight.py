@@ -23,11 +23,12 @@ from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.experiments.limit import find_limit
 from harness.http_client import http_client, is_here
-from harness.load.dialect import dialect_of, request_body
+from harness.load.dialect import dialect_of, limit_key_of, request_body
 from harness.load.server_error import refusal_message
 from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page
 from harness.run.process import Child
+from harness.run.refusal import LIMIT_KEYS, longer_length
 from harness.run.run_config import Access
 from harness.run.run_state import Preparation, RunState
 from harness.run.server import (
@@ -315,12 +316,10 @@ def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
 
 def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
     text = prompt(seed=plan.run.seed, user=_NO_USER, n=size, num_bytes=size)
-    body = request_body(plan.target, plan.model, text, max_tokens=1, delivery=Delivery.UNARY)
-    url = plan.url.rstrip("/") + plan.target.path
-    try:
-        answer = client.post(url, json=body, timeout=plan.run.timeout_s)
-    except httpx.HTTPError as error:
-        raise CalibrationError(str(error)) from error
+    answer, key = _post(client, plan, text, 1), limit_key_of(plan.target)
+    if answer.is_client_error and key is not None:  # some take no limit below 16
+        more = longer_length(answer.content, {key, *LIMIT_KEYS}, 1)
+        answer = answer if more is None else _post(client, plan, text, more)
     if answer.status_code != httpx.codes.OK:
         raise CalibrationError(refusal_message(answer.status_code, answer.content))
     looks = dialect_of(plan.target).look(answer.content, b"")
@@ -332,6 +331,18 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
         unread = next((f": {one.unread}" for one in looks if one.unread), "")
         raise CalibrationError(f"its answers do not count the tokens of their prompts{unread}")
     return usage.prompt_tokens
+
+
+def _post(client: httpx.Client, plan: LoadPlan, text: str, max_tokens: int) -> httpx.Response:
+    body = request_body(
+        plan.target, plan.model, text, max_tokens=max_tokens, delivery=Delivery.UNARY
+    )
+    try:
+        return client.post(
+            plan.url.rstrip("/") + plan.target.path, json=body, timeout=plan.run.timeout_s
+        )
+    except httpx.HTTPError as error:
+        raise CalibrationError(str(error)) from error
 
 
 def note_clock(run: RunState, client: httpx.Client, server: Server) -> None:

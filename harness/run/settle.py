@@ -15,7 +15,7 @@ import httpx
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
 from harness.experiments.patience import settle_time
-from harness.load.dialect import dialect_of, request_body
+from harness.load.dialect import dialect_of, limit_key_of, request_body
 from harness.load.reader import StreamReader
 from harness.load.server_error import refusal_message
 from harness.load.sse import EndlessEventError
@@ -40,6 +40,8 @@ LATER_S: Final = 1.0  # a ghost counts tokens within this time
 PROBES: Final = 3
 PROBE_TOKENS: Final = 4
 LONGEST_PROBE_S: Final = 20.0
+_LONGER_FOR_MORE: Final = 3  # times as long, where the server needs longer answers
+_MOST_START: Final = 1 << 16  # bytes of an answer that may hold a refusal
 
 
 def settle_seconds(target: Target, settings: SettleSettings, step_s: float | None) -> float:
@@ -172,11 +174,22 @@ class NoAnswerError(NotServedError):
     """No complete answer came, as opposed to a wrong one."""
 
 
-class RefusedAnswerError(NotServedError):
-    """The server refused the request. `body`: of its answer."""
+class SilentServerError(NoAnswerError):
+    """The whole time passed, and nothing of an answer came."""
 
-    def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(refusal_message(status, body), status)
+
+class TextlessAnswerError(NotServedError):
+    """A whole answer came, and its tokens were generated, but none of them was shown."""
+
+
+class RefusedAnswerError(NotServedError):
+    """The server refused the request, also if it did so with status 200. `body`: of its answer.
+    `words`: of the server, if not all of the body."""
+
+    status: int
+
+    def __init__(self, status: int, body: bytes, words: str | None = None) -> None:
+        super().__init__(refusal_message(status, body) if words is None else words, status)
         self.body = body
 
 
@@ -186,6 +199,9 @@ class Asker:
 
     Each request has its own connection: llama.cpp closes one after a stream without notice,
     and a request sent at that moment fails.
+
+    `fewest_tokens`: that the server takes as the limit of an answer, or that it needs until it
+    shows text; shorter answers are asked for with this limit.
     """
 
     client: httpx.Client
@@ -193,6 +209,7 @@ class Asker:
     target: Target
     model: str
     clock_ns: Callable[[], int]
+    fewest_tokens: int = 1
 
     def ask(self, prompt: str, max_tokens: int, *, longest_s: float) -> Sequence[int]:
         """The arrival times of all text events (ns). Raises NotServedError."""
@@ -200,12 +217,15 @@ class Asker:
 
     def answer(self, prompt: str, max_tokens: int, *, longest_s: float) -> StreamMachine:
         """A whole answer, with text. Raises NotServedError."""
+        if max_tokens < self.fewest_tokens:
+            max_tokens, longest_s = self.fewest_tokens, longest_s * _LONGER_FOR_MORE
         body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
         spec = RequestSpec(user=0, max_tokens=max_tokens, prompt_tokens=0, role=Role.CHECK)
         now_ns = self.clock_ns()
         stream = StreamMachine(
             spec, sent_ns=now_ns, continuous_usage=False, dialect=dialect_of(self.target)
         )
+        start = bytearray()
         try:
             with self.client.stream(
                 "POST",
@@ -217,29 +237,54 @@ class Asker:
                 if response.status_code != httpx.codes.OK:
                     raise RefusedAnswerError(response.status_code, response.read())
                 stream.headers(response.status_code)
-                self._read(response, stream, now_ns + int(longest_s * 1e9))
+                self._read(response, stream, start, now_ns + int(longest_s * 1e9))
+        except httpx.ReadTimeout as error:
+            why = f"{type(error).__name__} within {longest_s:g} s"
+            raise (NoAnswerError if start else SilentServerError)(why) from error
         except httpx.HTTPError as error:
             raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error
         except EndlessEventError as error:
             raise NotServedError(str(error)) from error
-        if stream.outcome is not Outcome.COMPLETED:
-            raise NotServedError(stream.error or "the answer has no end")
-        if not stream.token_times_ns:
-            raise NotServedError(stream.why_empty)
+        _check_whole(stream, bytes(start))
         return stream
 
-    def _read(self, response: httpx.Response, stream: StreamMachine, until_ns: int) -> None:
+    def _read(
+        self, response: httpx.Response, stream: StreamMachine, start: bytearray, until_ns: int
+    ) -> None:
+        """`start` is filled with what comes before any text."""
         reader = StreamReader(stream, None)
         for chunk in response.iter_bytes():
             now_ns = self.clock_ns()
             if now_ns > until_ns:
                 if stream.token_times_ns:
-                    raise NotServedError("an answer without end (is `max_tokens` ignored?)")
+                    raise NotServedError(_without_end(self.target))
                 raise NoAnswerError("the answer took too long")
+            if not stream.token_times_ns:
+                start += chunk[:_MOST_START]
+                del start[_MOST_START:]
             reader.read(chunk, now_ns)
             if stream.outcome is not None:
                 return
         reader.end()
+
+
+def _without_end(target: Target) -> str:
+    key = limit_key_of(target)
+    why = "no limit was asked for" if key is None else f"is `{key}` ignored?"
+    return f"an answer without end ({why})"
+
+
+def _check_whole(stream: StreamMachine, start: bytes) -> None:
+    """Raises NotServedError, and says which kind. `start`: what came before any text."""
+    if stream.token_times_ns and stream.outcome is Outcome.COMPLETED:
+        return
+    if stream.token_times_ns:
+        raise NotServedError(stream.error or "the answer has no end")
+    if stream.outcome is not Outcome.COMPLETED:
+        raise RefusedAnswerError(httpx.codes.OK, start, stream.error or "the answer has no end")
+    row = stream.row()
+    is_cut = bool(row.completion_tokens) or row.finish_reason == "length"
+    raise (TextlessAnswerError if is_cut else NotServedError)(stream.why_empty)
 
 
 def probe_service(asker: Asker, *, longest_s: float) -> Probing:

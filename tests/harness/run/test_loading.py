@@ -1,6 +1,6 @@
 """A server that answers 503 is waited for, and no longer than it is said."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import httpx
@@ -76,3 +76,18 @@ def test_the_servers_words_are_kept() -> None:
                 client=client, url="http://s", target=target, model="m", clock_ns=lambda: 0
             )
             assert unready_answer(asker, longest_s=9) is None
+
+
+def test_a_server_that_takes_a_request_and_sends_nothing_is_named_at_once() -> None:
+    def silent(_: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("nothing came")
+
+    def asking(answer: Callable[[httpx.Request], httpx.Response]) -> Asker:
+        client = httpx.Client(transport=httpx.MockTransport(answer))
+        target = Target(name="t", description="d", settle_s=0.0)
+        return Asker(client=client, url="http://s", target=target, model="m", clock_ns=lambda: 0)
+
+    said = "takes requests and does not answer: POST http://s/v1/completions got not one byte with"
+    with pytest.raises(TargetError, match=said):
+        unready_answer(asking(silent), longest_s=9)
+    assert unready_answer(asking(refuse), longest_s=9) is None

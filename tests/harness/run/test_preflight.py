@@ -196,6 +196,22 @@ def test_prompt_lengths_are_fitted_to_the_tokens_that_the_server_counts() -> Non
     assert scale.num_bytes(3) == 1  # the template alone is longer
 
 
+def test_a_server_with_a_shortest_answer_counts_prompts_too() -> None:
+    """As OpenAI's Responses do, which take no limit below 16."""
+
+    def least(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if body["max_output_tokens"] < 16:
+            said = "Invalid 'max_output_tokens': integer below minimum value. Expected >= 16"
+            return httpx.Response(400, json={"error": {"message": said}})
+        usage = {"input_tokens": len(body["input"]), "output_tokens": 16}
+        told = {"status": "incomplete", "output": [], "usage": usage}
+        return httpx.Response(200, json=told)
+
+    responses = plan_of(PLAN.url, target={"path": "/v1/responses"})
+    assert calibrate(client(least), responses).bytes_per_token == pytest.approx(1)
+
+
 def broken(_: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("nothing came")
 
