@@ -58,7 +58,7 @@ class Delta(msgspec.Struct):
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
 
-    def beside_content(self) -> str:
+    def all_but_content(self) -> str:
         calls = "".join(call.shown() for call in self.tool_calls or ())
         return f"{self.reasoning_content or self.reasoning or ''}{calls}"
 
@@ -85,7 +85,7 @@ class Choice(msgspec.Struct):
 
     def shown(self) -> str:
         delta = self.delta or self.message or Delta()
-        return f"{self.text or ''}{delta.beside_content()}{delta.content or ''}"
+        return f"{self.text or ''}{delta.all_but_content()}{delta.content or ''}"
 
     @property
     def is_reasoning(self) -> bool:
@@ -106,11 +106,18 @@ class Chunk(msgspec.Struct):
 
 
 class Look(Chunk):
-    """What the thorough reader found. `error`: the server's words. `is_done`: the stream says that
-    it has ended. `unread`: the data that made no sense, shortened, and why."""
+    """What the thorough reader found. `error`: the server's words; `is_plain`: as plain text, which
+    belongs to no event. `is_done`: the stream says that it has ended, as by `[DONE]`; `ends`: by
+    another word, which text may follow. `unread`: the data that made no sense, shortened, and why.
+    `notice`: a message that is neither an error nor text of the answer. `repeats`: the choices'
+    messages are the whole answer once more, if it had text before."""
 
     is_done: bool = False
+    ends: bool = False
     unread: str | None = None
+    notice: str | None = None
+    is_plain: bool = False
+    repeats: bool = False
 
 
 # Of events of the two older dialects. Raises ValueError (of several kinds) for invalid UTF-8, JSON

@@ -323,11 +323,19 @@ class Exchange:
         try:
             self._converse()
         except httpx.TimeoutException as error:
-            self.stream.time_out(time.perf_counter_ns(), str(error))
+            self._end_badly(self.stream.time_out, error)
         except (httpx.TransportError, EndlessEventError) as error:
-            self.stream.break_off(time.perf_counter_ns(), str(error))
+            self._end_badly(self.stream.break_off, error)
             if isinstance(error.__cause__, OSError) and is_out_of_handles(error.__cause__):
                 self._client.give_up(str(error))
+
+    def _end_badly(self, end: Callable[[int, str], None], error: Exception) -> None:
+        """Unless an event that is there without its blank line says how the answer ended."""
+        now_ns = time.perf_counter_ns()
+        if self.stream.outcome is None and self._discarded is None:
+            self._reader.read_rest(now_ns)
+        if self.stream.outcome is None:
+            end(now_ns, str(error))
 
     def note_wire(self, row: RequestRow) -> None:
         row.resent = self._request.is_resent

@@ -1,9 +1,12 @@
 """The thorough reader's means: JSON as it is meant, and the text in it.
 
 **A token is a token wherever its text is.** Any text in a choice, a delta or a message is
-generated, whatever its field is called, so that the fields of tomorrow count. What is not text has
-one of the keys in `NOT_TEXT`, or one that ends like an id, a time or a reason. Only the `name` of a
-function is generated, and only a delta's message is not looked at: it repeats what deltas brought.
+generated, whatever its field is called, so that the fields of tomorrow count, also in an answer
+whose other events have `content`: reasoning in a new field comes before it. Text is not generated
+if its key is in `NOT_TEXT`, or ends like an id, a time or a reason; if it is in a field that is not
+known and has the shape of an id, a time or a blob; or if it comes with a finish reason and outside
+the delta. Only the `name` of a function is generated. A message that comes with a delta repeats
+what deltas brought, unless that delta is empty.
 
 Types are read as they are meant: null is absent, 12.0 and "12" are 12, a number in place of text is
 that text, an object stands for a list of one. What cannot be read is named in `Unread`, and nothing
@@ -11,7 +14,9 @@ but `values_of` raises.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -27,12 +32,15 @@ from harness.load.chunk import (
     TokenDetails,
     Usage,
 )
+from harness.load.words import clean, end_of, is_done_text
 
+# In snake case, as all keys are compared.
 NOT_TEXT: Final = frozenset(
     {
         # Who speaks, and what kind of thing it is.
         *("role", "author", "name", "id", "type", "object", "index", "model", "created", "status"),
         *("phase", "channel", "recipient", "format", "language", "mime_type", "filename", "url"),
+        *("agent", "sender", "speaker", "lang", "locale", "state", "stage", "mode", "event"),
         # Why it ended.
         *("stop", "matched_stop", "stop_sequence", "finish_details", "end_turn"),
         # About the tokens, and about the text.
@@ -40,23 +48,39 @@ NOT_TEXT: Final = frozenset(
         *("hidden_states", "usage", "timings", "metadata", "system_fingerprint", "service_tier"),
         *("provider", "provider_specific_fields", "obfuscation", "signature", "encrypted_content"),
         *("content_filter", "content_filter_offsets", "safety_ratings", "error"),
+        *("p", "pad", "padding", "nonce", "seed", "version", "revision", "trace", "cost", "price"),
+        *("date", "time", "latency", "duration", "region", "server", "host", "backend", "worker"),
         # Sources that the text rests on.
         *("annotations", "citation", "citations", "references", "sources", "context", "documents"),
     }
 )
-_NOT_TEXT_ENDS: Final = ("_id", "_ids", "_at", "_type", "_reason", "_result", "_results")
+_NOT_TEXT_ENDS: Final = (
+    *("id", "ids", "type", "signature", "uri"),
+    *("time", "timestamp", "date", "hash", "uuid", "guid", "url", "version", "seed", "digest"),
+    *("checksum", "fingerprint", "metadata", "cost", "price", "nonce", "trace", "usage", "status"),
+)
+_NOT_TEXT_LATER_WORDS: Final = ("at", "ts", "reason", "result", "results", "params")
 _CALLS: Final = frozenset({"tool_calls", "function_call"})  # a `name` in them is generated
 _ARGUMENTS: Final = frozenset({"arguments", "input", "partial_json"})  # all that is in them is
 # In the `type` of what nobody can read, or what a tool has brought.
 _NOT_MADE: Final = ("redacted", "encrypted", "tool_result")
 _TEXT_ITSELF: Final = frozenset({"text", "content", "thinking", "reasoning", "reasoning_content"})
+# Whatever shape it has: a token of an answer may look like an id.
+_KNOWN_TEXT: Final = (
+    _TEXT_ITSELF | _ARGUMENTS | {"name", "refusal", "transcript", "data", "summary"}
+)
+_SHAPE_OF_NO_TEXT: Final = re.compile(
+    r"""
+      [0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}          # a UUID
+    | \d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*                      # a time
+    | (?:0x|sha256:)?(?=[a-f]*\d)[0-9a-f]{16,}             # a hash
+    | (?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[\w+/.-]{32,}={0,2}  # a blob, a JWT
+    """,
+    re.VERBOSE,
+).fullmatch
+_CAPITAL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DEEPEST: Final = 40
 
-# Not only null: what servers write where there is no reason yet.
-_NO_END: Final = frozenset(
-    {"", "null", "none", "nil", "undefined", "unspecified", "in_progress", "not_finished"}
-    | {"finish_reason_unspecified", "unfinished", "running", "generating", "false", "0"}
-)
 _SHOWN_CHARS: Final = 120
 
 
@@ -77,7 +101,8 @@ def values_of(data: bytes) -> list[Any]:
     """The JSON values of an event: one, or one a line, where blank lines between events are
     missing. `DONE` is a value, too. Raises NONSENSE."""
     try:
-        return [msgspec.json.decode(data)]
+        value = msgspec.json.decode(data)
+        return [DONE if isinstance(value, str) and is_done_text(value) else value]
     except NONSENSE:
         text = data.decode("utf-8", "replace").lstrip("\ufeff")
     try:
@@ -91,7 +116,7 @@ def values_of(data: bytes) -> list[Any]:
 
 def _value(text: str) -> Any:
     """Also with half a pair of surrogates, line ends in texts, NaN, or numbers of any length."""
-    if text.strip().strip('"').upper() == "[DONE]":
+    if is_done_text(text):
         return DONE
     return json.loads(text, strict=False, parse_int=_whole)
 
@@ -114,15 +139,10 @@ def as_json(value: Any) -> str:
         return "something that cannot be shown"
 
 
-def clean(text: str) -> str:
-    """Fit for a file: half a pair of surrogates is replaced."""
-    return text.encode("utf-8", "replace").decode()
-
-
 def texts(value: Any, key: str = "", *, is_call: bool = False, depth: int = 0) -> Iterator[str]:
     """All generated texts in `value`, which came under this key."""
     if isinstance(value, str):
-        if value:
+        if value and (key in _KNOWN_TEXT or not key or _SHAPE_OF_NO_TEXT(value) is None):
             yield clean(value)
     elif _stands_for_text(key, value):
         yield as_json(value)
@@ -153,10 +173,15 @@ def _is_not_made(thing: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and any(word in kind for word in _NOT_MADE)
 
 
+@lru_cache(maxsize=1024)
 def _may_be_text(key: str, *, is_call: bool) -> bool:
-    if key in NOT_TEXT:
-        return is_call and key == "name"
-    return not key.endswith(_NOT_TEXT_ENDS)
+    if key in _CALLS or key in _ARGUMENTS:
+        return True
+    plain = _CAPITAL.sub("_", key).lower().replace("-", "_")
+    if plain in NOT_TEXT:
+        return is_call and plain == "name"
+    before, _, last = plain.rpartition("_")
+    return last not in _NOT_TEXT_ENDS and not (before and last in _NOT_TEXT_LATER_WORDS)
 
 
 def count_of(value: Any) -> int | None:
@@ -173,15 +198,6 @@ def count_of(value: Any) -> int | None:
     return int(value)
 
 
-def end_of(reason: Any) -> str | None:
-    """Why an answer has ended; None if it has not. SGLang's own form is {"type": "length"}."""
-    if isinstance(reason, dict):
-        reason = reason.get("type") or reason.get("reason")
-    if not isinstance(reason, str) or reason.strip().lower() in _NO_END:
-        return None
-    return clean(reason.strip())[:MAX_CHARS]
-
-
 def listed(value: Any, what: str, unread: Unread) -> list[Any]:
     if isinstance(value, list):
         return value
@@ -196,41 +212,92 @@ def choice_of(one: Any, place: int, unread: Unread) -> Choice:
     if not isinstance(one, dict):
         unread.note("a choice", one)
         return Choice(index=place, text="".join(texts(one)))
-    index, reason, ids = count_of(one.get("index")), one.get("finish_reason"), one.get("token_ids")
+    index, reason, ids = count_of(one.get("index")), _reason_in(one), one.get("token_ids")
     if not isinstance(reason, str | dict):
         unread.note("`finish_reason`", reason)
+    finish_reason = end_of(reason)
+    delta, message = _deltas_of(one, has_ended=finish_reason is not None)
     return Choice(
         index=place if index is None or index > LARGEST_ANSWER else index,
-        delta=_delta_of(one),
-        finish_reason=end_of(reason),
+        delta=delta,
+        message=message,
+        finish_reason=finish_reason,
         token_ids=ids if isinstance(ids, list) else None,
     )
 
 
-def _delta_of(choice: Mapping[str, Any]) -> Delta:
-    """`content`: the answer's own text; `reasoning`: all other text that was generated."""
-    fields, delta = dict(choice), choice.get("delta")
-    if delta is None:
-        delta = fields.pop("message", None)
-    else:
-        fields.pop("message", None)
-    fields.pop("delta", None)
+_REASONS: Final = ("finish_reason", "finishReason", "done_reason")
+_OTHER_REASONS: Final = ("stop_reason", "stopReason")  # which say more about one of these, if any
+
+
+def reason_at(fields: Any) -> Any:
+    """A finish reason by any of its names."""
+    if not isinstance(fields, dict):
+        return None
+    is_named = any(key in fields for key in _REASONS)
+    keys = _REASONS if is_named else _OTHER_REASONS
+    return next((reason for key in keys if (reason := fields.get(key)) is not None), None)
+
+
+def _reason_in(choice: Mapping[str, Any]) -> Any:
+    places = (choice, choice.get("delta"), choice.get("message"))
+    found = [reason for place in places if (reason := reason_at(place)) is not None]
+    return next((reason for reason in found if end_of(reason)), next(iter(found), None))
+
+
+def _deltas_of(choice: Mapping[str, Any], *, has_ended: bool) -> tuple[Delta | None, Delta | None]:
+    """The delta, or else the message: of an end it repeats the whole answer, if there was one.
+    `content`: the answer's own text; `reasoning`: all other text that was generated."""
+    fields = dict(choice)
+    delta, message = fields.pop("delta", None), fields.pop("message", None)
+    own = [*texts(fields.pop("text", None), "text")]
     fields.pop("token_ids", None)
-    own = fields.pop("text", None)
-    more = dict(delta) if isinstance(delta, dict) else {}
-    content = [*texts(own, "text"), *texts(more.pop("content", None), "content")]
-    if not isinstance(delta, dict):
-        content += texts(delta, "content")
-    return Delta(content="".join(content), reasoning="".join([*texts(fields), *texts(more)]))
+    found = _delta_of(message if delta is None else delta)
+    rest = "" if has_ended else "".join(texts(fields))
+    if own or rest or found.content or found.reasoning or delta is None:
+        content = "".join([*own, found.content or ""])
+        return Delta(content=content, reasoning=f"{rest}{found.reasoning}"), None
+    found = _delta_of(message)
+    return (None, found) if has_ended else (found, None)
+
+
+def _delta_of(value: Any) -> Delta:
+    if not isinstance(value, dict):
+        return Delta(content="".join(texts(value, "content")), reasoning="")
+    more = dict(value)
+    content = "".join(texts(more.pop("content", None), "content"))
+    return Delta(content=content, reasoning="".join(texts(more)))
+
+
+def account_in(event: Mapping[str, Any], choices: list[Any], unread: Unread) -> Usage | None:
+    """The first account of the tokens: the event's own, a choice's, or that of a part such as
+    `x_groq`, `message` or `response`."""
+    parts = [one for one in (*choices, *event.values()) if isinstance(one, dict)]
+    accounts = (one.get(key) for one in (event, *parts) for key in ("usage", "usageMetadata"))
+    found = next((one for one in accounts if one), None)
+    if found is None and any(key in event for key in _NATIVE_COUNTS):
+        found = {key: one for key, one in event.items() if key in _NATIVE_COUNTS}
+    return usage_of(found, unread)
+
+
+_PROMPT: Final = (
+    *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount"),
+    *("inputTokenCount", "prompt_eval_count", "tokens_evaluated"),
+)
+_COMPLETION: Final = (
+    *("completion_tokens", "output_tokens", "completionTokens", "outputTokens"),
+    *("candidatesTokenCount", "outputTokenCount", "eval_count", "tokens_predicted"),
+)
+_NATIVE_COUNTS: Final = ("eval_count", "prompt_eval_count", "tokens_predicted", "tokens_evaluated")
 
 
 def usage_of(value: Any, unread: Unread) -> Usage | None:
-    """By the names of either kind of dialect."""
+    """By any of the counts' names."""
     if not isinstance(value, dict):
         unread.note("`usage`", value)
         return None
-    prompt = _counted(value, ("prompt_tokens", "input_tokens"), unread)
-    completion = _counted(value, ("completion_tokens", "output_tokens"), unread)
+    prompt = _counted(value, _PROMPT, unread)
+    completion = _counted(value, _COMPLETION, unread)
     if prompt is None and completion is None:
         return None
     details = value.get("completion_tokens_details") or value.get("output_tokens_details")

@@ -18,6 +18,9 @@ MAX_ANSWER_BYTES: Final = 1 << 26  # of an answer in one piece
 class Reader(Protocol):
     def read(self, chunk: bytes, t_ns: int, /) -> None: ...
 
+    def read_rest(self, t_ns: int, /) -> None:
+        """No more bytes come: read what is there without its end."""
+
     def end(self) -> None: ...
 
 
@@ -25,7 +28,7 @@ class StreamReader:
     def __init__(self, stream: StreamMachine, step: StepEstimate | None) -> None:
         self._stream = stream
         self._step = step
-        self._decoder = SSEDecoder()
+        self._decoder = SSEDecoder(keeps_strays=True)
 
     def read(self, chunk: bytes, t_ns: int, /) -> None:
         stream = self._stream
@@ -41,14 +44,22 @@ class StreamReader:
             ):
                 self._step.observe(gap_ns)
 
+    def read_rest(self, t_ns: int, /) -> None:
+        for name, data in self._decoder.end():
+            if self._stream.outcome in (None, Outcome.ABANDONED):
+                self._stream.last_event(data, t_ns, name)
+
     def end(self) -> None:
-        self._stream.body_ended(time.perf_counter_ns(), stray=self._decoder.end())
+        now_ns = time.perf_counter_ns()
+        self.read_rest(now_ns)
+        if self._stream.outcome in (None, Outcome.ABANDONED):
+            self._stream.body_ended(now_ns)
 
 
 class TappedReader:
     def __init__(self, reader: Reader, stream: StreamMachine, tap: Tap) -> None:
         self._reader, self._stream, self._tap = reader, stream, tap
-        self.end = reader.end
+        self.end, self.read_rest = reader.end, reader.read_rest
 
     def read(self, chunk: bytes, t_ns: int, /) -> None:
         before = self._stream.tokens_read
@@ -68,6 +79,9 @@ class UnaryReader:
         self._size += len(chunk)
         if self._size > self._max_bytes:
             raise EndlessEventError(f"the answer has more than {self._max_bytes} bytes")
+
+    def read_rest(self, t_ns: int, /) -> None:
+        """Half an answer is none."""
 
     def end(self) -> None:
         self._stream.answer(b"".join(self._parts), time.perf_counter_ns())

@@ -1,95 +1,153 @@
 """Errors of a server, in any shape: is this one, and what are its words?
 
-An error has no standard form inside a stream: `event: error`, {"error": ...} of any type,
-{"object": "error"}, {"detail": ...}, or a bare {"code": 500, "message": ...}, which is no part of
-an answer. An event with a name of its own, such as `status`, is held to be none for a code or a
-message alone.
+An error has no standard form inside a stream. An object is one if
+
+- a key of it names an error and has something in it: {"error": ...} of any type, `errors`,
+  `fault`, `error_code`. If every leaf is empty, 0 or a word for "well", it says that there is none;
+- its type or its name does: "error", "abort", "response.failed";
+- it has a failing code, status or success flag: {"code": 500}, {"ok": false};
+- one of these is in a part of it: `response`, `base_resp`, `data`, a choice, a delta.
+
+A message or a detail alone is a notice. It is the reason only if the stream then ends early.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
+import math
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from harness.load.chunk import DONE, MAX_CHARS, NONSENSE
-from harness.load.loose import as_json, clean, values_of
-
-HEARTBEATS: Final = frozenset(
-    {"ping", "pong", "heartbeat", "heart-beat", "heart_beat", "keepalive", "keep-alive"}
-    | {"keep_alive", "noop", "no-op", "comment", "ok", "alive", "."}
+from harness.load.loose import as_json, values_of
+from harness.load.words import (
+    cut,
+    is_error_key,
+    is_failing_word,
+    is_progress,
+    is_well,
+    names_failure,
+    words_of_text,
 )
+
 NO_REASON: Final = "no reason given"
-_ERRORS: Final = ("error", "exception", "failure", "fatal")
 _OF_ANSWERS: Final = ("choices", "delta", "content_block", "response", "item", "output")
-_OF_CHUNKS: Final = ("object", "id", "model", "created", "usage")
-_CODES: Final = ("code", "status_code", "statusCode")
-_FAILED: Final = frozenset({"error", "failed", "failure", "fail"})
-_WELL: Final = frozenset({"ok", "success", "succeeded"})
-_LEAST_STATUS: Final = 100
-_FEWEST_CODE: Final = 400
+_OF_CHUNKS: Final = ("type", "event", "object", "id", "model", "created", "usage")
+_KINDS: Final = ("type", "event", "object", "kind", "level", "event_type")
+_CODES: Final = ("code", "status_code", "statusCode", "http_status", "httpStatus")
+_STATES: Final = ("status", "state")
+_FLAGS: Final = ("success", "ok", "succeeded", "is_success", "isSuccess")
+_PARTS: Final = ("response", "data", "result", "results", "body", "payload", "header", "base_resp")
+_MORE_PARTS: Final = ("meta", "status", "resp", "reply", "detail", "details", "value", "params")
+_PARTS_OF_ANSWERS: Final = ("choices", "delta", "message")  # only their `error` is one
+_DEEPEST: Final = 6
+_MOST_DEEP: Final = 40
+_IS_GOOD_CODE: Final = re.compile(r"200+").fullmatch
 _WORDS: Final = (
-    *("message", "msg", "detail", "error_message", "error_msg", "error_description"),
-    *("description", "reason", "title"),
+    *("message", "msg", "detail", "errormessage", "errormsg", "errmsg", "errordescription"),
+    *("statusmsg", "statusmessage", "faultstring", "description", "reason", "title", "info"),
 )
-
-
-@lru_cache(maxsize=64)
-def is_error_name(name: bytes) -> bool:
-    """Of an event."""
-    lower = name.decode("latin-1").lower()
-    return any(word in lower for word in _ERRORS)
-
-
-def is_heartbeat(text: bytes) -> bool:
-    """An event's name, or its data where that is no JSON."""
-    return text.decode("latin-1").strip().lower() in HEARTBEATS
+_WORDS_AT_LAST: Final = ("data", "body", "result", "text", "content", "response")
 
 
 def error_in(event: Mapping[str, Any], *, has_name: bool) -> Any:
-    """What the event says went wrong; None: it is no error."""
-    if event.get("error"):
-        return event
-    if any(event.get(key) for key in _OF_ANSWERS) or isinstance(event.get("message"), dict):
+    """What the event says went wrong; None: it is no error. `has_name`: it is an event of its own,
+    such as `status`, whose codes are its own, too, unless they are HTTP's. A body with nothing but
+    a message is an error: it stands in place of an answer."""
+    found = failure_in(event, has_name=has_name)
+    return event if found or (not has_name and notice_in(event)) else None
+
+
+def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> bool:
+    kinds = [event.get(key) for key in _KINDS]
+    if _has_error(event) or any(isinstance(one, str) and names_failure(one) for one in kinds):
+        return True
+    if not _has_answer(event) and _fails(event, has_name=has_name):
+        return True
+    if depth >= _DEEPEST:
+        return False
+    parts = _dicts_at(event, (*_PARTS, *_MORE_PARTS))
+    if any(failure_in(one, has_name=has_name, depth=depth + 1) for one in parts):
+        return True
+    return any(_has_error_inside(one, depth) for one in _dicts_at(event, _PARTS_OF_ANSWERS))
+
+
+def notice_in(event: Mapping[str, Any]) -> str | None:
+    """The words of an object that is nothing but words."""
+    if _has_answer(event) or any(event.get(key) is not None for key in _OF_CHUNKS):
         return None
-    if any(_is_error_word(event.get(key)) for key in ("type", "object")):
-        return event
-    if len(event) == 1 and event.get("error") in ("", {}, []):  # nothing else is said
-        return event
-    return None if has_name or not _fails(event) else event
+    fields = _normal(event)
+    text = _first_text(fields, _WORDS)
+    if text:
+        return None if is_progress(text) else cut(text)
+    return _words_in(fields) or as_json(event)[:MAX_CHARS] if fields.get("detail") else None
 
 
-def _is_error_word(kind: Any) -> bool:
-    return isinstance(kind, str) and any(word in kind.lower() for word in _ERRORS)
+def _has_answer(event: Mapping[str, Any]) -> bool:
+    return any(event.get(key) for key in _OF_ANSWERS) or isinstance(event.get("message"), dict)
 
 
-def _fails(event: Mapping[str, Any]) -> bool:
-    """By what a bare object says, without a name and without an answer."""
-    if any(value and _is_error_word(key) for key, value in event.items()):
+def _dicts_at(event: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
+    for key in keys:
+        value = event.get(key)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                yield one
+
+
+def _has_error_inside(part: Mapping[str, Any], depth: int) -> bool:
+    inner = _dicts_at(part, _PARTS_OF_ANSWERS) if depth < _DEEPEST else ()
+    return _has_error(part) or any(_has_error_inside(one, depth + 1) for one in inner)
+
+
+def _has_error(event: Mapping[str, Any]) -> bool:
+    return any(is_error_key(key) and not _is_hollow(value, key) for key, value in event.items())
+
+
+def _is_hollow(value: Any, key: str, depth: int = 0) -> bool:
+    """Nothing in it says anything."""
+    if isinstance(value, dict) and depth < _MOST_DEEP:
+        return all(_is_hollow(one, name, depth + 1) for name, one in value.items())
+    if isinstance(value, list) and depth < _MOST_DEEP:
+        return all(_is_hollow(one, key, depth + 1) for one in value)
+    is_code = key.lower().endswith(("code", "status", "no"))
+    if isinstance(value, str):
+        return is_well(value) or value.strip() == "0" or (is_code and _is_good(value.strip()))
+    return not value or (is_code and _is_good(str(value)))
+
+
+def _is_good(code: str) -> bool:
+    return _IS_GOOD_CODE(code) is not None
+
+
+def _fails(event: Mapping[str, Any], *, has_name: bool) -> bool:
+    """By a flag, a code or a status."""
+    if any(event.get(key) is False or event.get(key) in ("false", "False") for key in _FLAGS):
         return True
-    words, state = event.get("message") or event.get("msg"), event.get("status")
-    has_words = isinstance(words, str) and words.strip().lower() not in HEARTBEATS
-    if event.get("success") is False or (isinstance(state, str) and state.lower() in _FAILED):
+    words = _first_text(_normal(event), _WORDS)
+    states = (event.get(key) for key in _STATES)
+    if any(isinstance(one, str) and names_failure(one) for one in states):
         return True
-    codes = [code for key in _CODES if (code := event.get(key)) is not None]
-    codes += [] if state is None or isinstance(state, str) else [state]
-    if any(_is_wrong(code, has_words=has_words) for code in codes):
-        return True
-    if any(event.get(key) is not None for key in ("type", *_OF_CHUNKS)):
-        return False
-    return bool(event.get("detail")) or (has_words and not codes and state is None)
+    codes = [event.get(key) for key in _CODES]
+    codes += [one for key in _STATES if not isinstance(one := event.get(key), str)]
+    return any(_is_wrong(code, words, has_name=has_name) for code in codes)
 
 
-def _is_wrong(code: Any, *, has_words: bool) -> bool:
-    """A status of HTTP, or the code of a gateway: 0 and below 400 are well, and so is a word of
-    success."""
+def _is_wrong(code: Any, words: str, *, has_name: bool) -> bool:
+    """A status of HTTP, or the code of a gateway: 0, 1xx to 3xx and 20000 are well, and so is any
+    other with a word of success."""
     if isinstance(code, str):
-        if not code.strip().lstrip("-").isdigit():
-            return has_words and code.strip().lower() not in _WELL
+        if not code.strip().lstrip("-").isdecimal():
+            return is_failing_word(code)
         code = float(code)
-    if not isinstance(code, int | float):
+    if isinstance(code, bool) or not isinstance(code, int | float) or not math.isfinite(code):
         return False
-    return code >= _FEWEST_CODE or (has_words and (code < 0 or 0 < code < _LEAST_STATUS))
+    if 400 <= code < 600:
+        return True
+    is_good = code == 0 or 100 <= code < 400 or _is_good(f"{code:.0f}")
+    if has_name or is_good or (words and is_progress(words)):
+        return False
+    return code >= 600 or bool(words)
 
 
 def words_of(data: bytes) -> str:
@@ -98,42 +156,75 @@ def words_of(data: bytes) -> str:
         value = values_of(data)[0]
         return NO_REASON if value == DONE else error_message(value)
     except NONSENSE:
-        return _cut(data.decode("utf-8", "replace")) or NO_REASON
+        return words_of_text(data.decode("utf-8", "replace")) or NO_REASON
 
 
 def error_message(error: Any) -> str:
     """The server's own words, else the whole of what it sent."""
-    while (
-        isinstance(error, dict) and isinstance(error.get("error"), dict | list) and error["error"]
-    ):
-        error = error["error"]
+    if isinstance(error, str):
+        return cut(error) or NO_REASON
+    if isinstance(error, dict | list):
+        inner = error
+        while isinstance(inner, dict) and (next_one := inner.get("error")):
+            if not isinstance(next_one, dict | list):
+                break
+            inner = next_one
+        return _words_at(inner) or _words_at(error) or _rest(inner) or NO_REASON
+    return NO_REASON if error is None else as_json(error)[:MAX_CHARS]
+
+
+def _rest(error: Any) -> str:
+    said = error
     if isinstance(error, dict):
-        return _words_in(error) or NO_REASON
-    if error is None or error in ("", [], {}):
-        return NO_REASON
-    return _cut(error) if isinstance(error, str) else as_json(error)[:MAX_CHARS]
+        said = [value for value in error.values() if value not in (None, "", [], {})]
+    return as_json(error)[:MAX_CHARS] if said else ""
 
 
-def _words_in(error: Mapping[str, Any]) -> str:
-    words = next((text for key in _WORDS if (text := _text(error.get(key)))), "")
-    kind = _text(error.get("error"))
+def _words_at(value: Any, depth: int = 0) -> str:
+    if isinstance(value, str):
+        return cut(value)
+    if depth > _MOST_DEEP:
+        return ""
+    if isinstance(value, list):
+        if value and all(isinstance(one, str) for one in value):
+            return cut("; ".join(value))
+        return next((words for one in value if (words := _words_at(one, depth + 1))), "")
+    return _words_in(_normal(value), depth) if isinstance(value, dict) else ""
+
+
+def _words_in(fields: Mapping[str, Any], depth: int = 0) -> str:
+    """What the object itself says, after what its error is called; else what its parts say."""
+    errors = [value for key, value in fields.items() if is_error_key(key)]
+    kind = next((text for one in errors if (text := _text(one))), "")
+    words = _first_text(fields, _WORDS)
     if kind and words and kind != words:
-        return _cut(f"{kind}: {words}")
-    told = {key: value for key, value in error.items() if value not in (None, "", [], {})}
-    return _cut(words or kind) or (as_json(error)[:MAX_CHARS] if told else "")
+        return cut(f"{kind}: {words}")
+    if words or kind:
+        return cut(words or kind)
+    inner = (*errors, *(fields.get(key.replace("_", "")) for key in _ALL_PARTS))
+    found = (_words_at(one, depth + 1) for one in inner if isinstance(one, dict | list))
+    return next((one for one in found if one), "") or cut(_first_text(fields, _WORDS_AT_LAST))
+
+
+_ALL_PARTS: Final = (*_PARTS, *_MORE_PARTS, *_PARTS_OF_ANSWERS)
+
+
+def _normal(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`errorMessage` and `error_message` are one key."""
+    return {key.lower().replace("_", "").replace("-", ""): one for key, one in fields.items()}
+
+
+def _first_text(fields: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    return next((text for key in keys if (text := _text(fields.get(key)))), "")
 
 
 def _text(value: Any) -> str:
     return value.strip() if isinstance(value, str) else ""
 
 
-def _cut(text: str) -> str:
-    return clean(text.strip())[:MAX_CHARS]
-
-
 def refusal_message(status: int, body: bytes) -> str:
     try:
         reason = error_message(msgspec.json.decode(body))
     except NONSENSE:
-        reason = _cut(body.decode(errors="replace"))
+        reason = cut(body.decode(errors="replace"))
     return f"HTTP {status}: {reason}" if reason else f"HTTP {status}"

@@ -1,6 +1,7 @@
 """Server-sent events, decoded from bytes as they come: the name and the data of each.
 
     bytes of one receive, their time  ──feed──▶  the events that they completed
+                       the last receive  ──end──▶  an event whose blank line is missing
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
@@ -13,7 +14,8 @@ MAX_EVENT_NS: Final = 60_000_000_000
 
 Event = tuple[bytes, bytes]  # its name, b"" for a plain one, and its data
 
-MAX_STRAY_BYTES: Final = 4096
+STRAY: Final = b"\n"  # in place of a name, which has no line end: lines that belong to no event
+MAX_STRAY_BYTES: Final = MAX_EVENT_BYTES
 _CR: Final = 0x0D
 _FIELDS: Final = (b"id", b"retry", b"data", b"event")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -26,10 +28,15 @@ class EndlessEventError(Exception):
 class SSEDecoder:
     """The event under construction: `_name`; `_lines`, its complete data lines, and `_pieces`, the
     incomplete one (in pieces, so that a long line costs no copying); `_size` of all, and
-    `_began_ns`. `_strays`: the first lines that are no part of an event."""
+    `_began_ns`. `_strays`: lines in a row that are no part of an event, which come as an event
+    called STRAY if `keeps_strays`."""
 
     def __init__(
-        self, max_event_bytes: int = MAX_EVENT_BYTES, max_event_ns: int = MAX_EVENT_NS
+        self,
+        max_event_bytes: int = MAX_EVENT_BYTES,
+        max_event_ns: int = MAX_EVENT_NS,
+        *,
+        keeps_strays: bool = False,
     ) -> None:
         self._max_event_bytes = max_event_bytes
         self._max_event_ns = max_event_ns
@@ -37,15 +44,19 @@ class SSEDecoder:
         self._name = b""
         self._lines: list[bytes] = []
         self._strays: list[bytes] = []
+        self._stray_room = MAX_STRAY_BYTES if keeps_strays else 0
+        self._stray_bytes = 0
         self._pieces: list[bytes] = []
         self._size = 0
         self._after_cr = False
         self._at_start = True
 
     def feed(self, chunk: bytes, t_ns: int) -> list[Event]:
-        if self._began_ns is None and (event := self._one_event(chunk)) is not None:
-            self._at_start = self._after_cr = False
-            return [event]
+        if self._began_ns is None and not self._strays:
+            event = self._one_event(chunk)
+            if event is not None:
+                self._at_start = self._after_cr = False
+                return [event]
         if self._after_cr and chunk:
             self._after_cr = False
             if chunk.startswith(b"\n"):  # the other half of a CRLF that was cut
@@ -69,10 +80,12 @@ class SSEDecoder:
             self._began_ns = None
         return events
 
-    def end(self) -> bytes:
-        """After the last receive: the beginning of what belongs to no event."""
-        self._keep_stray(b"".join(self._pieces))
-        return b"\n".join(self._strays)
+    def end(self) -> list[Event]:
+        """After the last receive: an event that no blank line has ended, and lines of no event. The
+        last line may be cut."""
+        last = self._finish_line(b"") if self._pieces else b""
+        is_cut_name = any(field.startswith(last) for field in _FIELDS)
+        return self._take_lines([b""] if is_cut_name else [last, b""])
 
     def _one_event(self, chunk: bytes) -> Event | None:
         """The event of a receive that is just one, as nearly all are."""
@@ -99,6 +112,10 @@ class SSEDecoder:
             lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
         events = []
         for line in lines:
+            if self._strays and (not line or line.partition(b":")[0] in _FIELDS):
+                events.append((STRAY, b"\n".join(self._strays)))
+                self._strays.clear()
+                self._stray_bytes = 0
             if not line:
                 if self._lines or self._name:
                     events.append((self._name, b"\n".join(self._lines)))
@@ -126,10 +143,10 @@ class SSEDecoder:
             self._name = b""
 
     def _keep_stray(self, line: bytes) -> None:
-        room = MAX_STRAY_BYTES - sum(map(len, self._strays))
-        name = line.partition(b":")[0]
-        if room > 0 and name and name not in _FIELDS:
+        room = self._stray_room - self._stray_bytes
+        if room > 0 and not line.startswith(b":") and line.partition(b":")[0] not in _FIELDS:
             self._strays.append(line[:room])
+            self._stray_bytes += len(line) + 1
 
     def _grow(self, size: int) -> None:
         self._size += size

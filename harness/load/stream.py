@@ -18,26 +18,16 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from harness.load.chunk import (
-    ABORT,
-    EXPIRED,
-    LARGEST_COUNT,
-    NONSENSE,
-    Choice,
-    Chunk,
-    Look,
-    Usage,
-)
+from harness.load.chunk import LARGEST_COUNT, NONSENSE, Choice, Chunk, Look, Usage
 from harness.load.dialect import COMPLETIONS, Dialect
-from harness.load.loose import end_of, shown
-from harness.load.server_error import (
-    NO_REASON,
-    error_message,
-    is_error_name,
-    refusal_message,
-)
+from harness.load.ending import ENDED_EARLY as ENDED_EARLY
+from harness.load.ending import NO_ANSWER, NO_STREAM, Ending, Failure
+from harness.load.loose import shown, values_of
+from harness.load.server_error import error_message, refusal_message
+from harness.load.sse import STRAY
 from harness.load.states import TRANSITIONS, IllegalSignalError, Signal, State
 from harness.load.token_count import TokenCount
+from harness.load.words import end_of, is_error_name, is_error_text
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
 from harness.workload.event_scale import Calibration, Counted
@@ -47,16 +37,11 @@ from harness.workload.event_scale import Calibration, Counted
 _MOST_TIMES_ASKED: Final = 16
 _ROOM_TOKENS: Final = 10_000
 _CHARS_A_TOKEN: Final = 64  # more than any whole text has
-_MOST_UNREAD: Final = 1000  # events in a row
 
-ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
-_NO_ANSWER: Final = "the stream ended without text, a finish reason or a count of tokens"
-_NO_STREAM: Final = "the server sent no stream of events, but"
 # Names of the module: an enum's attribute costs as much as a call, and this is for every token.
 _ABANDONED: Final = Outcome.ABANDONED
 _READING: Final = State.READING
 _BUSY_STATUSES: Final = frozenset({429, 503})
-_ABORTS: Final = frozenset({ABORT, "aborted", "cancelled", "canceled"})
 
 
 class StreamMachine:
@@ -84,7 +69,6 @@ class StreamMachine:
         self._token_times_ns = array("q")  # 8 bytes each, where a list of such ints takes 40
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
-        self._finish_reason: str | None = None
         self._usage: Usage | None = None
         self._think_ns: int | None = None
         self._wire_close: WireClose | None = None
@@ -100,16 +84,15 @@ class StreamMachine:
             asked=asked,
         )
         self._count = self._tokens.of
-        self._unfinished = spec.n
+        self._ending = Ending(spec.n)
+        self._last_event = b""
         self._most_tokens = min(_MOST_TIMES_ASKED * asked + _ROOM_TOKENS, LARGEST_COUNT)
         self._uncounted = 0
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
         self._answer: list[str] | None = [] if spec.role is Role.CANARY else None
         self._answer_chars = 0
-        self._is_done = self._ends_mean_nothing = self._shows_reasoning = False
-        self._unread: str | None = None
-        self._unread_since = self._unread_in_a_row = 0
+        self._is_done = self._shows_reasoning = False
 
     def __repr__(self) -> str:
         return f"<StreamMachine {self.state.name} outcome={self.outcome} tokens={self.tokens_read}>"
@@ -154,8 +137,10 @@ class StreamMachine:
     def why_empty(self) -> str:
         tokens = None if self._usage is None else self._usage.completion_tokens
         if not tokens:
-            return "the answer was empty"
-        return f"the server counts {tokens} tokens of an answer, but no event of it shows any text"
+            return self._ending.with_unread("the answer was empty")
+        return self._ending.with_unread(
+            f"the server counts {tokens} tokens of an answer, but no event of it shows any text"
+        )
 
     @property
     def counted(self) -> Counted | None:
@@ -183,23 +168,34 @@ class StreamMachine:
 
     def event(self, data: bytes, t_ns: int, name: bytes = b"") -> None:
         """Nearly every token takes the first of three ways; the second is for whatever the quick
-        reader can read, too, and the third for the rest."""
+        reader can read, too, and the third for the rest. `name`: STRAY for lines of no event."""
         if self.outcome is _ABANDONED:
             self._late_event(data, name)
             return
         if self._is_done:
+            self._read_late_account(data, name)
             return
-        if not (name and is_error_name(name)):
+        if not (name and (name == STRAY or is_error_name(name))):
             try:
                 chunk = self._quick(data)
             except NONSENSE:
                 pass
             else:
                 if self._read_token(chunk, t_ns) or self._read_quick(chunk, t_ns):
+                    self._last_event = data
                     return
         for look in self._look(data, name):
             if self.outcome is None and not self._is_done:
                 self._read_look(look, t_ns)
+
+    def last_event(self, data: bytes, t_ns: int, name: bytes) -> None:
+        """One that no blank line has ended; its last line may be cut."""
+        try:
+            values_of(data)
+        except NONSENSE:
+            if name != STRAY and data and not is_error_text(data.decode("utf-8", "replace")):
+                return
+        self.event(data, t_ns, name)
 
     def accept(self) -> None:
         self._apply(Signal.ACCEPT)
@@ -226,7 +222,7 @@ class StreamMachine:
             self._server_ended_ns = t_ns
             return
         look = next(iter(self._look(body, b"")), Look(unread=f"{shown(body)} is no answer"))
-        self._unread = look.unread
+        self._ending.unread = look.unread
         if look.error is not None:
             self._end(Signal.ERROR, t_ns, look.error)
         else:
@@ -236,20 +232,18 @@ class StreamMachine:
         assert self._status_code is not None
         self._end(Signal.BODY_END, t_ns, refusal_message(self._status_code, body))
 
-    def body_ended(self, t_ns: int, *, stray: bytes = b"") -> None:
-        """The response to an accepted stream is complete; after leaving also one that broke.
-        `stray`: the beginning of what came and is no event."""
+    def body_ended(self, t_ns: int) -> None:
+        """The response to an accepted stream is complete; after leaving also one that broke."""
         if self.outcome is Outcome.ABANDONED:
             self._late_tokens = self._late_tokens or 0
             self._server_ended_ns = t_ns
             return
-        if self.state is State.READING and self._ends_mean_nothing:
+        if self._look_again(t_ns):
+            return
+        ending = self._ending
+        if ending.all_finished and self.state in (State.ACCEPTED, State.READING):
             self._apply(Signal.FINISH)
-        error = ENDED_EARLY
-        if stray and self.state is State.ACCEPTED:
-            said = next((one.error for one in self._look(stray, b"") if one.error), None)
-            error = said or f"{_NO_STREAM} {shown(stray)}"
-        self._end(Signal.BODY_END, t_ns, self._with_unread(error))
+        self._end(Signal.BODY_END, t_ns, ending.why_early(self.tokens_read))
 
     # Events of the user, the line and the run
 
@@ -259,10 +253,10 @@ class StreamMachine:
         self._wire_close = wire_close
 
     def time_out(self, t_ns: int, why: str) -> None:
-        self._end(Signal.TIMEOUT, t_ns, why)
+        self._break(Signal.TIMEOUT, t_ns, why)
 
     def break_off(self, t_ns: int, why: str) -> None:
-        self._end(Signal.BREAK, t_ns, why)
+        self._break(Signal.BREAK, t_ns, why)
 
     def complain(self, problem: str) -> None:
         self._error = problem
@@ -304,7 +298,7 @@ class StreamMachine:
             outcome=self.outcome,
             status_code=self._status_code,
             error=self.error,
-            finish_reason=self._finish_reason,
+            finish_reason=self._ending.reason,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens if is_complete else None,
             plan=spec.plan,
@@ -317,7 +311,7 @@ class StreamMachine:
             answer=None if self._answer is None else "".join(self._answer),
             tokens_per_event=None if scale is None else scale.tokens,
             tokens_error=None if scale is None else scale.error_after(self._text_events),
-            unread=self._unread,
+            unread=self._ending.unread,
         )
 
     # Decisions
@@ -336,36 +330,73 @@ class StreamMachine:
         self._ended_ns = t_ns
         self._error = error
 
-    def _with_unread(self, error: str) -> str:
-        return error if self._unread is None else f"{error}; it could not be read: {self._unread}"
+    def _break(self, signal: Signal, t_ns: int, why: str) -> None:
+        if self.outcome is not None or not self._look_again(t_ns):
+            self._end(signal, t_ns, why)
+
+    def _fail(self, failure: Failure, t_ns: int) -> None:
+        self._end(failure.signal, t_ns, failure.why)
 
     def _read_look(self, look: Look, t_ns: int) -> None:
-        if look.unread is not None:
-            self._note_unread(look.unread)
+        failure = self._ending.note(look, self.tokens_read)
         if look.error is not None:
-            self._end(Signal.ERROR, t_ns, look.error)
+            is_in_place = look.is_plain and self.state is State.ACCEPTED
+            error = f"{NO_STREAM} {look.error!r}" if is_in_place else look.error
+            self._end(Signal.ERROR, t_ns, error)
+        elif failure is not None:
+            self._fail(failure, t_ns)
         elif look.is_done:
             self._done(t_ns)
-        elif self._unread_in_a_row > _MOST_UNREAD:
-            error = f"{_MOST_UNREAD} events without a token make no sense"
-            self._end(Signal.ERROR, t_ns, self._with_unread(error))
         else:
+            if look.repeats and self.tokens_read:
+                for choice in look.choices:
+                    choice.message = None
             self._read_chunk(look, t_ns)
+            if look.ends and self.outcome is None and self._has_answer():
+                self._apply(Signal.FINISH)
 
-    def _note_unread(self, what: str) -> None:
-        self._unread = self._unread or what
-        if self._unread_since != self.tokens_read:
-            self._unread_since, self._unread_in_a_row = self.tokens_read, 0
-        self._unread_in_a_row += 1
+    def _look_again(self, t_ns: int) -> bool:
+        """What the quick reader may have passed over in the last event with text, if no other has
+        said how the answer ended: a finish reason in the delta, an error of a choice, which ends
+        the request (True)."""
+        if self.state is not State.READING or not self._last_event:
+            return False
+        for look in self._look(self._last_event, b"")[:1]:
+            if look.error is not None:
+                self._end(Signal.ERROR, t_ns, look.error)
+                return True
+            if look.usage is not None:
+                self._fill_in(look.usage)
+                self._usage = look.usage
+            self._note_finish(look, t_ns)
+            if look.ends and self.outcome is None:
+                self._apply(Signal.FINISH)
+        return self.outcome is not None
 
-    def _done(self, t_ns: int) -> None:
+    def _has_answer(self) -> bool:
         usage = self._usage
         is_counted = usage is not None and bool(usage.completion_tokens)
-        if self.tokens_read or self._uncounted or self._finish_reason is not None or is_counted:
+        return bool(self.tokens_read or self._uncounted or is_counted)
+
+    def _done(self, t_ns: int) -> None:
+        if self._look_again(t_ns):
+            return
+        ending, words = self._ending, self._ending.doubt(self.tokens_read)
+        if words is not None:
+            self._end(Signal.ERROR, t_ns, words)
+        elif self._has_answer() or ending.reason is not None:
             self._apply(Signal.FINISH)
             self._is_done = True
         else:
-            self._end(Signal.ERROR, t_ns, self._with_unread(_NO_ANSWER))
+            self._end(Signal.ERROR, t_ns, ending.with_unread(NO_ANSWER))
+
+    def _read_late_account(self, data: bytes, name: bytes) -> None:
+        """After `[DONE]` nothing but the count of tokens is still read."""
+        for look in self._look(data, name):
+            usage = look.usage
+            if usage is not None and (usage.completion_tokens or 0) <= self._most_tokens:
+                self._fill_in(usage)
+                self._usage = usage
 
     def _read_token(self, chunk: Chunk, t_ns: int) -> bool:
         """Read a chunk that only adds tokens to one answer; False: it is another, or the first."""
@@ -388,7 +419,9 @@ class StreamMachine:
     def _read_quick(self, chunk: Chunk, t_ns: int) -> bool:
         """False: no text was found, or not of each answer, and nothing was read."""
         choices = chunk.choices
-        if chunk.error is not None or not choices or not all(one.has_text() for one in choices):
+        if chunk.error is not None or not choices:
+            return False
+        if any(one.finish_reason or not one.has_text() for one in choices):
             return False
         return self._read_chunk(chunk, t_ns)
 
@@ -407,7 +440,7 @@ class StreamMachine:
         if tokens and so_far <= self._most_tokens and self.state is not _READING:
             self._begin_reading(choices)
         self._take(tokens, so_far, t_ns)
-        if is_last and self.outcome is None:
+        if self.outcome is None and (is_last or not tokens):
             self._note_finish(chunk, t_ns)
         return True
 
@@ -421,7 +454,7 @@ class StreamMachine:
             self._event_tokens.append(tokens)
 
     def _begin_reading(self, choices: Sequence[Choice]) -> None:
-        self._ends_mean_nothing = self.state is State.FINISHED
+        self._ending.begin_again(had_finished=self.state is State.FINISHED)
         self._shows_reasoning |= any(choice.is_reasoning for choice in choices)
         self._apply(Signal.TOKEN)
 
@@ -454,13 +487,14 @@ class StreamMachine:
             self._end(Signal.ERROR, t_ns, self._too_long(tokens))
             return
         self.tokens_read = tokens
-        self._unfinished = len(answer.choices)  # a server may not know `n`
+        self._ending.has_answers(len(answer.choices))
         self._note_finish(answer, t_ns)
         if self.outcome is None:
-            if any(has_text) or tokens:
+            has_ended = self._ending.reason is not None and self._ending.all_finished
+            if any(has_text) or tokens or has_ended:
                 self._apply(Signal.FINISH)
-            why = self._with_unread("the answer has no text, finish reason or count of tokens")
-            self._end(Signal.BODY_END, t_ns, why)
+            why = answer.notice or "the answer has no text, finish reason or count of tokens"
+            self._end(Signal.BODY_END, t_ns, self._ending.with_unread(why))
 
     def _late_event(self, data: bytes, name: bytes) -> None:
         self._late_tokens = self._late_tokens or 0
@@ -472,7 +506,7 @@ class StreamMachine:
         so_far = self._late_tokens or 0
         for choice in chunk.choices:
             so_far += self._count(choice, chunk.usage)
-            self._finish_reason = end_of(choice.finish_reason) or self._finish_reason
+            self._ending.reason = end_of(choice.finish_reason) or self._ending.reason
         if so_far > self._most_tokens:
             self.complain(self._too_long(so_far))
         else:
@@ -483,19 +517,9 @@ class StreamMachine:
         return f"the answer is far longer than was asked for: {tokens} tokens by now, and {asked}"
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
-        for choice in chunk.choices:
-            if (reason := end_of(choice.finish_reason)) is None:
-                continue
-            self._finish_reason, kind = reason, reason.lower()
-            if kind in _ABORTS:
-                why = chunk.cancellation_info.reason if chunk.cancellation_info else None
-                text = f"the server aborted the request: {why or NO_REASON}"
-                self._end(Signal.EXPIRE if why == EXPIRED else Signal.ABORT, t_ns, text)
-                return
-            if "error" in kind:
-                why = f"the server ended the answer with the finish reason {reason!r}"
-                self._end(Signal.ERROR, t_ns, why)
-                return
-            self._unfinished -= 1
-            if self._unfinished <= 0 and not (self._ends_mean_nothing and choice.has_text()):
-                self._apply(Signal.FINISH)
+        """An end that comes before any text or count of it is one only if the stream then ends."""
+        failure = self._ending.finish_all(chunk)
+        if failure is not None:
+            self._fail(failure, t_ns)
+        elif self._ending.is_an_end(chunk.choices) and self._has_answer():
+            self._apply(Signal.FINISH)

@@ -126,6 +126,27 @@ def failing(name: str, event: bytes, words: str, *more: bytes, **how: Any) -> Od
     return Odd(name, [ROLE, A, B, event, *more], 2, 1, 2, error=words, **how)
 
 
+NOT_TEXTS = [
+    *("thought_signature", "uuid", "timestamp", "created_time", "hash", "version", "seed", "lang"),
+    *("agent", "state", "kv_transfer_params", "p", "request_id", "trace", "cost", "nonce", "stage"),
+    *(
+        "requestId",
+        "createdAt",
+        "traceID",
+        "modelVersion",
+        "finishReason",
+        "trace-id",
+        "total_cost",
+    ),
+]
+SHAPES = [
+    *("5d41402abc4b2a76b9719d911017c592", "0f8fad5b-d9cb-469f-a165-70867728950e"),
+    *("2026-11-26T12:00:00.123Z", "2026-11-26 12:00:00", "1764158400000000000"),
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U",
+    "EqQBCgIYAhIM1gbcDa9GJwZA2b3hGgxBdjrkzLoky3dl1pkiMOYds==",
+]
+
+
 ELSEWHERE = [
     Odd(
         "reasoning, then content",
@@ -221,6 +242,52 @@ ELSEWHERE = [
             *(B, *LAST),
         ],
         *(2, 4, 5),
+    ),
+    Odd(
+        "`message` beside an empty delta",
+        [
+            choice(delta={"role": "assistant"}, message={"role": "assistant", "content": ""}),
+            *(choice(delta={}, message={"content": text}) for text in "ab"),
+            choice(delta={"role": "assistant"}, message={"role": "assistant", "content": "c"}),
+            choice("stop", delta={}, message={"content": "abc"}),
+            DONE,
+        ],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "the whole message beside the last delta",
+        [ROLE, A, B, choice("stop", delta={}, message={"content": " a b"}), DONE],
+        *(2, 1, 2),
+    ),
+    Odd(
+        "no delta has text, only the message of the end",
+        [ROLE, choice("stop", delta={}, message={"content": "whole"}), DONE],
+        *(1, 1, None),
+    ),
+    Odd(
+        "fields of all names that are no text",
+        [ROLE, *(delta(**{key: "some words"}) for key in NOT_TEXTS), A, B, *LAST],
+        *(2, 1 + len(NOT_TEXTS), 2 + len(NOT_TEXTS)),
+    ),
+    Odd(
+        "unknown fields in the shape of ids, times and blobs",
+        [ROLE, *(delta(novelty=text) for text in SHAPES), A, B, *LAST],
+        *(2, 1 + len(SHAPES), 2 + len(SHAPES)),
+    ),
+    Odd(
+        "content in the shape of a hash",
+        [ROLE, *(delta(content=text) for text in SHAPES[:2]), A, *LAST],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "a new field, then content: both are text",
+        [ROLE, delta(musing=" well"), A, B, *LAST],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "unknown fields of the choice that come with a finish reason",
+        [ROLE, A, B, choice("stop", delta={}, verdict="well done", extra={"note": "n"}), DONE],
+        *(2, 1, 2),
     ),
     Odd(
         "completions with reasoning",
@@ -324,6 +391,15 @@ ELSEWHERE = [
         path=MESSAGES,
     ),
 ]
+NO_REASONS = [
+    *("unknown", "N/A", "pending", "streaming", "continue", "in-progress", "In Progress", "-"),
+    *("FINISH_REASON_UNSPECIFIED", "FINISH_REASON_UNKNOWN", "not finished", "partial"),
+]
+ENDS_OF_ALL_KINDS = [
+    *(b'data: "[DONE]"\n\n', b"data: DONE\n\n", b"data: [done]\n\n", b"data: done\n\n"),
+    *(b"event: done\ndata: {}\n\n", b"event: end\ndata: bye\n\n", b"event: complete\n\n"),
+    *(data({"done": True}), data({"type": "done"}), data({"event": "end"})),
+]
 ENDS = [
     Odd('a finish reason of ""', everywhere(""), 3, 1, 2),
     Odd("a finish reason of blanks", everywhere(" \n"), 3, 1, 2),
@@ -340,6 +416,65 @@ ENDS = [
     Odd("a finish reason with the last text", [ROLE, A, B, delta("stop", content=" c")], 3, 1, 2),
     Odd("a finish reason and nothing else", [ROLE, *LAST], 0, None, None),
     Odd("neither a finish reason nor [DONE]", TEXT, 3, 1, 2, error=EARLY),
+    *(
+        Odd(f"the finish reason {reason!r} on every event", everywhere(reason), 3, 1, 2)
+        for reason in NO_REASONS
+    ),
+    *(
+        Odd(
+            f"the finish reason {reason!r} on the first event, and no other",
+            [delta(reason, role="assistant"), A, B, C],
+            *(3, 1, 2),
+            error=EARLY,
+        )
+        for reason in NO_REASONS
+    ),
+    *(
+        Odd(f"an end that says {end.decode()!r}", [*TEXT, end], 3, 1, 2)
+        for end in ENDS_OF_ALL_KINDS
+    ),
+    Odd("`finish_reason` in the delta", [*TEXT, delta(finish_reason="stop")], 3, 1, 2),
+    Odd(
+        "`finish_reason` in the delta with the last text",
+        [ROLE, A, B, delta(content=" c", finish_reason="stop")],
+        *(3, 1, 2),
+    ),
+    Odd(
+        "`finish_reason` at the top",
+        [*TEXT, data({"choices": [{"delta": {}}], "finish_reason": "stop"})],
+        *(3, 1, 2),
+    ),
+    Odd("`finishReason`", [*TEXT, choice(delta={}, finishReason="STOP")], 3, 1, 2),
+    Odd("`stop_reason` alone", [*TEXT, data({"choices": [{"stop_reason": "length"}]})], 3, 1, 2),
+    Odd(
+        "`stop_reason` that says more about no finish reason",
+        [ROLE, *(choice(delta={"content": t}, stop_reason="eos") for t in "abc")],
+        *(3, 1, 2),
+        error=EARLY,
+    ),
+    Odd("usage after [DONE]", [*TEXT, STOP, DONE, usage(3)], 3, 1, 2),
+    Odd("[DONE] in an event that is not ended", [*TEXT, b"data: [DONE]"], 3, 1, 2),
+    Odd("[DONE] in a line that is not ended", [*TEXT, b"data: [DONE]\n"], 3, 1, 2),
+    Odd("a finish reason in an event that is not ended", [*TEXT, STOP[:-2]], 3, 1, 2),
+    Odd("an event that is cut", [*TEXT, STOP[:-20]], 3, 1, 2, error=EARLY),
+    Odd(
+        "Ollama's own lines in events",
+        [
+            *(data({"message": {"content": text}, "done": False}) for text in "abc"),
+            data(
+                {"message": {"content": ""}, "done": True, "done_reason": "stop", "eval_count": 3}
+            ),
+        ],
+        *(3, 0, 1),
+    ),
+    Odd(
+        "Ollama's own lines of /api/generate in events",
+        [
+            *(data({"response": t, "done": False}) for t in "abc"),
+            data({"response": "", "done": True}),
+        ],
+        *(3, 0, 1),
+    ),
     Odd("[DONE] and nothing else", [DONE], 0, None, None, error=NOTHING),
     Odd("a role and [DONE]", [ROLE, DONE], 0, None, None, error=NOTHING),
     Odd("a count of 0 and [DONE]", [ROLE, usage(0), DONE], 0, None, None, error=NOTHING),
@@ -388,7 +523,13 @@ ERRORS = [
         data({"error": {"message": "engine died"}})[:-1] + C,
         *("engine died", DONE),
     ),
-    failing("a detail", data({"detail": "engine died"}), "engine died", DONE),
+    failing("a detail, and no finish reason", data({"detail": "engine died"}), "engine died", DONE),
+    failing("a detail, and the end", data({"detail": "engine went away"}), "engine went away"),
+    failing(
+        "a message, and the end",
+        data({"message": "the model is moved"}),
+        "the server's last words are: the model is moved",
+    ),
     failing(
         "a bare code and message",
         data({"code": 500, "message": "engine died"}),
@@ -461,6 +602,138 @@ ERRORS = [
         error="Overloaded",
     ),
 ]
+PAGE = b"<html>\n<head><title>502 Bad Gateway</title></head>\n</html>\n\n"
+INNER = {"error": {"message": "engine died"}}
+# Each comes after the second token, and before [DONE]; each says that the engine died.
+OBJECTS: list[dict[str, Any]] = [
+    {"choices": [{"index": 0, "delta": {}, **INNER}]},
+    {"choices": [{"index": 0, "delta": INNER}]},
+    {"choices": [{"index": 0, "delta": {"content": ""}, "error": "engine died"}]},
+    {"choices": [], "base_resp": {"status_code": 1013, "status_msg": "engine died"}},
+    {"header": {"code": 10013, "message": "engine died", "sid": "s"}},
+    {"event": "error", "data": {"message": "engine died"}},
+    {"event": "error", "data": "engine died"},
+    {"result": INNER},
+    {"data": INNER},
+    {"response": INNER},
+    {"fault": {"faultstring": "engine died", "detail": {"errorcode": "x"}}},
+    {"ok": False, "message": "engine died"},
+    {"success": False, "result": "engine died"},
+    {"Error": "engine died"},
+    {"Error": {"Message": "engine died", "Code": "Internal"}},
+    {"errors": ["engine died"]},
+    {"error_code": 17, "error_msg": "engine died"},
+    {"errcode": -1, "errmsg": "engine died"},
+    {"type": "abort", "message": "engine died"},
+    {"type": "exception", "exception": {"message": "engine died"}},
+    {"type": "overloaded_error", "message": "engine died"},
+    {"status": "failed", "reason": "engine died"},
+    {"code": "InvalidParameter", "message": "engine died"},
+    {"code": -1, "message": "engine died"},
+    {"level": "fatal", "msg": "engine died"},
+    {"error": {"code": 0, "message": "engine died"}},
+    {"error": [{"message": "engine died"}]},
+    {"error": {"error": {"error": "engine died"}}},
+    {"detail": [{"error": "engine died"}]},
+]
+TEXTS = [
+    b"data: error: engine died\n\n",
+    b"data: engine died\n\n",
+    b'data: "engine died"\n\n',
+    b'data: ["error", "engine died"]\n\n',
+    b'data: [["engine died"]]\n\n',
+    b"data: RuntimeError: engine died\n\n",
+    b"data: Traceback (most recent call last):\ndata: engine died\n\n",
+    b"data: {'error': {'message': 'engine died'}}\n\n",
+    b'data: {"error": {"message": "engine died"\n\n',
+    b"event: status\ndata: error: engine died\n\n",
+    b'error: {"code": 500, "message": "engine died"}\n\n',
+    b"error: engine died\n\n",
+    b"exception:engine died\n",
+    b'{"error": {"message": "engine died"}}\n',
+    b'{\n  "error": {\n    "message": "engine died"\n  }\n}\n\n',
+    b"engine died\n",
+    b"RuntimeError: engine died\n\n",
+]
+NAMES = ["failed", "abort", "aborted", "timeout", "exception", "fatal", "server_error", "timed_out"]
+REASONS = [
+    *("insufficient_system_resource", "failed", "failure", "timeout", "timed_out", "exception"),
+    *("server_error", "overloaded", "network_error", "EngineError"),
+]
+ERRORS += [
+    failing(f"an error as {json.dumps(one)}", data(one), "engine died", DONE) for one in OBJECTS
+]
+ERRORS += [
+    failing(f"an error as {one.decode().strip()!r}", one, "engine died", DONE) for one in TEXTS
+]
+ERRORS += [
+    failing(f"event: {name}", named(name, {"message": "engine died"}), "engine died", DONE)
+    for name in NAMES
+]
+ERRORS += [
+    failing(f"a finish reason `{reason}`", delta(reason), f"finish reason '{reason}'", DONE)
+    for reason in REASONS
+]
+ERRORS += [
+    failing("a finish reason `cancelled`", delta("cancelled"), "aborted the request", DONE),
+    failing(
+        "SGLang's reason as an object",
+        delta({"type": "abort", "message": "engine died", "status_code": 500}),
+        *("aborted the request: engine died", DONE),
+    ),
+    failing("a status line", b"data: 502 Bad Gateway\n\n", "502 Bad Gateway", DONE),
+    failing("Internal Server Error", b"data: Internal Server Error\n\n", "Internal Server", DONE),
+    failing("a web page in an event", b"data: <html><h1>Busy</h1></html>\n\n", "Busy", DONE),
+    failing("a web page between events", PAGE, "502 Bad Gateway", DONE),
+    failing("an error after the finish reason", STOP, "engine died", b"data: engine died\n\n"),
+    Odd(
+        "an error beside the last text, which no finish reason follows",
+        [ROLE, A, choice(delta={"content": " b"}, error={"message": "engine died"}), DONE],
+        *(2, 1, 2),
+        error="engine died",
+    ),
+    Odd(
+        "a web page in place of a stream",
+        [PAGE],
+        *(0, None, None),
+        error="no stream of events, but '502 Bad Gateway'",
+    ),
+    Odd(
+        "a JSON body of 20,000 bytes in place of a stream",
+        [json.dumps({"trace": "x" * 20_000, "error": {"message": "engine died"}}).encode()],
+        *(0, None, None),
+        error="engine died",
+    ),
+    Odd(
+        "the field `error` before any token",
+        [b'error: {"message": "engine died"}\n\n', DONE],
+        *(0, None, None),
+        error="engine died",
+    ),
+    Odd(
+        "Responses: failed, without a status",
+        [
+            *(CREATED, *deltas("output_text", "a", "b")),
+            response("failed", response={"error": {"message": "engine died"}}),
+        ],
+        *(2, 1, 2),
+        path=RESPONSES,
+        error="engine died",
+    ),
+    Odd(
+        "Responses: incomplete, with an error",
+        [
+            *(CREATED, *deltas("output_text", "a", "b")),
+            response(
+                "incomplete",
+                response={"status": "incomplete", "error": {"message": "engine died"}},
+            ),
+        ],
+        *(2, 1, 2),
+        path=RESPONSES,
+        error="engine died",
+    ),
+]
 BEATS = [
     Odd("empty data", [b"data:\n\n", ROLE, A, b"data: \n\n", B, *LAST], 2, 2, 4),
     Odd(
@@ -494,6 +767,72 @@ BEATS = [
         *(2, 1, 2),
     ),
     Odd("null", [data(None), A, data(None), B, *LAST], 2, 1, 3),
+    Odd(
+        "a tool of Responses that fails",
+        [
+            *(CREATED, *deltas("output_text", "a")),
+            response("mcp_call.failed", item_id="i"),
+            response(
+                "output_item.done", item={"type": "mcp_call", "error": "x", "status": "failed"}
+            ),
+            *(*deltas("output_text", "b"), COMPLETED),
+        ],
+        *(2, 1, 4),
+        path=RESPONSES,
+    ),
+    Odd(
+        "a field that no event has",
+        [b"dataset: a\n\n", A, b"x-request-id: 7\n", B, *LAST],
+        *(2, 1, 3),
+    ),
+]
+NOTHINGS: list[Any] = [None, "", 0, False, {}, []]
+NOTICES: list[dict[str, Any]] = [
+    {"message": "processing"},
+    {"message": "retrying, the last try timed out"},
+    {"detail": "warming up"},
+    {"event": "progress", "message": "50 %", "data": {"done": 5}},
+    {"type": "status", "status": "running", "message": "still there"},
+    {"code": "queued"},
+    {"code": "queued", "message": "third in line"},
+    {"code": 20000, "message": "success"},
+    {"code": 0, "msg": "ok"},
+    {"code": 1000, "msg": "OK"},
+    {"error_code": 0},
+    {"errno": 0, "errmsg": "ok"},
+    {"success": True, "message": "accepted"},
+    *({"error": nothing} for nothing in NOTHINGS),
+    {"error": {"code": 0, "message": "", "type": None, "param": {}}},
+    {"error": {"code": 200, "message": "success"}},
+    {"error": "none"},
+    {"errors": []},
+    {"base_resp": {"status_code": 0, "status_msg": "success"}},
+]
+BEATS += [
+    Odd(f"a notice: {json.dumps(one)}", [data(one), A, data(one), B, data(one), *LAST], 2, 1, 3)
+    for one in NOTICES
+]
+HOLLOW: list[Any] = [
+    None,
+    "",
+    0,
+    False,
+    {},
+    {"code": 0, "message": ""},
+    {"code": None, "details": []},
+]
+BEATS += [
+    Odd(
+        f"`error` is {json.dumps(one)} in all events",
+        [
+            *(data({"choices": [{"delta": {"content": t}}], "error": one}) for t in "ab"),
+            data({"choices": [{"delta": {}, "finish_reason": "stop", "error": one}]}),
+            data({"choices": [], "usage": {"completion_tokens": 3}, "error": one}),
+            DONE,
+        ],
+        *(2, 0, 1),
+    )
+    for one in HOLLOW
 ]
 INDICES: list[Any] = ["0", None, -1, 7.0, []]
 TYPES = [
@@ -606,12 +945,74 @@ MANY = [
         path=COMPLETIONS,
     ),
 ]
+GEMINI = {"candidates": [{"content": {"parts": [{"text": "a"}], "role": "model"}}]}
+OTHERS = [
+    Odd(
+        "chat is asked for, Responses come",
+        [CREATED, *deltas("output_text", "a", "b"), COMPLETED],
+        *(0, None, None),
+        error='set `dialect = "responses"`',
+        unread='is of the dialect "responses"',
+    ),
+    Odd(
+        "chat is asked for, Messages come",
+        [STARTED, block(type="text_delta", text="a"), *STOPPED],
+        *(0, None, None),
+        error='set `dialect = "messages"`',
+        unread='is of the dialect "messages"',
+    ),
+    Odd(
+        "Responses are asked for, chat comes",
+        [*TEXT, *LAST],
+        *(0, None, None),
+        path=RESPONSES,
+        error='set `dialect = "chat"`',
+        unread='is of the dialect "chat"',
+    ),
+    Odd(
+        "Messages are asked for, completions come",
+        [choice(text="a"), DONE],
+        *(0, None, None),
+        path=MESSAGES,
+        error='set `dialect = "completions"`',
+        unread='is of the dialect "completions"',
+    ),
+    Odd(
+        "Ollama's own lines",
+        [
+            b'{"model":"m","message":{"content":"a"},"done":false}\n',
+            b'{"done":true,"response":""}\n',
+        ],
+        *(0, None, None),
+        error="of Ollama's own dialect: set `path`",
+        unread="of Ollama's own dialect",
+    ),
+    Odd(
+        "Gemini's own events",
+        [data(GEMINI), data(GEMINI)],
+        *(0, None, None),
+        error="of Gemini's own dialect: set `path`",
+        unread="of Gemini's own dialect",
+    ),
+    Odd(
+        "a whole answer in place of a stream",
+        [
+            json.dumps(
+                {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}
+            ).encode()
+        ],
+        *(0, None, None),
+        error="a whole answer, and no server-sent event",
+        unread="a whole answer",
+    ),
+]
 KINDS = {
     "Text in other fields": ELSEWHERE,
     "Ends, and what is none": ENDS,
     "Errors in a 200": ERRORS,
     "Heartbeats, and other events": BEATS,
     "Loose types, and nonsense": TYPES,
+    "Other dialects": OTHERS,
     "Framing": RIGHT,
     "Several tokens an event": MANY,
 }

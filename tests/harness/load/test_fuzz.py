@@ -32,6 +32,13 @@ FORMS = [
     b'{"choices":[{"finish_reason":"abort"}],"cancellation_info":{"reason":%(text)b}}',
     b'{"choices":[],%(usage)b,"other":%(text)b}',
     b'{"error":{"message":%(text)b,"code":%(count)b}}',
+    b'{"choices":[{"delta":{"content":%(text)b,"finish_reason":%(finish)b}}],"x_groq":{%(usage)b}}',
+    b'{"choices":[{"delta":{},"message":{"content":%(text)b},"finishReason":%(finish)b}]}',
+    b'{"choices":[{"delta":{"content":%(text)b},"error":%(odd)b}],"error":%(odd)b}',
+    b'{"message":{"content":%(text)b},"done":%(odd)b,"done_reason":%(finish)b}',
+    b'{"base_resp":{"status_code":%(count)b,"status_msg":%(text)b},"code":%(odd)b}',
+    b'{"type":%(finish)b,"event":%(text)b,"message":%(odd)b}',
+    b'{"detail":%(odd)b,"data":{"error":%(odd)b},"ok":%(odd)b}',
     b"%(text)b",
 ]
 FIELDS = {
@@ -39,7 +46,10 @@ FIELDS = {
     b"prompt": st.just(b"8"),
     b"count": (st.integers(0, 40) | st.integers(0, 12_000)).map(b"%d".__mod__),
     b"text": st.sampled_from([b'""', b'" a"', '"\u00e9\u2028"'.encode(), b'"client_timeout"']),
-    b"finish": st.sampled_from([b"null", b"null", b'"length"', b'"abort"']),
+    b"finish": st.sampled_from([b"null", b"null", b'"length"', b'"abort"', b'"unknown"']),
+    b"odd": st.sampled_from(
+        [b"null", b"0", b"false", b"true", b'""', b"{}", b'{"code":0}', b'"oh"', b'["oh"]', b"500"]
+    ),
 }
 NUMBERS = [-1, 2**31 - 1, 2**31, 5_000_000_000, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**40]
 DEEP = b"[" * 2000 + b"]" * 2000
@@ -68,10 +78,24 @@ fields = st.fixed_dictionaries(FIELDS)
 odd_fields = st.dictionaries(st.sampled_from(sorted(FIELDS)), odd_values, min_size=1, max_size=2)
 even = blocks(st.builds(event_of, st.sampled_from(FORMS[:4]), fields, st.just({})))
 odd_events = st.builds(event_of, st.sampled_from(FORMS), fields, odd_fields)
-parts = even | blocks(odd_events) | blocks(st.just(b"[DONE]")) | st.binary(max_size=20)
+lines = st.sampled_from(
+    [
+        *(b"engine died\n", b'error: {"message":"oh"}\n', b"error: oh\n\n", b'{"error":"oh"}\n'),
+        *(b"note: a\n", b"event: done\n\n", b"event: timeout\n", b"data: [DONE]", b"data: [DON"),
+        *(
+            b'{\n "error": "oh"\n}\n',
+            b"<html>\n",
+            b": beat\n",
+            b"data: oh no\r\r",
+            b"event: end\r\n",
+        ),
+        *(b'data: "[DONE]"\n\n', b'{"done":true,"message":{}}\n', b"\n", b"plain words\n\n"),
+    ]
+)
+parts = even | blocks(odd_events) | lines | blocks(st.just(b"[DONE]")) | st.binary(max_size=20)
 streams = st.builds(
     lambda before, odd, after: b"".join([*before, odd, *after]),
-    *(st.lists(even, max_size=4), blocks(odd_events), st.lists(parts, max_size=3)),
+    *(st.lists(even, max_size=4), blocks(odd_events) | lines, st.lists(parts, max_size=3)),
 )
 COMPLETE = b'data: {"choices":[{"text":"a","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 cuts = st.lists(st.integers(0, 2000), max_size=12)
@@ -98,6 +122,8 @@ def row_of(
         if number == leaves_after and stream.can_leave:
             stream.leave(3, think_ns=0, wire_close=WireClose.FIN)
         reader.read(chunk, 3)
+    if stream.outcome in (None, Outcome.ABANDONED):
+        reader.read_rest(4)
     if stream.outcome in (None, Outcome.ABANDONED):
         stream.body_ended(4)
     return stream.row()

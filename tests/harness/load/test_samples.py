@@ -1,7 +1,7 @@
 """Streams with the fields that clients and servers document decode to the texts that are stated.
 
 The fields are those of OpenAI's and Anthropic's API references, and of the servers' own documents;
-the bytes are ours. Beside them any JSON value takes the place of any other, and any cut any place.
+the bytes are ours. Then any JSON value takes the place of any other, and any cut any place.
 """
 
 import copy
@@ -372,16 +372,17 @@ VALUES: list[Any] = [
     *("\ud83d", "\0", "x" * 400),
     *([], [[]], [None], [7], ["x"], [{}], {}, {"": None}, {"x": "y"}, {"text": "x"}),
     *({"error": {}}, {"message": "x"}, {"type": "error"}, {"type": ["x"], "delta": {"text": 7}}),
+    *({"error": {"code": 0}}, {"code": 1e999}, {"usage": 7}, {"status_code": "1013"}),
+]
+FIELDS = [
+    *("text", "type", "content", "error", "message", "delta", "code", "x", "choices", "usage"),
+    *("finish_reason", "stop_reason", "done", "data", "response", "base_resp", "ok", "detail"),
+    *("status", "candidates", "event", "fault", "eval_count", "output", "x_groq"),
 ]
 nested = st.recursive(
     st.sampled_from(VALUES),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["text", "type", "content", "error", "message", "delta", "code", "x"]),
-            inner,
-            max_size=3,
-        )
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)
     ),
     max_leaves=6,
 )
@@ -395,6 +396,12 @@ def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
     elif isinstance(value, list):
         for number, one in enumerate(value):
             yield from places_in(one, (*at, number))
+
+
+def at_place(value: Any, at: tuple[Any, ...]) -> Any:
+    for key in at:
+        value = value[key]
+    return value
 
 
 def with_value(event: Any, at: tuple[Any, ...], value: Any) -> Any:
@@ -444,6 +451,19 @@ def test_so_do_values_in_values(data: st.DataObject, name: str, value: Any, by_u
     number = data.draw(st.integers(0, len(SAMPLES[name].events) - 1))
     at = data.draw(st.sampled_from(list(places_in(SAMPLES[name].events[number][1]))))
     check_costs_nothing(SAMPLES[name], number, at, value, by_usage=by_usage)
+
+
+@settings(max_examples=300)
+@given(st.data(), st.sampled_from(sorted(SAMPLES)), st.sampled_from(FIELDS), nested)
+def test_a_field_that_is_added_anywhere_raises_nothing_and_costs_no_answer_before_it(
+    data: st.DataObject, name: str, field: str, value: Any
+) -> None:
+    """In an event, a choice, a delta, an error, an account."""
+    number = data.draw(st.integers(0, len(SAMPLES[name].events) - 1))
+    event = SAMPLES[name].events[number][1]
+    places = [at for at in places_in(event) if isinstance(at_place(event, at), dict)]
+    at = (*data.draw(st.sampled_from(places)), field)
+    check_costs_nothing(SAMPLES[name], number, at, value, by_usage=number % 2 == 0)
 
 
 @settings(max_examples=200)

@@ -3,7 +3,7 @@ in any way."""
 
 import pytest
 
-from harness.load.sse import EndlessEventError, Event, SSEDecoder
+from harness.load.sse import MAX_STRAY_BYTES, STRAY, EndlessEventError, Event, SSEDecoder
 
 
 def data_of(decoder: SSEDecoder, chunk: bytes, t_ns: int = 0) -> list[bytes]:
@@ -70,20 +70,39 @@ def test_a_name_that_is_pending_is_that_of_the_next_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "stray"),
+    ("answer", "events"),
     [
-        (b'{"error": {"message": "no"}}', b'{"error": {"message": "no"}}'),
-        (b'{\n  "error": "no"\n}\n', b'{\n  "error": "no"\n}'),
-        (b"<html>" + b"a" * 10_000, b"<html>" + b"a" * 4090),
-        (b": comment\nid: 7\ndata: a\n\ndata: b", b""),
+        (b'{"error": {"message": "no"}}', [(STRAY, b'{"error": {"message": "no"}}')]),
+        (b'{\n  "error": "no"\n}\n', [(STRAY, b'{\n  "error": "no"\n}')]),
+        (b"<html>" + b"a" * 10_000, [(STRAY, b"<html>" + b"a" * 10_000)]),
+        (b"a\nb\n\nc\ndata: d\n\nx", [(STRAY, b"a\nb"), (STRAY, b"c"), (b"", b"d"), (STRAY, b"x")]),
+        (b"data: a\nstray\n: comment\n\nid: 7\n", [(STRAY, b"stray"), (b"", b"a")]),
+        (b": comment\nid: 7\ndata: a\n\ndata: b", [(b"", b"a"), (b"", b"b")]),
+        (b"data: a\n\nevent: error\n", [(b"", b"a"), (b"error", b"")]),
+        (b"data: a\n\ndat", [(b"", b"a")]),
+        (b"data: a\n\nevent", [(b"", b"a")]),
+        (b"data: [DONE]\r", [(b"", b"[DONE]")]),
+        (b"", []),
     ],
 )
-def test_what_is_no_event_is_kept_for_a_message(answer: bytes, stray: bytes) -> None:
-    for size in (1, 7, len(answer)):
-        decoder = SSEDecoder()
+def test_lines_of_no_event_and_an_event_without_its_end_come_in_their_place(
+    answer: bytes, events: list[Event]
+) -> None:
+    for size in (1, 7, len(answer) or 1):
+        decoder, found = SSEDecoder(keeps_strays=True), []
         for first in range(0, len(answer), size):
-            decoder.feed(answer[first : first + size], 0)
-        assert decoder.end() == stray
+            found += decoder.feed(answer[first : first + size], 0)
+        assert found + decoder.end() == events
+
+
+def test_lines_of_no_event_are_kept_up_to_a_bound() -> None:
+    decoder = SSEDecoder(keeps_strays=True)
+    for _ in range(300):
+        assert decoder.feed(b"a" * 9_999 + b"\n", 0) == []
+    ((name, data),) = decoder.feed(b"\n", 0)
+    assert name == STRAY
+    assert MAX_STRAY_BYTES - 10_000 < len(data) <= MAX_STRAY_BYTES
+    assert decoder.feed(b"again\n\n", 0) == [(STRAY, b"again")]
 
 
 def test_an_event_comes_with_the_bytes_that_complete_it() -> None:

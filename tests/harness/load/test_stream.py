@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from harness.load.dialect import dialect_of_path
+from harness.load.reader import StreamReader
 from harness.load.server_error import refusal_message
 from harness.load.states import TRANSITIONS, IllegalSignalError, Signal, State
 from harness.load.stream import StreamMachine
@@ -186,7 +187,7 @@ def test_refusals(status: int, body: bytes, outcome: str, error: str) -> None:
 def test_ends_that_no_client_can_prevent(
     end: Callable[[StreamMachine], None], outcome: Outcome
 ) -> None:
-    for last in ([event("", usage=0, finish="stop")], [event("a", usage=1), DONE]):
+    for last in ([event("", usage=1, finish="stop")], [event("a", usage=1), DONE]):
         finished = fed(machine(), *last)
         assert not finished.can_leave
         end(finished)
@@ -194,6 +195,100 @@ def test_ends_that_no_client_can_prevent(
     reading = fed(machine(), event(" a", usage=1))
     end(reading)
     assert reading.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda stream: stream.cut(30), Outcome.CUT_OFF),
+        (lambda stream: stream.break_off(30, "why"), Outcome.FAILED),
+        (lambda stream: stream.time_out(30, "why"), Outcome.TIMED_OUT),
+        (lambda stream: stream.body_ended(30), Outcome.COMPLETED),
+    ],
+    ids=["cut", "break off", "time out", "body ended"],
+)
+@pytest.mark.parametrize("usage", [None, 0])
+def test_a_finish_reason_before_any_text_is_no_end_of_a_stream_that_breaks(
+    usage: int | None, end: Callable[[StreamMachine], None], outcome: Outcome
+) -> None:
+    role = {"role": "assistant", "content": ""}
+    first: dict[str, Any] = {"choices": [{"delta": role, "finish_reason": "stop"}]}
+    stream = fed(machine(), event(usage=usage, **first))
+    assert stream.can_leave
+    end(stream)
+    assert stream.outcome is outcome
+    finished = fed(machine(), event(**first), event(usage=4))
+    assert not finished.can_leave
+
+
+@pytest.mark.parametrize(
+    ("rest", "outcome", "error"),
+    [
+        (b"data: [DONE]\n", Outcome.COMPLETED, None),
+        (b"data: [DONE]", Outcome.COMPLETED, None),
+        (b'data: {"choices":[{"finish_reason":"stop"}]}', Outcome.COMPLETED, None),
+        (b"data: [DON", Outcome.FAILED, "why"),
+        (b'data: {"choices":[{"finish_rea', Outcome.FAILED, "why"),
+        (b'error: {"message": "engine died"}', Outcome.FAILED, "engine died"),
+        (b'event: error\ndata: {"message": "engine died"}\n', Outcome.FAILED, "engine died"),
+    ],
+)
+def test_what_has_come_before_a_break_is_read(
+    rest: bytes, outcome: Outcome, error: str | None
+) -> None:
+    stream = machine()
+    reader = StreamReader(stream, None)
+    reader.read(b"data: %b\n\n%b" % (chat(content="a"), rest), 20)
+    reader.read_rest(30)
+    if stream.outcome is None:
+        stream.break_off(30, "why")
+    assert (stream.outcome, stream.error, stream.tokens_read) == (outcome, error, 1)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"delta": {"content": "b", "finish_reason": "stop"}},
+        {"delta": {"content": "b"}, "finishReason": "STOP"},
+        {"delta": {"content": "b"}, "stop_reason": "length"},
+    ],
+)
+def test_a_finish_reason_that_the_quick_reader_passed_over_counts(last: dict[str, Any]) -> None:
+    for end in ("body_ended", "break_off", "time_out"):
+        stream = fed(machine(continuous_usage=False), chat(content="a"), event(choices=[last]))
+        assert stream.can_leave  # nothing has looked at it
+        getattr(stream, end)(*((50,) if end == "body_ended" else (50, "why")))
+        assert (stream.outcome, stream.tokens_read) == (Outcome.COMPLETED, 2)
+
+
+@pytest.mark.parametrize(
+    "account",
+    [
+        {"usage": {"prompt_tokens": 7, "completion_tokens": 2}},
+        {"x_groq": {"usage": {"prompt_tokens": 7, "completion_tokens": 2}}},
+        {"message": {"usage": {"input_tokens": 7, "output_tokens": 2}}},
+        {"usageMetadata": {"promptTokenCount": 7, "candidatesTokenCount": 2}},
+        {"prompt_eval_count": 7, "eval_count": 2},
+        {"choices": [{"delta": {}, "usage": {"prompt_tokens": 7, "completion_tokens": 2}}]},
+    ],
+)
+@pytest.mark.parametrize("after", [True, False])
+def test_an_account_counts_wherever_it_is_also_after_the_end(
+    account: dict[str, Any], after: bool
+) -> None:
+    stream = fed(machine(continuous_usage=False), chat(content="a"), chat(content="b"))
+    closing = json.dumps(account).encode()
+    fed(stream, *((DONE, closing) if after else (closing, DONE))).body_ended(99)
+    row = stream.row()
+    assert (row.outcome, row.tokens_read) == (Outcome.COMPLETED, 2)
+    assert (row.prompt_tokens, row.completion_tokens) == (7, 2)
+
+
+def test_an_empty_answer_says_what_its_stream_was() -> None:
+    stream = fed(machine(), response_event("output_text.delta", delta="a"), event(usage=4), DONE)
+    stream.body_ended(99)
+    assert stream.outcome is Outcome.COMPLETED
+    assert 'set `dialect = "responses"`' in stream.why_empty
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
@@ -477,12 +572,12 @@ def test_what_makes_no_sense_is_named_and_costs_no_answer(
 
 @pytest.mark.parametrize("last", [[], [DONE]])
 def test_nonsense_alone_is_no_answer(last: list[bytes]) -> None:
-    stream = fed(machine(), b"<html>busy</html>", b"more of it", *last)
+    stream = fed(machine(), b"(busy)", b"more of it", *last)
     if stream.outcome is None:
         stream.body_ended(99)
     row = stream.row()
     assert (row.outcome, row.tokens_read) == (Outcome.FAILED, 0)
-    assert "could not be read: '<html>busy</html>' is no JSON" in (row.error or "")
+    assert "could not be read: '(busy)' is no JSON" in (row.error or "")
 
 
 def test_nonsense_has_an_end() -> None:

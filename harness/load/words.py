@@ -1,0 +1,182 @@
+"""What the words of servers mean: names, codes, reasons and sentences, without any JSON."""
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from harness.load.chunk import MAX_CHARS
+
+HEARTBEATS: Final = frozenset(
+    {"ping", "pong", "heartbeat", "heart-beat", "heart_beat", "keepalive", "keep-alive"}
+    | {"keep_alive", "noop", "no-op", "comment", "ok", "alive", "."}
+)
+# In place of an error: there is none.
+_WELL: Final = frozenset(
+    {"", "ok", "okay", "success", "succeeded", "successful", "normal", "none", "null", "nil"}
+    | {"no error", "no_error", "noerror", "no errors", "false", "n/a", "healthy"}
+)
+_PROGRESS: Final = frozenset(
+    {"ready", "done", "complete", "completed", "finished", "queued", "pending", "processing"}
+    | {"running", "waiting", "loading", "started", "accepted", "in_progress", "in progress"}
+)
+_FAILURES: Final = frozenset(
+    {"error", "errors", "err", "exception", "exceptions", "failure", "failures", "failed", "fail"}
+    | {"fatal", "fault", "abort", "aborted", "timeout", "timedout", "crash", "crashed", "panic"}
+    | {"traceback", "overloaded", "unavailable", "killed", "interrupted", "insufficient", "died"}
+)
+_ABORTS: Final = frozenset(
+    {"abort", "aborted", "cancel", "cancelled", "canceled", "disconnect", "disconnected"}
+)
+_ERROR_KEYS: Final = frozenset(
+    {"error", "errors", "err", "exception", "exceptions", "fault", "failure", "failures", "fatal"}
+    | {"errno", "errcode", "errmsg"}
+)
+_AMOUNTS: Final = frozenset({"count", "counts", "rate", "rates", "total", "bound"})
+_NEGATIONS: Final = frozenset({"no", "non", "not", "without", "zero"})
+_NAME_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+_NO_ERROR: Final = re.compile(r"\b(?:no|without|0|zero) (?:errors?|exceptions?|failures?)\b", re.I)
+_ERROR_TEXT: Final = re.compile(
+    r"""
+      \b\w*(?:error|exception)s?\b | \b(?:traceback|fatal|panic(?:ked)?|errno|fault|oom)\b
+    | \b(?:fail(?:ed|ure|ures|s)?|abort(?:ed|ing)?|crash(?:ed|es)?|died|dead|killed|terminated)\b
+    | \b(?:unavailable|overloaded|unreachable|refused|rejected|denied|forbidden|unauthori[sz]ed)\b
+    | \b(?:tim(?:ed?|ing)[ -]?out|exhausted|exceed(?:ed|s)|insufficient|quota|throttl\w+|expired)\b
+    | \b(?:cancell?ed|disconnected|invalid|unsupported|unable|cannot|lost|gone)\b
+    | \b(?:bad[ ]gateway|bad[ ]request|not[ ]found|too[ ]many|rate[ ]limit\w*|shutting[ ]down)\b
+    | \b(?:reset[ ]by|broken[ ]pipe|out[ ]of|no[ ]healthy|could[ ]not|over[ ]capacity)\b
+    | ^\W*(?:http/\d\S*\s+)?[45]\d\d\b | ^\s*http/\d | ^\s*internal\s*$
+    | ^\s*<(?:!doctype|html|head|body|title|h1|\?xml)\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# In JSON that is broken, or is Python's: a key that says an error, and its value.
+_ERROR_FIELD: Final = re.compile(
+    r"""['"](?:error|errors|exception|fault|failure)['"]\s*:\s*(?!null|none|false|0|["'\[{]\s*["'\]}])""",
+    re.IGNORECASE,
+)
+_ANSWER_FIELD: Final = re.compile(r"""['"](?:choices|delta|content|text)['"]\s*:""")
+_WORDS_FIELD: Final = re.compile(
+    r"""['"](?:message|msg|detail|error)['"]\s*:\s*(?:"((?:[^"\\]|\\.)+)"|'((?:[^'\\]|\\.)+)')""",
+    re.IGNORECASE,
+)
+_TITLE: Final = re.compile(r"<(title|h1)\b[^>]*>\s*([^<]+?)\s*</\1>", re.IGNORECASE)
+
+# Not only null: what servers write where there is no reason yet.
+_NO_END: Final = frozenset(
+    {"", "null", "none", "nil", "undefined", "unspecified", "unknown", "n/a", "na", "nan", "false"}
+    | {"0", "-", "unset", "not_set", "not_finished", "not_stopped", "not_done", "unfinished", "no"}
+    | {"in_progress", "inprogress", "progress", "running", "generating", "pending", "streaming"}
+    | {"stream", "continue", "continues", "continuing", "ongoing", "processing", "partial", "more"}
+    | {"queued", "waiting", "started", "start", "active", "open", "not_applicable", "delta"}
+    | {"chunk"}
+)
+_END_NAMES: Final = frozenset(
+    {"done", "end", "ended", "complete", "completed", "finish", "finished", "eos", "stream_end"}
+    | {"stream_complete", "stream_done", "message_end", "end_of_stream", "final"}
+)
+
+
+def clean(text: str) -> str:
+    """Fit for a file: half a pair of surrogates is replaced."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def cut(text: str) -> str:
+    """Of a server's own words, as many as a row keeps."""
+    return clean(text.strip())[:MAX_CHARS]
+
+
+@lru_cache(maxsize=512)
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in _NAME_WORDS.findall(name))
+
+
+def names_failure(name: str) -> bool:
+    """The name of an event, or its type: `error`, `overloaded_error`, `response.failed`. An event
+    of Responses with a longer name is about one item: a tool that fails fails no answer."""
+    if name.startswith("response.") and name.count(".") > 1:
+        return False
+    words = _words(name)
+    is_timed_out = "timed" in words and "out" in words
+    return (is_timed_out or not _FAILURES.isdisjoint(words)) and _NEGATIONS.isdisjoint(words)
+
+
+@lru_cache(maxsize=256)
+def is_error_name(name: bytes) -> bool:
+    """Of an event."""
+    return names_failure(name.decode("latin-1"))
+
+
+def is_error_key(key: str) -> bool:
+    words = _words(key)
+    is_named = not _ERROR_KEYS.isdisjoint(words) and _NEGATIONS.isdisjoint(words)
+    return is_named and words[-1] not in _AMOUNTS
+
+
+def is_well(text: str) -> bool:
+    return text.strip().strip(".!").lower() in _WELL
+
+
+def is_progress(text: str) -> bool:
+    """Words that say that all goes as it should."""
+    return is_well(text) or is_heartbeat(text) or text.strip().strip(".!").lower() in _PROGRESS
+
+
+def is_failing_word(code: str) -> bool:
+    """A code or a status in words: `internal_error`, `InvalidParameter`, `failed`."""
+    return not is_progress(code) and (names_failure(code) or is_error_text(" ".join(_words(code))))
+
+
+def is_error_text(text: str) -> bool:
+    """Plain text where an event was due: a status line, a web page, a traceback, or a sentence with
+    a word for a failure. Broken JSON is judged by its keys, since its texts may be the answer's."""
+    if text.lstrip().startswith(("{", "[{")):
+        return _ERROR_FIELD.search(text) is not None and _ANSWER_FIELD.search(text) is None
+    return _ERROR_TEXT.search(_NO_ERROR.sub("", text[:10_000])) is not None
+
+
+def words_of_text(text: str) -> str:
+    """The title of a web page, the message of broken JSON, else the text itself."""
+    start = text.lstrip()[:10_000]
+    if start.startswith("<") and (title := _TITLE.search(start)) is not None:
+        return cut(title[2])
+    if start.startswith(("{", "[{")) and (found := _WORDS_FIELD.search(start)) is not None:
+        return cut(found[1] or found[2])
+    return cut(text)
+
+
+def is_heartbeat(text: str) -> bool:
+    """An event's name, or its data where that is no JSON."""
+    return text.strip().lower() in HEARTBEATS
+
+
+def is_done_text(text: str) -> bool:
+    return text.strip(" \t\r\n\"'[]<>").upper() == "DONE"
+
+
+def is_end_name(name: str) -> bool:
+    """The name of an event, or its type."""
+    return name.strip().lower().replace("-", "_") in _END_NAMES
+
+
+def end_of(reason: object) -> str | None:
+    """Why an answer has ended; None if it has not. SGLang's own form is {"type": "length"}."""
+    if isinstance(reason, dict):
+        reason = reason.get("type") or reason.get("reason")
+    if not isinstance(reason, str):
+        return None
+    kind = re.sub(r"[\s-]+", "_", reason.strip().lower()).removeprefix("finish_reason_")
+    return None if kind in _NO_END or reason.strip() == "-" else clean(reason.strip())[:MAX_CHARS]
+
+
+@lru_cache(maxsize=256)
+def is_abort(reason: str) -> bool:
+    """A finish reason: the server ended the request unasked."""
+    return not _ABORTS.isdisjoint(_words(reason))
+
+
+@lru_cache(maxsize=256)
+def is_failure(reason: str) -> bool:
+    """A finish reason that is none of an answer: `error`, `timeout`, `network_error`."""
+    return names_failure(reason)
