@@ -2,14 +2,16 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from harness.records import Difference, Metric, Shift
+from harness.records import Difference, Metric, Outcome, Shift
 
 DASH: Final = "\N{EN DASH}"
 _SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes", "J", "W"})  # each says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
 NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # other units also measure changes
+WENT_WRONG: Final = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 
@@ -155,3 +157,13 @@ def between(limits: tuple[float, float] | None, unit: str) -> str | None:
 def error_kind(text: str) -> str:
     """Errors of one kind differ in their numbers only: ports, ids, sizes."""
     return re.sub(r"\d+", "#", text)
+
+
+def why_unanswered(outcomes: Mapping[Outcome, int], error: str | None, same: int) -> str:
+    """Of a load without one answer, some of whose requests went wrong. `error`: the commonest, of
+    which `same` are."""
+    wrong, n = sum(outcomes.get(outcome, 0) for outcome in WENT_WRONG), sum(outcomes.values())
+    verb = "were refused" if wrong == outcomes.get(Outcome.REJECTED, 0) else "failed"
+    how_many = f"all {n} requests" if wrong == n else f"{wrong} of {n} requests"
+    why = error or "no reason is known"
+    return f"{how_many} {verb}, and none was answered; {same} of them: {why}"

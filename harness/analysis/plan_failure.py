@@ -5,6 +5,7 @@ shows nothing of what it is for. The rows say why: how the answers ended, and ho
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -12,23 +13,64 @@ import pandas as pd
 from harness.analysis.open_requests import RACE
 from harness.analysis.stats import Bools
 from harness.analysis.tokens import tokens_read
+from harness.formatting import WENT_WRONG, error_kind, why_unanswered
 from harness.records import Delivery, Outcome
 from harness.workload.tasks import parse_text
 
 NOTHING_SHOWN = "no request was abandoned: the run says nothing about cancellation"
 
 
+def plan_failure(requests: pd.DataFrame) -> str | None:
+    """Why the plan of the load could not be carried out, and what to change; None if it was."""
+    why = "; ".join(_why_unanswered(requests) or why_plan_failed(requests))
+    return f"{why}{_TO_CHANGE}{_what_to_change(requests)}" if why else None
+
+
+def without_advice(why: str) -> tuple[str, str]:
+    """The reason of a plan's failure, and what to change ("": it is another sentence)."""
+    reason, _, advice = why.partition(_TO_CHANGE)
+    return reason, advice
+
+
+def _why_unanswered(requests: pd.DataFrame) -> list[str]:
+    outcomes = requests["outcome"].astype(str)
+    is_wrong = outcomes.isin(WENT_WRONG)
+    if outcomes.isin([Outcome.COMPLETED, Outcome.ABANDONED]).any() or not is_wrong.any():
+        return []
+    counts = {Outcome(str(name)): int(n) for name, n in outcomes.value_counts().items()}
+    texts = requests["error"].dropna().astype(str)
+    if texts.empty:
+        return [why_unanswered(counts, None, int(is_wrong.sum()))]
+    kinds = texts.map(error_kind)
+    same, kind = max((int(n), str(kind)) for kind, n in kinds.value_counts().items())
+    return [why_unanswered(counts, min(texts[kinds == kind]), same)]
+
+
+def _what_to_change(requests: pd.DataFrame) -> str:
+    """With a value, taken from what the answers of this run were like."""
+    completed = requests[requests["outcome"] == Outcome.COMPLETED]
+    if not completed.empty:
+        planned = max(1, round(100 * planned_to_leave(requests).mean()))
+        half_s = float((completed["ended_ns"] - completed["sent_ns"]).median()) / 2e9
+        return (
+            "let users leave after seconds in place of tokens, half of a typical answer: "
+            f"`--request-cancellation-rate {planned} --request-cancellation-delay {half_s:.2g}`"
+        )
+    if (requests["outcome"] == Outcome.REJECTED).any():
+        fewer = max(1, requests["user"].nunique() // 2)
+        return f"send fewer requests at once: `--set run.users={fewer}`"
+    return "mend what the server's words name, then run again"
+
+
 def why_plan_failed(requests: pd.DataFrame) -> Iterator[str]:
-    """Why the plan of the load could not be carried out, in sentences; none if it was."""
+    """Why nobody could leave, or no token was seen, in sentences."""
     planned = planned_to_leave(requests)
     left = requests["outcome"] == Outcome.ABANDONED
     if planned.any() and not left[planned].any() and _ended_by_itself(requests)[planned].any():
-        fates = requests.loc[planned, "outcome"].value_counts()
-        what = ", ".join(f"{n} {str(name).replace('_', ' ')}" for name, n in fates.items())
         why = "".join(f"; {text}" for text in _why_answered(requests[planned]))
         yield (
             f"none of the {int(planned.sum())} requests that were to be abandoned could be: they "
-            f"ended as {what}{why}"
+            f"ended as {_fates(requests[planned])}{why}"
         )
     streams = _counted_streams(requests)
     if streams.any() and requests["first_token_ns"].isna().all():
@@ -76,6 +118,19 @@ def number_of_tokens(rows: pd.DataFrame) -> str:
     return f"{int(rows['completion_tokens'].sum()):,} tokens"
 
 
+def _fates(rows: pd.DataFrame) -> str:
+    fates = rows["outcome"].value_counts()
+    return ", ".join(f"{n} {_FATES.get(str(name), str(name))}" for name, n in fates.items())
+
+
+_FATES: Final = {
+    Outcome.REJECTED.value: "refused",
+    Outcome.TIMED_OUT.value: "timed out",
+    Outcome.CUT_OFF.value: "cut off",
+}
+_TO_CHANGE: Final = ". To change that: "
+
+
 def _ended_by_itself(requests: pd.DataFrame) -> pd.Series:
     return ~requests["outcome"].isin([Outcome.ABANDONED, Outcome.CUT_OFF])
 
@@ -117,6 +172,8 @@ _STAMPS = ("first_token_ns", "last_token_ns")
 def _why_short(rows: pd.DataFrame, most: int) -> str:
     finishes = rows["finish_reason"].fillna("none").value_counts()
     said = ", ".join(f"`{name}`: {n}" for name, n in finishes.items())
+    if most <= 0:
+        return f"{len(rows)} had no token at all (finish reasons {said})"
     remedy = ""
     if "stop" in finishes:
         remedy = "; does the target know `ignore_eos`?"

@@ -421,8 +421,8 @@ def _how_sure(error: float) -> str:
     if not error:
         return ", as the server's own counts confirm"
     if error >= 1:
-        return "; of those who left early it is not known how many tokens they had read"
-    return f"; what somebody who left had read is known within {quantity(error, 'ratio')}"
+        return "; how many tokens those who left had read is not known"
+    return f"; what those who left had read is known within {quantity(error, 'ratio')} (median)"
 
 
 def _unread(requests: pd.DataFrame) -> Iterator[str]:

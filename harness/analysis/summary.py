@@ -46,7 +46,7 @@ from harness.analysis.latency import (
 from harness.analysis.leaks import growth_figures, is_wedged, leak_figures, leaks_in_use, leaks_lost
 from harness.analysis.load_side import load_sides, sent_of_schedule, steady_window
 from harness.analysis.occupancy import occupancy_figures, with_probe
-from harness.analysis.plan_failure import why_plan_failed
+from harness.analysis.plan_failure import plan_failure
 from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
@@ -121,7 +121,7 @@ def summary_of(frames: RunFrames, observed: Observed, found: Figures) -> Summary
         load_processes=load_sides(frames, facts),
         arrivals=sent_of_schedule(frames),
         token_counting=token_counting(frames.requests),
-        plan_failed="; ".join(why_plan_failed(without_tokens(frames.requests))) or None,
+        plan_failed=plan_failure(without_tokens(frames.requests)),
         breakdown=msgspec.to_builtins(
             {
                 "waste_by_abandon_point": waste_by_abandon_point(cancels),

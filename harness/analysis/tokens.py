@@ -175,14 +175,14 @@ def _scale(requests: pd.DataFrame) -> Floats:
 
 def taken_for(requests: pd.DataFrame) -> tuple[float, float] | None:
     """What an event was taken for by rows that counted in calibrated events, on average, and the
-    largest share by which that may miss what a row of a user that left has read, else of any;
-    None if no row did."""
+    share by which that may miss what a user that left has read, else any user (the median of the
+    rows); None if no row did."""
     if "tokens_per_event" not in requests or requests["tokens_per_event"].isna().all():
         return None
     of_each = requests["tokens_per_event"].astype(float)
     errors = requests["tokens_error"].astype(float)
     of_left = errors[requests["outcome"] == Outcome.ABANDONED]
-    return float(of_each.mean()), float((errors if of_left.isna().all() else of_left).max())
+    return float(of_each.mean()), float((errors if of_left.isna().all() else of_left).median())
 
 
 def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] | None:

@@ -34,7 +34,8 @@ def show_finished(
         _show(finished.summary, finished.report, as_json=as_json, shows_all=shows_all)
     if finished.failure is not None:
         kept = f"what was collected is in {finished.folder.path}"
-        raise type(finished.failure)(f"{finished.failure}\n{kept}") from finished.failure
+        why = _not_said_yet(finished, as_json=as_json)
+        raise type(finished.failure)(f"{why}\n{kept}") from finished.failure
     if finished.report is None:
         log = finished.folder.log("report")
         raise RuntimeError(f"the report could not be drawn, see {log}")
@@ -42,6 +43,14 @@ def show_finished(
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
     if why := _why_invalid(finished.summary):
         raise UndecidedError(f"the run is invalid, and no gate passes it: {why}")
+
+
+def _not_said_yet(finished: FinishedRun, *, as_json: bool) -> str:
+    """The failure; if it stands among the summary's reasons already, that it does."""
+    why, summary = str(finished.failure), finished.summary
+    said = [] if as_json or summary is None else [one.text for one in summary.validity]
+    is_said = any(text.startswith(why) for text in said)
+    return "this run shows nothing: the line `invalid` above says why" if is_said else why
 
 
 def _why_invalid(summary: Summary | ArmsSummary | None) -> str:

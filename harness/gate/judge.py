@@ -19,6 +19,7 @@ from harness.analysis.comparable import (
     why_not_figures,
 )
 from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds
+from harness.analysis.plan_failure import without_advice
 from harness.formatting import number
 from harness.gate.interval import Range, figure_range
 from harness.gate.limits import BASELINE, Limit
@@ -27,6 +28,7 @@ from harness.records import Metric
 
 _MORE_ROUNDS: Final = f"at least {FEWEST_ROUNDS} rounds of both (`[[arms]]` and `run.rounds`)"
 _THE_RUN: Final = "the run"
+_MENDED: Final = "a new run, once the cause named here is gone"
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +160,9 @@ def _check_run(measured: Measured) -> Check:
         reason = "the server calls itself healthy after the load and answers no request"
         return Check(name=_THE_RUN, verdict=Verdict.FAIL, reason=reason)
     if measured.invalid:
-        return _undecided(_THE_RUN, "; ".join(measured.invalid), "a run for which that is not so")
+        parts = [without_advice(one) for one in measured.invalid]
+        advice = "; ".join(advice for _, advice in parts if advice)
+        return _undecided(_THE_RUN, "; ".join(why for why, _ in parts), advice or _MENDED)
     if measured.status != "complete":
         what = measured.status.replace("_", " ")
         return _undecided(_THE_RUN, f"it ended early: {what}", "a run that is complete")

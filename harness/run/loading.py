@@ -29,6 +29,7 @@ def wait_for_answer(run: RunState, asker: Asker) -> None:
     bundled engine is known to be ready by now. Raises TargetError also if the server takes the
     request and sends nothing: no later request is then waited for."""
     if run.target.http and not run.target.lifecycle:
+        run.progress.phase(f"waiting at most {run.timeout_s:g} s for a first answer")
         wait_while_loading(run, lambda: unready_answer(asker, longest_s=run.timeout_s))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.errors import ConfigError, TargetError
-from harness.formatting import error_kind
+from harness.formatting import WENT_WRONG, error_kind, why_unanswered
 from harness.load.rows import Row, ShardReader
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
 from harness.run.load_plan import count_arrivals
@@ -23,7 +23,6 @@ from harness.workload.schedule import Arrival
 if TYPE_CHECKING:
     from harness.store.parquet import Sent
 
-_ERRORS = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
 _WAITED_IN_VAIN = (
     "were waiting for their first token when the load ended: the server is stuck, or the load was "
     "too short; with `run.first_token_timeout_s` such a request times out"
@@ -100,11 +99,13 @@ class LoadTally:
         kind = error_kind(text)
         if kind in self.errors or len(self.errors) < MOST_KINDS:
             self.errors[kind] += 1
-            self._examples.setdefault(kind, text)
+            self._examples[kind] = min(text, self._examples.get(kind, text))
 
     def commonest_error(self) -> tuple[str, int] | None:
-        """One of the commonest kind, and how many there are."""
-        return next(((self._examples[kind], n) for kind, n in self.errors.most_common(1)), None)
+        """The first of the commonest kind, by its words, and how many there are."""
+        found = ((n, kind) for kind, n in self.errors.items())
+        n, kind = max(found, default=(0, ""))
+        return (self._examples[kind], n) if n else None
 
     def _process(self, mark: ProcessMark, ended_ns: int | None) -> LoadProcessRecord:
         last = self._last.get((mark.host, mark.pid))
@@ -140,12 +141,11 @@ def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcessRecord]) -> T
         return TargetError("the load made no request; see load.log in the run's folder")
     if outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED]:
         return None
-    wrong, n = sum(outcomes[outcome] for outcome in _ERRORS), outcomes.total()
+    wrong, n = sum(outcomes[outcome] for outcome in WENT_WRONG), outcomes.total()
     if not wrong:
         return TargetError(f"all {n} requests {_CUT_OFF if tally.tokens_read else _WAITED_IN_VAIN}")
-    how_many = f"all {n} requests failed" if wrong == n else f"{wrong} of {n} requests failed"
-    text, count = tally.commonest_error() or ("no reason is known", wrong)
-    return TargetError(f"{how_many}, and none was answered; {count} of them: {text}")
+    text, count = tally.commonest_error() or (None, wrong)
+    return TargetError(why_unanswered(outcomes, text, count))
 
 
 class _AnyLatency(ObservedLatency):

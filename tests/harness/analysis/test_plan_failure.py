@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.plan_failure import why_plan_failed
+from harness.analysis.plan_failure import plan_failure, without_advice
 from harness.gate.judge import Verdict, judge
 from harness.gate.limits import parse_limits
 from harness.gate.run import read_run
@@ -22,6 +22,7 @@ CUT = SHORT | {"finish_reason": "length", "max_tokens": 200}
 AT_ONCE = {"tokens": [20], "completion_tokens": 30, "finish_reason": "stop", "planned_abandon": 5}
 UNSEEN = {"tokens": [], "completion_tokens": 30, "planned_abandon": 5}
 LUMPS = {"tokens": [20, 40], "completion_tokens": 40, "planned_abandon": 5}
+EMPTY = {"tokens": [], "finish_reason": "length", "planned_abandon": 5, "max_tokens": 200}
 IN_TIME = {"tokens": [20, 40], "completion_tokens": 2, "planned_abandon": 0}
 WHOLE = IN_TIME | {"tokens": [40], "delivery": Delivery.UNARY}
 
@@ -32,6 +33,7 @@ WHOLE = IN_TIME | {"tokens": [40], "delivery": Delivery.UNARY}
         (SHORT, "2 had no more tokens than the plan wanted read (at most 2; finish reasons `stop`"),
         (SHORT, "does the target know `ignore_eos`?"),
         (CUT, "finish reasons `length`: 2); the server itself ends answers at 2 tokens"),
+        (EMPTY, "2 had no token at all (finish reasons `length`: 2)"),
         (AT_ONCE, "in 2 all text came at once, with the finish reason or just before it"),
         (UNSEEN, "in 2 no event had text"),
         (LUMPS, "2 ended before the moment to leave, or with several tokens at once"),
@@ -51,6 +53,47 @@ def test_a_run_that_nobody_could_leave_is_invalid_for_the_true_reason(
     )
     assert why in said
     assert ("ignore_eos" in said) == (row is SHORT)
+    assert "at 0 tokens" not in said
+    advice = without_advice(said)[1]
+    assert advice == (
+        "let users leave after seconds in place of tokens, half of a typical answer: "
+        "`--request-cancellation-rate 67 --request-cancellation-delay 0.05`"
+    )
+
+
+BUSY = {"outcome": "rejected", "tokens": [], "error": "HTTP 429: slow down", "planned_abandon": 5}
+BROKEN = BUSY | {"outcome": "failed", "error": "HTTP 500: port 1234 broke"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "why", "advice"),
+    [
+        (
+            [BUSY] * 3,
+            "all 3 requests were refused, and none was answered; 3 of them: HTTP 429: slow down",
+            "send fewer requests at once: `--set run.users=1`",
+        ),
+        (
+            [BROKEN, BROKEN, BUSY],
+            "all 3 requests failed, and none was answered; 2 of them: HTTP 500: port 1234 broke",
+            "send fewer requests at once: `--set run.users=1`",
+        ),
+        (
+            [BROKEN, BUSY | {"outcome": "cut_off", "error": None}],
+            "1 of 2 requests failed, and none was answered; 1 of them: HTTP 500: port 1234 broke",
+            "mend what the server's words name, then run again",
+        ),
+    ],
+)
+def test_a_run_without_an_answer_says_who_refused_and_in_what_words(
+    run: RunBuilder, rows: list[dict[str, Any]], why: str, advice: str
+) -> None:
+    for user, row in enumerate(rows):
+        run.request(f"{user}", **SENT | {"user": user} | row)
+    (said, *others) = remarks(run, level="invalid")
+    assert not others
+    assert without_advice(said) == (why, advice)
+    assert plan_failure(run.frames().requests) == said
 
 
 def test_one_that_left_makes_the_others_a_warning(run: RunBuilder) -> None:
@@ -87,9 +130,10 @@ def test_the_gate_does_not_pass_it(run: RunBuilder, tmp_path: Path) -> None:
     run.request("a", **SENT | SHORT)
     run.frames()
     summary = write_summary(RunFolder(tmp_path))
-    (why,) = why_plan_failed(run.frames().requests)
-    assert summary.plan_failed == why
+    why, advice = without_advice(summary.plan_failed or "")
+    assert plan_failure(run.frames().requests) == summary.plan_failed
     limits = parse_limits(["ttft_s.p50 < 1"], source="", arms=())
     judged = judge(read_run(tmp_path), limits, run="run", fewest_abandons=0)
     assert judged.verdict is Verdict.CANNOT_DECIDE
-    assert judged.checks[0].reason == why
+    assert (judged.checks[0].reason, judged.checks[0].to_decide) == (why, advice)
+    assert "--request-cancellation-delay" in advice

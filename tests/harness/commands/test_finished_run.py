@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands.finished_run import show_finished
-from harness.errors import TargetError, UndecidedError, WalkawayError
+from harness.errors import PlanError, TargetError, UndecidedError, WalkawayError
 from harness.records import Remark, Summary
 from harness.run.pipeline import FinishedRun
 from harness.store.run_folder import RunFolder
@@ -53,3 +53,14 @@ def test_an_invalid_run_does_not_end_well(folder: RunFolder) -> None:
     assert raised.value.exit_code == 4
     with pytest.raises(TargetError):
         end(folder, BUSY, failure=TargetError("the server died"), report=folder.report)
+
+
+def test_a_plan_that_failed_is_told_once(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = Remark(level="invalid", text="none of the 9 requests could be abandoned")
+    with pytest.raises(PlanError, match=r"^this run shows nothing: the line `invalid` above says"):
+        end(folder, why, failure=PlanError(why.text), report=folder.report)
+    assert capsys.readouterr().out.count(why.text) == 1
+    with pytest.raises(PlanError, match=f"^{why.text}\n"):
+        end(folder, BUSY, failure=PlanError(why.text), report=folder.report)

@@ -24,6 +24,7 @@ S = 1_000_000_000
         ({}, 1, "made no request"),
         ({"failed": 3}, 1, "all 3 requests failed, and none was answered; 2 of them: HTTP 404"),
         ({"timed_out": 1, "cut_off": 1}, 1, "1 of 2 requests failed"),
+        ({"rejected": 3}, 1, "all 3 requests were refused, and none was answered; 2 of them: HTTP"),
         ({"failed": 1, "abandoned": 1}, 1, None),
         ({"failed": 9, "completed": 1}, 1, None),
         ({"cut_off": 3}, 1, "all 3 requests were still being answered when the load ended"),
