@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from harness.load.chunk import EXPIRED, CancellationInfo, Choice, Chunk, Look
+from harness.load.loose import shown
 from harness.load.server_error import NO_REASON
 from harness.load.states import Signal
 from harness.load.words import end_of, is_abort, is_error_text, is_failure
@@ -21,17 +22,24 @@ class Failure(NamedTuple):
     why: str
 
 
+def says_something(look: Look) -> bool:
+    said = (look.choices, look.usage, look.error, look.unread, look.notice)
+    return any(said) or look.is_done or look.ends
+
+
 class Ending:
     """`reason`: the last finish reason. `means_nothing`: text came after a finish reason of all
     answers, so reasons that come with text end nothing. `unread`: the first data that made no
     sense. `_notice`: the last message that was neither an error nor text, and the tokens read by
-    then."""
+    then. `passed_over`: the first event before any text in which nothing was found."""
 
     def __init__(self, answers: int) -> None:
         self.reason: str | None = None
         self.means_nothing = False
         self.unread: str | None = None
+        self.passed_over = b""
         self._unfinished = answers
+        self._finished_at = -1
         self._notice: tuple[str, int] = ("", 0)
         self._unread_since = self._unread_in_a_row = 0
 
@@ -42,6 +50,10 @@ class Ending:
     def begin_again(self, *, had_finished: bool) -> None:
         """Text begins, or comes after an end."""
         self.means_nothing = had_finished or self.all_finished
+
+    def has_finished_by(self, tokens_read: int) -> bool:
+        """All answers have, and no text has come after the last reason."""
+        return self.all_finished and self._finished_at == tokens_read
 
     def has_answers(self, number: int) -> None:
         """A server may not know `n`."""
@@ -60,27 +72,29 @@ class Ending:
         if self._unread_in_a_row <= _MOST_UNREAD:
             return None
         error = f"{_MOST_UNREAD} events without a token make no sense"
-        return Failure(Signal.ERROR, self.with_unread(error))
+        return Failure(Signal.ERROR, self.with_unread(error, tokens_read))
 
-    def finish(self, choice: Choice, info: CancellationInfo | None) -> Failure | None:
-        """A choice with a finish reason, or without one."""
-        reason = end_of(choice.finish_reason)
-        if reason is None:
-            return None
-        self.reason, why = reason, info.reason if info else None
+    def finish(self, chunk: Chunk, tokens_read: int) -> Failure | None:
+        """By the finish reasons of its choices. `tokens_read`: with those of the chunk."""
+        for choice in chunk.choices:
+            reason = end_of(choice.finish_reason)
+            if reason is None:
+                continue
+            self.reason, self._finished_at = reason, tokens_read
+            failure = self._failure(reason, chunk.cancellation_info)
+            if failure is not None:
+                return failure
+            self._unfinished -= 1
+        return None
+
+    def _failure(self, reason: str, info: CancellationInfo | None) -> Failure | None:
+        why = info.reason if info else None
         if is_abort(reason):
             signal = Signal.EXPIRE if why == EXPIRED else Signal.ABORT
             return Failure(signal, f"the server aborted the request: {why or NO_REASON}")
         if is_failure(reason):
             error = f"the server ended the answer with the finish reason {reason!r}"
             return Failure(Signal.ERROR, f"{error}: {why}" if why else error)
-        self._unfinished -= 1
-        return None
-
-    def finish_all(self, chunk: Chunk) -> Failure | None:
-        for choice in chunk.choices:
-            if (failure := self.finish(choice, chunk.cancellation_info)) is not None:
-                return failure
         return None
 
     def is_an_end(self, choices: Sequence[Choice]) -> bool:
@@ -98,7 +112,11 @@ class Ending:
         words, since = self._notice
         is_last = bool(words) and since == tokens_read
         said = f"{ENDED_EARLY}; the server's last words are: {words}" if is_last else ENDED_EARLY
-        return self.with_unread(said)
+        return self.with_unread(said, tokens_read)
 
-    def with_unread(self, error: str) -> str:
-        return error if self.unread is None else f"{error}; it could not be read: {self.unread}"
+    def with_unread(self, error: str, tokens_read: int) -> str:
+        if self.unread is not None:
+            return f"{error}; it could not be read: {self.unread}"
+        if self.passed_over and not tokens_read:
+            return f"{error}; nothing was found in events such as {shown(self.passed_over)}"
+        return error

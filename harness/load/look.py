@@ -15,6 +15,7 @@ from harness.load.chunk import ABORT, DONE, NONSENSE, CancellationInfo, Choice, 
 from harness.load.loose import (
     Unread,
     account_in,
+    as_json,
     choice_of,
     listed,
     reason_at,
@@ -28,6 +29,7 @@ from harness.load.sse import STRAY
 from harness.load.words import (
     cut,
     end_of,
+    is_done_text,
     is_end_name,
     is_error_key,
     is_error_name,
@@ -96,18 +98,28 @@ def _look_at(read: Read, family: str, value: Any, name: str) -> list[Look]:
     if isinstance(value, str):
         return _look_at_text(value, name, f"{shown(value)} is no object")
     if not isinstance(value, dict):
-        is_nothing = name or not value
-        return [] if is_nothing else [Look(unread=f"{shown(value)} is no object")]
+        if not value:
+            return []
+        return _look_at_text(as_json(value), name, f"{shown(value)} is no object")
     if failure_in(value, has_name=bool(name)):
         return [Look(error=error_message(value))]
     unread, kind = Unread(), _kind_of(value) or name
+    if (other := _of_other_dialect(value, kind, family)) is not None:
+        return [Look(unread=other)]
     found = read(value, kind, unread)
     found.unread = unread.text
-    found.ends |= is_end_name(kind) or any(value.get(flag) is True for flag in _END_FLAGS)
-    if not found.choices:
-        found.unread = found.unread or _of_other_dialect(value, kind, family)
-        found.notice = None if name else notice_in(value)
+    found.ends |= is_end_name(kind) or _says_end(value)
+    if not found.choices and not name:
+        found.notice = notice_in(value)
     return [found]
+
+
+def _says_end(value: Event) -> bool:
+    states = (value.get(key) for key in ("object", "status", "state"))
+    is_named = not value.get("choices") and any(
+        isinstance(s, str) and is_end_name(s) for s in states
+    )
+    return is_named or any(value.get(flag) in (True, "true") for flag in _END_FLAGS)
 
 
 def _kind_of(value: Event) -> str:
@@ -117,6 +129,8 @@ def _kind_of(value: Event) -> str:
 def _look_at_text(text: str, name: str, why: str) -> list[Look]:
     if not text.strip() or is_heartbeat(text):
         return []
+    if is_done_text(text):
+        return [Look(is_done=True)]
     if is_error_text(text):
         return [Look(error=words_of_text(text))]
     return [] if name else [Look(unread=why)]
@@ -151,7 +165,9 @@ def _look_at_plain(text: str) -> list[Look]:
         return [Look(notice=cut(text))]
     if is_error_text(text):
         return [Look(error=words_of_text(text), is_plain=True)]
-    return [Look(unread=f"{shown(text)} is in no event")]
+    is_of_gemini = '"candidates"' in text  # in lines that are JSON only together
+    why = _of_gemini(shown(text)) if is_of_gemini else f"{shown(text)} is in no event"
+    return [Look(unread=why)]
 
 
 def _of_lines(value: Event) -> str | None:
@@ -163,29 +179,34 @@ def _of_lines(value: Event) -> str | None:
         )
     if "choices" in value:
         return f"{shown(value)} is a line of JSON or a whole answer, and no server-sent event"
-    return None
+    return _of_other_dialect(value, _kind_of(value), "")
 
 
 def _of_other_dialect(value: Event, kind: str, family: str) -> str | None:
-    """Which it looks like, and what to set."""
+    """Which it looks like, and what to set. `family`: of the dialect that was asked for."""
     other = ""
-    if kind.startswith("response."):
+    if isinstance(choices := value.get("choices"), list) and choices:
+        is_chat = isinstance(choices[0], dict) and "text" not in choices[0]
+        other = "chat" if is_chat else "completions"
+    elif kind.startswith("response."):
         other = "responses"
     elif kind in _MESSAGES:
         other = "messages"
-    elif isinstance(choices := value.get("choices"), list) and choices:
-        is_chat = isinstance(choices[0], dict) and "text" not in choices[0]
-        other = "chat" if is_chat else "completions"
     elif "candidates" in value:
-        return (
-            f"{shown(value)} is of Gemini's own dialect: set `path` in the target's file to the "
-            "server's OpenAI API"
-        )
-    if not other or (other in ("chat", "completions")) is (family == "older") or other == family:
+        return _of_gemini(shown(value))
+    is_asked_for = other == family or (family == "older" and other in ("chat", "completions"))
+    if not other or is_asked_for:
         return None
     return (
         f'{shown(value)} is of the dialect "{other}": set `dialect = "{other}"` and its `path` in '
         "the target's file"
+    )
+
+
+def _of_gemini(what: str) -> str:
+    return (
+        f"{what} is of Gemini's own dialect: set `path` in the target's file to the server's "
+        "OpenAI API"
     )
 
 

@@ -50,6 +50,8 @@ NOT_TEXT: Final = frozenset(
         *("content_filter", "content_filter_offsets", "safety_ratings", "error"),
         *("p", "pad", "padding", "nonce", "seed", "version", "revision", "trace", "cost", "price"),
         *("date", "time", "latency", "duration", "region", "server", "host", "backend", "worker"),
+        *("engine", "node", "device", "tier", "priority", "session", "user", "tag", "etag", "kind"),
+        *("class", "level", "source", "encoding", "confidence", "score", "ip", "ttft", "finish"),
         # Sources that the text rests on.
         *("annotations", "citation", "citations", "references", "sources", "context", "documents"),
     }
@@ -74,6 +76,7 @@ _SHAPE_OF_NO_TEXT: Final = re.compile(
       [0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}          # a UUID
     | \d{4}-\d\d-\d\d[T ]\d\d:\d\d\S*                      # a time
     | (?:0x|sha256:)?(?=[a-f]*\d)[0-9a-f]{16,}             # a hash
+    | \d{10,}(?:\.\d+)? | https?://\S+                     # a moment, an address
     | (?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[\w+/.-]{32,}={0,2}  # a blob, a JWT
     """,
     re.VERBOSE,
@@ -213,9 +216,9 @@ def choice_of(one: Any, place: int, unread: Unread) -> Choice:
         unread.note("a choice", one)
         return Choice(index=place, text="".join(texts(one)))
     index, reason, ids = count_of(one.get("index")), _reason_in(one), one.get("token_ids")
-    if not isinstance(reason, str | dict):
-        unread.note("`finish_reason`", reason)
     finish_reason = end_of(reason)
+    if finish_reason is None and not isinstance(reason, str | dict):
+        unread.note("`finish_reason`", reason)
     delta, message = _deltas_of(one, has_ended=finish_reason is not None)
     return Choice(
         index=place if index is None or index > LARGEST_ANSWER else index,
@@ -226,17 +229,15 @@ def choice_of(one: Any, place: int, unread: Unread) -> Choice:
     )
 
 
-_REASONS: Final = ("finish_reason", "finishReason", "done_reason")
-_OTHER_REASONS: Final = ("stop_reason", "stopReason")  # which say more about one of these, if any
+# vLLM's `stop_reason` says more about its `finish_reason`, which comes first.
+_REASONS: Final = ("finish_reason", "finishReason", "done_reason", "stop_reason", "stopReason")
 
 
 def reason_at(fields: Any) -> Any:
     """A finish reason by any of its names."""
     if not isinstance(fields, dict):
         return None
-    is_named = any(key in fields for key in _REASONS)
-    keys = _REASONS if is_named else _OTHER_REASONS
-    return next((reason for key in keys if (reason := fields.get(key)) is not None), None)
+    return next((reason for key in _REASONS if (reason := fields.get(key)) is not None), None)
 
 
 def _reason_in(choice: Mapping[str, Any]) -> Any:

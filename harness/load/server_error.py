@@ -24,8 +24,10 @@ from harness.load.words import (
     cut,
     is_error_key,
     is_failing_word,
+    is_heartbeat,
     is_progress,
     is_well,
+    names_failed_state,
     names_failure,
     words_of_text,
 )
@@ -33,13 +35,15 @@ from harness.load.words import (
 NO_REASON: Final = "no reason given"
 _OF_ANSWERS: Final = ("choices", "delta", "content_block", "response", "item", "output")
 _OF_CHUNKS: Final = ("type", "event", "object", "id", "model", "created", "usage")
-_KINDS: Final = ("type", "event", "object", "kind", "level", "event_type")
+_KINDS: Final = ("type", "event", "object", "kind", "level", "event_type", "__type")
 _CODES: Final = ("code", "status_code", "statusCode", "http_status", "httpStatus")
 _STATES: Final = ("status", "state")
 _FLAGS: Final = ("success", "ok", "succeeded", "is_success", "isSuccess")
+_BAD_FLAGS: Final = ("failed", "aborted", "cancelled", "canceled", "timed_out", "interrupted")
 _PARTS: Final = ("response", "data", "result", "results", "body", "payload", "header", "base_resp")
 _MORE_PARTS: Final = ("meta", "status", "resp", "reply", "detail", "details", "value", "params")
 _PARTS_OF_ANSWERS: Final = ("choices", "delta", "message")  # only their `error` is one
+_OF_A_TOOL: Final = frozenset({"item", "part", "content_block", "arguments", "input", "usage"})
 _DEEPEST: Final = 6
 _MOST_DEEP: Final = 40
 _IS_GOOD_CODE: Final = re.compile(r"200+").fullmatch
@@ -69,7 +73,10 @@ def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> b
     parts = _dicts_at(event, (*_PARTS, *_MORE_PARTS))
     if any(failure_in(one, has_name=has_name, depth=depth + 1) for one in parts):
         return True
-    return any(_has_error_inside(one, depth) for one in _dicts_at(event, _PARTS_OF_ANSWERS))
+    if any(_has_error_inside(one, depth) for one in _dicts_at(event, _PARTS_OF_ANSWERS)):
+        return True
+    others = (one for key, one in event.items() if key not in _OF_A_TOOL)
+    return any(isinstance(one, dict) and _has_error(one) for one in others)
 
 
 def notice_in(event: Mapping[str, Any]) -> str | None:
@@ -77,9 +84,9 @@ def notice_in(event: Mapping[str, Any]) -> str | None:
     if _has_answer(event) or any(event.get(key) is not None for key in _OF_CHUNKS):
         return None
     fields = _normal(event)
-    text = _first_text(fields, _WORDS)
+    text = _first_text(fields, (*_WORDS, *_CODES, *_STATES))
     if text:
-        return None if is_progress(text) else cut(text)
+        return None if is_well(text) or is_heartbeat(text) else cut(text)
     return _words_in(fields) or as_json(event)[:MAX_CHARS] if fields.get("detail") else None
 
 
@@ -124,9 +131,11 @@ def _fails(event: Mapping[str, Any], *, has_name: bool) -> bool:
     """By a flag, a code or a status."""
     if any(event.get(key) is False or event.get(key) in ("false", "False") for key in _FLAGS):
         return True
+    if any(event.get(key) is True for key in _BAD_FLAGS):
+        return True
     words = _first_text(_normal(event), _WORDS)
     states = (event.get(key) for key in _STATES)
-    if any(isinstance(one, str) and names_failure(one) for one in states):
+    if any(isinstance(one, str) and names_failed_state(one) for one in states):
         return True
     codes = [event.get(key) for key in _CODES]
     codes += [one for key in _STATES if not isinstance(one := event.get(key), str)]
@@ -201,7 +210,7 @@ def _words_in(fields: Mapping[str, Any], depth: int = 0) -> str:
         return cut(f"{kind}: {words}")
     if words or kind:
         return cut(words or kind)
-    inner = (*errors, *(fields.get(key.replace("_", "")) for key in _ALL_PARTS))
+    inner = (*errors, *(fields.get(key.replace("_", "")) for key in _ALL_PARTS), *fields.values())
     found = (_words_at(one, depth + 1) for one in inner if isinstance(one, dict | list))
     return next((one for one in found if one), "") or cut(_first_text(fields, _WORDS_AT_LAST))
 

@@ -21,7 +21,7 @@ from typing import Final, Literal
 from harness.load.chunk import LARGEST_COUNT, NONSENSE, Choice, Chunk, Look, Usage
 from harness.load.dialect import COMPLETIONS, Dialect
 from harness.load.ending import ENDED_EARLY as ENDED_EARLY
-from harness.load.ending import NO_ANSWER, NO_STREAM, Ending, Failure
+from harness.load.ending import NO_ANSWER, NO_STREAM, Ending, Failure, says_something
 from harness.load.loose import shown, values_of
 from harness.load.server_error import error_message, refusal_message
 from harness.load.sse import STRAY
@@ -74,7 +74,7 @@ class StreamMachine:
         self._wire_close: WireClose | None = None
         self._ended_ns: int | None = None
         self._error: str | None = None
-        self._quick, self._look = dialect.quick, dialect.look
+        self._quick, self._look, self._is_older = dialect.quick, dialect.look, dialect.is_older
         self._calibration = calibration
         asked = spec.max_tokens * spec.n
         self._tokens = TokenCount(
@@ -136,11 +136,12 @@ class StreamMachine:
     @property
     def why_empty(self) -> str:
         tokens = None if self._usage is None else self._usage.completion_tokens
-        if not tokens:
-            return self._ending.with_unread("the answer was empty")
-        return self._ending.with_unread(
-            f"the server counts {tokens} tokens of an answer, but no event of it shows any text"
-        )
+        why = "the answer was empty"
+        if tokens:
+            why = (
+                f"the server counts {tokens} tokens of an answer, but no event of it shows any text"
+            )
+        return self._ending.with_unread(why, self.tokens_read)
 
     @property
     def counted(self) -> Counted | None:
@@ -184,7 +185,10 @@ class StreamMachine:
                 if self._read_token(chunk, t_ns) or self._read_quick(chunk, t_ns):
                     self._last_event = data
                     return
-        for look in self._look(data, name):
+        looks = self._look(data, name)
+        if self._is_older and not self.tokens_read and not any(map(says_something, looks)):
+            self._ending.passed_over = self._ending.passed_over or data
+        for look in looks:
             if self.outcome is None and not self._is_done:
                 self._read_look(look, t_ns)
 
@@ -241,7 +245,8 @@ class StreamMachine:
         if self._look_again(t_ns):
             return
         ending = self._ending
-        if ending.all_finished and self.state in (State.ACCEPTED, State.READING):
+        is_open = self.state in (State.ACCEPTED, State.READING)
+        if is_open and ending.has_finished_by(self.tokens_read):
             self._apply(Signal.FINISH)
         self._end(Signal.BODY_END, t_ns, ending.why_early(self.tokens_read))
 
@@ -388,7 +393,7 @@ class StreamMachine:
             self._apply(Signal.FINISH)
             self._is_done = True
         else:
-            self._end(Signal.ERROR, t_ns, ending.with_unread(NO_ANSWER))
+            self._end(Signal.ERROR, t_ns, ending.with_unread(NO_ANSWER, self.tokens_read))
 
     def _read_late_account(self, data: bytes, name: bytes) -> None:
         """After `[DONE]` nothing but the count of tokens is still read."""
@@ -494,7 +499,7 @@ class StreamMachine:
             if any(has_text) or tokens or has_ended:
                 self._apply(Signal.FINISH)
             why = answer.notice or "the answer has no text, finish reason or count of tokens"
-            self._end(Signal.BODY_END, t_ns, self._ending.with_unread(why))
+            self._end(Signal.BODY_END, t_ns, self._ending.with_unread(why, tokens))
 
     def _late_event(self, data: bytes, name: bytes) -> None:
         self._late_tokens = self._late_tokens or 0
@@ -518,7 +523,7 @@ class StreamMachine:
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
         """An end that comes before any text or count of it is one only if the stream then ends."""
-        failure = self._ending.finish_all(chunk)
+        failure = self._ending.finish(chunk, self.tokens_read)
         if failure is not None:
             self._fail(failure, t_ns)
         elif self._ending.is_an_end(chunk.choices) and self._has_answer():

@@ -29,9 +29,12 @@ _ABORTS: Final = frozenset(
 )
 _ERROR_KEYS: Final = frozenset(
     {"error", "errors", "err", "exception", "exceptions", "fault", "failure", "failures", "fatal"}
-    | {"errno", "errcode", "errmsg"}
+    | {"errno", "errcode", "errmsg", "traceback"}
 )
-_AMOUNTS: Final = frozenset({"count", "counts", "rate", "rates", "total", "bound"})
+_OF_AN_ERROR: Final = frozenset(
+    {"message", "msg", "code", "type", "description", "detail", "details", "reason", "text"}
+    | {"string", "info", "no", "number", "status", "name", "body", "response", "data", "title"}
+)
 _NEGATIONS: Final = frozenset({"no", "non", "not", "without", "zero"})
 _NAME_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -69,10 +72,11 @@ _NO_END: Final = frozenset(
     | {"in_progress", "inprogress", "progress", "running", "generating", "pending", "streaming"}
     | {"stream", "continue", "continues", "continuing", "ongoing", "processing", "partial", "more"}
     | {"queued", "waiting", "started", "start", "active", "open", "not_applicable", "delta"}
-    | {"chunk"}
+    | {"chunk", "working", "thinking", "wait", "n.a.", "tbd", "init", "loading", "..."}
 )
 _END_NAMES: Final = frozenset(
     {"done", "end", "ended", "complete", "completed", "finish", "finished", "eos", "stream_end"}
+    | {"message_stop"}
     | {"stream_complete", "stream_done", "message_end", "end_of_stream", "final"}
 )
 
@@ -92,14 +96,22 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _NAME_WORDS.findall(name))
 
 
+def names_failed_state(state: str) -> bool:
+    """`failed`, `timed_out`. A response that was cancelled has a reason of its own to say."""
+    words = _words(state)
+    is_timed_out = "timed" in words and "out" in words
+    is_named = is_timed_out or not _FAILURES.isdisjoint(words)
+    return is_named and _NEGATIONS.isdisjoint(words)
+
+
 def names_failure(name: str) -> bool:
     """The name of an event, or its type: `error`, `overloaded_error`, `response.failed`. An event
     of Responses with a longer name is about one item: a tool that fails fails no answer."""
-    if name.startswith("response.") and name.count(".") > 1:
-        return False
+    if name.startswith("response."):
+        return name.count(".") == 1 and names_failed_state(name)
     words = _words(name)
-    is_timed_out = "timed" in words and "out" in words
-    return (is_timed_out or not _FAILURES.isdisjoint(words)) and _NEGATIONS.isdisjoint(words)
+    is_abort_of_it = not _ABORTS.isdisjoint(words) and _NEGATIONS.isdisjoint(words)
+    return is_abort_of_it or names_failed_state(name)
 
 
 @lru_cache(maxsize=256)
@@ -109,9 +121,11 @@ def is_error_name(name: bytes) -> bool:
 
 
 def is_error_key(key: str) -> bool:
+    """`error`, `last_error`, `errorMessage`; not `error_rate`, nor `no_error`."""
     words = _words(key)
-    is_named = not _ERROR_KEYS.isdisjoint(words) and _NEGATIONS.isdisjoint(words)
-    return is_named and words[-1] not in _AMOUNTS
+    if not words or words[0] in _NEGATIONS:
+        return False
+    return words[-1] in _ERROR_KEYS or (words[0] in _ERROR_KEYS and words[-1] in _OF_AN_ERROR)
 
 
 def is_well(text: str) -> bool:
@@ -152,7 +166,8 @@ def is_heartbeat(text: str) -> bool:
 
 
 def is_done_text(text: str) -> bool:
-    return text.strip(" \t\r\n\"'[]<>").upper() == "DONE"
+    word = text.strip().removeprefix("data:")
+    return word.strip(" \t\r\n\"'[]<>!").upper() == "DONE"
 
 
 def is_end_name(name: str) -> bool:
@@ -164,10 +179,13 @@ def end_of(reason: object) -> str | None:
     """Why an answer has ended; None if it has not. SGLang's own form is {"type": "length"}."""
     if isinstance(reason, dict):
         reason = reason.get("type") or reason.get("reason")
+    if isinstance(reason, list) and len(reason) == 1:
+        reason = reason[0]
     if not isinstance(reason, str):
         return None
     kind = re.sub(r"[\s-]+", "_", reason.strip().lower()).removeprefix("finish_reason_")
-    return None if kind in _NO_END or reason.strip() == "-" else clean(reason.strip())[:MAX_CHARS]
+    is_none = kind in _NO_END or kind.endswith(("_unspecified", "_unknown"))
+    return None if is_none or reason.strip() == "-" else clean(reason.strip())[:MAX_CHARS]
 
 
 @lru_cache(maxsize=256)

@@ -447,8 +447,8 @@ ENDS = [
     Odd("`finishReason`", [*TEXT, choice(delta={}, finishReason="STOP")], 3, 1, 2),
     Odd("`stop_reason` alone", [*TEXT, data({"choices": [{"stop_reason": "length"}]})], 3, 1, 2),
     Odd(
-        "`stop_reason` that says more about no finish reason",
-        [ROLE, *(choice(delta={"content": t}, stop_reason="eos") for t in "abc")],
+        "`stop` on the first event, then text without an end",
+        [delta("stop", role="assistant"), A, B, C],
         *(3, 1, 2),
         error=EARLY,
     ),
@@ -943,6 +943,20 @@ MANY = [
         *(9, 0, 1),
         planned=5,
         path=COMPLETIONS,
+    ),
+    Odd(
+        "half a token an event, as earlier answers showed: after 3",
+        [ROLE, *(delta(content=text) for text in "abcdefghij"), STOP, usage(5), DONE],
+        *(5, 1, 5),
+        planned=3,
+        counted=[(12, 24)],
+    ),
+    Odd(
+        "all in one event, as earlier answers showed: after 5",
+        [ROLE, delta(content="abcdef" * 4), STOP, usage(24), DONE],
+        *(1, 1, None),
+        planned=5,
+        counted=[(24, 1), (13, 1)],
     ),
 ]
 GEMINI = {"candidates": [{"content": {"parts": [{"text": "a"}], "role": "model"}}]}

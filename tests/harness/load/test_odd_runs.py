@@ -11,15 +11,18 @@ import pytest
 from tests.e2e.running import ROOT, Run
 from tests.harness.load.asking import until_left
 from tests.harness.load.conftest import Exchange, Script, Serve
+from tests.harness.load.odd_streams import DONE, HEAD, OBJECTS, PAGE, TEXTS, ZERO, data, delta
 
 pytestmark = pytest.mark.e2e
 
 OK = b"HTTP/1.1 200 OK\r\n"
-WORKLOAD = """
+USERS, SECONDS = 5, 2.0
+RETRY_PAUSE_S = 0.5  # of `harness.load.users`, whose import would patch this process
+WORKLOAD = f"""
 question = "What does it do with odd servers?"
 [run]
-users = 5
-max_seconds = 2.0
+users = {USERS}
+max_seconds = {SECONDS}
 timeout_s = 5.0
 [load]
 kind = "abandon"
@@ -94,6 +97,22 @@ def test_answers_of_all_kinds(serve: Serve, tmp_path: Path) -> None:
         assert any(words in error for error in errors), (words, errors)
     assert code == 5
     assert "requests failed, and none was answered; " in output
+
+
+def test_users_pause_after_an_error_in_a_200_of_any_shape(serve: Serve, tmp_path: Path) -> None:
+    """As after a 500: a dead server would otherwise get thousands of requests a second."""
+    kinds = itertools.cycle([*TEXTS, *map(data, OBJECTS), delta("timeout"), PAGE])
+
+    def odd(x: Exchange) -> None:
+        x.send(HEAD)
+        x.chunk(next(kinds) + DONE)
+        x.send(ZERO)
+
+    code, output, run = end_of_run(tmp_path, serve(only_to_the_load(odd)).url)
+    rows = [row for row in run.rows("requests") if row["role"] == "user"]
+    assert {row["outcome"] for row in rows} <= {"failed", "cut_off"}
+    assert 5 < len(rows) <= USERS * (SECONDS / RETRY_PAUSE_S + 2)
+    assert code == 5, output
 
 
 def test_it_redirects(serve: Serve, tmp_path: Path) -> None:
