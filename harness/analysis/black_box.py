@@ -208,7 +208,8 @@ def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
     """The counter's waste with an interval by blocks of time, and beside it an upper bound.
 
     upper = for each answer mean cancel latency (its interval's end) / step + 2: one token a step as
-    long as it was held, one in the step during which its user left, one on the way.
+    long as it was held, one in the step during which its user left, one on the way. A latency that
+    is itself a lower bound limits nothing while the server may still compute for those who left.
     """
     figure = _of_all([run.waste for run in runs], wasted_in_all, "counter")
     if isinstance(figure, NotMeasurable):
@@ -218,7 +219,8 @@ def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
         limits = pooled(unread).by_chance()
         figure.mean_ci95 = None if limits is None else (max(0.0, limits[0]), limits[1])
     steps = [run.step_s for run in runs if run.step_s]
-    most_s = None if latency is None else _longest_mean(latency)
+    is_open = latency is not None and (latency.bound, figure.bound) == ("lower", "lower")
+    most_s = None if latency is None or is_open else _longest_mean(latency)
     if latency is not None and most_s is not None and steps:
         answers = sum(run.num_left for run in runs) / figure.n
         figure.others["upper"] = Metric(

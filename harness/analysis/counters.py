@@ -141,4 +141,8 @@ def _bound(facts: Facts, role: str) -> str:
 
 
 def _bound_of_tokens(facts: Facts, role: str) -> str:
-    return "lower" if facts.still_computing else _bound(facts, role)
+    """What still runs after the settle time will be computed for, unless the server is at rest."""
+    goes_on = facts.still_computing
+    if goes_on is None:
+        goes_on = (facts.still_there or 0.0) > 0
+    return "lower" if goes_on else _bound(facts, role)

@@ -102,6 +102,8 @@ def test_a_utilisation_that_is_not_told_is_not_guessed(run: RunBuilder) -> None:
         ("exact_when_idle", 0, "point"),
         ("exact_when_idle", 1, "lower"),  # it is late while something runs
         ("lower", 0, "lower"),
+        ("exact", 0, "point"),
+        ("exact", 1, "lower"),  # a ghost: it will be computed for
         ("stuck", 0, None),
     ],
 )

@@ -10,6 +10,7 @@ from msgspec import structs
 from harness.analysis.black_box import Outside, figures_from_outside
 from harness.analysis.figure import Figure
 from harness.analysis.tokens import prompt_total
+from harness.metrics import CANCEL_LATENCY
 from harness.records import Outcome
 from tests.harness.analysis.scenes import seen, verdicts
 from tests.harness.told import MakeRun, known, metric, reason, summary_of
@@ -44,6 +45,17 @@ def test_while_somebody_is_still_served_there_will_be_more_waste(run: RunBuilder
     run.manifest.idle.later = {"running": 0, "waiting": 0, "generated_tokens": 7.0}
     waste = metric(waste_of(seen(run)))
     assert (waste.mean, waste.bound) == (4.0, "lower")
+
+
+def test_a_latency_that_has_no_end_limits_no_waste(run: RunBuilder) -> None:
+    """It is a lower bound while a ghost runs: the most waste does not follow from it."""
+    run = lonely(run)
+    assert "upper" in metric(waste_of(seen(run))).others
+    run.manifest.idle.after |= {"running": 1}
+    run.scrape(190, "its_running", 1)
+    outside = seen(run)
+    assert metric(figures_from_outside([outside])[CANCEL_LATENCY]["gauge"]).bound == "lower"
+    assert "upper" not in metric(waste_of(outside)).others
 
 
 def test_of_a_request_for_several_answers_all_may_be_wasted(make_run: MakeRun) -> None:
