@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 FEWEST: Final = 5  # leaves, of which anything is said
 _GRID_S: Final = 0.005
 _SHORTEST_LEVEL_S: Final = 0.08
+LEVEL_STEPS: Final = 4
 _GROUPS: Final = 5
 _DRAWS: Final = 400
 _MISSED: Final = 6  # polls in a row without a reading, and the window is left out
@@ -39,8 +40,11 @@ class Window(NamedTuple):
     after_s: float
 
     @classmethod
-    def of(cls, *, poll_s: float, step_s: float, after_s: float) -> Self:
-        return cls(poll_s, max(2 * poll_s, 4 * step_s, _SHORTEST_LEVEL_S), after_s)
+    def of(
+        cls, *, poll_s: float, step_s: float, after_s: float, level_steps: int = LEVEL_STEPS
+    ) -> Self:
+        level_s = max(2 * poll_s, level_steps * step_s, _SHORTEST_LEVEL_S)
+        return cls(poll_s, level_s, after_s)
 
     @property
     def before_s(self) -> float:
@@ -90,8 +94,9 @@ class Estimate(NamedTuple):
 
 class Averaged(NamedTuple):
     """`place_s`: from t0 to the fall, with the interval of 95 %. `freed`: the share of the leaving
-    streams that had gone from the reading `seen_by_s` after t0. `control`: the same at random
-    moments without a leave, where there was room for one; it should be 0."""
+    streams that had gone from the reading between t0 and `seen_by_s` after it. `at_once`: the share
+    that went right at the place, which the others disturb less; never more than went in all.
+    `control`: `freed` at random moments without a leave, where there was room; it should be 0."""
 
     leaves: int
     streams: int
@@ -99,6 +104,7 @@ class Averaged(NamedTuple):
     place_ci95: Interval
     seen_by_s: float
     freed: Estimate
+    at_once: Estimate
     control: Estimate | None
 
 
@@ -128,6 +134,7 @@ def average(
     curves = _Curves(whole, times_s, values, window)
     place_s = curves.place(curves.mean)
     draws = rng.multinomial(len(whole), np.full(len(whole), 1 / len(whole)), _DRAWS) / len(whole)
+    freed, at_once = curves.depths()
     low, high = np.percentile(curves.place(draws @ curves.by_leave), (2.5, 97.5))
     return Averaged(
         leaves=len(whole),
@@ -135,7 +142,8 @@ def average(
         place_s=max(0.0, float(place_s)),
         place_ci95=Interval(max(0.0, float(low)), max(0.0, float(high))),
         seen_by_s=max(0.0, float(place_s)) + window.poll_s + window.level_s,
-        freed=Estimate.of(curves.depths()),
+        freed=Estimate.of(freed),
+        at_once=Estimate.of(at_once),
         control=_control(whole, max(0.0, float(place_s)), (times_s, values), window, rng),
     )
 
@@ -152,8 +160,7 @@ class _Curves:
         t0s = np.array([one.t0_s for one in leaves])
         streams = np.array([float(one.streams) for one in leaves])
         read = np.interp(self._grid + t0s[:, None], times_s, values)
-        self._before = self._grid < -window.poll_s
-        slope = _slope(t0s, read[:, self._before].mean(axis=1))
+        slope = _slope(t0s, self._level(read, -window.before_s))
         self.by_leave = (read - slope * self._grid) / streams[:, None]
         self.mean: Array = self.by_leave.mean(axis=0)
 
@@ -168,20 +175,25 @@ class _Curves:
         found: Array = at_s[may_be][depth[..., may_be].argmin(axis=-1)]
         return found
 
-    def depths(self) -> Array:
-        """Of each leave, at the place that the leaves of the other groups gave."""
+    def depths(self) -> tuple[Array, Array]:
+        """Of each leave, at the place that the leaves of the other groups gave: from before t0, and
+        from right before the place."""
         group = np.arange(len(self.by_leave)) % _GROUPS
-        before = self.by_leave[:, self._before].mean(axis=1)
-        depths = np.empty(len(self.by_leave))
+        poll_s, level_s = self._window.poll_s, self._window.level_s
+        depths = np.empty((2, len(self.by_leave)))
         for one in range(_GROUPS):
-            others, own = self.by_leave[group != one], group == one
-            after = self.by_leave[own][:, self._after(float(self.place(others.mean(axis=0))))]
-            depths[own] = before[own] - after.mean(axis=1)
-        return depths
+            own = self.by_leave[group == one]
+            place_s = max(0.0, float(self.place(self.by_leave[group != one].mean(axis=0))))
+            after = self._level(own, place_s + poll_s)
+            depths[0, group == one] = self._level(own, -poll_s - level_s) - after
+            depths[1, group == one] = self._level(own, place_s - poll_s - level_s) - after
+        return depths[0], depths[1]
 
-    def _after(self, place_s: float) -> NDArray[np.bool_]:
-        since_s = max(0.0, place_s) + self._window.poll_s
-        return (self._grid >= since_s) & (self._grid < since_s + self._window.level_s)
+    def _level(self, curves: Array, since_s: float) -> Array:
+        first = round((since_s - self._grid[0]) / _GRID_S)
+        size = max(1, round(self._window.level_s / _GRID_S))
+        level: Array = curves[:, first : first + size].mean(axis=1)
+        return level
 
 
 def _slope(at_s: Array, levels: Array) -> float:

@@ -100,12 +100,16 @@ class Readings:
 
 
 class RunningGauge:
-    """The `running` of the server's pages, read without the rest of them. A missing one is 0: some
-    servers show a gauge only after the first request."""
+    """The `running` of the server's pages, read without the rest of them; `with_waiting`: and those
+    that wait, where the server shows that. A missing one is 0: some servers show a gauge only after
+    the first request."""
 
-    def __init__(self, plan: LoadPlan, urls: Sequence[str]) -> None:
+    def __init__(self, plan: LoadPlan, urls: Sequence[str], *, with_waiting: bool = False) -> None:
         self._urls = urls
-        self._source = plan.target.metrics["running"]
+        metrics = plan.target.metrics
+        self._sources = [metrics["running"]]
+        if with_waiting and "waiting" in metrics and metrics["waiting"].trust in _TRUSTED:
+            self._sources.append(metrics["waiting"])
         self._client = http_client(
             request_headers(plan.headers, plan.api_key_env),
             ca_file=plan.ca_file,
@@ -114,10 +118,12 @@ class RunningGauge:
         )
 
     def read(self) -> float:
-        return sum(map(self._read, self._urls[:1] if self._source.repeated else self._urls))
-
-    def _read(self, url: str) -> float:
-        return value_of(self._source, fetch_page(self._client, url))
+        pages = [fetch_page(self._client, url) for url in self._urls]
+        return sum(
+            value_of(source, page)
+            for source in self._sources
+            for page in (pages[:1] if source.repeated else pages)
+        )
 
     def close(self) -> None:
         self._client.close()

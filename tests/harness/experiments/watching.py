@@ -1,5 +1,5 @@
-"""A patched process that lets one way watch a server: what to do as JSON on standard input, its
-`Holds` on standard output, or why there are none."""
+"""A patched process that lets one way watch a server: what to do as JSON on standard input; on
+standard output its `Holds`, or why there are none. A gentle watch says a line for each turn."""
 
 from gevent import monkey
 
@@ -12,6 +12,9 @@ from typing import Any
 
 from harness.experiments.facts import Facts
 from harness.experiments.gauge import GaugeWatcher
+from harness.experiments.gentle import Terms
+from harness.experiments.gentle import watch as watch_gently
+from harness.experiments.gentle_plan import Wanted
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
@@ -29,9 +32,11 @@ LONG_S = 30.0
 
 def plan_for(asked: dict[str, Any]) -> LoadPlan:
     running = {"name": "vllm:num_requests_running", "refresh": "at once", "trust": "exact"}
+    waiting = running | {"name": "vllm:num_requests_waiting"}
+    metrics = {"running": running, "waiting": waiting} if asked.get("has_metrics", True) else {}
     plan = plan_of(asked["url"], load=None)
     target = plan.target.model_validate(
-        plan.target.model_dump() | {"metrics": {"running": running}, "settle_s": asked["settle_s"]},
+        plan.target.model_dump() | {"metrics": metrics, "settle_s": asked["settle_s"]},
         strict=False,
     )
     return plan.model_copy(update={"target": target})
@@ -56,6 +61,29 @@ def main() -> None:
         enough=lambda: None,
         give_up=sys.exit,
     )
+    if asked["way"] == "gentle":
+        gently(session, asked)
+    else:
+        print(json.dumps(holds(session, asked)))  # noqa: T201
+    session.close()
+
+
+def gently(session: LoadSession, asked: dict[str, Any]) -> None:
+    terms = Terms(
+        max_seconds=asked["max_seconds"],
+        settle_s=asked["settle_s"],
+        slots=asked["slots"],
+        wanted=Wanted() if asked.get("is_wanted") else None,
+    )
+    urls = [f"{asked['url']}/metrics"]
+    try:
+        for found in watch_gently(session, urls, terms, random.Random(asked.get("seed", 1))):
+            print(json.dumps(found._asdict()), flush=True)  # noqa: T201
+    except CannotDecideError as error:
+        print(json.dumps({"why": str(error)}))  # noqa: T201
+
+
+def holds(session: LoadSession, asked: dict[str, Any]) -> dict[str, Any]:
     facts = Facts(asked["slots"], asked["step_s"], 2 * asked["step_s"], None)
     lag = LagWatch(open_streams=lambda: 0, give_up=sys.exit)
     streams = Streams(session, facts, asked["settle_s"], lag=lag)
@@ -74,8 +102,7 @@ def main() -> None:
     if isinstance(way, PaceWatcher):
         told["ratio"] = way.ratio
     streams.end()
-    session.close()
-    print(json.dumps(told))  # noqa: T201
+    return told
 
 
 if __name__ == "__main__":

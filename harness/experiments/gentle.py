@@ -1,0 +1,441 @@
+"""Whether a server stops, beside its real users: by a stream or two that leave now and then.
+
+Never more than two streams of ours at once, or 1 % of the slots. They leave at random moments; what
+the server's gauge of its requests shows around them is averaged (`averaged`). Where no gauge can be
+trusted, it is the pace of a stream of ours that stays, a twin: there each second time the other one
+ends by itself, to show what an end looks like.
+
+It cannot see a latency below half a poll and the gauge's own lag, nor, by pace, anything on a
+server whose streams do not slow each other down. One leave in a hundred that is forgotten takes
+hours to find beside busy users, half of them a minute.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final, Literal, NamedTuple
+
+import gevent
+import numpy as np
+
+from harness.errors import TargetError
+from harness.experiments.averaged import FEWEST, LEVEL_STEPS, Averaged, Interval, Leave, average
+from harness.experiments.facts import PROMPT_TOKENS
+from harness.experiments.gentle_plan import (
+    MOST_TOGETHER,
+    Forgotten,
+    Turns,
+    Wanted,
+    decide,
+    drifts,
+    is_look,
+    level_of,
+    most_streams,
+)
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.pace import gaps_of
+from harness.experiments.patience import READY_S
+from harness.experiments.readings import (
+    Array,
+    Readings,
+    RunningGauge,
+    gauge_lag_s,
+    poll_of,
+    why_no_gauge,
+)
+from harness.experiments.streams import without_token
+from harness.load.live import LiveStream, join_all
+from harness.load.session import LoadSession
+from harness.records import Role
+from harness.workload.abandon import RequestSpec
+from harness.workload.target import Target
+
+_PROBE_TOKENS: Final = 32
+_SHORTEST_POLL_S: Final = 0.02
+_FIRST_TOKEN_S: Final = 20.0
+_PAUSE_S: Final = 2.0  # after a stream that was refused or kept waiting
+_MOST_REFUSED: Final = 10  # in a row
+_TWIN_STEPS: Final = 10  # of a level: one token may be read late
+_FASTER: Final = 1.5  # than now: a twin must last for a whole turn
+
+
+class Gentle(NamedTuple):
+    """What is known by now. `stops`: None: not yet, and `why`. `seen_by_s`: a leave that showed
+    nothing by then counts as forgotten. `share_of_load`: our streams over all that ran, None where
+    no gauge shows that; `most_streams` of ours ran at once. `latency_s` has the gauge's usual lag
+    taken off; nothing below `floor_s` can be seen."""
+
+    way: Literal["gauge", "pace"]
+    stops: bool | None
+    why: str
+    seconds: float
+    moments: int
+    leaves: int
+    latency_s: float | None = None
+    latency_ci95: Interval | None = None
+    floor_s: float = 0.0
+    forgotten_rate: float | None = None
+    forgotten_ci95: Interval | None = None
+    seen_by_s: float | None = None
+    most_streams: int = 0
+    share_of_load: float | None = None
+    is_final: bool = False
+
+
+class Terms(NamedTuple):
+    """`max_seconds`: after which it ends; earlier only where all is as sure as `wanted`.
+    `settle_s`: in which a server has to let go, at most 2 s of which are watched. `slots` and
+    `context` (tokens) of the server, where they are known."""
+
+    max_seconds: float
+    settle_s: float
+    slots: int | None = None
+    context: int | None = None
+    wanted: Wanted | None = None
+
+
+def watch(
+    session: LoadSession, urls: Sequence[str], terms: Terms, rng: random.Random
+) -> Iterator[Gentle]:
+    """Yields what is known after each leave; the last one is final. `urls`: the metrics pages.
+
+    Raises TargetError if the server does not serve, and CannotDecideError if nothing can be seen.
+    """
+    step_s = _first_look(session)
+    target = session.plan.target
+    has_gauge = why_no_gauge(target, urls) is None
+    turns = Turns.of(
+        step_s=step_s,
+        poll_s=max(_SHORTEST_POLL_S, poll_of(target, step_s)) if has_gauge else step_s,
+        settle_s=terms.settle_s,
+        context=terms.context,
+        level_steps=LEVEL_STEPS if has_gauge else _TWIN_STEPS,
+    )
+    visitors = _Visitors(session, turns, rng, step_s=step_s, most=most_streams(terms.slots))
+    watcher = _ByGauge if has_gauge else _ByTwin
+    with watcher(visitors, urls) as seen:
+        yield from _watch(seen, terms)
+
+
+def _watch(seen: "_ByGauge | _ByTwin", terms: Terms) -> Iterator[Gentle]:
+    began_s = time.perf_counter()
+    looks, stops, why, counted = 0, None, "too few leaves yet", 0
+    is_over = False
+    while not is_over:
+        seen.turn()
+        seconds = time.perf_counter() - began_s
+        is_over = seconds >= terms.max_seconds
+        judged = seen.judge() if seen.moments > 1.05 * counted or is_over else None
+        if judged is None:
+            found = seen.figures(None)
+        else:
+            counted = seen.moments
+            found = seen.figures(judged)
+            if is_look(seen.moments) or is_over:
+                stops, why = judged.answer(level_of(looks))
+                looks += 1
+            if stops is not None and terms.wanted is not None:
+                is_over = is_over or judged.is_sure(terms.wanted, seen.visitors.step_s)
+        yield found._replace(stops=stops, why=why, seconds=seconds, is_final=is_over)
+
+
+class Judged(NamedTuple):
+    """`why_not`: nothing can be said, since no natural end is seen either."""
+
+    averaged: Averaged
+    forgotten: Forgotten
+    latency_s: float
+    latency: Interval
+    why_not: str = ""
+
+    def answer(self, level: float) -> tuple[bool | None, str]:
+        if self.why_not:
+            return None, self.why_not
+        if drifts(self.averaged, level):
+            return None, "others come and go at our moments: a leave is seen where there was none"
+        stops = decide(self.forgotten, level)
+        if stops is None:
+            return None, "too few leaves yet for what the other users do"
+        return stops, ""
+
+    def is_sure(self, wanted: Wanted, step_s: float) -> bool:
+        return wanted.is_met(
+            latency_s=self.latency_s,
+            latency=self.latency,
+            forgotten=self.forgotten.interval(),
+            step_s=step_s,
+        )
+
+
+def _first_look(session: LoadSession) -> float:
+    """The step, by one short answer. Raises TargetError and CannotDecideError."""
+    asked = RequestSpec(
+        user=0, max_tokens=_PROBE_TOKENS, prompt_tokens=PROMPT_TOKENS, role=Role.PROBE
+    )
+    stream = LiveStream(session, asked)
+    row = stream.join(READY_S)
+    if row is None or row.error or not row.token_times_ns:
+        why = "no end in time" if row is None else row.error or row.outcome
+        stream.leave()
+        raise TargetError(f"{session.plan.url} does not answer a short request: {why}")
+    gaps = [gap.pace_s for gap in gaps_of(row.token_times_ns)]
+    if not gaps:
+        raise CannotDecideError("the server shows no step: its tokens come in one piece")
+    return median(gaps)
+
+
+class Departure(NamedTuple):
+    """`began_s`: since when all of ours ran. `t0_s`: when the last one left, or ended by itself."""
+
+    began_s: float
+    t0_s: float
+    streams: int
+
+
+class _Visitors:
+    """Our streams. `step_s`: of the latest ones. `in_flight_s`: stream-seconds so far."""
+
+    def __init__(
+        self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
+    ) -> None:
+        self.session = session
+        self.turns = turns
+        self.rng = rng
+        self.step_s = step_s
+        self.most = most
+        self.in_flight_s = 0.0
+        self._refused = 0
+
+    def begin(self, count: int, tokens: int) -> list[LiveStream] | None:
+        """Streams that all run; None if one was refused or had to wait: others need the server.
+        Raises CannotDecideError if that is always so."""
+        asked = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.USER)
+        streams = [LiveStream(self.session, asked) for _ in range(count)]
+        if not without_token(streams, _FIRST_TOKEN_S):
+            self._refused = 0
+            return streams
+        for one in streams:
+            one.leave()
+        rows = join_all(streams, READY_S)
+        self._refused += 1
+        if self._refused == _MOST_REFUSED:
+            why = next((row.error for row in rows if row is not None and row.error), "it waited")
+            raise CannotDecideError(
+                f"in {self._refused} tries in a row no stream of ours ran beside the others: {why}"
+            )
+        gevent.sleep(max(_PAUSE_S, tokens * self.step_s))
+        return None
+
+    def leave(self, count: int) -> Departure | None:
+        """They begin, run for a random time and leave; returns when others of ours may begin."""
+        turns = self.turns
+        dwell_s = turns.draw_s(self.rng)
+        streams = self.begin(count, turns.tokens(dwell_s, self.step_s))
+        if streams is None:
+            return None
+        began_s = time.perf_counter()
+        gevent.sleep(dwell_s)
+        for one in streams:
+            one.leave()
+        join_all(streams, READY_S)
+        left_ns = [one.abandoned_ns for one in streams if one.abandoned_ns is not None]
+        if len(left_ns) < count:  # one ended by itself: the server became faster
+            self._learn_step(streams)
+            gevent.sleep(turns.window.whole_after_s)
+            return None
+        self._learn_step(streams)
+        t0_s = max(left_ns) / 1e9
+        left = max(one.spec.max_tokens - one.tokens for one in streams)
+        self.in_flight_s += count * (t0_s - began_s)
+        rest_s = turns.next_after_s(left, self.step_s, all_used=2 * count > self.most)
+        gevent.sleep(max(0.0, t0_s + rest_s - time.perf_counter()))
+        return Departure(began_s, t0_s, count)
+
+    def end(self) -> Departure | None:
+        """One begins, runs for a random time and ends by itself."""
+        turns = self.turns
+        tokens = max(8, int(turns.draw_s(self.rng) / self.step_s))
+        streams = self.begin(1, tokens)
+        if streams is None:
+            return None
+        began_s = time.perf_counter()
+        (row,) = join_all(streams, READY_S + 4 * tokens * self.step_s)
+        if row is None or row.last_token_ns is None or row.error:
+            streams[0].leave()
+            return None
+        t0_s = row.last_token_ns / 1e9
+        self.in_flight_s += t0_s - began_s
+        gevent.sleep(max(0.0, t0_s + turns.window.whole_after_s - time.perf_counter()))
+        return Departure(began_s, t0_s, 1)
+
+    def _learn_step(self, streams: Sequence[LiveStream]) -> None:
+        gaps = [gap.pace_s for one in streams for gap in gaps_of(one.token_times_ns)]
+        if gaps:
+            self.step_s = median(gaps)
+
+
+class _ByGauge:
+    """Running and waiting together: a place that a leave frees is another's at once where some
+    wait."""
+
+    def __init__(self, visitors: _Visitors, urls: Sequence[str]) -> None:
+        self.visitors = visitors
+        session = visitors.session
+        self._target = session.plan.target
+        self._gauge = RunningGauge(session.plan, urls, with_waiting=True)
+        poll_s = visitors.turns.window.poll_s
+        self._readings = Readings(self._gauge.read, poll_s=poll_s, rng=visitors.rng)
+        self._draws = np.random.default_rng(visitors.rng.getrandbits(64))
+        self._leaves: list[Leave] = []
+
+    def __enter__(self) -> "_ByGauge":
+        self._readings.__enter__()
+        self._readings.level(1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readings.__exit__()
+        self._gauge.close()
+
+    @property
+    def moments(self) -> int:
+        return len(self._leaves)
+
+    def turn(self) -> None:
+        departure = self.visitors.leave(min(self.visitors.most, MOST_TOGETHER))
+        if departure is not None:
+            self._leaves.append(Leave(*departure))
+
+    def judge(self) -> Judged | None:
+        window = self.visitors.turns.window
+        averaged = average(self._leaves, *self._readings.arrays(), window, self._draws)
+        if averaged is None:
+            return None
+        usual_s = _usual_lag_s(self._target, self.visitors.step_s)
+        low, high = averaged.place_ci95
+        return Judged(
+            averaged,
+            Forgotten.by_gauge(averaged),
+            max(0.0, averaged.place_s - usual_s),
+            Interval(max(0.0, low - usual_s), max(0.0, high - usual_s)),
+        )
+
+    def figures(self, judged: Judged | None) -> Gentle:
+        times_s, values = self._readings.arrays()
+        all_s = float(np.trapezoid(values, times_s)) if len(times_s) > 1 else 0.0
+        floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
+        return _figures("gauge", self._leaves, judged, self.visitors)._replace(
+            floor_s=floor_s,
+            share_of_load=self.visitors.in_flight_s / all_s if all_s else None,
+        )
+
+
+def _usual_lag_s(target: Target, step_s: float) -> float:
+    """By how much the gauge shows later than it happened that a request was let go of."""
+    late = target.metrics["running"].late_steps
+    return 0.0 if late is None else late.left * step_s
+
+
+class _ByTwin:
+    """The pace of the one that stays, at each of its tokens."""
+
+    def __init__(self, visitors: _Visitors, _urls: Sequence[str]) -> None:
+        self.visitors = visitors
+        self._draws = np.random.default_rng(visitors.rng.getrandbits(64))
+        self._twin: LiveStream | None = None
+        self._earlier: list[tuple[Array, Array]] = []
+        self._leaves: list[Leave] = []
+        self._ends: list[Leave] = []
+
+    def __enter__(self) -> "_ByTwin":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._twin is not None:
+            self._twin.leave()
+            self._twin.join(READY_S)
+
+    @property
+    def moments(self) -> int:
+        return len(self._leaves)
+
+    def turn(self) -> None:
+        if not self._has_twin():
+            return
+        if len(self._ends) < len(self._leaves):
+            departure, kept = self.visitors.end(), self._ends
+        else:
+            departure, kept = self.visitors.leave(1), self._leaves
+        if departure is not None and self._twin is not None and not self._twin.has_ended:
+            kept.append(Leave(*departure))
+
+    def _has_twin(self) -> bool:
+        """One that lasts for this turn; it ends by itself, so that no ghost of it is left."""
+        turns, step_s = self.visitors.turns, self.visitors.step_s
+        needed = turns.tokens(turns.dwell_s.high, step_s / _FASTER)
+        twin = self._twin
+        if twin is not None:
+            if not twin.has_ended and twin.spec.max_tokens - twin.tokens >= needed:
+                return True
+            twin.join(READY_S + needed * step_s)
+            self._earlier.append(_paces(twin))
+        started = self.visitors.begin(1, max(needed, turns.most_tokens))
+        self._twin = None if started is None else started[0]
+        return started is not None
+
+    def judge(self) -> Judged | None:
+        parts = [*self._earlier, *([] if self._twin is None else [_paces(self._twin)])]
+        if not parts or min(len(self._leaves), len(self._ends)) < FEWEST:
+            return None
+        times_s, paces = (np.concatenate(one) for one in zip(*parts, strict=True))
+        window = self.visitors.turns.window
+        left = average(self._leaves, times_s, paces, window, self._draws)
+        ended = average(self._ends, times_s, paces, window, self._draws)
+        if left is None or ended is None:
+            return None
+        why_not = ""
+        if ended.freed.interval().low <= 0:
+            why_not = (
+                "the end of one stream is not seen in another's pace yet, or never on this server"
+            )
+        forgotten = Forgotten.by_pace(left, ended)
+        return Judged(left, forgotten, left.place_s, left.place_ci95, why_not)
+
+    def figures(self, judged: Judged | None) -> Gentle:
+        return _figures("pace", self._leaves, judged, self.visitors)._replace(
+            floor_s=self.visitors.step_s
+        )
+
+
+def _paces(twin: LiveStream) -> tuple[Array, Array]:
+    """The seconds a token, each in the middle of its gap."""
+    gaps = gaps_of(twin.token_times_ns)
+    middles = [gap.since_s + gap.pace_s / 2 for gap in gaps]
+    return np.array(middles), np.array([gap.pace_s for gap in gaps])
+
+
+def _figures(
+    way: Literal["gauge", "pace"],
+    leaves: Sequence[Leave],
+    judged: Judged | None,
+    visitors: _Visitors,
+) -> Gentle:
+    found = Gentle(
+        way=way,
+        stops=None,
+        why="",
+        seconds=0.0,
+        moments=len(leaves),
+        leaves=sum(one.streams for one in leaves),
+        most_streams=visitors.most,
+    )
+    if judged is None or judged.why_not:
+        return found
+    if judged.averaged.freed.interval().low > 0:  # else there is no fall that has a place
+        found = found._replace(latency_s=judged.latency_s, latency_ci95=judged.latency)
+    return found._replace(
+        forgotten_rate=judged.forgotten.rate,
+        forgotten_ci95=judged.forgotten.interval(),
+        seen_by_s=judged.averaged.seen_by_s,
+    )

@@ -1,0 +1,164 @@
+"""What a gentle watch decides: how little it loads, when a stream leaves, when it says what.
+
+Pure: the experiment itself is `gentle`.
+"""
+
+import math
+import random
+from typing import Final, NamedTuple, Self
+
+from harness.experiments.averaged import LEVEL_STEPS, Averaged, Estimate, Interval, Window
+from harness.experiments.outcome import CannotDecideError
+
+FEWEST_STREAMS: Final = 2  # of ours at once, on any server
+SLOTS_A_STREAM: Final = 100  # 1 % of the slots
+MOST_TOGETHER: Final = 4  # that leave at one moment: more would be a crowd
+FIRST_LOOK: Final = 8  # moments of leaving
+RISK: Final = 0.05  # that any of all looks says yes or no wrongly
+FORGETS: Final = 0.1  # of the leaves: more, and the server does not stop
+_LONGEST_AFTER_S: Final = 2.0
+_SHORTEST_AFTER_STEPS: Final = 20
+_DWELL_S: Final = 1.0  # the width of the random time before a leave
+_DWELL_STEPS: Final = 10
+_CONTROL_S: Final = 0.2
+_FASTER: Final = 1.3  # than seen so far: a stream that leaves must not end by itself
+_SPARE_TOKENS: Final = 4
+_NO_CONTEXT: Final = 2000  # tokens, where it is not known
+
+
+def most_streams(slots: int | None) -> int:
+    return max(FEWEST_STREAMS, (slots or 0) // SLOTS_A_STREAM)
+
+
+class Turns(NamedTuple):
+    """Streams begin together, run for a random time, and leave together. `dwell_s`: the shortest
+    and the longest such time, from the last one's first token. The next turn begins when the
+    streams would have ended by themselves: until then a forgotten one counts as ours."""
+
+    window: Window
+    dwell_s: Interval
+    most_tokens: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        step_s: float,
+        poll_s: float,
+        settle_s: float,
+        context: int | None,
+        level_steps: int = LEVEL_STEPS,
+    ) -> Self:
+        """Shorter where the context holds no longer answers. Raises CannotDecideError if it is too
+        short for any window."""
+        most_tokens = (context or _NO_CONTEXT) * 3 // 4
+        after_s = max(min(settle_s, _LONGEST_AFTER_S), _SHORTEST_AFTER_STEPS * step_s)
+        window = Window.of(poll_s=poll_s, step_s=step_s, after_s=after_s, level_steps=level_steps)
+        width_s = max(_DWELL_S, _DWELL_STEPS * step_s)
+        while True:
+            turns = cls(window, _dwell(window, width_s), most_tokens)
+            if turns.tokens(turns.dwell_s.high, step_s) <= most_tokens:
+                return turns
+            width_s /= 2
+            window = window._replace(after_s=window.after_s / 2)
+            if window.after_s < 2 * window.before_s:
+                raise CannotDecideError(
+                    f"answers of {most_tokens} tokens end in {most_tokens * step_s:.2g} s: too "
+                    f"soon to see a leave by readings {poll_s:.2g} s apart"
+                )
+
+    def tokens(self, dwell_s: float, step_s: float) -> int:
+        """To ask for, so that the answer outlasts the window."""
+        seconds = dwell_s + _FASTER * self.window.whole_after_s
+        return math.ceil(seconds / step_s) + _SPARE_TOKENS
+
+    def draw_s(self, rng: random.Random) -> float:
+        return rng.uniform(*self.dwell_s)
+
+    def next_after_s(self, tokens_left: int, step_s: float, *, all_used: bool) -> float:
+        """From t0 until another stream may begin."""
+        if not all_used:
+            return self.window.whole_after_s
+        return max(self.window.whole_after_s, _FASTER * tokens_left * step_s)
+
+
+def _dwell(window: Window, width_s: float) -> Interval:
+    shortest_s = 2 * window.before_s + _CONTROL_S
+    return Interval(shortest_s, shortest_s + width_s)
+
+
+def is_look(moments: int) -> bool:
+    """At 8, 16, 32, ... moments: each further look would be another chance to be wrong."""
+    return (
+        moments >= FIRST_LOOK
+        and (moments // FIRST_LOOK).bit_count() == 1
+        and (moments % FIRST_LOOK == 0)
+    )
+
+
+def level_of(look: int) -> float:
+    """Of the interval at this look (0 is the first): the risks of all looks add up to RISK."""
+    return 1 - RISK / 2.0 ** (look + 1)
+
+
+class Forgotten(NamedTuple):
+    """The share of the leaves that nothing followed from: 1 less `freed`, and at most 1 less
+    `at_once` (see `Averaged`)."""
+
+    freed: Estimate
+    at_once: Estimate
+
+    @classmethod
+    def by_gauge(cls, left: Averaged) -> Self:
+        return cls(left.freed, left.at_once)
+
+    @classmethod
+    def by_pace(cls, left: Averaged, ended: Averaged) -> Self:
+        """Against what the natural end of a stream does to another's pace."""
+        return cls(_over(left.freed, ended.freed), _over(left.at_once, ended.freed))
+
+    @property
+    def rate(self) -> float:
+        low, high = self.interval()
+        return min(high, max(low, 1 - self.freed.mean))
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """Not cut off at 0 and 1."""
+        wide, sharp = self.freed.interval(level), self.at_once.interval(level)
+        return Interval(1 - wide.high, max(1 - wide.high, 1 - max(wide.low, sharp.low)))
+
+
+def _over(left: Estimate, ended: Estimate) -> Estimate:
+    share = left.mean / ended.mean
+    error = math.hypot(left.error, share * ended.error) / abs(ended.mean)
+    return Estimate(share, error, min(left.n, ended.n))
+
+
+def decide(forgotten: Forgotten, level: float) -> bool | None:
+    """Whether the server stops; None: not yet known."""
+    low, high = forgotten.interval(level)
+    if low > FORGETS:
+        return False
+    return True if high < 1 - FORGETS and high < 0.5 else None
+
+
+def drifts(averaged: Averaged, level: float) -> bool:
+    """Whether a leave would be seen where there was none: others come and go as ours do."""
+    if averaged.control is None:
+        return False
+    low, high = averaged.control.interval(level)
+    return low > 0 or high < 0
+
+
+class Wanted(NamedTuple):
+    """How sure to be before the end of the time: `latency`, the width of its interval over itself;
+    `forgotten`, the width of the rate's."""
+
+    latency: float = 0.2
+    forgotten: float = 0.1
+
+    def is_met(
+        self, *, latency_s: float, latency: Interval, forgotten: Interval, step_s: float
+    ) -> bool:
+        is_narrow = latency.width <= max(self.latency * latency_s, step_s)
+        return is_narrow and forgotten.width <= self.forgotten

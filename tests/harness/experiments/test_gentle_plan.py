@@ -1,0 +1,176 @@
+"""How little a gentle watch loads, when its streams leave, and when it says what."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.experiments.averaged import Averaged, Estimate, Interval, Window, average
+from harness.experiments.gentle_plan import (
+    FORGETS,
+    RISK,
+    Forgotten,
+    Turns,
+    Wanted,
+    decide,
+    drifts,
+    is_look,
+    level_of,
+    most_streams,
+)
+from harness.experiments.outcome import CannotDecideError
+from tests.harness.experiments.crowd import STEP_S, seeds, watched
+
+WINDOW = Window.of(poll_s=0.02, step_s=STEP_S, after_s=1.0)
+LOOKS = [8, 16, 32, 64]
+
+
+def turns(**changes: Any) -> Turns:
+    fields = {"step_s": 0.02, "poll_s": 0.02, "settle_s": 2.0, "context": 4096}
+    return Turns.of(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("slots", "streams"), [(None, 2), (1, 2), (32, 2), (256, 2), (300, 3), (1024, 10)]
+)
+def test_never_more_than_two_streams_or_one_in_a_hundred(slots: int | None, streams: int) -> None:
+    assert most_streams(slots) == streams
+
+
+@pytest.mark.parametrize("step_s", [0.0005, 0.0016, 0.02, 0.5])
+def test_a_stream_that_leaves_would_have_outlasted_its_window_even_on_a_faster_server(
+    step_s: float,
+) -> None:
+    plan = turns(step_s=step_s, context=8192)
+    rng = random.Random(1)
+    for _ in range(200):
+        dwell_s = plan.draw_s(rng)
+        tokens = plan.tokens(dwell_s, step_s)
+        assert tokens <= plan.most_tokens < 8192
+        assert tokens * step_s / 1.25 - dwell_s >= plan.window.whole_after_s - 0.25 * dwell_s
+        assert dwell_s > plan.window.before_s
+
+
+def test_where_answers_cannot_be_that_long_less_is_looked_at_or_nothing() -> None:
+    """1,500 tokens of 1 ms are gone in 1.5 s."""
+    short = turns(step_s=0.001, context=2000)
+    assert short.window.after_s < 2.0
+    assert short.tokens(short.dwell_s.high, 0.001) <= 1500
+    with pytest.raises(CannotDecideError, match="too soon to see a leave"):
+        turns(step_s=0.0001, context=2000)
+    with pytest.raises(CannotDecideError, match=r"readings 1\.1 s apart"):
+        turns(poll_s=1.1, context=400)
+
+
+def test_moments_of_leaving_are_spread_over_a_second() -> None:
+    plan, rng = turns(), random.Random(1)
+    drawn = [plan.draw_s(rng) for _ in range(500)]
+    assert max(drawn) - min(drawn) > 0.9
+    assert np.std(drawn) == pytest.approx(1 / 12**0.5, rel=0.1)
+
+
+def test_the_next_streams_wait_until_those_that_left_would_have_ended() -> None:
+    plan = turns()
+    assert plan.next_after_s(300, 0.02, all_used=True) == pytest.approx(7.8)
+    assert plan.next_after_s(300, 0.02, all_used=False) == plan.window.whole_after_s
+    assert plan.next_after_s(1, 0.02, all_used=True) == plan.window.whole_after_s
+
+
+def test_looks_are_few_and_their_risks_add_up() -> None:
+    assert [n for n in range(1, 200) if is_look(n)] == [8, 16, 32, 64, 128]
+    assert sum(1 - level_of(n) for n in range(40)) == pytest.approx(RISK)
+
+
+def averaged(freed: float, error: float) -> Averaged:
+    return Averaged(
+        leaves=30,
+        streams=30,
+        place_s=0.1,
+        place_ci95=Interval(0.1, 0.1),
+        seen_by_s=0.2,
+        freed=Estimate(freed, error, 30),
+        at_once=Estimate(freed, error, 30),
+        control=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate", "error", "stops"),
+    [
+        (0.0, 0.05, True),
+        (0.0, 0.4, None),
+        (0.02, 0.01, True),  # told by the rate and its interval
+        (0.5, 0.05, False),
+        (0.5, 0.3, None),
+        (1.0, 0.1, False),
+        (1.2, 0.2, False),
+    ],
+)
+def test_a_server_stops_if_few_leaves_are_forgotten_and_not_if_many_are(
+    rate: float, error: float, stops: bool | None
+) -> None:
+    assert decide(Forgotten.by_gauge(averaged(1 - rate, error)), 0.95) is stops
+
+
+def test_by_pace_the_end_of_an_answer_is_the_measure() -> None:
+    """A stream costs the twin 4 ms a token; of those that leave half are let go of."""
+    half = Forgotten.by_pace(averaged(0.002, 0.0004), averaged(0.004, 0.0004))
+    assert half.rate == pytest.approx(0.5)
+    assert half.freed.error == pytest.approx(0.112, abs=0.001)
+
+
+def test_what_went_at_once_has_gone_but_what_did_not_may_have_gone_otherwise() -> None:
+    """The sharper figure acquits, and never accuses."""
+    surely_gone = averaged(0.9, 0.3)._replace(at_once=Estimate(0.95, 0.05, 30))
+    assert Forgotten.by_gauge(surely_gone).interval().high < 0.2
+    some_later = averaged(1.0, 0.05)._replace(at_once=Estimate(0.5, 0.02, 30))
+    assert Forgotten.by_gauge(some_later).interval().low < 0
+    assert decide(Forgotten.by_gauge(some_later), 0.95) is True
+
+
+def test_enough_is_known_when_both_intervals_are_narrow() -> None:
+    def is_met(latency: Interval, forgets: Interval) -> bool:
+        return Wanted().is_met(latency_s=0.2, latency=latency, forgotten=forgets, step_s=0.01)
+
+    assert is_met(Interval(0.19, 0.22), Interval(-0.02, 0.05))
+    assert not is_met(Interval(0.1, 0.3), Interval(-0.02, 0.05))
+    assert not is_met(Interval(0.19, 0.22), Interval(-0.2, 0.2))
+
+
+def play(ghosts: float, rng: Any, looks: list[int]) -> list[bool | None]:
+    """The answers at these looks beside a dozen users."""
+    world = watched(rng, looks[-1], lambda: 0.013, ghosts=ghosts, streams=2, poll_s=WINDOW.poll_s)
+    answers: list[bool | None] = []
+    for look, moments in enumerate(looks):
+        seen = average(world.leaves[:moments], world.times_s, world.values, WINDOW, rng)
+        assert seen is not None
+        level = level_of(look)
+        is_clear = not drifts(seen, level)
+        answers.append(decide(Forgotten.by_gauge(seen), level) if is_clear else None)
+    return answers
+
+
+def test_no_good_server_is_accused_and_no_bad_one_acquitted() -> None:
+    """Over 30 worlds of a dozen users: at the fourth look nearly all are decided, and rightly."""
+    for ghosts, right in ((0.0, True), (1.0, False)):
+        played = [play(ghosts, rng, LOOKS) for rng in seeds(30)]
+        wrong = [answers for answers in played if (not right) in answers]
+        assert len(wrong) <= 30 * 2 * RISK
+        assert sum(answers[-1] is right for answers in played) >= 27
+        assert sum(right in answers[:2] for answers in played) >= 24
+
+
+def test_half_of_the_leaves_forgotten_is_found_in_some_dozens_of_leaves() -> None:
+    played = [play(0.5, rng, LOOKS) for rng in seeds(30)]
+    assert sum(False in answers[:3] for answers in played) >= 22  # by 64 leaves
+    assert sum(answers[-1] is False for answers in played) >= 28  # by 128
+    assert not any(True in answers for answers in played)
+    assert FORGETS < 0.5
+
+
+def test_others_that_come_and_go_at_our_moments_are_seen() -> None:
+    seen = averaged(1.0, 0.05)
+    assert not drifts(seen, 0.95)
+    assert not drifts(seen._replace(control=Estimate(0.01, 0.02, 20)), 0.95)
+    assert drifts(seen._replace(control=Estimate(0.3, 0.02, 20)), 0.95)
