@@ -35,8 +35,8 @@ class _Answer:
 class TokenCount:
     """`by`: the basis so far; one event that had to be estimated makes the whole row an estimate.
 
-    `_answers`: each by its number, or all together under 0. `_events` were taken for other than one
-    token each, together for `_tokens`.
+    `_answers`: each by its number, or all `_together` under 0. `_events` were taken for other than
+    one token each, together for `_tokens`.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class TokenCount:
             likely = int(_MOST_AT_FIRST * (self._per_event + 1))
             self._most_at_first = min(self._most_at_first, likely)
         self._asked = asked
-        self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
+        self._together = _Answer()
+        self._answers = defaultdict(_Answer, {0: self._together})
         self._most_answers = 1
         self._events = self._tokens = 0
         self._has_counted_text = False
@@ -70,13 +71,13 @@ class TokenCount:
         if choice.finish_reason == ABORT and not choice.has_text():
             return 0  # its usage counts what was generated, sent or not
         if self._reads_usage:
-            one = self._answers[choice.index if self._usage_per_choice else 0]
-            so_far = None if usage is None else usage.completion_tokens
-            if so_far is None or so_far <= one.counted:
+            one = self._answers[choice.index] if self._usage_per_choice else self._together
+            so_far, before = None if usage is None else usage.completion_tokens, one.counted
+            if so_far is None or so_far <= before:
                 return self._of_no_count(one, choice, so_far)
-            if one.counted and self.by is _BY_USAGE:  # as nearly always
-                new = one.granted = so_far - one.counted
+            if before and self.by is _BY_USAGE:  # as nearly always
                 one.counted = so_far
+                one.granted = new = so_far - before
                 return new
             return self._of_risen(one, choice, so_far)
         if choice.token_ids:
@@ -158,13 +159,13 @@ class TokenCount:
 
     def _scale(self) -> int:
         """All together they are no more than were asked for, unless there surely are."""
-        self._events += 1
-        before, now = self._tokens, self._tokens_of(self._events)
+        self._events = events = self._events + 1
+        before, now = self._tokens, int(self._per_event * events + 0.5) or 1
         if now > self._asked:
-            now = max(self._asked, int(self._surely * self._events), before)
+            now = max(self._asked, int(self._surely * events), before)
         self._tokens = now
         return now - before
 
     def _tokens_of(self, events: int) -> int:
         """Whole, and never fewer than of fewer events. The first one shows a token."""
-        return max(1, int(self._per_event * events + 0.5))
+        return int(self._per_event * events + 0.5) or 1

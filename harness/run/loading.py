@@ -55,9 +55,14 @@ def wait_while_loading(
 
 
 def unready_page(client: httpx.Client, url: str, page: str) -> str | None:
-    """An unreachable server is left for what asks next."""
+    """An unreachable server is left for what asks next. Raises TargetError for a silent one."""
     try:
         answer = client.get(url + page)
+    except httpx.ReadTimeout as error:
+        raise TargetError(
+            f"the server takes connections and does not answer: GET {url}{page} got no answer in "
+            "time; restart the server"
+        ) from error
     except httpx.HTTPError:
         return None
     if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:

@@ -91,3 +91,6 @@ def test_a_server_that_takes_a_request_and_sends_nothing_is_named_at_once() -> N
     with pytest.raises(TargetError, match=said):
         unready_answer(asking(silent), longest_s=9)
     assert unready_answer(asking(refuse), longest_s=9) is None
+    page = asking(silent).client
+    with pytest.raises(TargetError, match=r"does not answer: GET http://s/v1/models got no answer"):
+        unready_page(page, "http://s", "/v1/models")
