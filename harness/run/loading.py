@@ -77,7 +77,7 @@ def unready_answer(asker: Asker, *, longest_s: float) -> str | None:
     except SilentServerError as error:
         raise TargetError(
             f"the server takes requests and does not answer: POST {asker.url}{asker.target.path} "
-            f"got not one byte within {longest_s:g} s; restart the server, or, if it is only slow, "
+            f"got nothing within {longest_s:g} s; restart the server, or, if it is only slow, "
             "raise `run.timeout_s`"
         ) from error
     except NotServedError as error:

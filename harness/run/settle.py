@@ -215,8 +215,18 @@ class Asker:
         """The arrival times of all text events (ns). Raises NotServedError."""
         return self.answer(prompt, max_tokens, longest_s=longest_s).token_times_ns
 
-    def answer(self, prompt: str, max_tokens: int, *, longest_s: float) -> StreamMachine:
-        """A whole answer, with text. Raises NotServedError."""
+    def ask_for_text(self, prompt: str, max_tokens: int, *, longest_s: float) -> Sequence[int]:
+        """As `ask`, but an answer that may be longer than `max_tokens` is left when it is so
+        long."""
+        is_bounded = limit_key_of(self.target) is not None and max_tokens >= self.fewest_tokens
+        enough = None if is_bounded else max_tokens
+        found = self.answer(prompt, max_tokens, longest_s=longest_s, enough=enough)
+        return found.token_times_ns
+
+    def answer(
+        self, prompt: str, max_tokens: int, *, longest_s: float, enough: int | None = None
+    ) -> StreamMachine:
+        """A whole answer, with text, or its first `enough` tokens. Raises NotServedError."""
         if max_tokens < self.fewest_tokens:
             max_tokens, longest_s = self.fewest_tokens, longest_s * _LONGER_FOR_MORE
         body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
@@ -237,7 +247,8 @@ class Asker:
                 if response.status_code != httpx.codes.OK:
                     raise RefusedAnswerError(response.status_code, response.read())
                 stream.headers(response.status_code)
-                self._read(response, stream, start, now_ns + int(longest_s * 1e9))
+                until_ns = now_ns + int(longest_s * 1e9)
+                self._read(response, stream, start, until_ns, enough)
         except httpx.ReadTimeout as error:
             why = f"{type(error).__name__} within {longest_s:g} s"
             raise (NoAnswerError if start else SilentServerError)(why) from error
@@ -249,7 +260,12 @@ class Asker:
         return stream
 
     def _read(
-        self, response: httpx.Response, stream: StreamMachine, start: bytearray, until_ns: int
+        self,
+        response: httpx.Response,
+        stream: StreamMachine,
+        start: bytearray,
+        until_ns: int,
+        enough: int | None,
     ) -> None:
         """`start` is filled with what comes before any text."""
         reader = StreamReader(stream, None)
@@ -263,7 +279,7 @@ class Asker:
                 start += chunk[:_MOST_START]
                 del start[_MOST_START:]
             reader.read(chunk, now_ns)
-            if stream.outcome is not None:
+            if stream.outcome is not None or (enough and stream.tokens_read >= enough):
                 return
         reader.end()
 
@@ -276,7 +292,7 @@ def _without_end(target: Target) -> str:
 
 def _check_whole(stream: StreamMachine, start: bytes) -> None:
     """Raises NotServedError, and says which kind. `start`: what came before any text."""
-    if stream.token_times_ns and stream.outcome is Outcome.COMPLETED:
+    if stream.token_times_ns and stream.outcome in (Outcome.COMPLETED, None):
         return
     if stream.token_times_ns:
         raise NotServedError(stream.error or "the answer has no end")
@@ -294,12 +310,12 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
         probing.sent += 1
         sent_ns = asker.clock_ns()
         try:
-            first_ns = asker.ask("is anybody there?", PROBE_TOKENS, longest_s=longest_s)[0]
+            times_ns = asker.ask_for_text("is anybody there?", PROBE_TOKENS, longest_s=longest_s)
         except NotServedError as error:
             probing.errors.append(str(error))
             probing.is_silent = isinstance(error, NoAnswerError)
         else:
-            probing.ttft_s.append((first_ns - sent_ns) / 1e9)
+            probing.ttft_s.append((times_ns[0] - sent_ns) / 1e9)
     return probing
 
 

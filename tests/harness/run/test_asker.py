@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -87,6 +88,16 @@ def test_a_first_wrong_answer_is_the_last_request(
 ) -> None:
     probing = probe_service(asking(answer, clock(step_s)), longest_s=30)
     assert (probing.sent, probing.errors, probing.is_silent) == (1, [error], is_silent)
+
+
+@pytest.mark.parametrize(("key", "fewest"), [("none", 1), (None, 512)])
+def test_an_answer_that_may_be_long_is_left_once_it_shows_that_the_server_serves(
+    key: str | None, fewest: int
+) -> None:
+    asker = asking(stream(*[TOKEN] * 50), clock(3))
+    target = asker.target.model_copy(update={"limit_key": key})
+    probing = probe_service(replace(asker, target=target, fewest_tokens=fewest), longest_s=20)
+    assert (probing.sent, probing.errors, probing.ttft_s) == (3, [], [6.0] * 3)
 
 
 def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() -> None:

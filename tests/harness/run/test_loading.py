@@ -87,7 +87,7 @@ def test_a_server_that_takes_a_request_and_sends_nothing_is_named_at_once() -> N
         target = Target(name="t", description="d", settle_s=0.0)
         return Asker(client=client, url="http://s", target=target, model="m", clock_ns=lambda: 0)
 
-    said = "takes requests and does not answer: POST http://s/v1/completions got not one byte with"
+    said = "takes requests and does not answer: POST http://s/v1/completions got nothing within 9"
     with pytest.raises(TargetError, match=said):
         unready_answer(asking(silent), longest_s=9)
     assert unready_answer(asking(refuse), longest_s=9) is None
