@@ -25,7 +25,7 @@ class TokenDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Token counts; with continuous usage, those so far."""
+    """Token counts; with continuous usage, of the answer so far."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None

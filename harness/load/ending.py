@@ -75,7 +75,7 @@ class Ending:
         return Failure(Signal.ERROR, self.with_unread(error, tokens_read))
 
     def finish(self, chunk: Chunk, tokens_read: int) -> Failure | None:
-        """By the finish reasons of its choices. `tokens_read`: with those of the chunk."""
+        """By the finish reasons of its choices. `tokens_read`: with the chunk's own."""
         for choice in chunk.choices:
             reason = end_of(choice.finish_reason)
             if reason is None:

@@ -146,7 +146,7 @@ class StreamMachine:
     @property
     def counted(self) -> Counted | None:
         """The tokens of a completed answer by the server's account, and the events that showed
-        them; None if they cannot be told. Reasoning that was not shown is left out."""
+        them; None if they are not known. Reasoning that was not shown is left out."""
         usage, events = self._usage, self._text_events
         is_whole = self.outcome is Outcome.COMPLETED and self._spec.n == 1 and events > 0
         if not is_whole or usage is None or usage.completion_tokens is None:

@@ -1,6 +1,6 @@
 """Streams as servers of the field send them, and what is true of each: a table in docs/streams.md.
 
-A part is one write of the server, and nearly always one event. Its number is how the truth is told:
+A part is one write of the server, and nearly always one event. Its number says what is true:
 the part with the first text is where the first token is, and a user who is to leave after two
 tokens leaves after the part that brings the second.
 """
@@ -225,14 +225,14 @@ ELSEWHERE = [
         [ROLE, *(delta(ponder={"parts": [{"said": text}]}) for text in "abc"), *LAST],
         *(3, 1, 2),
     ),
-    Odd("a text beside the delta", [ROLE, *(choice(thought=t) for t in "abc"), *LAST], 3, 1, 2),
+    Odd("a text outside the delta", [ROLE, *(choice(thought=t) for t in "abc"), *LAST], 3, 1, 2),
     Odd(
         "`message` in place of `delta`",
         [*(choice(message={"role": "assistant", "content": text}) for text in "abc"), *LAST],
         *(3, 0, 1),
     ),
     Odd(
-        "much that is no text, before it and beside it",
+        "much that is no text, before it and with it",
         [
             delta(role="assistant", id="a", type="message", channel="final", signature="Zm9v"),
             delta(annotations=[{"type": "url_citation", "url_citation": {"title": "t"}}]),
@@ -244,7 +244,7 @@ ELSEWHERE = [
         *(2, 4, 5),
     ),
     Odd(
-        "`message` beside an empty delta",
+        "`message` and an empty delta",
         [
             choice(delta={"role": "assistant"}, message={"role": "assistant", "content": ""}),
             *(choice(delta={}, message={"content": text}) for text in "ab"),
@@ -255,7 +255,7 @@ ELSEWHERE = [
         *(3, 1, 2),
     ),
     Odd(
-        "the whole message beside the last delta",
+        "the whole message with the last delta",
         [ROLE, A, B, choice("stop", delta={}, message={"content": " a b"}), DONE],
         *(2, 1, 2),
     ),
@@ -393,12 +393,13 @@ ELSEWHERE = [
 ]
 NO_REASONS = [
     *("unknown", "N/A", "pending", "streaming", "continue", "in-progress", "In Progress", "-"),
-    *("FINISH_REASON_UNSPECIFIED", "FINISH_REASON_UNKNOWN", "not finished", "partial"),
+    *("FINISH_REASON_UNSPECIFIED", "STOP_REASON_UNKNOWN", "not finished", "partial", "..."),
 ]
 ENDS_OF_ALL_KINDS = [
     *(b'data: "[DONE]"\n\n', b"data: DONE\n\n", b"data: [done]\n\n", b"data: done\n\n"),
     *(b"event: done\ndata: {}\n\n", b"event: end\ndata: bye\n\n", b"event: complete\n\n"),
     *(data({"done": True}), data({"type": "done"}), data({"event": "end"})),
+    *(data({"status": "completed"}), data(["[DONE]"]), b"data: data: [DONE]\n\n", b"[DONE]\n"),
 ]
 ENDS = [
     Odd('a finish reason of ""', everywhere(""), 3, 1, 2),
@@ -511,7 +512,7 @@ ERRORS = [
     ),
     failing("an error as a text", data({"error": "engine died"}), "engine died", DONE),
     failing(
-        "an error that says true, and its words beside it",
+        "an error that says true, and its words in another field",
         data({"error": True, "message": "engine died"}),
         *("engine died", DONE),
     ),
@@ -635,6 +636,12 @@ OBJECTS: list[dict[str, Any]] = [
     {"error": [{"message": "engine died"}]},
     {"error": {"error": {"error": "engine died"}}},
     {"detail": [{"error": "engine died"}]},
+    {"x_groq": {"id": "r", "error": "engine died"}},
+    {"output": {"error": "engine died"}},
+    {"ResponseMetadata": {"Error": {"Code": "X", "Message": "engine died"}}},
+    {"__type": "ThrottlingException", "message": "engine died"},
+    {"aborted": True, "reason": "engine died"},
+    {"traceback": ["engine died"]},
 ]
 TEXTS = [
     b"data: error: engine died\n\n",
@@ -654,6 +661,7 @@ TEXTS = [
     b'{\n  "error": {\n    "message": "engine died"\n  }\n}\n\n',
     b"engine died\n",
     b"RuntimeError: engine died\n\n",
+    b'event: cancelled\ndata: "engine died"\n\n',
 ]
 NAMES = ["failed", "abort", "aborted", "timeout", "exception", "fatal", "server_error", "timed_out"]
 REASONS = [
@@ -681,13 +689,14 @@ ERRORS += [
         delta({"type": "abort", "message": "engine died", "status_code": 500}),
         *("aborted the request: engine died", DONE),
     ),
+    failing("a status as a number", b"data: 503\n\n", "503", DONE),
     failing("a status line", b"data: 502 Bad Gateway\n\n", "502 Bad Gateway", DONE),
     failing("Internal Server Error", b"data: Internal Server Error\n\n", "Internal Server", DONE),
     failing("a web page in an event", b"data: <html><h1>Busy</h1></html>\n\n", "Busy", DONE),
     failing("a web page between events", PAGE, "502 Bad Gateway", DONE),
     failing("an error after the finish reason", STOP, "engine died", b"data: engine died\n\n"),
     Odd(
-        "an error beside the last text, which no finish reason follows",
+        "an error in the choice of the last text, which no finish reason follows",
         [ROLE, A, choice(delta={"content": " b"}, error={"message": "engine died"}), DONE],
         *(2, 1, 2),
         error="engine died",
@@ -806,6 +815,10 @@ NOTICES: list[dict[str, Any]] = [
     {"error": {"code": 200, "message": "success"}},
     {"error": "none"},
     {"errors": []},
+    {"error_count": 0, "error_rate": 0.5, "fault_tolerance": "on", "no_error": True},
+    {"status": {"code": 200, "message": "fine"}},
+    {"level": "warn", "msg": "slow"},
+    {"timeout": 30},
     {"base_resp": {"status_code": 0, "status_msg": "success"}},
 ]
 BEATS += [
@@ -1007,6 +1020,19 @@ OTHERS = [
         *(0, None, None),
         error="of Gemini's own dialect: set `path`",
         unread="of Gemini's own dialect",
+    ),
+    Odd(
+        "Gemini's own list, in lines",
+        [b"[" + json.dumps(GEMINI).encode() + b",\n", json.dumps(GEMINI).encode() + b"]\n"],
+        *(0, None, None),
+        error="of Gemini's own dialect: set `path`",
+        unread="of Gemini's own dialect",
+    ),
+    Odd(
+        "a dialect that nobody here knows",
+        [data({"token": {"id": 1, "text": "a"}}), data({"token": {"id": 2, "text": "b"}})],
+        *(0, None, None),
+        error="nothing was found in events such as",
     ),
     Odd(
         "a whole answer in place of a stream",
