@@ -9,6 +9,7 @@ server does know, in an echo of the request, or in a complaint about its value i
 import ast
 import json
 import re
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ LIMIT_KEYS: Final = ("max_completion_tokens", "max_output_tokens", "max_new_toke
 LONGER: Final = 512  # tokens: of an answer that a server calls too short, without a number
 _LONGEST: Final = 65_536  # tokens; a number above is no length of an answer
 _MOST_BYTES: Final = 1 << 16  # of a refusal
+_MOST_CHARS: Final = 4000  # of one text in it
 _DEEPEST: Final = 12
 _MOST_DETAILS: Final = 200  # objects of one refusal
 
@@ -33,6 +35,7 @@ _UNKNOWN: Final = re.compile(
     | \b(?:does|do|did)(?:[ ]not|n't)[ ](?:support|allow|accept|recogni[sz]e|know|understand)
     | \b(?:isn't|aren't|can(?:not|'t)[ ]be|no[ ]longer)[ ](?:supported|permitted|allowed|used|set
         |specified|accepted)
+    | \bnot[ ](?:found[ ])?in[ ](?:the[ ])?schema
     | \bshould[ ]not[ ]exist | \bcould[ ]not[ ]be[ ]mapped
     | \b(?:not[ ]a|no|no[ ]such|cannot[ ]find)[ ](?:(?:valid|known|supported|recogni[sz]ed)[ ])?
         {_FIELD}\b
@@ -50,7 +53,8 @@ _OF_A_VALUE: Final = re.compile(
     | \bnot[ ]support[ ]\S*\d | \b(?:not[ ]a|invalid)[ ](?:valid[ ])?(?:type|value|bool\w*|int\w*
         |number|float|str\w*|list|object|array|dict\w*)\b
     | \bcontext[ ](?:length|window|size)
-    | (?:value|type|format)[ ]of\b | \blimit[ ]was[ ]reached""",
+    | (?:value|type|format)[ ]of\b | \bvalue[ ].{1,20}[ ]for\b | =\s*\S+[ ](?:is|are)\b
+    | \blimit[ ]was[ ]reached""",
     re.IGNORECASE | re.VERBOSE,
 )
 # Before a list of what the server does know, or before advice.
@@ -231,6 +235,8 @@ def _in_an_object(
         for key, one in parts.items()
         if isinstance(one, str) and key not in keys and _inner(one) is None
     ]
+    if places is None and len(texts) > 1:  # a code, and the field's name alone
+        places = tuple(key for key in keys if key in texts) or None
     if texts:
         yield Complaint(places, [_unfolded(text) for text in texts])
     for key, one in parts.items():
@@ -265,7 +271,7 @@ def _places_of(value: Any, name: str, keys: Collection[str], before: Places) -> 
 
 def _unfolded(text: str) -> str:
     """An error of pydantic in words has its place in the line above."""
-    return re.sub(r"\n[ \t]+", ": ", text)
+    return re.sub(r"\n[ \t]+", ": ", text[:_MOST_CHARS])
 
 
 def _inner(text: str) -> list[Any] | None:
@@ -289,6 +295,8 @@ def _literal(text: str) -> Any:
     except NONSENSE:
         pass
     try:
-        return ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in a server's strings
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
         return None

@@ -1,9 +1,12 @@
 """What a refusal says: in the words of servers of the field, one row a server."""
 
 import json
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.run.refusal import LIMIT_KEYS, hinted_field, longer_length, refused_fields
 
@@ -152,6 +155,14 @@ UNKNOWN: dict[str, tuple[str, Any]] = {
         "seed",
         error(f"litellm.BadRequestError: {json.dumps(error('Unknown', param='seed'))}"),
     ),
+    "a code and a name": ("ignore_eos", error("ignore_eos", code="UnknownField")),
+    "asp.net": (
+        "seed",
+        {"title": "Errors occurred.", "errors": {"seed": ["It is not supported."]}},
+    ),
+    "a schema": ("seed", "key seed not found in schema"),
+    "an escape": ("seed", r"[{'loc': ('body', 'seed'), 'msg': 'unknown \d'}]"),
+    "sets": ("seed", "Got unknown keys {'seed'}; expected keys: {'ignore_eos', 'max_tokens'}"),
     "an event": ("ignore_eos", "data: " + json.dumps(error("Unsupported param: ignore_eos"))),
     "an event in words": ("ignore_eos", "event: error\ndata: unknown field ignore_eos\n\n"),
     "a path of two": ("include_usage", "stream_options.include_usage: Extra inputs not permitted"),
@@ -177,6 +188,13 @@ OTHERS: dict[str, Any] = {
         param="seed",
         code="unsupported_value",
     ),
+    "a value, by a sign": "seed=1 is not supported; expected 0",
+    "a value, in words": "Value 1 for seed is not allowed",
+    "the value of": "The value of seed is not supported",
+    "its type": "Unsupported type for seed: bool",
+    "a condition": "stream_options can only be set when stream is true",
+    "what it got": "Missing required field: 'messages' (got: model, seed, ignore_eos)",
+    "a request in words": "Unknown role. The request contained model, seed and ignore_eos",
     "a number": {
         "detail": [{"loc": ["body", "seed"], "msg": "Input should be a valid integer", "input": 1}]
     },
@@ -239,3 +257,28 @@ BELOW = "Invalid 'max_output_tokens': integer below minimum value. Expected a va
 )
 def test_a_limit_that_is_too_low(told: Any, asked: int, longer: int | None) -> None:
     assert longer_length(as_bytes(told), LIMIT_KEYS, asked) == longer
+
+
+WORDS = st.sampled_from(
+    ["unknown field", "seed", "loc", "msg", "param", "{'loc': ['seed']}", "\n "]
+)
+TOLD = st.recursive(
+    st.none() | st.booleans() | st.floats() | WORDS | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(TOLD)
+def test_any_answer_can_be_asked_what_it_refuses(told: Any) -> None:
+    body = json.dumps(told).encode()
+    assert set(refused_fields(body, FIELDS)) <= set(FIELDS)
+    longer_length(body, LIMIT_KEYS, 1)
+    hinted_field(body, "max_tokens", LIMIT_KEYS)
+
+
+@pytest.mark.parametrize("part", ["{", "[", "unknown {", "unknown seed, ", '{"a": ', "\n "])
+def test_a_long_refusal_takes_no_time(part: str) -> None:
+    begun_s = time.process_time()
+    refused_fields(part.encode() * 30_000, FIELDS)
+    assert time.process_time() - begun_s < 2
