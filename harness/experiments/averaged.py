@@ -58,8 +58,10 @@ class Window(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """`began_s`: since when nothing of ours has come or gone. `streams` left together at `t0_s`."""
+    """`streams` were asked for at `asked_s`, ran from `began_s` on, and left together at `t0_s`;
+    nothing else of ours came or went meanwhile."""
 
+    asked_s: float
     began_s: float
     t0_s: float
     streams: int = 1
@@ -96,7 +98,8 @@ class Averaged(NamedTuple):
     """`place_s`: from t0 to the fall, with the interval of 95 %. `freed`: the share of the leaving
     streams that had gone from the reading between t0 and `seen_by_s` after it. `at_once`: the share
     that went right at the place, which the others disturb less; never more than went in all.
-    `control`: `freed` at random moments without a leave, where there was room; it should be 0."""
+    `control`: `freed` at random moments without a leave, where there was room; it should be 0.
+    `seen`: by how much the reading rose as a stream began: without that no leave can be seen."""
 
     leaves: int
     streams: int
@@ -106,6 +109,7 @@ class Averaged(NamedTuple):
     freed: Estimate
     at_once: Estimate
     control: Estimate | None
+    seen: Estimate | None
 
 
 def student(level: float, degrees: int) -> float:
@@ -145,6 +149,7 @@ def average(
         freed=Estimate.of(freed),
         at_once=Estimate.of(at_once),
         control=_control(whole, max(0.0, float(place_s)), (times_s, values), window, rng),
+        seen=_seen(whole, (times_s, values), window),
     )
 
 
@@ -230,6 +235,18 @@ def _control(
             after = _level(read, at_s + place_s + window.poll_s, window.level_s)
             found.append((before - after) / one.streams)
     return Estimate.of(np.array(found)) if len(found) >= FEWEST else None
+
+
+def _seen(leaves: Sequence[Leave], read: tuple[Array, Array], window: Window) -> Estimate | None:
+    """A little after the beginning: a gauge may be late."""
+    found = [
+        _level(read, one.began_s + window.before_s, window.level_s)
+        - _level(read, one.asked_s - window.before_s, window.level_s)
+        for one in leaves
+        if _is_read(one.asked_s, read[0], window)
+    ]
+    streams = [one.streams for one in leaves if _is_read(one.asked_s, read[0], window)]
+    return Estimate.of(np.array(found) / np.array(streams)) if len(found) >= FEWEST else None
 
 
 def _level(read: tuple[Array, Array], since_s: float, span_s: float) -> float:

@@ -16,11 +16,18 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
-import gevent
 import numpy as np
 
+from harness.collect.source import SourceError
 from harness.errors import TargetError
-from harness.experiments.averaged import FEWEST, LEVEL_STEPS, Averaged, Interval, Leave, average
+from harness.experiments.averaged import (
+    FEWEST,
+    LEVEL_STEPS,
+    Averaged,
+    Interval,
+    Leave,
+    average,
+)
 from harness.experiments.facts import PROMPT_TOKENS
 from harness.experiments.gentle_plan import (
     MOST_TOGETHER,
@@ -30,6 +37,7 @@ from harness.experiments.gentle_plan import (
     decide,
     drifts,
     is_look,
+    is_seen,
     level_of,
     most_streams,
 )
@@ -44,18 +52,19 @@ from harness.experiments.readings import (
     poll_of,
     why_no_gauge,
 )
-from harness.experiments.streams import without_token
-from harness.load.live import LiveStream, join_all
+from harness.experiments.visitors import Visitors
+from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.records import Role
 from harness.workload.abandon import RequestSpec
+from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
 
 _PROBE_TOKENS: Final = 32
 _SHORTEST_POLL_S: Final = 0.02
-_FIRST_TOKEN_S: Final = 20.0
-_PAUSE_S: Final = 2.0  # after a stream that was refused or kept waiting
-_MOST_REFUSED: Final = 10  # in a row
+_POLL_COSTS: Final = 10  # times what a reading takes
+_COST_READINGS: Final = 5
+_GROWN: Final = 1.05  # times as many leaves, and the figures are made anew
 _TWIN_STEPS: Final = 10  # of a level: one token may be read late
 _FASTER: Final = 1.5  # than now: a twin must last for a whole turn
 
@@ -103,41 +112,53 @@ def watch(
     Raises TargetError if the server does not serve, and CannotDecideError if nothing can be seen.
     """
     step_s = _first_look(session)
-    target = session.plan.target
-    has_gauge = why_no_gauge(target, urls) is None
+    gauge, cost_s = _gauge_of(session.plan, urls)
     turns = Turns.of(
         step_s=step_s,
-        poll_s=max(_SHORTEST_POLL_S, poll_of(target, step_s)) if has_gauge else step_s,
+        poll_s=step_s if gauge is None else _poll_s(session.plan.target, step_s, cost_s),
         settle_s=terms.settle_s,
         context=terms.context,
-        level_steps=LEVEL_STEPS if has_gauge else _TWIN_STEPS,
+        level_steps=_TWIN_STEPS if gauge is None else LEVEL_STEPS,
     )
-    visitors = _Visitors(session, turns, rng, step_s=step_s, most=most_streams(terms.slots))
-    watcher = _ByGauge if has_gauge else _ByTwin
-    with watcher(visitors, urls) as seen:
+    visitors = Visitors(session, turns, rng, step_s=step_s, most=most_streams(terms.slots))
+    with _ByTwin(visitors) if gauge is None else _ByGauge(visitors, gauge) as seen:
         yield from _watch(seen, terms)
+
+
+def _gauge_of(plan: LoadPlan, urls: Sequence[str]) -> tuple[RunningGauge | None, float]:
+    """None where none can be trusted, or read; and how long a reading takes."""
+    if why_no_gauge(plan.target, urls) is not None:
+        return None, 0.0
+    gauge = RunningGauge(plan, urls, with_waiting=True)
+    try:
+        return gauge, median(gauge.cost_s() for _ in range(_COST_READINGS))
+    except SourceError:
+        gauge.close()
+        return None, 0.0
+
+
+def _poll_s(target: Target, step_s: float, cost_s: float) -> float:
+    """The page is read for a tenth of the time at most: it costs the server as much."""
+    return max(_SHORTEST_POLL_S, poll_of(target, step_s), _POLL_COSTS * cost_s)
 
 
 def _watch(seen: "_ByGauge | _ByTwin", terms: Terms) -> Iterator[Gentle]:
     began_s = time.perf_counter()
     looks, stops, why, counted = 0, None, "too few leaves yet", 0
+    judged: Judged | None = None
     is_over = False
     while not is_over:
         seen.turn()
         seconds = time.perf_counter() - began_s
         is_over = seconds >= terms.max_seconds
-        judged = seen.judge() if seen.moments > 1.05 * counted or is_over else None
-        if judged is None:
-            found = seen.figures(None)
-        else:
-            counted = seen.moments
-            found = seen.figures(judged)
-            if is_look(seen.moments) or is_over:
+        if seen.moments > _GROWN * counted or is_over:
+            judged, counted = seen.judge(), seen.moments
+            if judged is not None and (is_look(seen.moments) or is_over):
                 stops, why = judged.answer(level_of(looks))
                 looks += 1
-            if stops is not None and terms.wanted is not None:
+            if stops is not None and judged is not None and terms.wanted is not None:
                 is_over = is_over or judged.is_sure(terms.wanted, seen.visitors.step_s)
-        yield found._replace(stops=stops, why=why, seconds=seconds, is_final=is_over)
+        yield seen.figures(judged)._replace(stops=stops, why=why, seconds=seconds, is_final=is_over)
 
 
 class Judged(NamedTuple):
@@ -152,6 +173,11 @@ class Judged(NamedTuple):
     def answer(self, level: float) -> tuple[bool | None, str]:
         if self.why_not:
             return None, self.why_not
+        if not is_seen(self.averaged, level):
+            return (
+                None,
+                "it is not seen yet that streams of ours begin (is it this server's gauge?)",
+            )
         if drifts(self.averaged, level):
             return None, "others come and go at our moments: a leave is seen where there was none"
         stops = decide(self.forgotten, level)
@@ -185,105 +211,14 @@ def _first_look(session: LoadSession) -> float:
     return median(gaps)
 
 
-class Departure(NamedTuple):
-    """`began_s`: since when all of ours ran. `t0_s`: when the last one left, or ended by itself."""
-
-    began_s: float
-    t0_s: float
-    streams: int
-
-
-class _Visitors:
-    """Our streams. `step_s`: of the latest ones. `in_flight_s`: stream-seconds so far."""
-
-    def __init__(
-        self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
-    ) -> None:
-        self.session = session
-        self.turns = turns
-        self.rng = rng
-        self.step_s = step_s
-        self.most = most
-        self.in_flight_s = 0.0
-        self._refused = 0
-
-    def begin(self, count: int, tokens: int) -> list[LiveStream] | None:
-        """Streams that all run; None if one was refused or had to wait: others need the server.
-        Raises CannotDecideError if that is always so."""
-        asked = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.USER)
-        streams = [LiveStream(self.session, asked) for _ in range(count)]
-        if not without_token(streams, _FIRST_TOKEN_S):
-            self._refused = 0
-            return streams
-        for one in streams:
-            one.leave()
-        rows = join_all(streams, READY_S)
-        self._refused += 1
-        if self._refused == _MOST_REFUSED:
-            why = next((row.error for row in rows if row is not None and row.error), "it waited")
-            raise CannotDecideError(
-                f"in {self._refused} tries in a row no stream of ours ran beside the others: {why}"
-            )
-        gevent.sleep(max(_PAUSE_S, tokens * self.step_s))
-        return None
-
-    def leave(self, count: int) -> Departure | None:
-        """They begin, run for a random time and leave; returns when others of ours may begin."""
-        turns = self.turns
-        dwell_s = turns.draw_s(self.rng)
-        streams = self.begin(count, turns.tokens(dwell_s, self.step_s))
-        if streams is None:
-            return None
-        began_s = time.perf_counter()
-        gevent.sleep(dwell_s)
-        for one in streams:
-            one.leave()
-        join_all(streams, READY_S)
-        left_ns = [one.abandoned_ns for one in streams if one.abandoned_ns is not None]
-        if len(left_ns) < count:  # one ended by itself: the server became faster
-            self._learn_step(streams)
-            gevent.sleep(turns.window.whole_after_s)
-            return None
-        self._learn_step(streams)
-        t0_s = max(left_ns) / 1e9
-        left = max(one.spec.max_tokens - one.tokens for one in streams)
-        self.in_flight_s += count * (t0_s - began_s)
-        rest_s = turns.next_after_s(left, self.step_s, all_used=2 * count > self.most)
-        gevent.sleep(max(0.0, t0_s + rest_s - time.perf_counter()))
-        return Departure(began_s, t0_s, count)
-
-    def end(self) -> Departure | None:
-        """One begins, runs for a random time and ends by itself."""
-        turns = self.turns
-        tokens = max(8, int(turns.draw_s(self.rng) / self.step_s))
-        streams = self.begin(1, tokens)
-        if streams is None:
-            return None
-        began_s = time.perf_counter()
-        (row,) = join_all(streams, READY_S + 4 * tokens * self.step_s)
-        if row is None or row.last_token_ns is None or row.error:
-            streams[0].leave()
-            return None
-        t0_s = row.last_token_ns / 1e9
-        self.in_flight_s += t0_s - began_s
-        gevent.sleep(max(0.0, t0_s + turns.window.whole_after_s - time.perf_counter()))
-        return Departure(began_s, t0_s, 1)
-
-    def _learn_step(self, streams: Sequence[LiveStream]) -> None:
-        gaps = [gap.pace_s for one in streams for gap in gaps_of(one.token_times_ns)]
-        if gaps:
-            self.step_s = median(gaps)
-
-
 class _ByGauge:
     """Running and waiting together: a place that a leave frees is another's at once where some
     wait."""
 
-    def __init__(self, visitors: _Visitors, urls: Sequence[str]) -> None:
+    def __init__(self, visitors: Visitors, gauge: RunningGauge) -> None:
         self.visitors = visitors
-        session = visitors.session
-        self._target = session.plan.target
-        self._gauge = RunningGauge(session.plan, urls, with_waiting=True)
+        self._target = visitors.session.plan.target
+        self._gauge = gauge
         poll_s = visitors.turns.window.poll_s
         self._readings = Readings(self._gauge.read, poll_s=poll_s, rng=visitors.rng)
         self._draws = np.random.default_rng(visitors.rng.getrandbits(64))
@@ -305,7 +240,7 @@ class _ByGauge:
     def turn(self) -> None:
         departure = self.visitors.leave(min(self.visitors.most, MOST_TOGETHER))
         if departure is not None:
-            self._leaves.append(Leave(*departure))
+            self._leaves.append(departure)
 
     def judge(self) -> Judged | None:
         window = self.visitors.turns.window
@@ -323,7 +258,7 @@ class _ByGauge:
 
     def figures(self, judged: Judged | None) -> Gentle:
         times_s, values = self._readings.arrays()
-        all_s = float(np.trapezoid(values, times_s)) if len(times_s) > 1 else 0.0
+        all_s = float((np.diff(times_s) * values[1:]).sum())
         floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
         return _figures("gauge", self._leaves, judged, self.visitors)._replace(
             floor_s=floor_s,
@@ -340,9 +275,10 @@ def _usual_lag_s(target: Target, step_s: float) -> float:
 class _ByTwin:
     """The pace of the one that stays, at each of its tokens."""
 
-    def __init__(self, visitors: _Visitors, _urls: Sequence[str]) -> None:
+    def __init__(self, visitors: Visitors) -> None:
         self.visitors = visitors
         self._draws = np.random.default_rng(visitors.rng.getrandbits(64))
+        visitors.staying = 1
         self._twin: LiveStream | None = None
         self._earlier: list[tuple[Array, Array]] = []
         self._leaves: list[Leave] = []
@@ -368,7 +304,7 @@ class _ByTwin:
         else:
             departure, kept = self.visitors.leave(1), self._leaves
         if departure is not None and self._twin is not None and not self._twin.has_ended:
-            kept.append(Leave(*departure))
+            kept.append(departure)
 
     def _has_twin(self) -> bool:
         """One that lasts for this turn; it ends by itself, so that no ghost of it is left."""
@@ -419,7 +355,7 @@ def _figures(
     way: Literal["gauge", "pace"],
     leaves: Sequence[Leave],
     judged: Judged | None,
-    visitors: _Visitors,
+    visitors: Visitors,
 ) -> Gentle:
     found = Gentle(
         way=way,

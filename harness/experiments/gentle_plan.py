@@ -142,6 +142,11 @@ def decide(forgotten: Forgotten, level: float) -> bool | None:
     return True if high < 1 - FORGETS and high < 0.5 else None
 
 
+def is_seen(averaged: Averaged, level: float) -> bool:
+    """Whether the reading shows that our streams begin: else it cannot show that they are gone."""
+    return averaged.seen is not None and averaged.seen.interval(level).low > 0
+
+
 def drifts(averaged: Averaged, level: float) -> bool:
     """Whether a leave would be seen where there was none: others come and go as ours do."""
     if averaged.control is None:

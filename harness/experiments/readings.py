@@ -125,6 +125,12 @@ class RunningGauge:
             for page in (pages[:1] if source.repeated else pages)
         )
 
+    def cost_s(self) -> float:
+        """How long one reading takes."""
+        began_s = time.perf_counter()
+        self.read()
+        return time.perf_counter() - began_s
+
     def close(self) -> None:
         self._client.close()
 

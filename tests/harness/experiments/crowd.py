@@ -57,7 +57,7 @@ def watched(
     for number in range(leaves):
         began_s = 2 + number * _CYCLE_S
         t0_s = began_s + rng.uniform(0.8, 1.8)
-        ours.append(Leave(began_s, t0_s, streams))
+        ours.append(Leave(began_s, began_s, t0_s, streams))
         for _ in range(streams):
             lasts_s = rng.uniform(2.2, 2.6) if rng.random() < ghosts else held_s()
             first, end = (int(np.ceil(at / STEP_S)) for at in (began_s, t0_s + lasts_s))

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Averaged, Estimate, Leave, Window, average, student
+from harness.experiments.averaged import Averaged, Estimate, Window, average, student
 from tests.harness.experiments.crowd import STEP_S, seeds, watched
 
 SEEDS = 40
@@ -79,6 +79,18 @@ def test_two_in_a_hundred_need_thousands_of_leaves_but_no_leave_is_seen_wrongly(
     assert 0.05 < found.freed.interval().width < 0.12
 
 
+def test_a_stream_that_begins_is_seen_in_the_reading_or_it_is_another_servers() -> None:
+    seen = [one.seen for one in over_seeds(0.013) if one.seen is not None]
+    assert np.mean([one.mean for one in seen]) == pytest.approx(1, abs=0.06)
+    rng = np.random.default_rng(1)
+    ours, other = (watched(rng, 12, lambda: 0.013, streams=2) for _ in range(2))
+    elsewhere = [one._replace(asked_s=one.asked_s + 0.5) for one in ours.leaves]
+    found = average(elsewhere, other.times_s, other.values, WINDOW, rng)
+    assert found is not None
+    assert found.seen is not None
+    assert found.seen.interval().low < 0.5
+
+
 def test_the_same_at_moments_without_a_leave_shows_nothing() -> None:
     controls = [one.control for one in over_seeds(0.013) if one.control is not None]
     assert len(controls) == SEEDS
@@ -95,7 +107,7 @@ def test_a_window_in_which_the_page_was_not_read_is_left_out() -> None:
     found = average(seen.leaves, seen.times_s[is_read], seen.values[is_read], WINDOW, rng)
     assert found is not None
     assert found.leaves == 11
-    early = [Leave(one.began_s - 1e3, one.t0_s - 1e3) for one in seen.leaves]
+    early = [one._replace(t0_s=one.t0_s - 1e3) for one in seen.leaves]
     assert average(early, seen.times_s, seen.values, WINDOW, rng) is None
 
 

@@ -16,6 +16,7 @@ from harness.experiments.gentle_plan import (
     decide,
     drifts,
     is_look,
+    is_seen,
     level_of,
     most_streams,
 )
@@ -92,6 +93,7 @@ def averaged(freed: float, error: float) -> Averaged:
         freed=Estimate(freed, error, 30),
         at_once=Estimate(freed, error, 30),
         control=None,
+        seen=Estimate(1.0, 0.05, 30),
     )
 
 
@@ -146,7 +148,7 @@ def play(ghosts: float, rng: Any, looks: list[int]) -> list[bool | None]:
         seen = average(world.leaves[:moments], world.times_s, world.values, WINDOW, rng)
         assert seen is not None
         level = level_of(look)
-        is_clear = not drifts(seen, level)
+        is_clear = is_seen(seen, level) and not drifts(seen, level)
         answers.append(decide(Forgotten.by_gauge(seen), level) if is_clear else None)
     return answers
 
@@ -167,6 +169,12 @@ def test_half_of_the_leaves_forgotten_is_found_in_some_dozens_of_leaves() -> Non
     assert sum(answers[-1] is False for answers in played) >= 28  # by 128
     assert not any(True in answers for answers in played)
     assert FORGETS < 0.5
+
+
+def test_a_gauge_that_does_not_show_that_ours_begin_accuses_nobody() -> None:
+    assert is_seen(averaged(0.0, 0.05), 0.95)
+    assert not is_seen(averaged(0.0, 0.05)._replace(seen=Estimate(0.1, 0.2, 30)), 0.95)
+    assert not is_seen(averaged(0.0, 0.05)._replace(seen=None), 0.95)
 
 
 def test_others_that_come_and_go_at_our_moments_are_seen() -> None:

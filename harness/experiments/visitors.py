@@ -1,0 +1,126 @@
+"""Streams of ours that visit a server in use, a few at a time: they begin, run for a random time,
+and leave or end by themselves."""
+
+import random
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Final
+
+import gevent
+
+from harness.experiments.averaged import Leave
+from harness.experiments.facts import PROMPT_TOKENS
+from harness.experiments.gentle_plan import Turns
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.pace import gaps_of
+from harness.experiments.patience import READY_S
+from harness.experiments.streams import without_token
+from harness.load.live import LiveStream, join_all
+from harness.load.session import LoadSession
+from harness.records import Role
+from harness.workload.abandon import RequestSpec
+
+_FIRST_TOKEN_S: Final = 20.0
+_PAUSE_S: Final = 2.0  # after a stream that was refused or kept waiting
+_MOST_REFUSED: Final = 10  # in a row
+_MOST_ENDED: Final = 10  # in a row
+_FEWEST_TOKENS: Final = 8
+
+
+class Visitors:
+    """Never more than `most` at once. `step_s`: of the latest. `in_flight_s`: stream-seconds so
+    far. `staying`: of ours that are there besides."""
+
+    def __init__(
+        self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
+    ) -> None:
+        self.session = session
+        self.turns = turns
+        self.rng = rng
+        self.step_s = step_s
+        self.most = most
+        self.in_flight_s = 0.0
+        self.staying = 0
+        self._refused = self._ended = 0
+
+    def begin(self, count: int, tokens: int) -> list[LiveStream] | None:
+        """Streams that all run; None if one was refused or had to wait: others need the server.
+        Raises CannotDecideError if that is always so."""
+        asked = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.USER)
+        streams = [LiveStream(self.session, asked) for _ in range(count)]
+        if not without_token(streams, _FIRST_TOKEN_S):
+            self._refused = 0
+            return streams
+        for one in streams:
+            one.leave()
+        rows = join_all(streams, READY_S)
+        self._refused += 1
+        if self._refused == _MOST_REFUSED:
+            why = next((row.error for row in rows if row is not None and row.error), "it waited")
+            raise CannotDecideError(
+                f"in {self._refused} tries in a row no stream of ours ran beside the others: {why}"
+            )
+        gevent.sleep(max(_PAUSE_S, tokens * self.step_s))
+        return None
+
+    def leave(self, count: int) -> Leave | None:
+        """They begin, run for a random time and leave; returns when others of ours may begin."""
+        turns = self.turns
+        dwell_s, asked_s = turns.draw_s(self.rng), time.perf_counter()
+        streams = self.begin(count, turns.tokens(dwell_s, self.step_s))
+        if streams is None:
+            return None
+        began_s = time.perf_counter()
+        gevent.sleep(dwell_s)
+        for one in streams:
+            one.leave()
+        join_all(streams, READY_S)
+        left_ns = [one.abandoned_ns for one in streams if one.abandoned_ns is not None]
+        self._learn_step(streams)
+        if len(left_ns) < count:
+            self._ended_early(streams)
+            return None
+        self._ended = 0
+        t0_s = max(left_ns) / 1e9
+        left = max(one.spec.max_tokens - one.tokens for one in streams)
+        self.in_flight_s += count * (t0_s - began_s)
+        rest_s = turns.next_after_s(
+            left, self.step_s, all_used=self.staying + 2 * count > self.most
+        )
+        gevent.sleep(max(0.0, t0_s + rest_s - time.perf_counter()))
+        return Leave(asked_s, began_s, t0_s, count)
+
+    def end(self) -> Leave | None:
+        """One begins, runs for a random time and ends by itself."""
+        turns = self.turns
+        tokens = max(_FEWEST_TOKENS, int(turns.draw_s(self.rng) / self.step_s))
+        asked_s = time.perf_counter()
+        streams = self.begin(1, tokens)
+        if streams is None:
+            return None
+        began_s = time.perf_counter()
+        (row,) = join_all(streams, READY_S + 4 * tokens * self.step_s)
+        if row is None or row.last_token_ns is None or row.error:
+            streams[0].leave()
+            return None
+        t0_s = row.last_token_ns / 1e9
+        self.in_flight_s += t0_s - began_s
+        gevent.sleep(max(0.0, t0_s + turns.window.whole_after_s - time.perf_counter()))
+        return Leave(asked_s, began_s, t0_s, 1)
+
+    def _ended_early(self, streams: Sequence[LiveStream]) -> None:
+        """The server became faster, or its answers are as long as it likes."""
+        self._ended += 1
+        if self._ended == _MOST_ENDED:
+            tokens = max(one.tokens for one in streams)
+            raise CannotDecideError(
+                f"answers end by themselves before our streams leave, {self._ended} times in a "
+                f"row, the last after {tokens} tokens of {streams[0].spec.max_tokens}"
+            )
+        gevent.sleep(self.turns.window.whole_after_s)
+
+    def _learn_step(self, streams: Sequence[LiveStream]) -> None:
+        gaps = [gap.pace_s for one in streams for gap in gaps_of(one.token_times_ns)]
+        if gaps:
+            self.step_s = median(gaps)
