@@ -18,10 +18,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from harness.load.chunk import LARGEST_COUNT, NONSENSE, Choice, Chunk, Look, Usage
+from harness.load.chunk import NONSENSE, Choice, Chunk, Look, Usage
 from harness.load.dialect import COMPLETIONS, Dialect
 from harness.load.ending import ENDED_EARLY as ENDED_EARLY
 from harness.load.ending import NO_ANSWER, NO_STREAM, Ending, Failure, says_something
+from harness.load.length import Length
 from harness.load.loose import shown, values_of
 from harness.load.server_error import error_message, refusal_message
 from harness.load.sse import STRAY
@@ -32,12 +33,6 @@ from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, 
 from harness.workload.abandon import RequestSpec
 from harness.workload.event_scale import Calibration, Counted
 
-# An honest server sends at most `max_tokens` of each answer. One that ignores `max_tokens` gets
-# room for long answers too; an event with tokens takes some 20 bytes.
-_MOST_TIMES_ASKED: Final = 16
-_ROOM_TOKENS: Final = 10_000
-_CHARS_A_TOKEN: Final = 64  # more than any whole text has
-
 # Names of the module: an enum's attribute costs as much as a call, and this is for every token.
 _ABANDONED: Final = Outcome.ABANDONED
 _READING: Final = State.READING
@@ -45,11 +40,7 @@ _BUSY_STATUSES: Final = frozenset({429, 503})
 
 
 class StreamMachine:
-    """Once `outcome` is set there is a `row()`; only events after leaving still change it.
-
-    `_uncounted`: the events with text whose count stood still. `_answer_chars`: the length of
-    `_answer`.
-    """
+    """Once `outcome` is set there is a `row()`; only events after leaving still change it."""
 
     def __init__(
         self,
@@ -86,12 +77,11 @@ class StreamMachine:
         self._count = self._tokens.of
         self._ending = Ending(spec.n)
         self._last_event = b""
-        self._most_tokens = min(_MOST_TIMES_ASKED * asked + _ROOM_TOKENS, LARGEST_COUNT)
-        self._uncounted = 0
+        self._keeps_text = spec.role is Role.CANARY
+        self._length = Length(spec.max_tokens, spec.n, keeps_text=self._keeps_text)
+        self._most_tokens = self._length.most
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
-        self._answer: list[str] | None = [] if spec.role is Role.CANARY else None
-        self._answer_chars = 0
         self._is_done = self._shows_reasoning = False
 
     def __repr__(self) -> str:
@@ -156,7 +146,7 @@ class StreamMachine:
 
     @property
     def _text_events(self) -> int:
-        return len(self._token_times_ns) + self._uncounted
+        return len(self._token_times_ns) + self._length.uncounted
 
     # Events of the server
 
@@ -313,7 +303,7 @@ class StreamMachine:
             tokens_after_leaving=self._late_tokens,
             server_ended_ns=self._server_ended_ns,
             repeats=spec.repeats,
-            answer=None if self._answer is None else "".join(self._answer),
+            answer=self._length.text,
             tokens_per_event=None if scale is None else scale.tokens,
             tokens_error=None if scale is None else scale.error_after(self._text_events),
             unread=self._ending.unread,
@@ -381,7 +371,7 @@ class StreamMachine:
     def _has_answer(self) -> bool:
         usage = self._usage
         is_counted = usage is not None and bool(usage.completion_tokens)
-        return bool(self.tokens_read or self._uncounted or is_counted)
+        return bool(self.tokens_read or self._length.uncounted or is_counted)
 
     def _done(self, t_ns: int) -> None:
         if self._look_again(t_ns):
@@ -409,7 +399,7 @@ class StreamMachine:
         if len(choices) != 1 or self.state is not _READING or self.outcome is not None:
             return False
         choice, usage = choices[0], chunk.usage
-        if choice.finish_reason or chunk.error is not None or self._answer is not None:
+        if choice.finish_reason or chunk.error is not None or self._keeps_text:
             return False
         tokens = self._count(choice, usage)
         if not tokens:
@@ -440,8 +430,9 @@ class StreamMachine:
             self._usage = usage
         is_last = any(choice.finish_reason for choice in choices)
         so_far = self.tokens_read + tokens
-        if is_last or not tokens or self._answer is not None:  # else the count is the only length
-            so_far = max(so_far, self._other_lengths(chunk, tokens))
+        if is_last or not tokens or self._keeps_text:  # else the count is the only length
+            total = 0 if self._usage is None else self._usage.completion_tokens or 0
+            so_far = max(so_far, total, self._length.add(chunk, tokens))
         if tokens and so_far <= self._most_tokens and self.state is not _READING:
             self._begin_reading(choices)
         self._take(tokens, so_far, t_ns)
@@ -452,7 +443,7 @@ class StreamMachine:
     def _take(self, tokens: int, so_far: int, t_ns: int) -> None:
         """`so_far`: the length of the answer."""
         if so_far > self._most_tokens:
-            self._end(Signal.ERROR, t_ns, self._too_long(so_far))
+            self._end(Signal.ERROR, t_ns, self._length.complaint(so_far))
         elif tokens:
             self.tokens_read += tokens
             self._token_times_ns.append(t_ns)
@@ -471,25 +462,13 @@ class StreamMachine:
         if before is not None and usage.completion_tokens is None:
             usage.completion_tokens = before.completion_tokens
 
-    def _other_lengths(self, chunk: Chunk, tokens: int) -> int:
-        """The length of the answer in tokens by the server's total, by the events that were not
-        counted, or by the kept text of a canary."""
-        texts = [text for choice in chunk.choices if (text := choice.shown())]
-        if texts and not tokens:
-            self._uncounted += 1
-        if self._answer is not None:
-            self._answer += texts
-            self._answer_chars += sum(map(len, texts))
-        total = 0 if self._usage is None else self._usage.completion_tokens or 0
-        return max(total, self._uncounted, self._answer_chars // _CHARS_A_TOKEN)
-
     def _read_answer(self, answer: Look, t_ns: int) -> None:
         self._usage = answer.usage
         counted = None if self._usage is None else self._usage.completion_tokens
         has_text = [choice.has_text() for choice in answer.choices]
         tokens = self._tokens.of_whole(has_text, counted)
         if tokens > self._most_tokens:
-            self._end(Signal.ERROR, t_ns, self._too_long(tokens))
+            self._end(Signal.ERROR, t_ns, self._length.complaint(tokens))
             return
         self.tokens_read = tokens
         self._ending.has_answers(len(answer.choices))
@@ -513,13 +492,9 @@ class StreamMachine:
             so_far += self._count(choice, chunk.usage)
             self._ending.reason = end_of(choice.finish_reason) or self._ending.reason
         if so_far > self._most_tokens:
-            self.complain(self._too_long(so_far))
+            self.complain(self._length.complaint(so_far))
         else:
             self._late_tokens = so_far
-
-    def _too_long(self, tokens: int) -> str:
-        asked = f"`max_tokens` is {self._spec.max_tokens}"
-        return f"the answer is far longer than was asked for: {tokens} tokens by now, and {asked}"
 
     def _note_finish(self, chunk: Chunk, t_ns: int) -> None:
         """An end that comes before any text or count of it is one only if the stream then ends."""
