@@ -33,6 +33,7 @@ from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import (
     COUNTED_BY,
+    came_whole,
     taken_for,
     token_counting,
     tokens_per_event,
@@ -411,6 +412,8 @@ def _about_counting(requests: pd.DataFrame) -> Iterator[str]:
         return
     ratio = tokens_per_event(requests) if counting == "events_calibrated" else None
     at = "" if ratio is None else f": {quantity(ratio, 'tokens')} an event"
+    if ratio is not None and ratio > 1 and came_whole(requests):
+        at = "; each answer came in one event, so that the tokens of a part of one are not known"
     if (known := taken_for(requests)) is not None:
         at = f": {quantity(known[0], 'tokens')} an event{_how_sure(known[1])}"
     yield f"tokens read were counted by {COUNTED_BY[counting]}{at}"

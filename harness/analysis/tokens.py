@@ -145,12 +145,22 @@ def _gaps(times: Ints, lengths: Ints, answers: Ints) -> Ints:
     return gaps
 
 
-def tokens_per_event(requests: pd.DataFrame) -> float | None:
-    known = without_tokens(requests)[
+def _counted_by_events(requests: pd.DataFrame) -> pd.DataFrame:
+    """Answers whose events and tokens are both known."""
+    return without_tokens(requests)[
         (requests["token_counting"] == TokenCounting.EVENTS)
         & (requests["outcome"] == Outcome.COMPLETED)
         & requests["completion_tokens"].notna()
     ]
+
+
+def came_whole(requests: pd.DataFrame) -> bool:
+    """Each answer of `tokens_per_event` came in one event."""
+    return bool((_counted_by_events(requests)["tokens_read"] <= 1).all())
+
+
+def tokens_per_event(requests: pd.DataFrame) -> float | None:
+    known = _counted_by_events(requests)
     events = int(known["tokens_read"].sum())
     return int(known["completion_tokens"].sum()) / events if events else None
 

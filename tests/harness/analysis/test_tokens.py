@@ -165,6 +165,21 @@ def test_it_is_said_how_sure_the_count_of_a_user_that_left_is(
     assert remarks(run, said, "info")
 
 
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([5], "; each answer came in one event, so that the tokens of a p"),
+        ([5, 6], ": 4 tokens an"),
+    ],
+)
+def test_whole_answers_in_one_event_say_nothing_of_a_part(
+    run: RunBuilder, tokens: list[int], said: str
+) -> None:
+    counts = {"completion_tokens": 4 * len(tokens), "token_counting": "events"}
+    run.request("a", sent=0, tokens=tokens, outcome="completed", end=40, **counts)
+    assert remarks(run, said, "info")
+
+
 @pytest.mark.parametrize(("key", "level"), [(None, "warning"), ("none", None)])
 def test_where_no_length_is_asked_for_no_answer_is_too_long(
     run: RunBuilder, key: str | None, level: str | None
