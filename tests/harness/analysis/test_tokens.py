@@ -173,7 +173,7 @@ def test_it_is_said_how_sure_the_count_of_a_user_that_left_is(
     ],
 )
 def test_whole_answers_in_one_event_say_nothing_of_a_part(
-    run: RunBuilder, tokens: list[int], said: str
+    run: RunBuilder, tokens: list[float], said: str
 ) -> None:
     counts: dict[str, Any] = {"completion_tokens": 4 * len(tokens), "token_counting": "events"}
     run.request("a", sent=0, tokens=tokens, outcome="completed", end=40, **counts)
