@@ -40,12 +40,12 @@ def why_unread(error: Exception) -> str:
 class Place:
     """Where a server is, and its one `address`: the name is looked up once, and the first address
     that accepts a connection is the server's from then on. Another port of the name, such as that
-    of a metrics page, is asked at this address first."""
+    of a metrics page, is asked at this address first. `address`: if it was found before."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, address: str | None = None) -> None:
         self.host, self.port = split_place(url)
-        self.addresses = look_up(url)
-        self.address = self.host if self.addresses == [self.host] else None
+        self.addresses = look_up(url) if address is None else [address]
+        self.address = self.host if self.addresses == [self.host] else address
 
     def reach(self, port: int, connect: Callable[[str], Made], errors: _Errors) -> Made:
         """What `connect` makes of the first address for which it raises none of these errors; it

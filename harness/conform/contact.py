@@ -15,7 +15,7 @@ from harness.experiments.patience import READY_S
 from harness.load.wire_log import masked
 from harness.records import Protocol
 from harness.run.first_answers import check_requests
-from harness.run.loading import wait_for_page
+from harness.run.loading import unready_answer, wait_for_page, wait_while_loading
 from harness.run.preflight import (
     find_scale,
     metrics_pages,
@@ -106,6 +106,9 @@ class Contact:
             clock_ns=time.perf_counter_ns,
         )
         first = check_requests(self, asker)
+        if first.error is not None and first.error.status == httpx.codes.SERVICE_UNAVAILABLE:
+            wait_while_loading(self, lambda: unready_answer(first.asker, longest_s=READY_S))
+            first = check_requests(self, first.asker)
         if self.target.http:
             check_serves(first.asker, secrets, silent=first.silent)
 

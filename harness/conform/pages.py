@@ -11,7 +11,7 @@ import httpx
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.http_client import http_client, request_headers
+from harness.http_client import Place, http_client, request_headers
 from harness.records import MetricSample
 from harness.workload.plan import LoadPlan
 
@@ -68,5 +68,9 @@ class Pages:
     def _new_client(self) -> httpx.Client:
         headers = request_headers(self._plan.headers, self._plan.api_key_env)
         return http_client(
-            headers, ca_file=self._plan.ca_file, timeout_s=_PAGE_S, longest_s=_PAGE_S
+            headers,
+            ca_file=self._plan.ca_file,
+            timeout_s=_PAGE_S,
+            longest_s=_PAGE_S,
+            place=Place(self._plan.url, self._plan.address),
         )

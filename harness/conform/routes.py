@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.http_client import http_client, request_headers, why_unread
+from harness.http_client import Place, http_client, request_headers, why_unread
 from harness.load.chunk import DONE, NONSENSE
 from harness.load.dialect import request_body
 from harness.load.loose import values_of
@@ -37,7 +37,11 @@ class Routes:
         self._plan = plan
         headers = request_headers(plan.headers, plan.api_key_env)
         self._client = http_client(
-            headers, ca_file=plan.ca_file, timeout_s=LONGEST_S, longest_s=LONGEST_S
+            headers,
+            ca_file=plan.ca_file,
+            timeout_s=LONGEST_S,
+            longest_s=LONGEST_S,
+            place=Place(plan.url, plan.address),
         )
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from harness.collect.scrape import fetch_page, parse_page, read_roles
 from harness.collect.source import SourceError, jittered
 from harness.experiments.outcome import CannotDecideError
-from harness.http_client import http_client, request_headers
+from harness.http_client import Place, http_client, request_headers
 from harness.workload.plan import LoadPlan
 from harness.workload.target import MetricSource, Target
 
@@ -115,6 +115,7 @@ class RunningGauge:
             ca_file=plan.ca_file,
             timeout_s=_PAGE_S,
             longest_s=_PAGE_S,
+            place=Place(plan.url, plan.address),
         )
 
     def read(self) -> float:
