@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from harness.load.chunk import ABORT, Choice, Usage
+from harness.load.words import end_of
 from harness.records import TokenCounting
 from harness.workload.event_scale import Calibration
 
@@ -95,7 +96,7 @@ class TokenCount:
     def _of_risen(self, one: _Answer, choice: Choice, so_far: int) -> int:
         """The first count of an answer, or one after texts that were counted."""
         is_first = not one.counted
-        is_odd = self._most_at_first < so_far <= self._asked and not choice.finish_reason
+        is_odd = self._most_at_first < so_far <= self._asked and not end_of(choice.finish_reason)
         if is_first and is_odd:
             self._count_texts_from_now()
             one.counted = so_far
@@ -110,7 +111,7 @@ class TokenCount:
         """There is none, or it has not risen."""
         has_text = choice.has_text() or bool(choice.token_ids)
         if not has_text:
-            is_last = choice.finish_reason is not None and self.by is not _BY_USAGE
+            is_last = end_of(choice.finish_reason) and self.by is not _BY_USAGE
             new = max(0, one.counted - one.read) if is_last else 0
             one.read += new
             return new

@@ -81,6 +81,7 @@ def test_what_an_event_brings_says_which_first_count_is_none(
 def test_a_whole_answer_in_one_event_is_counted_when_it_ends() -> None:
     count = counter()
     assert read(count, [24]) == [1]
+    assert count.of(Choice(text="", finish_reason="null"), Usage(0, 24)) == 0  # no end
     assert count.of(END, Usage(0, 24)) == 23
     assert count.of(END, Usage(0, 24)) == 0
     whole = counter()
