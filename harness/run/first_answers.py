@@ -120,9 +120,12 @@ def _unanswered(
 ) -> FirstAnswers:
     if counted:  # the first answer shows that requests are taken
         return FirstAnswers(fitting.asker, fitting.said, counted)
-    if isinstance(error, RefusedAnswerError) and error.status in _OF_THE_REQUEST:
+    if isinstance(error, RefusedAnswerError) and error.status in (*_OF_THE_REQUEST, 200):
         return FirstAnswers(given, [], [], error)
-    return FirstAnswers(fitting.asker, fitting.said, [], error)
+    asker = fitting.asker
+    if isinstance(error, TextlessAnswerError):  # longer answers show nothing either
+        asker = replace(asker, fewest_tokens=given.fewest_tokens)
+    return FirstAnswers(asker, fitting.said, [], error)
 
 
 @dataclass

@@ -224,6 +224,18 @@ def test_a_model_that_only_reasons_at_first_is_asked_for_more() -> None:
     assert (counted, error) == ([(512, 9)] * 2, None)
 
 
+def test_longer_answers_that_show_nothing_either_are_asked_for_once() -> None:
+    asked = []
+
+    def hidden(request: httpx.Request) -> httpx.Response:
+        asked.append(tokens := json.loads(request.content)["max_tokens"])
+        return httpx.Response(200, content=events([], tokens))
+
+    found = fit_requests(asking(hidden, EVERYTHING))
+    assert (asked, found.asker.fewest_tokens) == ([24, 512], 1)
+    assert "the server counts 512 tokens" in str(found.error)
+
+
 def test_a_minimum_is_kept_to() -> None:
     def least(body: dict[str, Any]) -> str | None:
         return None if body["max_tokens"] >= 32 else "max_tokens must be at least 32"
