@@ -131,7 +131,7 @@ def _gauge_of(plan: LoadPlan, urls: Sequence[str]) -> tuple[RunningGauge | None,
         return None, 0.0
     gauge = RunningGauge(plan, urls, with_waiting=True)
     try:
-        return gauge, median(gauge.cost_s() for _ in range(_COST_READINGS))
+        return gauge, min(gauge.cost_s() for _ in range(_COST_READINGS))
     except SourceError:
         gauge.close()
         return None, 0.0

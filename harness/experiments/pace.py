@@ -36,6 +36,7 @@ _AFTER_GAPS: Final = 24  # at the fast pace, which are waited for after a leave
 _TOGETHER: Final = 0.1  # of the fast pace: tokens closer than this were read in one piece
 _DRAWS: Final = 1000
 _SPARE_TOKENS: Final = 64
+_PHASES: Final = 3  # of a try: before, as long after, and some to spare
 
 
 class Gap(NamedTuple):
@@ -124,6 +125,7 @@ class PaceWatcher:
         return None
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:
+        self._renew_witness()
         self.alone_s = self._pace()
         back_s, stall_s = self._slow_down()
         controls_s, control_stalls_s = [back_s], [stall_s]
@@ -134,6 +136,7 @@ class PaceWatcher:
                 back_s, stall_s = self._control()
                 controls_s.append(back_s)
                 control_stalls_s.append(stall_s)
+            self._renew_witness()
             others = self._begin(leaver)
             for one in others:
                 leaver.ready(one, number)
@@ -158,36 +161,37 @@ class PaceWatcher:
     def _waited_s(self) -> float:
         return self._streams.patience.probe_s + _AFTER_GAPS * self.alone_s
 
-    def _running_witness(self, seconds: float) -> LiveStream:
-        """One that has so much left to run, at the pace alone at least."""
-        server, witness = self._streams, self._witness
+    def _renew_witness(self) -> None:
+        """Before others begin: one that lasts while they come and go. The one before it ends by
+        itself first: left, it might still slow the next one."""
+        server, old = self._streams, self._witness
+        seconds = _PHASES * self._waited_s + self.others * server.ttft_s
         tokens = int(seconds / server.step_s) + _SPARE_TOKENS
-        if (
-            witness is None
-            or witness.has_ended
-            or witness.spec.max_tokens - witness.tokens < tokens
-        ):
-            if witness is not None:
-                witness.leave()
-            wanted = max(tokens, server.patience.answer_tokens)
-            self._witness = witness = server.start(server.short(wanted, role=Role.PROBE))
-            if not witness.wait_tokens(2, server.patience.filler_s):
-                raise CannotDecideError(f"a stream did not begin: {end_of(witness)}")
-        return witness
+        if old is not None and not old.has_ended:
+            left = old.spec.max_tokens - old.tokens
+            if left >= tokens:
+                return
+            old.join(READY_S + left * server.step_s)
+        wanted = server.short(max(tokens, server.patience.answer_tokens), role=Role.PROBE)
+        self._witness = witness = server.start(wanted)
+        if not witness.wait_tokens(2, server.patience.filler_s):
+            raise CannotDecideError(f"a stream did not begin: {end_of(witness)}")
 
     def _pace(self) -> float:
         """Of the witness, now: the median of its next gaps."""
-        return median(gap.pace_s for gap in self._next_gaps())
+        return median(self._paces())
 
-    def _next_gaps(self) -> list[Gap]:
-        witness = self._running_witness(2 * self._waited_s)
+    def _paces(self) -> list[float]:
+        """Of its next gaps, in seconds a token."""
+        witness = self._witness
+        assert witness is not None
         since = witness.tokens
         if not witness.wait_tokens(since + _SHOWN_GAPS + 1, READY_S):
             raise CannotDecideError(f"a stream had no token for long: {end_of(witness)}")
         gaps = gaps_of(witness.token_times_ns[since:], self._streams.step_s)
         if len(gaps) < _FEWEST_GAPS:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
-        return gaps
+        return [gap.pace_s for gap in gaps]
 
     def _slow_down(self) -> tuple[float, float]:
         """Find as many others as slow the witness by half, with streams that end by themselves: the
@@ -196,6 +200,7 @@ class PaceWatcher:
         most = self._most if slots is None else min(self._most, slots - 1)
         self.others = min(most, FIRST_OTHERS)
         while True:
+            self._renew_witness()
             back_s, stall_s = self._after(self._end_others)
             self.ratio = self.beside_s / self.alone_s
             if self.ratio >= LEAST_RATIO:
@@ -207,7 +212,28 @@ class PaceWatcher:
                 )
             self.others = min(most, 2 * self.others)
 
+    def lost_share(self, leaver: Leaver, rng: np.random.Generator) -> tuple[float, Interval]:
+        """Half of the others leave: what share of these is still computed when the settle time is
+        over, with its interval of 95 %. After `holds`, which finds how many others it takes."""
+        remaining = self.others - self.others // 2
+        self._renew_witness()
+        fewer_s = self._paces_beside_enders(remaining)
+        self._renew_witness()
+        others = self._begin(leaver)
+        for number, one in enumerate(others):
+            leaver.ready(one, number)
+        full_s = self._paces()
+        self._leave(leaver, others[remaining:])
+        self._streams.pause(self._streams.patience.probe_s)
+        after_s = self._paces()
+        if any(one.has_ended for one in others[:remaining]):
+            raise CannotDecideError("a stream that was to stay ended by itself")
+        for one in others[:remaining]:
+            one.leave()
+        return share_left(full_s, after_s, fewer_s, rng)
+
     def _control(self) -> tuple[float, float]:
+        self._renew_witness()
         back_s, stall_s = self._after(self._end_others)
         return self._came_back(back_s), stall_s
 
@@ -242,13 +268,26 @@ class PaceWatcher:
     def _end_others(self) -> int:
         """As many others run, and end by themselves together; returns when the last one did.
         `beside_s` is the pace beside them all."""
-        server = self._streams
-        begin_s = (1 + self.others) * server.ttft_s
-        tokens = int(begin_s / server.step_s) + 2 * _SHOWN_GAPS
-        others = [server.start(server.short(tokens)) for _ in range(self.others)]
-        if without_token(others, server.patience.filler_s):
-            raise CannotDecideError(f"{self.others} streams do not run at once on this server")
+        others = self._begin_enders(self.others)
         self.beside_s = self._pace()
+        return self._end(others)
+
+    def _paces_beside_enders(self, count: int) -> list[float]:
+        others = self._begin_enders(count)
+        paces_s = self._paces()
+        self._end(others)
+        return paces_s
+
+    def _begin_enders(self, count: int) -> list[LiveStream]:
+        """They run for at least twice as long as a pace takes to measure."""
+        server = self._streams
+        tokens = int((1 + count) * server.ttft_s / server.step_s) + 2 * _SHOWN_GAPS
+        others = [server.start(server.short(tokens)) for _ in range(count)]
+        if without_token(others, server.patience.filler_s):
+            raise CannotDecideError(f"{count} streams do not run at once on this server")
+        return others
+
+    def _end(self, others: Sequence[LiveStream]) -> int:
         if None in join_all(others, READY_S):
             raise CannotDecideError(f"short requests were not answered in {READY_S:g} s")
         return max(one.last_token_ns or 0 for one in others)
@@ -256,8 +295,9 @@ class PaceWatcher:
     def _after(self, act: Callable[[], int]) -> tuple[float | None, float]:
         """What the witness saw after the act's moment: when its pace came back, and its longest
         gap."""
-        witness = self._running_witness(3 * self._waited_s)
         t0_ns = act()
+        witness = self._witness
+        assert witness is not None
         until_s = t0_ns / 1e9 + self._waited_s
         back_s = None
         while back_s is None and (left_s := until_s - time.perf_counter()) > 0:

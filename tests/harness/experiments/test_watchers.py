@@ -25,7 +25,15 @@ class Watched(NamedTuple):
     held_s: list[float | None]
 
 
-def watch(way: str, *, step_s: float = 0.02, most_others: int = 32, **script: Any) -> Watched:
+def watch(
+    way: str,
+    *,
+    step_s: float = 0.02,
+    most_others: int = 32,
+    is_share: bool = False,
+    tries: int = TRIES,
+    **script: Any,
+) -> Watched:
     with scripted_server(slots=32, step_s=step_s, num_blocks=8192, **script) as server:
         asked = {
             "url": server.url,
@@ -33,7 +41,8 @@ def watch(way: str, *, step_s: float = 0.02, most_others: int = 32, **script: An
             "slots": 32,
             "step_s": step_s,
             "settle_s": SETTLE_S,
-            "tries": TRIES,
+            "tries": tries,
+            "is_share": is_share,
             "pid": server.process.pid,
             "most_others": most_others,
         }
@@ -87,6 +96,17 @@ def test_a_pace_does_not_come_back_where_the_others_are_computed_for_nobody() ->
     told, _ = watch("pace", **SLOWER, **NEVER)
     assert told["tries_s"] == [None]
     assert max(told["controls_s"]) <= told["floor_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "share"), [(0, 0.0), (2, 0.5)])
+def test_half_of_the_others_leave_and_a_share_of_them_is_still_computed(
+    every: int, share: float
+) -> None:
+    told, _ = watch("pace", tries=0, is_share=True, ghost_every=every, **SLOWER)
+    lost, (low, high) = told["lost"]
+    assert lost == pytest.approx(share, abs=0.2)
+    assert low - 0.1 <= share <= high + 0.1
 
 
 def test_where_others_slow_nobody_pace_says_that_it_sees_nothing() -> None:

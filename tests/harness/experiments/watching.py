@@ -10,6 +10,8 @@ import random
 import sys
 from typing import Any
 
+import numpy as np
+
 from harness.experiments.facts import Facts
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.gentle import Terms
@@ -101,6 +103,8 @@ def holds(session: LoadSession, asked: dict[str, Any]) -> dict[str, Any]:
         told = {"why": str(error)}
     if isinstance(way, PaceWatcher):
         told["ratio"] = way.ratio
+        if asked.get("is_share"):
+            told["lost"] = way.lost_share(leaver, np.random.default_rng(1))
     streams.end()
     return told
 
