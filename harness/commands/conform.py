@@ -55,6 +55,14 @@ Direct = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A LoRA adapter that may be unloaded, for adapter/.",
+        rich_help_panel=SERVER,
+    ),
+]
 Configuration = Annotated[
     str | None,
     typer.Option(
@@ -152,6 +160,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     slots: Slots = None,
     pid: Pid = None,
     direct: Direct = None,
+    adapter: Adapter = None,
     configuration: Configuration = None,
     quick: Quick = False,
     suite: Suite = None,
@@ -197,6 +206,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         slots=slots,
         pid=pid,
         direct=direct,
+        adapter=adapter,
         configuration=configuration,
         tries=tries,
         strict=strict,

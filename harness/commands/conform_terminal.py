@@ -38,7 +38,7 @@ class Terminal:
         self._is_quiet = is_quiet
         self._status: Status | None = None
         self._total = 0
-        self._decided: list[str] = []
+        self._decided: dict[str, tuple[Verdict, str]] = {}
         self._shown: str | None = None
         self._likewise = 0
 
@@ -57,8 +57,11 @@ class Terminal:
 
     def decided(self, result: "CaseResult") -> None:
         self.close()
-        if result.id not in self._decided:
-            self._decided.append(result.id)
+        if self._decided.get(result.id) == (result.verdict, result.reason):
+            if result.aftermath not in (None, Aftermath.CLEAN):
+                self._print(Text(f"  afterwards: {result.aftermath}", style="yellow"))
+            return
+        self._decided[result.id] = result.verdict, result.reason
         is_open = result.verdict is Verdict.CANNOT_DECIDE
         if is_open and result.reason == self._shown:
             self._likewise += 1
@@ -72,7 +75,7 @@ class Terminal:
         if result.expected == "listed" and result.verdict is Verdict.FAIL:
             sign, style = "expected fail", "yellow"
         digits = len(str(self._total))
-        place = f"{self._decided.index(result.id) + 1:{digits}}/{self._total}  "
+        place = f"{[*self._decided].index(result.id) + 1:{digits}}/{self._total}  "
         line = Text.assemble(
             (place, "dim"), (f"{sign:{_WIDTH}}", style), f"{result.id:22}", result.reason
         )
@@ -80,8 +83,6 @@ class Terminal:
             line.append(f" ({result.kind})")
         if result.expected == "stale":
             line.append("; it is listed as an expected failure: remove the line", style="bold red")
-        if result.aftermath not in (None, Aftermath.CLEAN):
-            line.append(f" [afterwards: {result.aftermath}]", style="yellow")
         return line
 
     def end(self, result: "ConformResult", where: Path) -> None:

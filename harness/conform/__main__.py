@@ -1,8 +1,6 @@
 """The load process of a conformance run: it makes all requests, and decides case by case.
 
-It gets an order on standard input, ends with it, and reports on standard output. Each case has its
-streams and its log of the wire; what it leaves behind is seen by a probe before the next case
-begins.
+It gets an order on standard input, ends with it, and reports on standard output.
 """
 
 from gevent import monkey
@@ -11,8 +9,7 @@ monkey.patch_all()
 
 import os
 import sys
-import time
-import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -20,27 +17,25 @@ import gevent
 import msgspec
 
 from harness.conform.bench import Asked, Bench
-from harness.conform.case import CASES, Case, Check
+from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
-from harness.conform.finding import Finding
+from harness.conform.known import Known
 from harness.conform.order import Event, Order
 from harness.conform.pages import Pages
-from harness.conform.verdict import settle_case, with_aftermath
+from harness.conform.turn import Turns
 from harness.errors import TargetError
 from harness.experiments.facts import find_facts
-from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.outcome import CannotDecideError
 from harness.http_client import read_api_key, request_headers
 from harness.load.fd_limit import allow_streams
 from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog, masked, secrets_of
 from harness.records import Protocol
-from harness.store.conform_result import Aftermath, CaseResult, Failure, wire_log_name
+from harness.store.conform_result import CaseResult
 from harness.workload.plan import LoadPlan
 
 _STREAMS = 1000
-_FILLS = {*"POK"}  # methods that are about all slots
-_TAKES_SLOTS = {*"POKBR"}  # methods whose requests another load keeps waiting
 
 
 def main() -> None:
@@ -60,17 +55,18 @@ def main() -> None:
         use_gevent()
     load_cases()
     wire = WireLog(headers)
+    known = Known(left=order.left)
     session = LoadSession(
         plan,
         api_key=read_api_key(plan.api_key_env),
-        tell=lambda _row: None,
+        tell=known.note,
         enough=lambda: None,
         give_up=lambda why: tell(Event(event="gone", why=why)),
         wire=wire,
     )
     lag = LagWatch(open_streams=lambda: session.client.open_streams, give_up=lambda _why: None)
     try:
-        bench = _bench(order, plan, session, lag, wire)
+        bench = _bench(order, plan, session, lag, wire, known)
     except (CannotDecideError, TargetError) as error:
         is_gone = isinstance(error, TargetError)
         tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
@@ -81,17 +77,37 @@ def main() -> None:
             facts=bench.facts._asdict() | {"lag_s": bench.lag_s, "settle_s": bench.settle_s},
         )
     )
-    for case_id in order.cases:
-        tell(Event(event="started", id=case_id))
-        result = run_case(CASES[case_id], bench, Path(order.folder), secrets)
-        tell(Event(event="case", id=case_id, case=result))
-        if result.aftermath is Aftermath.DEAD:
-            break
+    _run_cases([CASES[one] for one in order.cases], bench, Path(order.folder), secrets, tell)
     session.close()
 
 
+def _run_cases(
+    cases: list[Case],
+    bench: Bench,
+    folder: Path,
+    secrets: list[str],
+    tell: Callable[[Event], None],
+) -> None:
+    def decided(result: CaseResult) -> None:
+        tell(Event(event="case", id=result.id, case=result))
+
+    turns = Turns(bench, folder, secrets, bench.patience, decided)
+    for number, case in enumerate(cases):
+        tell(Event(event="started", id=case.id))
+        for result in turns.run(case, cases[number + 1 :]):
+            decided(result)
+        if turns.end is not None:
+            tell(Event(event="unusable", why=turns.end))
+            return
+
+
 def _bench(
-    order: Order, plan: LoadPlan, session: LoadSession, lag: LagWatch, wire: WireLog
+    order: Order,
+    plan: LoadPlan,
+    session: LoadSession,
+    lag: LagWatch,
+    wire: WireLog,
+    known: Known,
 ) -> Bench:
     asked = Asked(
         settle_s=order.settle_s,
@@ -100,79 +116,13 @@ def _bench(
         seed=order.seed,
         pid=order.pid,
         direct=order.direct,
+        adapter=order.adapter,
     )
     pages = Pages(plan, judged=order.metrics_urls, every=order.page_urls)
     facts = find_facts(session, slots=order.slots, context=order.context)
-    bench = Bench(session, facts, asked, lag, wire, pages)
+    bench = Bench(session, facts, asked, lag, wire, pages, known)
     bench.cleaning.learn_canary()
     return bench
-
-
-def run_case(case: Case, bench: Bench, folder: Path, secrets: list[str]) -> CaseResult:
-    started_s = time.monotonic()
-    log = wire_log_name(case.id)
-    bench.wire.begin(folder / log)
-    bench.rng.seed(f"{bench.asked.seed}/{case.id}")
-    outcome, again = _attempt(case, partial(_check_free, case), bench, secrets), None
-    times = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
-    takes_slots = bool(_TAKES_SLOTS & {*case.methods})
-    if takes_slots and isinstance(outcome, Finding) and outcome.failure in times:
-        facts = bench.facts
-        again = _once_more(case, bench, secrets)
-        bench.facts = facts
-    bench.end()
-    result = settle_case(case, outcome, again)
-    bench.wire.end()
-    result.wire_log = log
-    aftermath, told = bench.cleaning.aftermath()
-    bench.cleaning.rest()
-    if aftermath is Aftermath.WEDGED and bench.cleaning.running == 0 and not bench.serves():
-        aftermath, told = Aftermath.DEAD, "the server serves no request any more"
-    result = with_aftermath(result, aftermath, told)
-    result.took_s = round(time.monotonic() - started_s, 2)
-    return result
-
-
-def _check_free(case: Case, bench: Bench) -> Finding:
-    bench.cleaning.check_free(wholly=bool(_FILLS & {*case.methods}))
-    return case.check(bench)
-
-
-def _check_alone(bench: Bench) -> Finding:
-    return bench.recoveries.check_alone(bench.cleaning.running)
-
-
-def _once_more(case: Case, bench: Bench, secrets: list[str]) -> Finding | Exception | None:
-    """After a red: the control, and, if times were judged, a second run in the slots that are left.
-    None: the red stands."""
-    bench.end()
-    bench.cleaning.rest()  # may take longer than a case
-    control = _attempt(case, _check_alone, bench, secrets)
-    bench.end()
-    if isinstance(control, Exception) or control.failure is not None:
-        return control
-    if "P" not in case.methods:
-        return None
-    bench.cleaning.rest()
-    if bench.cleaning.running:
-        bench.facts = bench.facts._replace(slots=bench.cleaning.running)
-    return _attempt(case, case.check, bench, secrets)
-
-
-def _attempt(case: Case, check: Check, bench: Bench, secrets: list[str]) -> Finding | Exception:
-    limit_s = case.limit_s + 3 * bench.settle_s
-    limit = gevent.Timeout(limit_s)  # no Exception, so that no check takes it for its own
-    try:
-        with limit:
-            return check(bench)
-    except gevent.Timeout as ended:
-        if ended is not limit:
-            raise
-        return CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
-    except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
-        if not isinstance(error, CannotDecideError | RefusedError):
-            sys.stderr.write(masked(traceback.format_exc(), secrets))
-        return error
 
 
 def _claim_output() -> int:

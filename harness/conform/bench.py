@@ -18,6 +18,7 @@ from typing import NamedTuple
 import httpx
 
 from harness.conform.cleaning import Cleaning
+from harness.conform.known import Known
 from harness.conform.pages import Pages
 from harness.conform.recoveries import Recoveries
 from harness.experiments.capacity import Capacity
@@ -42,10 +43,12 @@ class Asked(NamedTuple):
     seed: int
     pid: int | None = None
     direct: str | None = None
+    adapter: str | None = None
 
 
 class Bench(Streams):
-    """`tries`: of a case that is judged by method P. `rng`: seeded anew for each case."""
+    """`tries`: of a case that is judged by method P. `rng`: seeded anew for each case. `known`:
+    what the cases before have shown."""
 
     def __init__(
         self,
@@ -55,12 +58,14 @@ class Bench(Streams):
         lag: LagWatch,
         wire: WireLog,
         pages: Pages,
+        known: Known | None = None,
     ) -> None:
         super().__init__(session, facts, asked.settle_s, lag=lag)
         self.asked = asked
         self.tries, self.is_quick = asked.tries, asked.is_quick
         self.wire = wire
         self.pages = pages
+        self.known = known or Known()
         self.rng = random.Random(asked.seed)
         self.full_slots = FullSlots(self, self.rng)
         self.occupancy = Occupancy(self)
@@ -99,6 +104,7 @@ class Bench(Streams):
         """A bench on the server behind it. Raises CannotDecideError if that is not known."""
         if self.asked.direct is None:
             raise CannotDecideError("the server behind the proxy is not known (--direct URL)")
-        session = self.session.with_plan(self.session.plan.at(self.asked.direct))
+        plan = self.session.plan.model_copy(update={"url": self.asked.direct, "urls": []})
+        session = self.session.with_plan(plan)
         facts = find_facts(session, slots=self.slots, context=self.facts.context)
         return Bench(session, facts, self.asked, self.lag, self.wire, self.pages)

@@ -20,7 +20,17 @@ from harness.store.conform_result import Level
 
 # A case may need this beside a streaming route. Without it the case is listed as not run, or, if
 # the server is the one to offer it, as not supported.
-Need = Literal["pid", "direct", "drop_packets", "metrics", "cancel_path", "http"]
+Need = Literal[
+    "pid",
+    "direct",
+    "drop_packets",
+    "adapter",
+    "resume",
+    "metrics",
+    "cancel_path",
+    "deadline",
+    "http",
+]
 
 
 FIRST_SUITE: Final = "2026-12"
@@ -78,10 +88,13 @@ NOT_GIVEN: Final = {
     "pid": "the server's process on this machine (--pid)",
     "direct": "the server behind the hop (--direct URL)",
     "drop_packets": "the right to drop packets, which only Linux gives",
+    "adapter": "the name of a LoRA adapter (--adapter NAME)",
+    "resume": 'a target that declares `disconnect = "resume"`',
 }
 NOT_OFFERED: Final = {
     "metrics": "no metrics page shows what this kind of server should have (--metrics-url)",
     "cancel_path": "this kind of server has no endpoint to cancel a request",
+    "deadline": "this kind of server has no field that gives a request a deadline",
     "http": "the target is spoken to over gRPC only",
 }
 

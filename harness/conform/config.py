@@ -43,6 +43,7 @@ class ConformConfig:
     slots: int | None = None
     pid: int | None = None
     direct: str | None = None
+    adapter: str | None = None
     configuration: str | None = None
     tries: int | None = None
     strict: bool = False
@@ -78,6 +79,7 @@ class ConformConfig:
             ("--ca-file", self.ca_file),
             ("--pid", self.pid),
             ("--direct", self.direct),
+            ("--adapter", self.adapter),
             ("--configuration", self.configuration),
             ("--tries", self.tries),
             ("--expected-failures", self.expected),

@@ -20,16 +20,19 @@ class Order(msgspec.Struct, kw_only=True):
     tries: int
     quick: bool
     seed: int
+    left: int = 0  # clients, in cases of an earlier load process
     slots: int | None = None
     context: int | None = None
     metrics_urls: list[str] = []
     page_urls: list[str] = []
     pid: int | None = None
     direct: str | None = None
+    adapter: str | None = None
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`unusable`: the server serves, but nothing can be measured on it; `gone`: it does not."""
+    """`case`: as soon as it is decided, and again when it is known what it left behind. `unusable`:
+    no further case can be decided; `gone`: the server does not serve."""
 
     event: Literal["facts", "started", "case", "unusable", "gone"]
     facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s, settle_s

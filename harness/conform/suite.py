@@ -16,8 +16,8 @@ import msgspec
 from harness.conform.case import CASES, Case, Selection
 from harness.conform.config import ConformConfig, chosen_cases
 from harness.conform.contact import Contact, Published
+from harness.conform.following import Show, Suite
 from harness.conform.order import Order
-from harness.conform.turns import Show, Suite
 from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import check_host, check_target_url
@@ -202,6 +202,7 @@ def _order(
         page_urls=urls or ([f"{server.url}/metrics"] if target.http else []),
         pid=config.pid or (None if server.engine is None else server.engine.pid),
         direct=config.direct,
+        adapter=config.adapter,
     )
 
 
@@ -211,10 +212,13 @@ def _choose(config: ConformConfig, order: Order, target: Target, chosen: list[Ca
         "pid": order.pid is not None,
         "direct": order.direct is not None,
         "drop_packets": sys.platform == "linux",
+        "adapter": order.adapter is not None,
+        "resume": target.disconnect == "resume",
     }
     offered = {
         "metrics": bool(order.metrics_urls),
         "cancel_path": target.cancel_path is not None,
+        "deadline": target.deadline_key is not None,
         "http": target.http,
     }
     selection = Selection.of(chosen, config.wanted, given, offered)

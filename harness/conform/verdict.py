@@ -14,6 +14,7 @@ from harness.experiments.outcome import (
     RefusedError,
     TooQuickError,
 )
+from harness.records import Disconnect
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,
@@ -80,16 +81,53 @@ def _confirm(result: CaseResult, again: Finding | Exception) -> None:
         result.verdict = Verdict.HARNESS
 
 
-def with_aftermath(result: CaseResult, aftermath: Aftermath, told: str) -> CaseResult:
-    """A server that died fails the case before. Slots that are still held make it a wedged one for
-    a while: that is the news of the case itself."""
-    result.aftermath = aftermath
-    if aftermath is not Aftermath.DEAD:
-        return result
+def by_contract(
+    red: Finding, contract: Disconnect, *, free: int | None, slots: int | None
+) -> Finding:
+    """The verdict on a server that declares `drain` or `resume`, from a red by time: what was left
+    may run on to its end. `free`: the slots that were free after that."""
+    if free is None or slots is None:
+        raise AssertionError("a case about slots has counted them")
+    if free >= slots:
+        told = f"as it declares (`{contract}`), answers run on when their clients have left"
+        return Finding(None, f"{told}, and then all {slots} slots are free", red.evidence)
+    told = f"it declares `{contract}`, but when the answers that were left must have ended"
+    said = f"{told}, only {free} of {slots} slots were free"
+    return Finding(Failure.NEVER, said, red.evidence)
+
+
+def accuse(
+    result: CaseResult, end: Aftermath, told: str, *, before: CaseResult | None
+) -> list[CaseResult]:
+    """The results that change, since the server was found dead or wedged for good in or after this
+    case. The case is accused if clients had left in it; else the latest one in which some did
+    (`before`; None: nobody has left at all)."""
+    result.aftermath = end
+    if result.left:
+        return [_blamed(result, f"{told}, after {_leaves(result)}")]
+    gone = "died" if end is Aftermath.DEAD else "stopped answering"
+    result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
+    if before is None:
+        result.reason = f"the server {gone} before any client had left: {told}"
+        return [result]
+    result.reason = (
+        f"the server {gone} between {before.id} and this case, in which nobody had left yet "
+        f"({before.left_in_all} clients had left in all)"
+    )
+    between = f"the server {gone} between this case and {result.id}, after {_leaves(before)}"
+    before.aftermath = end
+    return [_blamed(before, between), result]
+
+
+def _leaves(result: CaseResult) -> str:
+    clients = "1 client" if result.left == 1 else f"{result.left} clients"
+    return f"{clients} had left in this case and {result.left_in_all} in all"
+
+
+def _blamed(result: CaseResult, told: str) -> CaseResult:
     if result.verdict is not Verdict.FAIL:
-        result.verdict = Verdict.FAIL
-        result.reason = f"{told}; {result.reason}" if result.reason else told
-        result.kind = Failure.HARM
+        result.verdict, result.kind = Verdict.FAIL, Failure.HARM
+    result.reason = f"{told}; {result.reason}" if result.reason else told
     return result
 
 

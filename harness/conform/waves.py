@@ -7,7 +7,7 @@ server only if it comes twice, while the control repeats itself.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from harness.conform.bench import Bench
 from harness.conform.finding import Evidence, Finding
@@ -18,11 +18,21 @@ from harness.load.live import LiveStream
 from harness.load.session import canary_prompt
 from harness.records import Delivery, Outcome, RequestRow, Role, Way
 from harness.store.conform_result import Failure
+from harness.workload.abandon import RequestSpec
 
 MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
 SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
+_SPARE_TOKENS: Final = 24  # that an answer still has when its client leaves
 SHOWN: Final = 200  # characters
 Rows = list[RequestRow]
+
+
+def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
+    """A request whose client leaves after so many tokens, where it does not matter how long its
+    answer would run on: on a server that never stops, not for long."""
+    if bench.known.never_stops is None:
+        return bench.long(**changes)
+    return bench.short(tokens + _SPARE_TOKENS, **changes)
 
 
 def leave_after(
@@ -33,7 +43,8 @@ def leave_after(
     rows: list[RequestRow] = []
     while len(rows) < count:
         some = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE, count - len(rows))
-        streams = [bench.start(bench.long(delivery=delivery)) for _ in range(some)]
+        asked = leaver(bench, tokens, delivery=delivery)
+        streams = [bench.start(asked) for _ in range(some)]
         if delivery is Delivery.UNARY:
             bench.pause(bench.ttft_s + tokens * bench.step_s)
         else:
@@ -157,18 +168,22 @@ def wave(bench: Bench, *, prompt_tokens: int | None = None) -> int:
     return len(leave_each(bench, streams, within_s=spread_s))
 
 
-def storm(bench: Bench, *, prompt_tokens: int | None = None) -> int:
+def storm(
+    bench: Bench, *, prompt_tokens: int | None = None, asked: RequestSpec | None = None
+) -> int:
     """As many clients as slots are running (where they get that far), and as many queue; all leave
-    at once."""
-    running = _start(bench, prompt_tokens)
+    at once. `asked`: what each asks for, if no long answer."""
+    running = _start(bench, prompt_tokens, asked)
     until_s = time.perf_counter() + bench.patience.probe_s
     for stream in running:
         stream.wait_tokens(1, max(0.0, until_s - time.perf_counter()))
-    queued = _start(bench, prompt_tokens)
+    queued = _start(bench, prompt_tokens, asked)
     bench.pause(bench.ttft_s + bench.step_s)
     return len(leave_each(bench, [*running, *queued]))
 
 
-def _start(bench: Bench, prompt_tokens: int | None) -> list[LiveStream]:
+def _start(
+    bench: Bench, prompt_tokens: int | None, asked: RequestSpec | None = None
+) -> list[LiveStream]:
     size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
-    return [bench.start(bench.long(**size)) for _ in range(bench.slots)]
+    return [bench.start(asked or bench.long(**size)) for _ in range(bench.slots)]

@@ -43,6 +43,9 @@ from harness.workload.plan import LoadPlan
 
 STREAMS: Final = 4  # on a connection
 _RECEIVE_BYTES: Final = 65536
+_HEAD_BYTES: Final = 32
+_TYPE_AT: Final = 3  # of a frame's head
+_SETTINGS: Final = 4
 _OF_HTTP1: Final = (b"host", b"connection")
 
 
@@ -91,9 +94,13 @@ class Http2Connection:
 
     def _read(self) -> None:
         why = "the server closed the connection"
+        head = b""
         try:
             while data := self._sock.recv(_RECEIVE_BYTES):
                 plain = data if self._tls is None else self._tls.decrypt(data)
+                if len(head) < _TYPE_AT + 1:
+                    head += plain[:_HEAD_BYTES]
+                    check_first_frame(head)
                 for event in self._h2.receive_data(plain):
                     self._take(event, time.perf_counter_ns())
                 self._send()
@@ -126,6 +133,14 @@ class Http2Connection:
                 self.calls.pop(number).lost(f"the server reset the stream ({event.error_code})")
             case _:
                 return
+
+
+def check_first_frame(head: bytes) -> None:
+    """Raises ProtocolError unless a server begins with SETTINGS (RFC 9113, 3.4). The library would
+    take `HTTP/1.1 404` for the head of a long frame, and wait for its end."""
+    if len(head) > _TYPE_AT and head[_TYPE_AT] != _SETTINGS:
+        said = head.split(b"\r\n")[0].decode("ascii", errors="replace")
+        raise ProtocolError(f"the server begins with {said!r}")
 
 
 class Http2Client(StreamClient):

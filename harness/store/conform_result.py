@@ -109,6 +109,11 @@ class CaseResult(msgspec.Struct, kw_only=True):
     left: int = 0
     left_in_all: int = 0
 
+    @property
+    def ended_server(self) -> bool:
+        """The server died of it, or answered nobody any more."""
+        return self.kind is Failure.HARM and self.aftermath in (Aftermath.DEAD, Aftermath.WEDGED)
+
 
 class ConformTarget(msgspec.Struct, kw_only=True):
     engine: str

@@ -9,7 +9,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import leave_each, rows_of, start_greedy
+from harness.conform.waves import leave_each, leaver, rows_of, start_greedy
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.streams import whole
@@ -53,7 +53,7 @@ def storm_all(bench: Bench) -> Finding:
     def leave() -> int:
         nonlocal spread_ms
         running = bench.full_slots.fill()
-        queued = [bench.start(bench.long(role=Role.USER)) for _ in running]
+        queued = [bench.start(leaver(bench, role=Role.USER)) for _ in running]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
         rows = leave_each(bench, [*running, *queued])
         moments_ns = [row.abandoned_ns for row in rows if row.abandoned_ns is not None]

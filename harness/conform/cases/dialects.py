@@ -6,7 +6,8 @@ from harness.conform.bench import Bench
 from harness.conform.case import ABORT, FREED, case, reports
 from harness.conform.finding import Finding
 from harness.conform.judgement import Bound
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, TooQuickError
+from harness.formatting import quantity
 from harness.load.dialect import route
 from harness.store.conform_result import Level
 from harness.workload.abandon import RequestSpec
@@ -76,9 +77,9 @@ def structured(bench: Bench) -> Finding:
     first, usual = (one.first_token_ns or one.ended_ns for one in (row, plain))
     compiled_s = max(0.0, (first - row.sent_ns - usual + plain.sent_ns) / 1e9)
     if compiled_s < FEWEST_STEPS * bench.step_s:
-        raise CannotDecideError(
-            f"a schema of {FIELDS} fields takes {1e3 * compiled_s:.0f} ms, less than 4 steps: "
-            "there is no compilation to leave"
+        raise TooQuickError(
+            f"a schema of {FIELDS} fields takes {quantity(compiled_s, 's')}, less than "
+            f"{FEWEST_STEPS:g} steps: there is no compilation to leave"
         )
     finding = bench.recoveries.find(
         begin=lambda _spec: bench.start(asked(bench.patience.answer_tokens)),

@@ -17,7 +17,7 @@ from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.waves import Rows, compared, rows_of, start_greedy
+from harness.conform.waves import Rows, compared, leaver, rows_of, start_greedy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.load.live import LiveStream
@@ -25,6 +25,7 @@ from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 
 TOKENS: Final = 96  # of a greedy answer
+QUICK_TOKENS: Final = 56
 VISIT_TOKENS: Final = (3, 12)  # of those that come and go
 FEWEST_VISITS: Final = 3
 MOST_RATIO: Final = 1.5
@@ -132,7 +133,8 @@ def beside(bench: Bench, *, leaving: bool) -> Rows:
     went as it should."""
     if bench.slots < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
-    streams = start_greedy(bench, range(bench.slots // 2), TOKENS)
+    tokens = QUICK_TOKENS if bench.is_quick else TOKENS
+    streams = start_greedy(bench, range(bench.slots // 2), tokens)
     visits: Rows = []
     visitors = [
         Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})
@@ -159,7 +161,7 @@ def visit(
     rng = random.Random(seed)
     while not all(stream.has_ended for stream in streams):
         tokens = rng.randint(*VISIT_TOKENS)
-        visitor = bench.start(bench.long() if leaving else bench.short(tokens))
+        visitor = bench.start(leaver(bench, tokens) if leaving else bench.short(tokens))
         visitor.wait_tokens(tokens, READY_S)
         if leaving:
             bench.pause(rng.random() * bench.step_s)

@@ -9,7 +9,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import Rows, compared, leave_each, rows_of, start_greedy
+from harness.conform.waves import Rows, compared, leave_each, leaver, rows_of, start_greedy
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.store.conform_result import Failure, Level
@@ -77,7 +77,7 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     """Greedy requests that get the slots of streams that were left, or have ended: as many as slots
     queue behind them, and as many come right after the leaves."""
     visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
-    asked = bench.long() if leaving else bench.short(visit)
+    asked = leaver(bench, visit) if leaving else bench.short(visit)
     before = [bench.start(asked) for _ in range(bench.slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)

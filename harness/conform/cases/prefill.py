@@ -8,8 +8,9 @@ from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound, Conditions, judge_recovery
 from harness.experiments.full_slots import Try
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.experiments.patience import READY_S
+from harness.formatting import quantity
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
@@ -56,7 +57,8 @@ def long_prefill(bench: Bench) -> Prefill:
     """The shortest prompt that takes 20 steps and 8 chunks, by doubling. A stall of the machine
     looks like a chunk, so the longest one is looked at again.
 
-    Raises CannotDecideError if its chunks are too long for that.
+    Raises CannotDecideError if its chunks are too long for that, and TooQuickError if all of the
+    longest prompt may be computed for nobody within the bound.
     """
     context = bench.facts.context or _MOST_TOKENS
     most = int(_ROOM * context)
@@ -70,6 +72,12 @@ def long_prefill(bench: Bench) -> Prefill:
         looks += is_longest
         if looks == _MOST_LOOKS:
             break
+        if is_longest and seen.ttft_s <= STEPS * bench.step_s:
+            raise TooQuickError(
+                f"the longest prompt, of {tokens} tokens, is computed in "
+                f"{quantity(seen.ttft_s, 's')}, and a leave may take {STEPS} steps of "
+                f"{quantity(bench.step_s, 's')}"
+            )
         tokens = tokens if is_longest else min(2 * tokens, most)
     raise CannotDecideError(
         f"a prompt of {tokens} tokens is computed in {1e3 * seen.ttft_s:.0f} ms, in chunks of up "

@@ -7,7 +7,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case
 from harness.conform.cases.stream import unary_leave
 from harness.conform.finding import Finding
-from harness.conform.waves import compared, rows_of, start_greedy
+from harness.conform.waves import compared, leaver, rows_of, start_greedy
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
@@ -15,7 +15,7 @@ from harness.load.live import LiveStream
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 
-ENDER_TOKENS: Final = 60  # of the stream whose end frees a slot
+ENDER_TOKENS: Final = 40  # of the stream whose end frees a slot
 GREEDY_TOKENS: Final = 60
 LEAVERS: Final = 3
 MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
@@ -56,7 +56,8 @@ def _leave_queue(bench: Bench) -> Try:
     ender = bench.start(bench.short(ENDER_TOKENS, role=Role.FILLER))
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
-    queued = [bench.start(bench.long(role=Role.USER)) for _ in range(2 * bench.slots)]
+    asked = leaver(bench, role=Role.USER)
+    queued = [bench.start(asked) for _ in range(2 * bench.slots)]
     bench.pause(bench.step_s)
     probe = bench.full_slots.queue_probe()
     check_queued(queued)
@@ -113,7 +114,7 @@ def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     if not all(stream.wait_tokens(1, READY_S) for stream in streams):
         raise CannotDecideError("the streams do not run at once")
     for _ in range(leavers):
-        queued = bench.start(bench.long(role=Role.USER))
+        queued = bench.start(leaver(bench, role=Role.USER))
         bench.pause(bench.ttft_s + 3 * bench.step_s)
         if not any(_was_cut(stream) for stream in streams):  # else its slot was free for this one
             check_queued([queued])
@@ -144,7 +145,8 @@ def queue_mass(bench: Bench) -> Finding:
 
     def die() -> int:
         running = bench.full_slots.fill()
-        queued = [bench.start(bench.long(role=Role.USER)) for _ in range(MASS * bench.slots)]
+        asked = leaver(bench, role=Role.USER)
+        queued = [bench.start(asked) for _ in range(MASS * bench.slots)]
         bench.pause(bench.ttft_s + 4 * bench.step_s)
         check_queued(queued)
         for stream in [*running, *queued]:

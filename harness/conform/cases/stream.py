@@ -7,7 +7,8 @@ from harness.conform.bench import Bench
 from harness.conform.case import ABORT, FREED, case
 from harness.conform.finding import Finding
 from harness.conform.judgement import AT_ONCE
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, TooQuickError
+from harness.formatting import quantity
 from harness.load.client import StreamClient
 from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Way
@@ -87,7 +88,10 @@ def rst_decode(bench: Bench) -> Finding:
 )
 def before_first(bench: Bench) -> Finding:
     if bench.ttft_s < 2 * bench.lag_s:
-        raise CannotDecideError("the first token comes within twice this client's own lag")
+        raise TooQuickError(
+            f"the first token comes in {quantity(bench.ttft_s, 's')}, within twice the lag of this "
+            "client"
+        )
 
     def wait(_leaver: LiveStream, number: int) -> None:
         bench.pause(BEFORE_FIRST[number % len(BEFORE_FIRST)] * bench.ttft_s)

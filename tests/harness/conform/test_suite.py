@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.conform.case import CASES, Case, Selection
+from harness.conform.case import CASES, NOT_GIVEN, Case, Selection
 from harness.conform.config import ConformConfig, all_cases
+from harness.conform.following import Suite
 from harness.conform.order import Order
 from harness.conform.pacing import Place
 from harness.conform.reports import as_junit, as_markdown
-from harness.conform.turns import Suite
 from harness.conform.verdict import Expectation
 from harness.errors import TargetError
 from harness.run.process import Interruption
@@ -209,7 +209,7 @@ def needing() -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "need"), list(needing()))
 def test_a_case_without_what_it_needs_is_not_run_but_by_its_name(name: str, need: str) -> None:
     case = CASES[name]
-    if need in ("pid", "direct", "drop_packets"):
+    if need in NOT_GIVEN:
         assert Selection.of([case], [], {need: False}, {}).not_run.keys() == {name}
         assert Selection.of([case], [name], {need: False}, {}).missing.keys() == {name}
     else:

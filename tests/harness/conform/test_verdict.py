@@ -8,13 +8,15 @@ import pytest
 from harness.conform.case import Case
 from harness.conform.finding import Finding
 from harness.conform.judgement import Bound, Conditions, judge_recovery
+from harness.conform.known import Known, hurried
 from harness.conform.verdict import (
     Expectation,
+    accuse,
+    by_contract,
     exit_code,
     hold_against,
     read_expectations,
     settle_case,
-    with_aftermath,
 )
 from harness.errors import ConfigError
 from harness.experiments.full_slots import Try
@@ -24,6 +26,8 @@ from harness.experiments.outcome import (
     RefusedError,
     TooQuickError,
 )
+from harness.experiments.patience import Patience
+from harness.records import Outcome, RequestRow
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,
@@ -32,6 +36,7 @@ from harness.store.conform_result import (
     Level,
     Verdict,
 )
+from tests.made_up.rows import request_row
 
 STEP_S = 0.01
 CALM = Conditions(step_s=STEP_S, step_p90_s=STEP_S, step_after_s=STEP_S, lag_s=0.0)
@@ -166,12 +171,90 @@ def test_a_case_that_informs_is_never_judged() -> None:
     assert settle_case(a_case(Level.INFO), LATE, LATE).verdict is Verdict.INFO
 
 
-def test_a_death_fails_the_case_before() -> None:
-    passed = settle_case(a_case(), GOOD)
-    assert with_aftermath(passed, Aftermath.WEDGED, "").verdict is Verdict.PASS
-    dead = with_aftermath(passed, Aftermath.DEAD, "no server listens")
-    assert (dead.verdict, dead.kind) == (Verdict.FAIL, Failure.HARM)
-    assert dead.reason.startswith("no server listens")
+def leaving(name: str, left: int, in_all: int) -> CaseResult:
+    found = result(Verdict.PASS)
+    found.id, found.left, found.left_in_all, found.reason = name, left, in_all, "as it was"
+    return found
+
+
+def test_a_death_is_laid_at_the_case_in_which_clients_had_left() -> None:
+    (dead,) = accuse(
+        leaving("storm/all", 16, 40),
+        Aftermath.DEAD,
+        "nothing listens",
+        before=leaving("unary/leave", 5, 24),
+    )
+    assert (dead.verdict, dead.kind, dead.aftermath) == (Verdict.FAIL, Failure.HARM, "dead")
+    assert dead.reason == (
+        "nothing listens, after 16 clients had left in this case and 40 in all; as it was"
+    )
+    assert dead.ended_server
+
+
+def test_where_nobody_had_left_the_case_before_is_accused() -> None:
+    before, after = accuse(
+        leaving("queue/leave", 0, 24),
+        Aftermath.WEDGED,
+        "no answer",
+        before=leaving("unary/leave", 1, 24),
+    )
+    assert (before.id, before.verdict, before.kind) == (
+        "unary/leave",
+        Verdict.FAIL,
+        Failure.HARM,
+    )
+    assert before.reason.startswith(
+        "the server stopped answering between this case and queue/leave, after 1 client had left "
+        "in this case and 24 in all"
+    )
+    assert (after.id, after.verdict, after.kind) == ("queue/leave", Verdict.CANNOT_DECIDE, None)
+    assert "between unary/leave and this case, in which nobody had left yet" in after.reason
+    (alone,) = accuse(leaving("queue/leave", 0, 0), Aftermath.DEAD, "nothing listens", before=None)
+    assert alone.verdict is Verdict.CANNOT_DECIDE
+    assert alone.reason == "the server died before any client had left: nothing listens"
+
+
+@pytest.mark.parametrize(("free", "failure"), [(8, None), (9, None), (7, Failure.NEVER)])
+def test_a_server_that_declares_to_drain_must_have_its_slots_back(
+    free: int, failure: Failure | None
+) -> None:
+    held = by_contract(NEVER, "drain", free=free, slots=8)
+    assert held.failure is failure
+    assert "`drain`" in held.reason
+
+
+def a_row(left_ns: int | None = None, heard_ns: int | None = None) -> RequestRow:
+    outcome = Outcome.COMPLETED if left_ns is None else Outcome.ABANDONED
+    return request_row(
+        "r",
+        sent_ns=1,
+        ended_ns=heard_ns or left_ns or 1,
+        outcome=outcome,
+        abandoned_ns=left_ns,
+        last_token_ns=heard_ns,
+    )
+
+
+def test_leaves_count_as_long_as_the_server_answers() -> None:
+    """Those who give up on a server that has fallen silent did not make it so."""
+    known = Known(left=10)
+    known.note(a_row(left_ns=100, heard_ns=90))
+    known.note(a_row(left_ns=500))
+    assert known.left_here(50) == 1
+    known.note(a_row(heard_ns=460))
+    assert known.left_here(50) == 2
+    known.begin_case()
+    assert known.left == 12
+    assert known.left_here(50) == 0
+
+
+def test_a_server_that_never_stops_is_waited_for_a_shorter_time() -> None:
+    usual = Patience.of(2.0, None, step_s=0.02, begin_s=0.2, most_tokens=4000)
+    short = hurried(usual, step_s=0.02, begin_s=0.2)
+    assert short.probe_s == pytest.approx(0.6)
+    assert short.answer_tokens * 0.02 > 2 * short.probe_s
+    slow = Patience.of(2.0, None, step_s=0.5, begin_s=0.2, most_tokens=4000)
+    assert hurried(slow, step_s=0.5, begin_s=0.2) == slow
 
 
 @pytest.mark.parametrize(

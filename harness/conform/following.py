@@ -75,7 +75,7 @@ class Suite:
         self._rest.extend(self.selection.cases)
         self.show.begin(self.result, len(self.selection.cases))
         self._decide_without_load()
-        while self._goes_on():
+        while self._rest and not self._is_over():
             self._run_child()
         if self.interruption.requested:
             return InterruptedRunError(f"interrupted; what was decided is in {self.folder.path}")
@@ -94,11 +94,10 @@ class Suite:
         self._write()
         return result
 
-    def _goes_on(self) -> bool:
-        if self.clock_s() > self.until_s and self._cut is None and self._rest:
+    def _is_over(self) -> bool:
+        if self._cut is None and self.clock_s() > self.until_s:
             self._cut = f"the time was up (--max-seconds {self.config.max_seconds:g})"
-        is_over = self._lost is not None or self._cut is not None or self.interruption.requested
-        return bool(self._rest) and not is_over
+        return self._lost is not None or self._cut is not None or self.interruption.requested
 
     def _decide_without_load(self) -> None:
         for case in list(self._rest):
@@ -119,7 +118,7 @@ class Suite:
     def _follow(self, child: Child) -> None:
         current: Case | None = None
         until_s = self.clock_s() + _BEGIN_S
-        while self._goes_on():
+        while (self._rest or current is not None) and not self._is_over():
             reports = child.read_reports(_POLL_S)
             for line in reports or ():
                 current = self._take(msgspec.json.decode(line, type=Event))
@@ -149,7 +148,9 @@ class Suite:
                 return case
             case "case":
                 assert event.case is not None
+                self.order.left = max(self.order.left, event.case.left_in_all)
                 self._add(event.case)
+                return None if event.case.aftermath else CASES[event.id]
             case "unusable":
                 self._has_begun, self._lost = True, event.why
             case "gone":
@@ -175,7 +176,8 @@ class Suite:
             self._lost = f"the load process {how}"
 
     def _add(self, result: CaseResult) -> None:
-        """A result of the same case is replaced: the server died of it later."""
+        """A result of the same case is replaced: what it left behind is known, or the server died
+        of it later."""
         self._rest = deque(case for case in self._rest if case.id != result.id)
         before = [one for one in self.result.cases if one.id != result.id]
         result.repeat = self._repeat(result, [one.id for one in before])
@@ -197,10 +199,8 @@ class Suite:
         """The command that shows it again: with all that was given but the cases and where the
         results go. What the server died of may be the sum of all leaves: then with the cases before
         it. "" where no command would show it."""
-        if result.verdict is Verdict.HARNESS or (self._lost is not None):
+        if result.verdict is Verdict.HARNESS or self._lost is not None:
             return ""
-        ids = [result.id]
-        if result.verdict is Verdict.FAIL and result.left_in_all > result.left:
-            ids = [*before, result.id]
+        ids = [*before, result.id] if result.ended_server else [result.id]
         flags = self.config.flags(model=self.result.target.model, slots=self.order.slots)
         return shlex.join(["walkaway", "conform", *ids, *flags])

@@ -1,0 +1,229 @@
+"""One case on the server: its check, what confirms a red, and what the case left behind."""
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeGuard
+
+import gevent
+
+from harness.conform.bench import Bench
+from harness.conform.case import Case, Check
+from harness.conform.finding import Finding
+from harness.conform.known import hurried
+from harness.conform.routes import Routes
+from harness.conform.verdict import accuse, by_contract, settle_case
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import Patience
+from harness.load.wire_log import masked
+from harness.store.conform_result import (
+    Aftermath,
+    CaseResult,
+    Failure,
+    Verdict,
+    wire_log_name,
+)
+
+_FILLS: Final = {*"POK"}  # methods that are about all slots
+_TAKES_SLOTS: Final = {*"POKBR"}  # methods whose requests another load keeps waiting
+_TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
+_PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
+_HAND_OVERS: Final = 2
+_CONTROL_TOKENS: Final = 64  # that other streams get during them
+_LONG_PROMPTS: Final = ("prefill", "dose", "retry")  # groups of cases
+_HEALTH: Final = "wedge/health"
+
+
+@dataclass(slots=True)
+class Turns:
+    """`decided` gets a result before it is known what the case left behind. `end`: why no further
+    case can be decided; None while it can."""
+
+    bench: Bench
+    folder: Path
+    secrets: list[str]
+    patience: Patience
+    decided: Callable[[CaseResult], object]
+    end: str | None = None
+    _last: CaseResult | None = None  # the latest in which a client left
+
+    def run(self, case: Case, coming: Sequence[Case]) -> list[CaseResult]:
+        """Its result; those of other cases that change with it, if the server has ended. `coming`:
+        the cases after this one."""
+        started_s = time.monotonic()
+        bench, known = self.bench, self.bench.known
+        known.begin_case()
+        self._be_patient(case)
+        bench.wire.begin(self.folder / wire_log_name(case.id))
+        bench.rng.seed(f"{bench.asked.seed}/{case.id}")
+        is_controlled = case.id in _PLAIN and not known.left and self._hands_over(case)
+        outcome = self._attempt(case, partial(_check_free, case))
+        again = None
+        if _is_red_by_time(outcome, case):
+            outcome, again = self._confirmed(case, outcome, is_controlled=is_controlled)
+        bench.end()
+        result = settle_case(case, outcome, again)
+        bench.wire.end()
+        result.wire_log = wire_log_name(case.id)
+        if case.id in _PLAIN and result.kind is Failure.NEVER:
+            known.never_stops = known.never_stops or case.id
+        self.decided(result)
+        changed = self._look_after(result, coming)
+        result.took_s = round(time.monotonic() - started_s, 2)
+        return changed
+
+    def _be_patient(self, case: Case) -> None:
+        """A server that never stops is not waited for as long, but where slots are counted or other
+        streams must last for a long prompt."""
+        bench = self.bench
+        bench.patience = self.patience
+        if bench.known.never_stops is not None and not {*case.methods} & {*"OK"}:
+            begin_s = self.patience.filler_s - self.patience.settle_s
+            bench.patience = hurried(self.patience, step_s=bench.step_s, begin_s=begin_s)
+            if case.group in _LONG_PROMPTS:
+                tokens = self.patience.answer_tokens
+                bench.patience = bench.patience._replace(answer_tokens=tokens)
+        bench.settle_s = bench.patience.settle_s
+
+    def _hands_over(self, case: Case) -> bool:
+        """Whether slots whose answers end by themselves serve another request in time: the control
+        of a plain leave, made before it, as long as no stream that was left can be in the way. The
+        streams in the other slots last for both: left, they would be in the way themselves."""
+        longer = self.bench.patience.answer_tokens + _CONTROL_TOKENS
+        self.bench.patience = self.bench.patience._replace(answer_tokens=longer)
+        finding = self._attempt(case, _check_hand_over)
+        return isinstance(finding, Finding) and finding.failure is None
+
+    def _confirmed(
+        self, case: Case, outcome: Finding, *, is_controlled: bool
+    ) -> tuple[Finding | Exception, Finding | Exception | None]:
+        """After a red: the control, if there was none before, and, if the server was late, a second
+        run in the slots that are left. Where a server declares that answers run on, it is held to
+        that instead. None: the red stands. So does a `never` where the server is known never to
+        stop a plain stream."""
+        bench = self.bench
+        contract = bench.session.plan.target.disconnect
+        if contract != "cancel":
+            bench.end()
+            bench.cleaning.rest()
+            if "K" in case.methods:
+                why = f"`{contract}` is declared: memory of answers that run on is not lost memory"
+                return CannotDecideError(why), None
+            free, slots = bench.cleaning.running, bench.facts.slots
+            return by_contract(outcome, contract, free=free, slots=slots), None
+        is_known = is_controlled or bench.known.never_stops is not None
+        if outcome.failure is Failure.NEVER and is_known:
+            return outcome, None
+        facts = bench.facts
+        again = self._once_more(case, outcome)
+        bench.facts = facts
+        return outcome, again
+
+    def _once_more(self, case: Case, outcome: Finding) -> Finding | Exception | None:
+        bench = self.bench
+        bench.end()
+        bench.cleaning.rest()  # may take longer than a case
+        control = self._attempt(case, _check_alone)
+        bench.end()
+        if isinstance(control, Exception) or control.failure is not None:
+            return control
+        if "P" not in case.methods or outcome.failure is Failure.NEVER:
+            return None
+        bench.cleaning.rest()
+        if bench.cleaning.running:
+            bench.facts = bench.facts._replace(slots=bench.cleaning.running)
+        return self._attempt(case, case.check)
+
+    def _look_after(self, result: CaseResult, coming: Sequence[Case]) -> list[CaseResult]:
+        """What the case left behind, and the results that change."""
+        bench, known = self.bench, self.bench.known
+        aftermath, told = bench.cleaning.aftermath()
+        is_healthy = None
+        if aftermath in (Aftermath.DEAD, Aftermath.WEDGED):
+            is_healthy = self._health()
+        if aftermath is Aftermath.DEAD and is_healthy:
+            aftermath = Aftermath.WEDGED
+        if aftermath is not Aftermath.DEAD:
+            self._rest(result, aftermath)
+        is_over = aftermath is Aftermath.DEAD or (
+            aftermath is Aftermath.WEDGED and not bench.cleaning.running and not bench.serves()
+        )
+        result.aftermath = aftermath
+        result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
+        result.left_in_all = known.left + result.left
+        if not is_over:
+            self._last = result if result.left else self._last
+            return [result]
+        if aftermath is Aftermath.WEDGED:
+            told = "the server answers no request any more"
+            told += ", and /health says 200" if is_healthy else ""
+        changed = accuse(result, aftermath, told, before=self._last)
+        guilty = next((one.id for one in changed if one.verdict is Verdict.FAIL), result.id)
+        self.end = f"{told}, since {guilty} ({result.left_in_all} clients had left in all)"
+        if is_healthy and result.id != _HEALTH:
+            changed += [self._unhealthy(one) for one in coming if one.id == _HEALTH]
+        return changed
+
+    def _rest(self, result: CaseResult, aftermath: Aftermath) -> None:
+        """After a quick case that passed the slots need not be counted, unless the server keeps
+        what was left."""
+        bench = self.bench
+        is_well = bench.asked.is_quick and result.verdict is Verdict.PASS
+        if aftermath is Aftermath.CLEAN and is_well and bench.known.never_stops is None:
+            bench.forget()
+        else:
+            bench.cleaning.rest()
+
+    def _health(self) -> bool | None:
+        if not self.bench.session.plan.target.http:
+            return None
+        routes = Routes(self.bench.session.plan)
+        try:
+            return routes.health()
+        finally:
+            routes.close()
+
+    def _unhealthy(self, case: Case) -> CaseResult:
+        """The server has told that it is healthy, and answers nobody."""
+        found = Finding(Failure.NEVER, str(self.end), {"left": self.bench.known.left})
+        result = settle_case(case, found)
+        result.aftermath = Aftermath.WEDGED
+        return result
+
+    def _attempt(self, case: Case, check: Check) -> Finding | Exception:
+        limit_s = case.limit_s + 3 * self.patience.settle_s
+        limit = gevent.Timeout(limit_s)  # no Exception, so that no check takes it for its own
+        try:
+            with limit:
+                return check(self.bench)
+        except gevent.Timeout as ended:
+            if ended is not limit:
+                raise
+            return CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
+        except Exception as error:  # noqa: BLE001  jepsen's check-safe: a crash decides nothing
+            if not isinstance(error, CannotDecideError | RefusedError):
+                sys.stderr.write(masked(traceback.format_exc(), self.secrets))
+            return error
+
+
+def _is_red_by_time(outcome: Finding | Exception, case: Case) -> TypeGuard[Finding]:
+    takes_slots = bool(_TAKES_SLOTS & {*case.methods})
+    return takes_slots and isinstance(outcome, Finding) and outcome.failure in _TIMES
+
+
+def _check_free(case: Case, bench: Bench) -> Finding:
+    bench.cleaning.check_free(wholly=bool(_FILLS & {*case.methods}))
+    return case.check(bench)
+
+
+def _check_hand_over(bench: Bench) -> Finding:
+    bench.full_slots.begin()
+    return bench.recoveries.judged([bench.full_slots.hand_over() for _ in range(_HAND_OVERS)])
+
+
+def _check_alone(bench: Bench) -> Finding:
+    return bench.recoveries.check_alone(bench.cleaning.running)
