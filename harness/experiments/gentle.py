@@ -31,7 +31,8 @@ from harness.experiments.averaged import (
 from harness.experiments.facts import PROMPT_TOKENS
 from harness.experiments.gentle_plan import (
     MOST_TOGETHER,
-    Forgotten,
+    Gentle,
+    GhostRate,
     Turns,
     Wanted,
     decide,
@@ -67,29 +68,6 @@ _COST_READINGS: Final = 5
 _GROWN: Final = 1.05  # times as many leaves, and the figures are made anew
 _TWIN_STEPS: Final = 10  # of a level: one token may be read late
 _FASTER: Final = 1.5  # than now: a twin must last for a whole turn
-
-
-class Gentle(NamedTuple):
-    """What is known by now. `stops`: None: not yet, and `why`. `seen_by_s`: a leave that showed
-    nothing by then counts as forgotten. `share_of_load`: our streams over all that ran, None where
-    no gauge shows that; `most_streams` of ours ran at once. `latency_s` has the gauge's usual lag
-    taken off; nothing below `floor_s` can be seen."""
-
-    way: Literal["gauge", "pace"]
-    stops: bool | None
-    why: str
-    seconds: float
-    moments: int
-    leaves: int
-    latency_s: float | None = None
-    latency_ci95: Interval | None = None
-    floor_s: float = 0.0
-    forgotten_rate: float | None = None
-    forgotten_ci95: Interval | None = None
-    seen_by_s: float | None = None
-    most_streams: int = 0
-    share_of_load: float | None = None
-    is_final: bool = False
 
 
 class Terms(NamedTuple):
@@ -165,7 +143,7 @@ class Judged(NamedTuple):
     """`why_not`: nothing can be said, since no natural end is seen either."""
 
     averaged: Averaged
-    forgotten: Forgotten
+    ghosts: GhostRate
     latency_s: float
     latency: Interval
     why_not: str = ""
@@ -180,7 +158,7 @@ class Judged(NamedTuple):
             )
         if drifts(self.averaged, level):
             return None, "others come and go at our moments: a leave is seen where there was none"
-        stops = decide(self.forgotten, level)
+        stops = decide(self.ghosts, level)
         if stops is None:
             return None, "too few leaves yet for what the other users do"
         return stops, ""
@@ -189,7 +167,7 @@ class Judged(NamedTuple):
         return wanted.is_met(
             latency_s=self.latency_s,
             latency=self.latency,
-            forgotten=self.forgotten.interval(),
+            ghosts=self.ghosts.interval(),
             step_s=step_s,
         )
 
@@ -251,7 +229,7 @@ class _ByGauge:
         low, high = averaged.place_ci95
         return Judged(
             averaged,
-            Forgotten.by_gauge(averaged),
+            GhostRate.by_gauge(averaged),
             max(0.0, averaged.place_s - usual_s),
             Interval(max(0.0, low - usual_s), max(0.0, high - usual_s)),
         )
@@ -335,8 +313,8 @@ class _ByTwin:
             why_not = (
                 "the end of one stream is not seen in another's pace yet, or never on this server"
             )
-        forgotten = Forgotten.by_pace(left, ended)
-        return Judged(left, forgotten, left.place_s, left.place_ci95, why_not)
+        ghosts = GhostRate.by_pace(left, ended)
+        return Judged(left, ghosts, left.place_s, left.place_ci95, why_not)
 
     def figures(self, judged: Judged | None) -> Gentle:
         return _figures("pace", self._leaves, judged, self.visitors)._replace(
@@ -371,7 +349,7 @@ def _figures(
     if judged.averaged.freed.interval().low > 0:  # else there is no fall that has a place
         found = found._replace(latency_s=judged.latency_s, latency_ci95=judged.latency)
     return found._replace(
-        forgotten_rate=judged.forgotten.rate,
-        forgotten_ci95=judged.forgotten.interval(),
+        ghost_rate=judged.ghosts.rate,
+        ghost_ci95=judged.ghosts.interval(),
         seen_by_s=judged.averaged.seen_by_s,
     )

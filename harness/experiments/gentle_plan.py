@@ -5,17 +5,18 @@ Pure: the experiment itself is `gentle`.
 
 import math
 import random
-from typing import Final, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 from harness.experiments.averaged import LEVEL_STEPS, Averaged, Estimate, Interval, Window
 from harness.experiments.outcome import CannotDecideError
+from harness.formatting import quantity
 
 FEWEST_STREAMS: Final = 2  # of ours at once, on any server
 SLOTS_A_STREAM: Final = 100  # 1 % of the slots
 MOST_TOGETHER: Final = 4  # that leave at one moment: more would be a crowd
 FIRST_LOOK: Final = 8  # moments of leaving
 RISK: Final = 0.05  # that any of all looks says yes or no wrongly
-FORGETS: Final = 0.1  # of the leaves: more, and the server does not stop
+MANY_GHOSTS: Final = 0.1  # of the leaves: more, and the server does not stop
 _LONGEST_AFTER_S: Final = 2.0
 _SHORTEST_AFTER_STEPS: Final = 20
 _DWELL_S: Final = 1.0  # the width of the random time before a leave
@@ -101,7 +102,7 @@ def level_of(look: int) -> float:
     return 1 - RISK / 2.0 ** (look + 1)
 
 
-class Forgotten(NamedTuple):
+class GhostRate(NamedTuple):
     """The share of the leaves that nothing followed from: 1 less `freed`, and at most 1 less
     `at_once` (see `Averaged`)."""
 
@@ -134,12 +135,12 @@ def _over(left: Estimate, ended: Estimate) -> Estimate:
     return Estimate(share, error, min(left.n, ended.n))
 
 
-def decide(forgotten: Forgotten, level: float) -> bool | None:
+def decide(ghosts: GhostRate, level: float) -> bool | None:
     """Whether the server stops; None: not yet known."""
-    low, high = forgotten.interval(level)
-    if low > FORGETS:
+    low, high = ghosts.interval(level)
+    if low > MANY_GHOSTS:
         return False
-    return True if high < 1 - FORGETS and high < 0.5 else None
+    return True if high < 1 - MANY_GHOSTS and high < 0.5 else None
 
 
 def is_seen(averaged: Averaged, level: float) -> bool:
@@ -157,13 +158,59 @@ def drifts(averaged: Averaged, level: float) -> bool:
 
 class Wanted(NamedTuple):
     """How sure to be before the end of the time: `latency`, the width of its interval over itself;
-    `forgotten`, the width of the rate's."""
+    `ghosts`, the width of the rate's."""
 
     latency: float = 0.2
-    forgotten: float = 0.1
+    ghosts: float = 0.1
 
     def is_met(
-        self, *, latency_s: float, latency: Interval, forgotten: Interval, step_s: float
+        self, *, latency_s: float, latency: Interval, ghosts: Interval, step_s: float
     ) -> bool:
         is_narrow = latency.width <= max(self.latency * latency_s, step_s)
-        return is_narrow and forgotten.width <= self.forgotten
+        return is_narrow and ghosts.width <= self.ghosts
+
+
+class Gentle(NamedTuple):
+    """What is known by now. `stops`: None: not yet, and `why`. `seen_by_s`: a leave that showed
+    nothing by then counts as forgotten. `share_of_load`: our streams over all that ran, None where
+    no gauge shows that; `most_streams` of ours ran at once. `latency_s` has the gauge's usual lag
+    taken off; nothing below `floor_s` can be seen."""
+
+    way: Literal["gauge", "pace"]
+    stops: bool | None
+    why: str
+    seconds: float
+    moments: int
+    leaves: int
+    latency_s: float | None = None
+    latency_ci95: Interval | None = None
+    floor_s: float = 0.0
+    ghost_rate: float | None = None
+    ghost_ci95: Interval | None = None
+    seen_by_s: float | None = None
+    most_streams: int = 0
+    share_of_load: float | None = None
+    is_final: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What is known, for a person."""
+        if self.stops is None:
+            said = f"not known yet whether it stops: {self.why}"
+        else:
+            said = "it stops" if self.stops else "it does not stop"
+        said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} beside its users"
+        if self.latency_s is not None and self.latency_ci95 is not None:
+            low, high = (quantity(one, "s") for one in self.latency_ci95)
+            said += f"; let go of {quantity(self.latency_s, 's')} after a leave ({low} to {high})"
+        if self.ghost_rate is not None and self.ghost_ci95 is not None:
+            rate, low, high = (_share(one) for one in (self.ghost_rate, *self.ghost_ci95))
+            within = quantity(self.seen_by_s, "s")
+            said += f"; {rate} of the streams not let go of within {within} ({low} to {high})"
+        if self.share_of_load is not None:
+            said += f"; {_share(self.share_of_load)} of its load was ours"
+        return said
+
+
+def _share(value: float) -> str:
+    return quantity(min(1.0, max(0.0, value)), "ratio")

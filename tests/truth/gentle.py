@@ -52,7 +52,7 @@ class Watched(NamedTuple):
         return median(let_go) if let_go else None
 
     @property
-    def true_forgotten(self) -> float:
+    def true_ghost_rate(self) -> float:
         return sum(one is None for one in self.held_s) / max(1, len(self.held_s))
 
 
@@ -126,8 +126,8 @@ def row(name: str, seen: Watched) -> str:
         f"{last['leaves']} in {last['seconds']:.0f} s",
         _with_interval(last["latency_s"], last["latency_ci95"], 1e3),
         "none" if true_s is None else f"{1e3 * true_s:.0f}",
-        _with_interval(last["forgotten_rate"], last["forgotten_ci95"], 100),
-        f"{100 * seen.true_forgotten:.0f}",
+        _with_interval(last["ghost_rate"], last["ghost_ci95"], 100),
+        f"{100 * seen.true_ghost_rate:.0f}",
         "-" if last["share_of_load"] is None else f"{100 * last['share_of_load']:.0f} %",
     )
     return f"| {' | '.join(cells)} |"

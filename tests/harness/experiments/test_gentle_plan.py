@@ -8,9 +8,10 @@ import pytest
 
 from harness.experiments.averaged import Averaged, Estimate, Interval, Window, average
 from harness.experiments.gentle_plan import (
-    FORGETS,
+    MANY_GHOSTS,
     RISK,
-    Forgotten,
+    Gentle,
+    GhostRate,
     Turns,
     Wanted,
     decide,
@@ -112,12 +113,12 @@ def averaged(freed: float, error: float) -> Averaged:
 def test_a_server_stops_if_few_leaves_are_forgotten_and_not_if_many_are(
     rate: float, error: float, stops: bool | None
 ) -> None:
-    assert decide(Forgotten.by_gauge(averaged(1 - rate, error)), 0.95) is stops
+    assert decide(GhostRate.by_gauge(averaged(1 - rate, error)), 0.95) is stops
 
 
 def test_by_pace_the_end_of_an_answer_is_the_measure() -> None:
     """A stream costs the twin 4 ms a token; of those that leave half are let go of."""
-    half = Forgotten.by_pace(averaged(0.002, 0.0004), averaged(0.004, 0.0004))
+    half = GhostRate.by_pace(averaged(0.002, 0.0004), averaged(0.004, 0.0004))
     assert half.rate == pytest.approx(0.5)
     assert half.freed.error == pytest.approx(0.112, abs=0.001)
 
@@ -125,15 +126,15 @@ def test_by_pace_the_end_of_an_answer_is_the_measure() -> None:
 def test_what_went_at_once_has_gone_but_what_did_not_may_have_gone_otherwise() -> None:
     """The sharper figure acquits, and never accuses."""
     surely_gone = averaged(0.9, 0.3)._replace(at_once=Estimate(0.95, 0.05, 30))
-    assert Forgotten.by_gauge(surely_gone).interval().high < 0.2
+    assert GhostRate.by_gauge(surely_gone).interval().high < 0.2
     some_later = averaged(1.0, 0.05)._replace(at_once=Estimate(0.5, 0.02, 30))
-    assert Forgotten.by_gauge(some_later).interval().low < 0
-    assert decide(Forgotten.by_gauge(some_later), 0.95) is True
+    assert GhostRate.by_gauge(some_later).interval().low < 0
+    assert decide(GhostRate.by_gauge(some_later), 0.95) is True
 
 
 def test_enough_is_known_when_both_intervals_are_narrow() -> None:
     def is_met(latency: Interval, forgets: Interval) -> bool:
-        return Wanted().is_met(latency_s=0.2, latency=latency, forgotten=forgets, step_s=0.01)
+        return Wanted().is_met(latency_s=0.2, latency=latency, ghosts=forgets, step_s=0.01)
 
     assert is_met(Interval(0.19, 0.22), Interval(-0.02, 0.05))
     assert not is_met(Interval(0.1, 0.3), Interval(-0.02, 0.05))
@@ -149,7 +150,7 @@ def play(ghosts: float, rng: Any, looks: list[int]) -> list[bool | None]:
         assert seen is not None
         level = level_of(look)
         is_clear = is_seen(seen, level) and not drifts(seen, level)
-        answers.append(decide(Forgotten.by_gauge(seen), level) if is_clear else None)
+        answers.append(decide(GhostRate.by_gauge(seen), level) if is_clear else None)
     return answers
 
 
@@ -168,7 +169,7 @@ def test_half_of_the_leaves_forgotten_is_found_in_some_dozens_of_leaves() -> Non
     assert sum(False in answers[:3] for answers in played) >= 22  # by 64 leaves
     assert sum(answers[-1] is False for answers in played) >= 28  # by 128
     assert not any(True in answers for answers in played)
-    assert FORGETS < 0.5
+    assert MANY_GHOSTS < 0.5
 
 
 def test_a_gauge_that_does_not_show_that_ours_begin_accuses_nobody() -> None:
@@ -182,3 +183,29 @@ def test_others_that_come_and_go_at_our_moments_are_seen() -> None:
     assert not drifts(seen, 0.95)
     assert not drifts(seen._replace(control=Estimate(0.01, 0.02, 20)), 0.95)
     assert drifts(seen._replace(control=Estimate(0.3, 0.02, 20)), 0.95)
+
+
+def test_what_is_known_is_a_sentence() -> None:
+    known = Gentle(
+        way="gauge",
+        stops=True,
+        why="",
+        seconds=122.0,
+        moments=41,
+        leaves=82,
+        latency_s=0.226,
+        latency_ci95=Interval(0.221, 0.231),
+        ghost_rate=-0.06,
+        ghost_ci95=Interval(-0.25, 0.08),
+        seen_by_s=0.33,
+        share_of_load=0.06,
+    )
+    assert known.sentence == (
+        "it stops; 82 leaves in 2.03 min beside its users; let go of 226 ms after a leave (221 ms "
+        "to 231 ms); 0 % of the streams not let go of within 330 ms (0 % to 8 %); 6 % of its load "
+        "was ours"
+    )
+    open_yet = Gentle(way="pace", stops=None, why="few leaves", seconds=9.0, moments=3, leaves=3)
+    assert open_yet.sentence == (
+        "not known yet whether it stops: few leaves; 3 leaves in 9 s beside its users"
+    )
