@@ -53,7 +53,8 @@ _FINISH_REASONS: Final = {
 }
 _PLAIN_KINDS: Final = frozenset({"", "message", "completion", "chunk", "delta", "token", "data"})
 _AT_THE_TOP: Final = ("delta", "message", "text", "content", "response")  # without `choices`
-_END_FLAGS: Final = ("done", "is_end", "is_finished", "finished", "stop", "eos")
+_END_FLAGS: Final = frozenset({"done", "is_end", "is_finished", "finished", "stop", "eos"})
+_END_STATES: Final = frozenset({"object", "status", "state"})
 _DEEPEST_LIST: Final = 3
 _MESSAGES: Final = frozenset(
     {"message_start", "message_delta", "content_block_start", "content_block_delta"}
@@ -108,22 +109,22 @@ def _look_at(read: Read, family: str, value: Any, name: str) -> list[Look]:
         return [Look(unread=other)]
     found = read(value, kind, unread)
     found.unread = unread.text
-    found.ends |= is_end_name(kind) or _says_end(value)
+    found.ends |= (bool(kind) and is_end_name(kind)) or _says_end(value)
     if not found.choices and not name:
         found.notice = notice_in(value)
     return [found]
 
 
 def _says_end(value: Event) -> bool:
-    states = (value.get(key) for key in ("object", "status", "state"))
-    is_named = not value.get("choices") and any(
-        isinstance(s, str) and is_end_name(s) for s in states
-    )
-    return is_named or any(value.get(flag) in (True, "true") for flag in _END_FLAGS)
+    if not _END_FLAGS.isdisjoint(value) and any(value.get(x) in (True, "true") for x in _END_FLAGS):
+        return True
+    states = () if value.get("choices") else (value.get(key) for key in _END_STATES)
+    return any(isinstance(state, str) and is_end_name(state) for state in states)
 
 
 def _kind_of(value: Event) -> str:
-    return next((one for key in ("type", "event") if isinstance(one := value.get(key), str)), "")
+    kind = value.get("type", value.get("event"))
+    return kind if isinstance(kind, str) else ""
 
 
 def _look_at_text(text: str, name: str, why: str) -> list[Look]:
@@ -246,10 +247,10 @@ def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
 def _why_cancelled(event: Event, choices: list[Any]) -> CancellationInfo | None:
     info = event.get("cancellation_info")
     why = end_of(info.get("reason")) if isinstance(info, dict) else None
-    if why is None:
-        reasons = (reason_at(one) for one in choices)
-        said = (one.get("message") for one in reasons if isinstance(one, dict))
-        why = next((cut(one) for one in said if isinstance(one, str) and one.strip()), None)
+    for choice in choices:
+        reason = None if why is not None else reason_at(choice)
+        said = reason.get("message") if isinstance(reason, dict) else None
+        why = cut(said) if isinstance(said, str) and said.strip() else why
     return None if why is None else CancellationInfo(why)
 
 

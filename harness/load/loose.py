@@ -230,20 +230,25 @@ def choice_of(one: Any, place: int, unread: Unread) -> Choice:
 
 
 # vLLM's `stop_reason` says more about its `finish_reason`, which comes first.
-_REASONS: Final = ("finish_reason", "finishReason", "done_reason", "stop_reason", "stopReason")
+_IN_ORDER: Final = ("finish_reason", "finishReason", "done_reason", "stop_reason", "stopReason")
+_REASONS: Final = frozenset(_IN_ORDER)
 
 
 def reason_at(fields: Any) -> Any:
     """A finish reason by any of its names."""
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict) or _REASONS.isdisjoint(fields):
         return None
-    return next((reason for key in _REASONS if (reason := fields.get(key)) is not None), None)
+    return next((reason for key in _IN_ORDER if (reason := fields.get(key)) is not None), None)
 
 
 def _reason_in(choice: Mapping[str, Any]) -> Any:
-    places = (choice, choice.get("delta"), choice.get("message"))
-    found = [reason for place in places if (reason := reason_at(place)) is not None]
-    return next((reason for reason in found if end_of(reason)), next(iter(found), None))
+    first = None
+    for place in (choice, choice.get("delta"), choice.get("message")):
+        reason = reason_at(place)
+        if end_of(reason) is not None:
+            return reason
+        first = reason if first is None else first
+    return first
 
 
 def _deltas_of(choice: Mapping[str, Any], *, has_ended: bool) -> tuple[Delta | None, Delta | None]:
@@ -273,12 +278,13 @@ def _delta_of(value: Any) -> Delta:
 def account_in(event: Mapping[str, Any], choices: list[Any], unread: Unread) -> Usage | None:
     """The first account of the tokens: the event's own, a choice's, or that of a part such as
     `x_groq`, `message` or `response`."""
-    parts = [one for one in (*choices, *event.values()) if isinstance(one, dict)]
-    accounts = (one.get(key) for one in (event, *parts) for key in ("usage", "usageMetadata"))
-    found = next((one for one in accounts if one), None)
-    if found is None and any(key in event for key in _NATIVE_COUNTS):
+    found = event.get("usage") or event.get("usageMetadata")
+    for part in () if found else (*choices, *event.values()):
+        if isinstance(part, dict) and (found := part.get("usage") or part.get("usageMetadata")):
+            break
+    if not found and not _NATIVE_COUNTS.isdisjoint(event):
         found = {key: one for key, one in event.items() if key in _NATIVE_COUNTS}
-    return usage_of(found, unread)
+    return usage_of(found, unread) if found else None
 
 
 _PROMPT: Final = (
@@ -289,7 +295,9 @@ _COMPLETION: Final = (
     *("completion_tokens", "output_tokens", "completionTokens", "outputTokens"),
     *("candidatesTokenCount", "outputTokenCount", "eval_count", "tokens_predicted"),
 )
-_NATIVE_COUNTS: Final = ("eval_count", "prompt_eval_count", "tokens_predicted", "tokens_evaluated")
+_NATIVE_COUNTS: Final = frozenset(
+    {"eval_count", "prompt_eval_count", "tokens_predicted", "tokens_evaluated"}
+)
 
 
 def usage_of(value: Any, unread: Unread) -> Usage | None:

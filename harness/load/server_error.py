@@ -13,7 +13,7 @@ A message or a detail alone is a notice. It is the reason only if the stream the
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -42,7 +42,12 @@ _FLAGS: Final = ("success", "ok", "succeeded", "is_success", "isSuccess")
 _BAD_FLAGS: Final = ("failed", "aborted", "cancelled", "canceled", "timed_out", "interrupted")
 _PARTS: Final = ("response", "data", "result", "results", "body", "payload", "header", "base_resp")
 _MORE_PARTS: Final = ("meta", "status", "resp", "reply", "detail", "details", "value", "params")
-_PARTS_OF_ANSWERS: Final = ("choices", "delta", "message")  # only their `error` is one
+_ALL_PARTS: Final = (*_PARTS, *_MORE_PARTS)
+_OF_CHOICES: Final = ("choices", "delta", "message")  # only their `error` is one
+_KIND_KEYS: Final = frozenset(_KINDS)
+_PART_KEYS: Final = frozenset(_ALL_PARTS)
+_CHOICE_KEYS: Final = frozenset(_OF_CHOICES)
+_FAILING_KEYS: Final = frozenset((*_CODES, *_STATES, *_FLAGS, *_BAD_FLAGS))
 _OF_A_TOOL: Final = frozenset({"item", "part", "content_block", "arguments", "input", "usage"})
 _DEEPEST: Final = 6
 _MOST_DEEP: Final = 40
@@ -63,20 +68,40 @@ def error_in(event: Mapping[str, Any], *, has_name: bool) -> Any:
 
 
 def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> bool:
-    kinds = [event.get(key) for key in _KINDS]
-    if _has_error(event) or any(isinstance(one, str) and names_failure(one) for one in kinds):
+    if _has_error(event):
         return True
-    if not _has_answer(event) and _fails(event, has_name=has_name):
+    if not _KIND_KEYS.isdisjoint(event):
+        kinds = (event.get(key) for key in _KINDS)
+        if any(isinstance(one, str) and names_failure(one) for one in kinds):
+            return True
+    may_fail = not _FAILING_KEYS.isdisjoint(event) and not _has_answer(event)
+    if may_fail and _fails(event, has_name=has_name):
         return True
-    if depth >= _DEEPEST:
+    parts = event.items() if depth < _DEEPEST else ()
+    return any(
+        _fails_inside(key, value, has_name=has_name, depth=depth + 1)
+        for key, value in parts
+        if isinstance(value, dict | list) and key not in _OF_A_TOOL
+    )
+
+
+def _fails_inside(key: str, value: Any, *, has_name: bool, depth: int) -> bool:
+    """A part can say all that an event can; a choice, and whatever else, only has an `error`."""
+    is_part, is_choice = key in _PART_KEYS, key in _CHOICE_KEYS
+    if isinstance(value, dict):
+        value = (value,)
+    elif not isinstance(value, list) or not (is_part or is_choice):
         return False
-    parts = _dicts_at(event, (*_PARTS, *_MORE_PARTS))
-    if any(failure_in(one, has_name=has_name, depth=depth + 1) for one in parts):
-        return True
-    if any(_has_error_inside(one, depth) for one in _dicts_at(event, _PARTS_OF_ANSWERS)):
-        return True
-    others = (one for key, one in event.items() if key not in _OF_A_TOOL)
-    return any(isinstance(one, dict) and _has_error(one) for one in others)
+    for one in value:
+        if not isinstance(one, dict):
+            continue
+        if _has_error(one) or (is_part and failure_in(one, has_name=has_name, depth=depth)):
+            return True
+        if is_choice and depth < _DEEPEST:
+            inner = ((name, one[name]) for name in _OF_CHOICES if name in one)
+            if any(_fails_inside(*two, has_name=has_name, depth=depth + 1) for two in inner):
+                return True
+    return False
 
 
 def notice_in(event: Mapping[str, Any]) -> str | None:
@@ -94,21 +119,8 @@ def _has_answer(event: Mapping[str, Any]) -> bool:
     return any(event.get(key) for key in _OF_ANSWERS) or isinstance(event.get("message"), dict)
 
 
-def _dicts_at(event: Mapping[str, Any], keys: tuple[str, ...]) -> Iterator[Mapping[str, Any]]:
-    for key in keys:
-        value = event.get(key)
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict):
-                yield one
-
-
-def _has_error_inside(part: Mapping[str, Any], depth: int) -> bool:
-    inner = _dicts_at(part, _PARTS_OF_ANSWERS) if depth < _DEEPEST else ()
-    return _has_error(part) or any(_has_error_inside(one, depth + 1) for one in inner)
-
-
 def _has_error(event: Mapping[str, Any]) -> bool:
-    return any(is_error_key(key) and not _is_hollow(value, key) for key, value in event.items())
+    return any(is_error_key(key) and not _is_hollow(event[key], key) for key in event)
 
 
 def _is_hollow(value: Any, key: str, depth: int = 0) -> bool:
@@ -213,9 +225,6 @@ def _words_in(fields: Mapping[str, Any], depth: int = 0) -> str:
     inner = (*errors, *(fields.get(key.replace("_", "")) for key in _ALL_PARTS), *fields.values())
     found = (_words_at(one, depth + 1) for one in inner if isinstance(one, dict | list))
     return next((one for one in found if one), "") or cut(_first_text(fields, _WORDS_AT_LAST))
-
-
-_ALL_PARTS: Final = (*_PARTS, *_MORE_PARTS, *_PARTS_OF_ANSWERS)
 
 
 def _normal(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What the words of servers mean: names, codes, reasons and sentences, without any JSON."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -35,6 +36,7 @@ _OF_AN_ERROR: Final = frozenset(
     {"message", "msg", "code", "type", "description", "detail", "details", "reason", "text"}
     | {"string", "info", "no", "number", "status", "name", "body", "response", "data", "title"}
 )
+_LONGEST_NAME: Final = 100
 _NEGATIONS: Final = frozenset({"no", "non", "not", "without", "zero"})
 _NAME_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -96,6 +98,13 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _NAME_WORDS.findall(name))
 
 
+def short(decide: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Decided once for each name; a name without end is none, and is not kept."""
+    known = lru_cache(maxsize=512)(decide)
+    return lambda name: len(name) <= _LONGEST_NAME and known(name)
+
+
+@short
 def names_failed_state(state: str) -> bool:
     """`failed`, `timed_out`. A response that was cancelled has a reason of its own to say."""
     words = _words(state)
@@ -104,6 +113,7 @@ def names_failed_state(state: str) -> bool:
     return is_named and _NEGATIONS.isdisjoint(words)
 
 
+@short
 def names_failure(name: str) -> bool:
     """The name of an event, or its type: `error`, `overloaded_error`, `response.failed`. An event
     of Responses with a longer name is about one item: a tool that fails fails no answer."""
@@ -120,6 +130,7 @@ def is_error_name(name: bytes) -> bool:
     return names_failure(name.decode("latin-1"))
 
 
+@short
 def is_error_key(key: str) -> bool:
     """`error`, `last_error`, `errorMessage`; not `error_rate`, nor `no_error`."""
     words = _words(key)
@@ -137,9 +148,13 @@ def is_progress(text: str) -> bool:
     return is_well(text) or is_heartbeat(text) or text.strip().strip(".!").lower() in _PROGRESS
 
 
+def _spaced(code: str) -> str:
+    return " ".join(_words(code[:_LONGEST_NAME]))
+
+
 def is_failing_word(code: str) -> bool:
     """A code or a status in words: `internal_error`, `InvalidParameter`, `failed`."""
-    return not is_progress(code) and (names_failure(code) or is_error_text(" ".join(_words(code))))
+    return not is_progress(code) and (names_failure(code) or is_error_text(_spaced(code)))
 
 
 def is_error_text(text: str) -> bool:
@@ -188,13 +203,13 @@ def end_of(reason: object) -> str | None:
     return None if is_none or reason.strip() == "-" else clean(reason.strip())[:MAX_CHARS]
 
 
-@lru_cache(maxsize=256)
+@short
 def is_abort(reason: str) -> bool:
     """A finish reason: the server ended the request unasked."""
     return not _ABORTS.isdisjoint(_words(reason))
 
 
-@lru_cache(maxsize=256)
+@short
 def is_failure(reason: str) -> bool:
     """A finish reason that is none of an answer: `error`, `timeout`, `network_error`."""
     return names_failure(reason)
