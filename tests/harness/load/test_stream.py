@@ -607,6 +607,11 @@ def test_an_error_inside_the_stream_is_the_rows() -> None:
         (b'{"error":{"\xff":1}}', '{"\ufffd":1}'),
         (b'{"error":' + b"9" * 5000 + b"}", "Infinity"),
         (b'{"choices":[{"text":"a","finish_reason":"abort"}]}', "the server aborted"),
+        (b'{"detail":"warming up"}', "warming up"),
+        (b'{"base_resp":{"status_code":1013,"status_msg":"engine died"}}', "engine died"),
+        (b'{"ok":false,"message":"engine died"}', "engine died"),
+        (b"<title>502 Bad Gateway</title>", "502 Bad Gateway"),
+        (b'{"type":"response.created","response":{}}', 'set `dialect = "responses"`'),
     ],
 )
 def test_an_answer_in_one_piece_that_is_none(body: bytes, error: str) -> None:
