@@ -478,7 +478,7 @@ class Exchange:
             tap.left(t0_ns, self._way, unread, wire_close)
         if self._way is Way.KILLED and connection.has_head:
             self._read_to_the_end(connection)  # what the process had received by t0 and passed on
-            if not stream.can_leave:
+            if not self.stream.can_leave:
                 return  # the answer had already ended
         stream.leave(t0_ns, think_ns=think_ns, wire_close=wire_close)
         if self._way.reads_on:
