@@ -13,20 +13,29 @@ from urllib.parse import urlsplit
 
 from tests.truth.server import wait_for_stdin
 
+MODEL = "tiny"  # of the bundled engine
 PAUSE_S = 1.0
 LEAVE_SHARE = 0.3
 
 
 async def one_answer(host: str, port: int, tokens: int, leaves_after: int | None) -> None:
     reader, writer = await asyncio.open_connection(host, port)
-    body = json.dumps({"prompt": "others", "max_tokens": tokens, "stream": True}).encode()
+    asked = {
+        "model": MODEL,
+        "prompt": "others",
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    body = json.dumps(asked).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     events = 0
     try:
         while line := await reader.readline():
             events += line.startswith(b"data: ")
-            if leaves_after is not None and events >= leaves_after:
+            is_over = line.startswith(b"data: [DONE]")
+            if is_over or (leaves_after is not None and events >= leaves_after):
                 break
     finally:
         writer.close()

@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+import httpx
+
 from tests.e2e.running import scripted_server
 
 ROOT: Final = Path(__file__).parents[2]
@@ -32,6 +34,13 @@ SERVERS: Final[dict[str, dict[str, Any]]] = {
     "ten steps late, by pace": SLOWER | {"linger_steps": 10},
     "never, by pace": SLOWER | {"ghost_every": 1},
 }
+ENGINES: Final = {
+    "bundled engine": (),
+    "bundled engine, aborts 0.2 s late": ("delay-abort=0.2",),
+    "bundled engine, half lost": ("lose-abort=0.5",),
+    "bundled engine, deaf": ("ignore-disconnect",),
+}
+OURS: Final = "walkaway-"
 USERS_WHERE_NEVER: Final = 4  # whose ghosts take slots, too
 
 
@@ -77,33 +86,81 @@ def watch(
     is_wanted: bool = False,
     **script: Any,
 ) -> Watched:
-    asked = {
+    """On the scripted server."""
+    asked = {"has_metrics": has_metrics, "is_wanted": is_wanted}
+    settings = {"slots": SLOTS, "num_blocks": 16384, "ghost_seed": seed, **script}
+    with scripted_server(**settings) as server:
+        told = _told(server.url, asked, seconds=seconds, users=users, seed=seed)
+        left = [
+            one
+            for one in server.truth()["requests"]
+            if one["client_id"].startswith(OURS) and one["closed_ns"] is not None
+        ]
+    return Watched(told, [_held_s(one) for one in left])
+
+
+def watch_engine(*faults: str, seconds: float, users: int = USERS, seed: int = 1) -> Watched:
+    """On the bundled engine, with these faults."""
+    with bundled_engine(*faults) as url:
+        asked = {"engine": "reference", "model": "tiny"}
+        told = _told(url, asked, seconds=seconds, users=users, seed=seed)
+        page = httpx.get(f"{url}/walkaway/lifecycle", params={"limit": 10**6}, trust_env=False)
+    events: dict[str, dict[str, int]] = {}
+    for line in page.text.splitlines():
+        one = json.loads(line)
+        if (one["client_request_id"] or "").startswith(OURS) and one["reason"] != "length":
+            events.setdefault(one["client_request_id"], {})[one["event"]] = one["t_ns"]
+    held_s = [
+        None if "removed" not in one else (one["removed"] - one["disconnected"]) / 1e9
+        for one in events.values()
+        if "disconnected" in one
+    ]
+    return Watched(told, held_s)
+
+
+@contextmanager
+def bundled_engine(*faults: str) -> Iterator[str]:
+    given = [word for fault in faults for word in ("--fault", fault)]
+    command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
+    sizes = ["--max-num-seqs", str(SLOTS), "--num-blocks", "4096"]
+    pace = ["--runner", "simulated", "--sim-fixed-ms", "20", "--sim-decode-token-ms", "0"]
+    with subprocess.Popen(
+        [*command, *sizes, *pace, *given],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["url"]
+        finally:
+            process.stdin.close()
+            process.wait(20)
+
+
+def _told(
+    url: str, asked: dict[str, Any], *, seconds: float, users: int, seed: int
+) -> list[dict[str, Any]]:
+    asked = asked | {
+        "url": url,
         "way": "gentle",
         "slots": SLOTS,
         "settle_s": 1.0,
         "max_seconds": seconds,
-        "has_metrics": has_metrics,
-        "is_wanted": is_wanted,
         "seed": seed,
     }
-    settings = {"slots": SLOTS, "num_blocks": 16384, "ghost_seed": seed, **script}
-    with scripted_server(**settings) as server, crowd(server.url, users, seed):
+    with crowd(url, users, seed):
         done = subprocess.run(
             [sys.executable, "-m", "tests.harness.experiments.watching"],
-            input=json.dumps({**asked, "url": server.url}),
+            input=json.dumps(asked),
             stdout=subprocess.PIPE,
             text=True,
             timeout=seconds + 60,
             check=True,
             cwd=ROOT,
         )
-        ours = [
-            one
-            for one in server.truth()["requests"]
-            if one["client_id"].startswith("walkaway-") and one["closed_ns"] is not None
-        ]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    return Watched(told, [_held_s(one) for one in ours])
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def _held_s(request: dict[str, Any]) -> float | None:
@@ -167,20 +224,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("names", nargs="*", default=list(SERVERS), metavar="NAME")
+    parser.add_argument("names", nargs="*", default=[*SERVERS, *ENGINES], metavar="NAME")
     options = parser.parse_args(arguments)
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)  # noqa: T201
     for name in options.names:
-        script = SERVERS[name]
-        seen = watch(
-            seconds=options.seconds,
-            users=USERS_WHERE_NEVER if script.get("ghost_every") else options.users,
-            seed=options.seed,
-            has_metrics="stream_s" not in script,
-            **script,
-        )
-        print(row(name, seen), flush=True)  # noqa: T201
+        print(row(name, look(name, options)), flush=True)  # noqa: T201
     return 0
+
+
+def look(name: str, options: argparse.Namespace) -> Watched:
+    script = SERVERS.get(name, {})
+    is_deaf = bool(script.get("ghost_every")) or "deaf" in name
+    users = USERS_WHERE_NEVER if is_deaf else options.users
+    if name in ENGINES:
+        return watch_engine(*ENGINES[name], seconds=options.seconds, users=users, seed=options.seed)
+    return watch(
+        seconds=options.seconds,
+        users=users,
+        seed=options.seed,
+        has_metrics="stream_s" not in script,
+        **script,
+    )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from harness.load.lag import LagWatch
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.workload.plan import LoadPlan
+from harness.workload.workload import load_target
 from tests.harness.load.asking import plan_of
 
 READ_TOKENS = 4
@@ -33,6 +34,10 @@ LONG_S = 30.0
 
 
 def plan_for(asked: dict[str, Any]) -> LoadPlan:
+    if "engine" in asked:
+        plan = plan_of(asked["url"], load=None)
+        target = load_target(asked["engine"])
+        return plan.model_copy(update={"target": target, "model": asked["model"]})
     running = {"name": "vllm:num_requests_running", "refresh": "at once", "trust": "exact"}
     waiting = running | {"name": "vllm:num_requests_waiting"}
     metrics = {"running": running, "waiting": waiting} if asked.get("has_metrics", True) else {}
