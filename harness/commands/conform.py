@@ -95,6 +95,14 @@ MaxSeconds = Annotated[
         metavar="S", min=1, help="End after this time, with what is decided.", rich_help_panel=CASES
     ),
 ]
+Gentle = Annotated[
+    bool,
+    typer.Option(
+        "--gentle",
+        help="Beside its users, by one or two streams, for --max-seconds (default 300).",
+        rich_help_panel=CASES,
+    ),
+]
 FailFast = Annotated[
     bool, typer.Option("--fail-fast", help="End at the first failure.", rich_help_panel=CASES)
 ]
@@ -165,6 +173,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     quick: Quick = False,
     suite: Suite = None,
     max_seconds: MaxSeconds = None,
+    gentle: Gentle = False,
     fail_fast: FailFast = False,
     lists: List = False,
     tries: Tries = None,
@@ -213,6 +222,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         quick=quick,
         suite=suite,
         max_seconds=max_seconds,
+        gentle=gentle,
         fail_fast=fail_fast,
         against=_own_server(against, target),
         seed=seed,
@@ -297,7 +307,7 @@ def _run(config: "ConformConfig", outputs: _Outputs, *, quiet: bool) -> int:
         page = draw_page(finished.folder)
     if outputs.as_json:
         print((finished.folder / CONFORM_FILE).read_text(), end="")  # noqa: T201
-    if config.against == "bad":
+    if config.against == "bad" and not config.gentle:
         show.table(table(result.cases))
     show.end(result, page or finished.folder / CONFORM_FILE)
     if finished.failure is not None:

@@ -19,6 +19,7 @@ import msgspec
 from harness.conform.bench import Asked, Bench
 from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
+from harness.conform.gently import GENTLE_ID, watch_gently
 from harness.conform.known import Known
 from harness.conform.order import Event, Order
 from harness.conform.pages import Pages
@@ -64,6 +65,9 @@ def main() -> None:
         give_up=lambda why: tell(Event(event="gone", why=why)),
         wire=wire,
     )
+    if order.gentle_s is not None:
+        _watch_gently(order, session, tell)
+        return
     lag = LagWatch(open_streams=lambda: session.client.open_streams, give_up=lambda _why: None)
     try:
         bench = _bench(order, plan, session, lag, wire, known)
@@ -78,6 +82,18 @@ def main() -> None:
         )
     )
     _run_cases([CASES[one] for one in order.cases], bench, Path(order.folder), secrets, tell)
+    session.close()
+
+
+def _watch_gently(order: Order, session: LoadSession, tell: Callable[[Event], None]) -> None:
+    def decided(result: CaseResult) -> None:
+        tell(Event(event="case", id=result.id, case=result))
+
+    tell(Event(event="started", id=GENTLE_ID))
+    try:
+        watch_gently(order, session, decided)
+    except TargetError as error:
+        tell(Event(event="gone", why=str(error)))
     session.close()
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, select
 from harness.conform.cases import load_cases
+from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.conform.suites import cases_of
 from harness.errors import ConfigError
@@ -52,10 +53,15 @@ class ConformConfig:
     max_seconds: float | None = None
     fail_fast: bool = False
     against: str | None = None  # a bundled server, "good" or "bad"
+    gentle: bool = False
     seed: int = 0
     expected: Path | None = None
     out: Path | None = None
     command: list[str] = field(default_factory=list)
+
+    @property
+    def gentle_s(self) -> float:
+        return self.max_seconds or GENTLE_S
 
     @property
     def own_engine(self) -> EngineSettings:
@@ -84,10 +90,12 @@ class ConformConfig:
             ("--tries", self.tries),
             ("--expected-failures", self.expected),
             ("--seed", self.seed),
+            ("--max-seconds", self.gentle_s if self.gentle else None),
         ]
         words = [word for flag, value in values if value is not None for word in (flag, str(value))]
         words += ["--strict"] if self.strict else []
         words += ["--quick"] if self.quick else []
+        words += ["--gentle"] if self.gentle else []
         return [*words, LOAD_THIS_HOST] if self.loads_any_host else words
 
 
@@ -96,9 +104,25 @@ def all_cases() -> list[Case]:
     return list(CASES.values())
 
 
+def _gentle(config: ConformConfig) -> Case:
+    """Raises ConfigError if cases of the suite are asked for, too."""
+    others = [one for one in config.wanted if one != GENTLE_ID]
+    others += ["--quick"] if config.quick else []
+    others += ["--suite"] if config.suite is not None else []
+    if others:
+        raise ConfigError(
+            "--gentle watches beside the server's users, and runs no cases: leave out "
+            f"{', '.join(others)}"
+        )
+    return gentle_case(config.gentle_s)
+
+
 def chosen_cases(config: ConformConfig) -> list[Case]:
     """In the order in which they run. Raises ConfigError."""
-    chosen = select(all_cases(), config.wanted)
+    known = all_cases()
+    if config.gentle:
+        return [_gentle(config)]
+    chosen = select(known, config.wanted)
     if config.suite is not None:
         chosen = cases_of(config.suite, chosen)
         if not chosen:

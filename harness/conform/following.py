@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from harness.conform.case import CASES, Case, Selection
+from harness.conform.case import Case, Selection
 from harness.conform.config import ConformConfig
 from harness.conform.order import Event, Order
 from harness.conform.pacing import Place, time_left, typical_times
@@ -143,24 +143,30 @@ class Suite:
                 self.order.settle_s = event.facts.get("settle_s", self.order.settle_s)
             case "started":
                 self._has_begun = True
-                case = CASES[event.id]
+                case = self._case(event.id)
                 self.show.started(case, self._place())
                 return case
             case "case":
                 assert event.case is not None
                 self.order.left = max(self.order.left, event.case.left_in_all)
                 self._add(event.case)
-                return None if event.case.aftermath else CASES[event.id]
+                return None if event.case.aftermath else self._case(event.id)
             case "unusable":
                 self._has_begun, self._lost = True, event.why
             case "gone":
                 self._lost = event.why
         return None
 
+    def _case(self, name: str) -> Case:
+        return next(case for case in self.selection.cases if case.id == name)
+
     def _place(self) -> Place:
         total = len(self.selection.cases)
         took = {one.id: one.took_s for one in self.result.cases if one.took_s}
-        left_s = time_left([case.id for case in self._rest], took, typical_times())
+        typical = typical_times()
+        if self.config.gentle:
+            typical = {case.id: case.limit_s for case in self._rest}
+        left_s = time_left([case.id for case in self._rest], took, typical)
         return Place(total - len(self._rest) + 1, total, left_s)
 
     def _give_up(self, current: Case | None, child: Child, code: int | None) -> None:

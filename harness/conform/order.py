@@ -11,7 +11,8 @@ from harness.store.conform_result import CaseResult
 class Order(msgspec.Struct, kw_only=True):
     """`plan`: a LoadPlan. `slots`: None: to be found. `folder`: of the results. `metrics_urls`:
     read by cases that judge the server's own counters, and by no others; empty without any that
-    is understood. `page_urls`: the pages, understood or not."""
+    is understood. `page_urls`: the pages, understood or not. `gentle_s`: how long to watch beside
+    real users, instead of any case."""
 
     plan: msgspec.Raw
     cases: list[str]
@@ -28,6 +29,7 @@ class Order(msgspec.Struct, kw_only=True):
     pid: int | None = None
     direct: str | None = None
     adapter: str | None = None
+    gentle_s: float | None = None
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from harness.conform.case import CASES, Case, Selection
 from harness.conform.config import ConformConfig, chosen_cases
 from harness.conform.contact import Contact, Published
 from harness.conform.following import Show, Suite
+from harness.conform.gently import GENTLE_ID
 from harness.conform.order import Order
 from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
@@ -60,7 +61,7 @@ def conform(
         )
     expected: list[Expectation] = []
     if config.expected is not None:
-        expected = read_expectations(config.expected, CASES)
+        expected = read_expectations(config.expected, [*CASES, GENTLE_ID])
     path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-conform-{random_names.token_hex(2)}"
     folder = RunFolder.claim(path)
     result = _blank(config, access.target)
@@ -68,7 +69,7 @@ def conform(
     try:
         with ExitStack() as children:
             suite = _prepare(config, contact, result, expected, chosen, show, children)
-            if config.max_seconds is not None:
+            if config.max_seconds is not None and not config.gentle:
                 suite.until_s = began_s + config.max_seconds
             failure = suite.run()
             if failure is not None:
@@ -203,6 +204,7 @@ def _order(
         pid=config.pid or (None if server.engine is None else server.engine.pid),
         direct=config.direct,
         adapter=config.adapter,
+        gentle_s=config.gentle_s if config.gentle else None,
     )
 
 

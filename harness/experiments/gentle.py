@@ -139,6 +139,14 @@ def _watch(seen: "_ByGauge | _ByTwin", terms: Terms) -> Iterator[Gentle]:
         yield seen.figures(judged)._replace(stops=stops, why=why, seconds=seconds, is_final=is_over)
 
 
+def serves(session: LoadSession) -> bool:
+    try:
+        _first_look(session)
+    except TargetError:
+        return False
+    return True
+
+
 class Judged(NamedTuple):
     """`why_not`: nothing can be said, since no natural end is seen either."""
 

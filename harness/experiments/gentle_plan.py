@@ -200,7 +200,9 @@ class Gentle(NamedTuple):
         else:
             said = "it stops" if self.stops else "it does not stop"
         said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} beside its users"
-        if self.latency_s is not None and self.latency_ci95 is not None:
+        if self.latency_s is not None and self.latency_s < self.floor_s:
+            said += f"; let go of within {quantity(self.floor_s, 's')}, the least that can be seen"
+        elif self.latency_s is not None and self.latency_ci95 is not None:
             low, high = (quantity(one, "s") for one in self.latency_ci95)
             said += f"; let go of {quantity(self.latency_s, 's')} after a leave ({low} to {high})"
         if self.ghost_rate is not None and self.ghost_ci95 is not None:

@@ -1,0 +1,114 @@
+"""The gentle watch as a run of its own: one case, decided again and again beside real users.
+
+No slots are counted or filled for it; see harness/experiments/gentle.py.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import Case
+from harness.conform.finding import Evidence, Finding
+from harness.conform.order import Order
+from harness.conform.verdict import settle_case
+from harness.experiments.gentle import Terms, serves, watch
+from harness.experiments.gentle_plan import Gentle, is_look
+from harness.experiments.outcome import CannotDecideError
+from harness.load.session import LoadSession
+from harness.records import Disconnect
+from harness.store.conform_result import Aftermath, CaseResult, Failure, Level
+
+GENTLE_ID: Final = "gentle/stops"
+GENTLE_S: Final = 300.0  # where no time is named
+
+
+def gentle_case(max_seconds: float) -> Case:
+    """Not among the cases of a suite: it stands alone."""
+    return Case(
+        id=GENTLE_ID,
+        level=Level.MUST,
+        requirement="streams that leave beside the server's users are let go of",
+        wire="a stream or two begin, run for a random time and leave, again and again; never more "
+        "than two at once, or 1 % of the slots",
+        passes="averaged over the leaves, the server's own gauge (without one: another stream's "
+        "pace) shows that they are gone",
+        methods="G",
+        check=_never_checked,
+        needs=frozenset(),
+        quick=False,
+        caught=(),
+        why="A server in use cannot be filled to find out; its users cancel out in the average.",
+        limit_s=max_seconds,
+        remedy="abort a request in the scheduler as soon as its connection closes",
+    )
+
+
+def _never_checked(_bench: Bench) -> Finding:
+    raise AssertionError("a gentle watch has no bench")
+
+
+def watch_gently(order: Order, session: LoadSession, decided: Callable[[CaseResult], None]) -> None:
+    """Each result replaces the one before; the last one says how the server is afterwards. Raises
+    TargetError if the server does not serve from the beginning."""
+    assert order.gentle_s is not None
+    case, contract = gentle_case(order.gentle_s), session.plan.target.disconnect
+    terms = Terms(
+        max_seconds=order.gentle_s,
+        settle_s=order.settle_s,
+        slots=order.slots,
+        context=order.context,
+    )
+    try:
+        for found in watch(session, order.metrics_urls, terms, random.Random(order.seed)):
+            result = judged(case, found, contract)
+            if found.is_final:
+                result.aftermath = _aftermath(session)
+            if found.is_final or is_look(found.moments):
+                decided(result)
+    except CannotDecideError as error:
+        result = settle_case(case, error)
+        result.aftermath = _aftermath(session)
+        decided(result)
+
+
+def _aftermath(session: LoadSession) -> Aftermath:
+    return Aftermath.CLEAN if serves(session) else Aftermath.DEAD
+
+
+def judged(case: Case, found: Gentle, contract: Disconnect) -> CaseResult:
+    result = settle_case(case, _outcome(found, contract))
+    result.stops, result.way, result.evidence = found.stops, found.way, _evidence(found)
+    result.left = result.left_in_all = found.leaves
+    result.took_s = round(found.seconds, 2)
+    return result
+
+
+def _outcome(found: Gentle, contract: Disconnect) -> Finding | Exception:
+    if found.stops is None:
+        return CannotDecideError(found.sentence)
+    if found.stops:
+        return Finding(None, found.sentence, {})
+    if contract != "cancel":
+        return Finding(None, f"as it declares (`{contract}`): {found.sentence}", {})
+    return Finding(Failure.NEVER, found.sentence, {})
+
+
+def _evidence(found: Gentle) -> Evidence:
+    """In milliseconds, and shares of 1."""
+    latency, ghosts = found.latency_ci95, found.ghost_ci95
+    figures: dict[str, float | None] = {
+        "leaves": found.leaves,
+        "moments": found.moments,
+        "latency_ms": None if found.latency_s is None else 1e3 * found.latency_s,
+        "latency_ms_low95": None if latency is None else 1e3 * latency.low,
+        "latency_ms_high95": None if latency is None else 1e3 * latency.high,
+        "floor_ms": 1e3 * found.floor_s,
+        "ghost_rate": found.ghost_rate,
+        "ghost_rate_low95": None if ghosts is None else ghosts.low,
+        "ghost_rate_high95": None if ghosts is None else ghosts.high,
+        "seen_by_ms": None if found.seen_by_s is None else 1e3 * found.seen_by_s,
+        "share_of_load": found.share_of_load,
+        "most_streams": found.most_streams,
+    }
+    return {name: None if one is None else round(one, 4) for name, one in figures.items()}

@@ -1,0 +1,66 @@
+"""The gentle watch as a conformance run: what its figures make of the one case."""
+
+import pytest
+
+from harness.conform.config import ConformConfig, chosen_cases
+from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case, judged
+from harness.errors import ConfigError
+from harness.experiments.averaged import Interval
+from harness.experiments.gentle_plan import Gentle
+from harness.store.conform_result import Failure, Verdict
+
+CASE = gentle_case(60.0)
+KNOWN = Gentle(
+    way="gauge",
+    stops=True,
+    why="",
+    seconds=60.0,
+    moments=20,
+    leaves=40,
+    latency_s=0.226,
+    latency_ci95=Interval(0.221, 0.231),
+    floor_s=0.03,
+    ghost_rate=0.01,
+    ghost_ci95=Interval(-0.05, 0.07),
+    most_streams=2,
+)
+
+
+def test_a_server_that_stops_passes_with_its_figures() -> None:
+    result = judged(CASE, KNOWN, "cancel")
+    assert (result.verdict, result.stops, result.way) == (Verdict.PASS, True, "gauge")
+    assert result.left == result.left_in_all == 40
+    assert result.reason == KNOWN.sentence
+    assert result.evidence["latency_ms"] == 226
+    assert result.evidence["ghost_rate_high95"] == 0.07
+
+
+def test_one_that_does_not_stop_fails_unless_it_declares_that() -> None:
+    never = KNOWN._replace(stops=False, ghost_rate=1.0, ghost_ci95=Interval(0.8, 1.2))
+    result = judged(CASE, never, "cancel")
+    assert (result.verdict, result.kind, result.stops) == (Verdict.FAIL, Failure.NEVER, False)
+    declared = judged(CASE, never, "drain")
+    assert declared.verdict is Verdict.PASS
+    assert declared.stops is False
+    assert declared.reason.startswith("as it declares (`drain`)")
+
+
+def test_what_is_not_known_yet_is_undecided() -> None:
+    result = judged(CASE, KNOWN._replace(stops=None, why="too few leaves yet"), "cancel")
+    assert (result.verdict, result.stops) == (Verdict.CANNOT_DECIDE, None)
+    assert "too few leaves yet" in result.reason
+
+
+def test_it_is_a_run_of_its_own() -> None:
+    assert [case.id for case in chosen_cases(ConformConfig(gentle=True))] == [GENTLE_ID]
+    assert ConformConfig(gentle=True).gentle_s == GENTLE_S
+    assert ConformConfig(gentle=True, max_seconds=9.0).gentle_s == 9.0
+    flags = ConformConfig(gentle=True).flags(model="m", slots=None)
+    assert flags[-1] == "--gentle"
+    assert "--max-seconds" in flags
+    again = ConformConfig(gentle=True, wanted=[GENTLE_ID])
+    assert [case.id for case in chosen_cases(again)] == [GENTLE_ID]
+    with pytest.raises(ConfigError, match="leave out queue/"):
+        chosen_cases(ConformConfig(gentle=True, wanted=["queue/"]))
+    with pytest.raises(ConfigError, match="leave out --quick"):
+        chosen_cases(ConformConfig(gentle=True, quick=True))
