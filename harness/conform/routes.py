@@ -1,7 +1,7 @@
 """The target's other routes, asked once at a time, without load: health, cancel, stored answers."""
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -11,7 +11,7 @@ import httpx
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import Place, http_client, request_headers, why_unread
 from harness.load.chunk import DONE, NONSENSE
-from harness.load.dialect import request_body
+from harness.load.dialect import dialect_of, request_body
 from harness.load.loose import values_of
 from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.records import Delivery
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
 class Routes:
     """Raises RefusedError for a target without HTTP, CannotDecideError if no answer comes."""
 
-    def __init__(self, plan: LoadPlan) -> None:
+    def __init__(self, plan: LoadPlan, *, longest_s: float = LONGEST_S) -> None:
         if not plan.target.http:
             raise RefusedError("the target speaks no HTTP")
         self._plan = plan
@@ -39,8 +39,8 @@ class Routes:
         self._client = http_client(
             headers,
             ca_file=plan.ca_file,
-            timeout_s=LONGEST_S,
-            longest_s=LONGEST_S,
+            timeout_s=longest_s,
+            longest_s=longest_s,
             place=Place(plan.url, plan.address),
         )
 
@@ -63,11 +63,18 @@ class Routes:
             raise CannotDecideError(f"a request was refused with status {reply.status}")
         return reply.body
 
+    def get(self, path: str) -> Reply:
+        return self.send("GET", path)
+
     def post(self, path: str, body: dict[str, Any] | None) -> Reply:
+        return self.send("POST", path, body)
+
+    def send(self, method: str, path: str, body: dict[str, Any] | None = None) -> Reply:
         try:
-            answer = self._client.post(self._plan.url + path, json=body)
+            answer = self._client.request(method, self._plan.url + path, json=body)
         except httpx.HTTPError as error:
-            raise CannotDecideError(f"POST {path} had no answer ({why_unread(error)})") from error
+            why = why_unread(error)
+            raise CannotDecideError(f"{method} {path} had no answer ({why})") from error
         try:
             told = answer.json()
         except ValueError:
@@ -84,20 +91,36 @@ class Routes:
     def events(self, path: str, body: dict[str, Any]) -> Generator[Any]:
         """What the events of a stream hold: JSON values, and `DONE`. Closing the generator closes
         the connection."""
-        decoder = SSEDecoder()
         try:
             with self._client.stream("POST", self._plan.url + path, json=body) as answer:
-                for chunk in answer.iter_bytes():
-                    for _, data in decoder.feed(chunk, time.perf_counter_ns()):
-                        with suppress(*NONSENSE):  # a heartbeat
-                            yield from values_of(data)
+                for _, data in _events_of(answer):
+                    with suppress(*NONSENSE):  # a heartbeat
+                        yield from values_of(data)
         except httpx.HTTPError as error:
             raise CannotDecideError(f"a stream broke ({why_unread(error)})") from error
         except EndlessEventError as error:
             raise CannotDecideError(f"a stream cannot be read: {error}") from error
+
+    def text(self, path: str) -> tuple[int, str]:
+        """The status of a GET, and the text of the answer that its events are."""
+        look = dialect_of(self._plan.target).look
+        try:
+            with self._client.stream("GET", self._plan.url + path) as answer:
+                looks = [one for name, data in _events_of(answer) for one in look(data, name)]
+        except (httpx.HTTPError, EndlessEventError) as error:
+            raise CannotDecideError(f"GET {path} cannot be read: {error}") from error
+        shown = (choice.shown() for one in looks for choice in one.choices)
+        return answer.status_code, "".join(shown)
 
     def _body(self, prompt: str, max_tokens: int, delivery: Delivery) -> dict[str, Any]:
         plan = self._plan
         return request_body(
             plan.target, plan.model, prompt, max_tokens=max_tokens, delivery=delivery
         )
+
+
+def _events_of(answer: httpx.Response) -> Iterator[tuple[bytes, bytes]]:
+    """Name and data of each."""
+    decoder = SSEDecoder()
+    for chunk in answer.iter_bytes():
+        yield from decoder.feed(chunk, time.perf_counter_ns())

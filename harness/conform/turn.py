@@ -107,7 +107,7 @@ class Turns:
         stop a plain stream."""
         bench = self.bench
         contract = bench.session.plan.target.disconnect
-        if contract != "cancel":
+        if contract != "cancel" and "resume" not in case.needs:
             bench.end()
             bench.cleaning.rest()
             if "K" in case.methods:

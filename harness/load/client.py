@@ -212,11 +212,12 @@ class StreamClient(LoadClient):
         if spec.text is not None:
             body |= spec.text.conditions(has_tasks=target.lifecycle)
         encoded = msgspec.json.encode(body if spec.body is None else {**body, **spec.body})
-        is_stream = spec.delivery is Delivery.STREAM
+        is_stream, given = spec.delivery is Delivery.STREAM, spec.headers or {}
         fields = [
             *frontend.fields,
             (b"x-request-id", spec.request_id.encode()),
             (b"accept", b"text/event-stream" if is_stream else b"application/json"),
+            *((name.lower().encode(), text.encode()) for name, text in given.items()),
         ]
         return raw_path, fields, encoded
 

@@ -62,7 +62,8 @@ class RequestSpec:
 
     `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
     its range. `text` is the known text that answers it, if any. `path`: another route than the
-    target's; `body`: keys laid over the ordinary body. `request_id`, `arm` and
+    target's; `body`: keys laid over the ordinary body; `headers`: beside the ordinary ones.
+    `request_id`, `arm` and
     `intended_start_ns` are set when the request is issued.
     """
 
@@ -83,6 +84,7 @@ class RequestSpec:
     text: TaskText | None = None
     path: str | None = None
     body: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] | None = None
     request_id: str = ""
     intended_start_ns: int = 0
 

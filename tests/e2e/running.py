@@ -239,6 +239,13 @@ def dialect_server(**settings: float | str) -> Iterator[TruthServer]:
 
 
 @contextmanager
+def service_server(**settings: float | str) -> Iterator[TruthServer]:
+    """`settings`: of tests.truth.services, all three kinds."""
+    with _scripted("tests.truth.services", settings) as server:
+        yield server
+
+
+@contextmanager
 def _scripted(module: str, settings: dict[str, float | str]) -> Iterator[TruthServer]:
     command = [sys.executable, "-m", module, json.dumps(settings)]
     with subprocess.Popen(

@@ -53,6 +53,7 @@ LEFT = ("stream/fin-decode", "stream/rst-decode", "stream/before-first", "stream
 FANNED = ("n/parent", "dialect/chat")
 CROWDS = ("storm/all", "retry/while-alive")
 OTHERS = ("bystander/text", "bystander/ends", "next/length", "next/text")
+SAME = ("same/answer", "same/prefill", "same/queue", "same/twin")
 
 ROWS: Final = (
     Row("ignore-disconnect", (*LEFT, *FANNED, *CROWDS, "unary/leave", "ghost/rate"), OTHERS),
@@ -101,6 +102,11 @@ ROWS: Final = (
     Row("forget-aborted-tokens", ("count/tokens",), ("count/aborts",)),
     Row("cancel-does-nothing", ("api/cancel",), ("stream/fin-decode",), soon=True),
     Row("poll-rearms", ("watch/polling",), ("unary/leave",)),
+    Row("spoil-prompt", SAME, ("next/text", "stream/fin-decode")),
+    Row("count-left-as-waiting", ("gauge/rest",), ("count/aborts", "stream/fin-decode")),
+    Row("grow-with-answers=0.02", (), ("leak/process",)),
+    Row("abort-says-stop", ("api/label", "deadline/straddle"), ("stream/fin-decode",)),
+    Row("compute-refused", ("reject/too-long",), ("stream/fin-decode",)),
 )
 
 
@@ -125,9 +131,26 @@ ODD: Final = (
     Odd("structured/leave", {"compiles_on": 1, "compile_s": 0.4}, Failure.LATE),
     Odd("n/parent", {"forgets_others": 1}, Failure.NEVER),
     Odd("n/prompts", {"forgets_others": 1}, Failure.NEVER),
+    Odd("n/prompts", {"keeps_queued": 1}, Failure.NEVER),
     Odd("dialect/chat", {"deaf_route": "/chat/completions"}, Failure.NEVER),
     Odd("dialect/responses", {"deaf_route": "/responses"}, Failure.NEVER),
     Odd("dialect/messages", {"deaf_route": "/messages"}, Failure.NEVER),
+)
+
+
+# Of the scripted server of services (tests/truth/services.py).
+HABITS: Final = (
+    Odd("silence/leave", {"silent_tokens": 40, "deaf_between": 1}, Failure.LATE),
+    Odd("tools/leave", {"piece_tokens": 40, "deaf_between": 1}, Failure.LATE),
+    Odd("same/answer", {"spoils_cold": 1}, Failure.HARM),
+    Odd("pooling/leave", {"ranks_on": 1}, Failure.NEVER),
+    Odd("background/cancel", {"cancel": "lies"}, Failure.NEVER),
+    Odd("background/cancel", {"ended": "refused"}, Failure.HARM),
+    Odd("background/cancel", {"cancels_foreground": 1}, Failure.HARM),
+    Odd("adapter/pinned", {"pins": 1}, Failure.NEVER),
+    Odd("resume/stop", {"stop": "never"}, Failure.NEVER),
+    Odd("resume/stop", {"stop": "late"}, Failure.NEVER),
+    Odd("resume/abandoned", {"keeps_chars": 20}, Failure.HARM),
 )
 
 
@@ -158,7 +181,7 @@ def judge(row: Row, folder: Path) -> dict[str, CaseResult]:
         try:
             target = ("--target", engine.url, "--engine", "reference")
             pid = ("--pid", str(engine.process.pid))
-            result = conform(folder / f"{row.fault}-{number}", *ids, *target, *pid)
+            result = conform(folder / f"{row.fault or 'none'}-{number}", *ids, *target, *pid)
         finally:
             engine.stop()  # some faults end it before
         found |= {one.id: one for one in result.cases}

@@ -7,7 +7,7 @@ from typing import Final
 
 from harness.conform.case import Case
 from harness.conform.config import all_cases
-from tests.truth.conform_cases import ODD, ROWS
+from tests.truth.conform_cases import HABITS, ODD, ROWS
 
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "conform"
 METHODS: Final = {
@@ -24,6 +24,9 @@ NEEDS: Final = {
     "pid": "`--pid N`, the server's process on this machine",
     "direct": "`--direct URL`, the server behind the hop",
     "drop_packets": "the right to drop packets",
+    "adapter": "`--adapter NAME`, a LoRA adapter that may be unloaded",
+    "resume": '`disconnect = "resume"` and a section `[resume]` in the target\'s file',
+    "deadline": "`deadline_key` in the target's file",
     "metrics": "a metrics page that the target's file describes",
     "cancel_path": "a cancel endpoint in the target's file",
     "http": "a server that speaks HTTP",
@@ -51,8 +54,8 @@ or undecided. `make conform-docs` writes this page.
 |---|---|---|
 """
 SCRIPTED: Final = """
-A scripted server (tests/truth/dialects.py) speaks what the engine does not, and misbehaves on
-demand (tests/e2e/test_conform_doors.py):
+Scripted servers (tests/truth/dialects.py, tests/truth/services.py) speak what the engine does not,
+and misbehave on demand (tests/e2e/test_conform_doors.py, tests/e2e/test_conform_services.py):
 
 | setting | red | kind |
 |---|---|---|
@@ -78,7 +81,7 @@ def case_page() -> str:
 
 def fault_page() -> str:
     rows = (f"| `{row.fault}` | {linked(row.red)} | {linked(row.green)} |\n" for row in ROWS)
-    odd = (f"| `{one}` | {linked([one.case])} | {one.kind} |\n" for one in ODD)
+    odd = (f"| `{one}` | {linked([one.case])} | {one.kind} |\n" for one in (*ODD, *HABITS))
     return "".join([FAULTS, *rows, SCRIPTED, *odd])
 
 
@@ -104,7 +107,7 @@ def rows_of(case: Case) -> Iterator[tuple[str, str]]:
     if case.caught:
         yield "would have caught", " ".join(f"[{short(url)}]({url})" for url in case.caught)
     red = ", ".join(f"`{row.fault}`" for row in ROWS if case.id in row.red)
-    odd = ", ".join(f"`{one}`" for one in ODD if one.case == case.id)
+    odd = ", ".join(f"`{one}`" for one in (*ODD, *HABITS) if one.case == case.id)
     on_script = f"on the scripted server: {odd}" if odd else ""
     told = "; ".join(filter(None, (red, on_script)))
     yield "goes red under", told or "no fault of the bundled engine"

@@ -52,8 +52,8 @@ class Oddities:
     close is not seen ("forget"). `compile_s`: a schema's time, in a slot; `compiles_on`: also when
     its client has left. `rst_stream`: it is a leave ("cancel"), nothing ("ignore"), or the end of
     all streams of the connection ("end all"). `forgets_others`: of several answers only the first
-    ends with its request. `deaf_route`: no leave is seen there. `keeps_stopped`: the text of an
-    answer that was left is context of the next turn."""
+    ends with its request. `keeps_queued`: those that still wait do not. `deaf_route`: no leave is
+    seen there. `keeps_stopped`: the text of an answer that was left is context of the next turn."""
 
     half_close: str = "cancel"
     stalled: str = "keep"
@@ -61,6 +61,7 @@ class Oddities:
     compiles_on: bool = False
     rst_stream: str = "cancel"
     forgets_others: bool = False
+    keeps_queued: bool = False
     deaf_route: str = ""
     keeps_stopped: bool = False
 
@@ -92,6 +93,7 @@ class Answer:
         self.name = f"answer-{next(server.numbers)}"
         self._server, self._path, self._body, self._door = server, path, body, door
         self._has_left = False
+        self._letter = server.letter_for(body)
         self._texts: dict[int, str] = {}
         script, odd = server.engine.script, server.odd
         compile_s = odd.compile_s if "response_format" in body else 0.0
@@ -110,6 +112,11 @@ class Answer:
             made = {"type": "response.created", "response": self._response("in_progress")}
             door.send(data_of(made), is_last=False)
 
+    @property
+    def text(self) -> str:
+        """Of its first choice, so far."""
+        return self._texts[0]
+
     def leave(self) -> None:
         """Its client has left."""
         odd = self._server.odd
@@ -118,7 +125,10 @@ class Answer:
             self._server.stored[self.name] = self.prompt_tokens + self._num_tokens(self.works[0])
         if odd.deaf_route and self._path.endswith(odd.deaf_route):
             return
-        for work in self.works[:1] if odd.forgets_others else self.works:
+        works = self.works[:1] if odd.forgets_others else self.works
+        if odd.keeps_queued:
+            works = [work for work in works if work.admitted_ns is not None]
+        for work in works:
             if not odd.compiles_on or self._num_tokens(work) >= 0:
                 self._server.engine.left(work)
 
@@ -144,7 +154,7 @@ class Answer:
             self._server.engine.left(work)
         if number <= 0 or self._has_left:
             return
-        text, is_end = f" w{number}", work.finish_reason is not None
+        text, is_end = f" {self._letter}{number}", work.finish_reason is not None
         self._texts[index] += text
         self._running -= is_end
         is_last = not self._running
@@ -306,6 +316,10 @@ class DialectServer(TruthServer):
         self.odd = odd
         self.numbers = count(1)
         self.stored: dict[str, int] = {}
+
+    def letter_for(self, body: dict[str, Any]) -> str:
+        """With which each word of the answer begins."""
+        return "w"
 
     def begin(self, path: str, body: dict[str, Any], door: Door) -> Answer:
         answer = Answer(self, path, body, door)

@@ -7,6 +7,7 @@ from harness.conform.case import CASES
 
 ROOMS: Final = (
     "stream",
+    "silences",
     "queue",
     "prefill",
     "crowds",
@@ -16,7 +17,13 @@ ROOMS: Final = (
     "leaks",
     "neighbours",
     "next_request",
+    "same_request",
+    "limits",
+    "resume",
     "cancel_api",
+    "background",
+    "pooling",
+    "adapters",
     "counts",
     "hops",
 )

@@ -16,6 +16,7 @@ from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
 from harness.conform.waves import leave_after, leave_each, read_whole
 from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import QUEUED_STEPS
 from harness.records import GAUGES, Delivery, MetricSample
 from harness.store.conform_result import Failure, Level
 from harness.workload.target import MetricSource
@@ -23,6 +24,7 @@ from harness.workload.target import MetricSource
 LEAVES: Final = 20
 ABORTS: Final = ("aborted", "frontend_cancelled")
 LONGEST_WAIT_S: Final = 12.0  # for a gauge to show a load
+QUEUE_WAIT_S: Final = 2.0  # for that of the queue, if another has shown it
 Values = Mapping[str, float]
 T = TypeVar("T")
 
@@ -179,9 +181,11 @@ def read_to_eof(bench: Bench) -> Finding:
     "gauge/rest",
     Level.SHOULD,
     "Gauges of an idle server read idle after its clients have left.",
-    wire="Streams run in all slots until a gauge shows it, and then all are closed; the metrics "
-    "page is read before, meanwhile, and after the settle time.",
-    passes="each gauge that moved reads as before",
+    wire="Streams run in all slots, and as many requests queue, until gauges show it; then the "
+    "queued ones are closed, and then the others. The metrics page is read before, meanwhile, and "
+    "after the settle time.",
+    passes="no request waits on the idle server at the beginning; each gauge that moved reads as "
+    "before",
     methods="C",
     remedy="lower the gauges on each path on which a request ends",
     why="Routers and autoscalers steer by these gauges.",
@@ -193,14 +197,9 @@ def rest(bench: Bench) -> Finding:
     gauges = [role for role in GAUGES if role in before]
     if not gauges:
         raise RefusedError("the target shows no gauge")
-    moved: list[str] = []
-    streams, until_s = bench.full_slots.fill(), time.monotonic() + LONGEST_WAIT_S
-    while not moved and time.monotonic() < until_s:
-        bench.pause(0.1)  # some gauges move only every few seconds
-        streams = bench.full_slots.fill()
-        busy = bench.pages.counters()
-        moved = [role for role in gauges if busy.get(role) != before[role]]
-    leave_each(bench, streams)
+    if (stuck := _waits_on_idle(bench, before)) is not None:
+        return stuck
+    moved = _moved_by_a_queue(bench, before, gauges)
     if not moved:
         raise CannotDecideError(f"no gauge ({', '.join(gauges)}) moved while all slots were busy")
     bench.pause(bench.settle_s)
@@ -214,6 +213,42 @@ def rest(bench: Bench) -> Finding:
     evidence |= {f"{role}_after": after.get(role) for role in moved}
     said = "; ".join(wrong)
     return found(f"as before: {', '.join(moved)}", said or None, evidence, Failure.NEVER)
+
+
+def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:
+    """A gauge of waiting requests that is above 0 though a short request is served at once."""
+    waiting = before.get("waiting", 0.0)
+    if waiting <= 0 or before.get("running", 0.0) > 0:
+        return None
+    row = bench.whole(bench.short(1))
+    after = bench.pages.counters().get("waiting", 0.0)
+    first_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
+    if after < waiting or first_s > bench.ttft_s + QUEUED_STEPS * bench.step_s:
+        return None  # somebody else's
+    said = f"waiting reads {after:g} before this case, and a short request is served at once"
+    return Finding(Failure.NEVER, said, {"waiting_before": waiting})
+
+
+def _moved_by_a_queue(bench: Bench, before: Values, gauges: Sequence[str]) -> list[str]:
+    """Which gauges full slots and a queue have moved; at the end all clients have left, those in
+    the queue first."""
+    streams = bench.full_slots.fill()
+    queued = [bench.start(bench.long()) for _ in range(bench.slots)]
+    began_s = time.monotonic()
+    moved: list[str] = []
+    while (waited_s := time.monotonic() - began_s) < LONGEST_WAIT_S:
+        bench.pause(0.1)  # some gauges move only every few seconds
+        streams = bench.full_slots.fill()
+        busy = bench.pages.counters()
+        moved = [role for role in gauges if busy.get(role) != before[role]]
+        is_whole = "waiting" in moved or "waiting" not in gauges
+        if moved and (is_whole or waited_s > QUEUE_WAIT_S):
+            break
+    if still := [stream for stream in queued if not stream.has_ended]:  # else it refuses
+        leave_each(bench, still, within_s=bench.step_s)
+    bench.pause(bench.ttft_s + bench.step_s)
+    leave_each(bench, streams)
+    return moved
 
 
 def _moved_by(

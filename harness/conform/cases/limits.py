@@ -1,0 +1,170 @@
+"""What a server refuses or ends by itself: prompts that are too long, deadlines."""
+
+from statistics import median
+from typing import Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
+from harness.conform.waves import joined, rows_of, wait_each
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.load.live import LiveStream
+from harness.records import Outcome, RequestRow
+from harness.store.conform_result import Failure, Level
+
+TRIES: Final = 3
+TOO_LONG_BY: Final = 64  # tokens
+ROOM: Final = 0.75  # of the context
+MOST_TOKENS: Final = 2048  # of the prompt whose time shows whether something is computed beside it
+MOST_RATIO: Final = 1.5
+LONG_STEPS: Final = 6  # that it must at least take
+REFUSED: Final = (400, 413, 422)
+
+FILLER_TOKENS: Final = 30
+QUEUED_TOKENS: Final = 2
+SPREAD_STEPS: Final = 8  # of the deadlines, before and after the moment at which slots become free
+EARLY_STEPS: Final = 2  # by which a deadline may seem to pass too soon
+
+
+@case(
+    "reject/too-long",
+    Level.SHOULD,
+    "What is refused is not computed.",
+    wire="A prompt longer than the context is refused, and right then a cold prompt of up to 2,048 "
+    "tokens is sent; in the control that one is sent alone. Three times, by turns.",
+    passes=f"its first token takes at most {MOST_RATIO:g} times as long as in the control, at the "
+    "median",
+    methods="R",
+    why="A client that gets a 400 sends again and again. If each prompt is computed before it is "
+    "thrown away, the answer to the mistake is an overload.",
+    remedy="compare a prompt's length with the context before it is queued",
+    needs=("http",),
+    caught=reports("sgl-project/sglang#30233"),
+)
+def too_long(bench: Bench) -> Finding:
+    context = bench.facts.context
+    if context is None:
+        raise RefusedError("the server does not say how long its context is")
+    tokens = min(MOST_TOKENS, int(ROOM * context))
+    refused_s: list[float] = []
+    alone: list[float] = []
+    after: list[float] = []
+    for number in range(TRIES):
+        bench.wire.begin_try(number)
+        alone.append(_first_token_s(bench, tokens))
+        refused_s.append(_refused_s(bench, context + TOO_LONG_BY))
+        after.append(_first_token_s(bench, tokens))
+    return judge_refusals(alone, after, refused_s, step_s=bench.step_s)
+
+
+def _first_token_s(bench: Bench, tokens: int) -> float:
+    row = bench.whole(bench.short(1, prompt_tokens=tokens))
+    return ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
+
+
+def _refused_s(bench: Bench, tokens: int) -> float:
+    row = bench.ask(bench.short(1, prompt_tokens=tokens))
+    if row.outcome is Outcome.COMPLETED:
+        raise RefusedError(f"a prompt of {tokens} tokens is not refused, but answered")
+    if row.status_code not in REFUSED:
+        raise CannotDecideError(f"a prompt of {tokens} tokens was not refused as such: {row.error}")
+    return (row.ended_ns - row.sent_ns) / 1e9
+
+
+def judge_refusals(
+    alone: list[float], after: list[float], refused_s: list[float], *, step_s: float
+) -> Finding:
+    """`alone`, `after`: a prompt's time to first token (s), by itself and right after a refusal.
+    Raises CannotDecideError where it takes too short."""
+    usual, beside = median(alone), median(after)
+    evidence: Evidence = {
+        "first_token_ms": round(1e3 * usual, 1),
+        "after_refusal_ms": round(1e3 * beside, 1),
+        "refused_after_ms": round(1e3 * median(refused_s), 1),
+    }
+    if usual < LONG_STEPS * step_s:
+        raise CannotDecideError(
+            f"the longest prompt takes {1e3 * usual:.0f} ms: too short to see another one beside it"
+        )
+    told = f"right after a refusal a prompt takes {beside / usual:.2f} times as long as by itself"
+    return found(told, told if beside > MOST_RATIO * usual else None, evidence, Failure.LATE)
+
+
+@case(
+    "deadline/straddle",
+    Level.MUST,
+    "A request ends at its deadline, and not before; what has ended so is not called whole.",
+    wire="Twice as many requests as slots queue behind full slots, each with a deadline of its own "
+    "(`deadline_key` of the target's file), spread over 8 steps before and after the moment at "
+    "which the slots become free.",
+    passes="each is answered whole, or ended within the settle time after its deadline, with an "
+    "error or without a finish reason of a whole answer; no request ends before its deadline, no "
+    "stream before them is cut, and no slot is held",
+    methods="O W",
+    why="Under overload waits straddle the deadline, and its two sides race: the request is "
+    "admitted and expires in the same step.",
+    remedy="decide an expiry once, in the scheduler at a step's boundary, and report it as such",
+    needs=("deadline", "http"),
+    caught=(
+        *reports("sgl-project/sglang#27221 sgl-project/sglang#37143"),
+        *reports("Avarok-Cybersecurity/atlas#482"),
+    ),
+)
+def straddle(bench: Bench) -> Finding:
+    key = bench.session.plan.target.deadline_key
+    if key is None:
+        raise CannotDecideError("the target's file names no `deadline_key`")
+    running = [bench.start(bench.short(FILLER_TOKENS)) for _ in range(bench.slots)]
+    wait_each(running, 1)
+    count = 2 * bench.slots
+    until_free_s = (FILLER_TOKENS - 1) * bench.step_s
+    asked: list[tuple[float, LiveStream]] = []
+    for number in range(count):
+        offset_steps = SPREAD_STEPS * (2 * number / (count - 1) - 1)
+        deadline_s = max(bench.step_s, until_free_s + offset_steps * bench.step_s)
+        body = {key: round(deadline_s, 4)}
+        asked.append((deadline_s, bench.start(bench.short(QUEUED_TOKENS, body=body))))
+    for stream in running:
+        joined(stream)
+    ended = list(zip((one for one, _ in asked), rows_of([one for _, one in asked]), strict=True))
+    held = bench.occupancy.held(lambda: 0)
+    early_s = EARLY_STEPS * bench.step_s
+    return judge_deadlines(ended, held=held, early_s=early_s, settle_s=bench.settle_s)
+
+
+def judge_deadlines(
+    ended: list[tuple[float, RequestRow]], *, held: int, early_s: float, settle_s: float
+) -> Finding:
+    """`ended`: each request with its deadline (s). Raises CannotDecideError if all ended alike."""
+    wholes, early, late, called_whole = 0, [], [], []
+    for deadline_s, row in ended:
+        took_s = (row.ended_ns - row.sent_ns) / 1e9
+        is_whole = (row.completion_tokens or row.tokens_read) >= QUEUED_TOKENS
+        wholes += is_whole and row.outcome is Outcome.COMPLETED
+        if took_s > deadline_s + settle_s:
+            late.append(took_s - deadline_s)
+        elif not is_whole and took_s < deadline_s - early_s:
+            early.append(deadline_s - took_s)
+        elif not is_whole and row.finish_reason in ("stop", "length"):
+            called_whole.append(row.finish_reason)
+    evidence: Evidence = {
+        "requests": len(ended),
+        "whole": wholes,
+        "expired": len(ended) - wholes,
+        "early": len(early),
+        "late": len(late),
+        "held": held,
+    }
+    if called_whole:
+        said = f"{len(called_whole)} requests that expired say `{called_whole[0]}`, as a whole one"
+        return Finding(Failure.HARM, said, evidence)
+    if early:
+        said = f"{len(early)} requests ended up to {max(early):.2f} s before their deadline"
+        return Finding(Failure.HARM, said, evidence)
+    if late or held:
+        said = f"{held} slots are held" if held else f"a request ended {max(late):.2f} s late"
+        return Finding(Failure.NEVER, f"{said} after the deadlines", evidence)
+    if wholes in (0, len(ended)):
+        raise CannotDecideError("all requests ended on one side of their deadlines")
+    good = f"{wholes} requests were in time, {len(ended) - wholes} ended at their deadline"
+    return Finding(None, good, evidence)

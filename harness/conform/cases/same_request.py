@@ -1,0 +1,208 @@
+"""The same greedy request once more, after a client with that request has left.
+
+Each round has a new prompt, so that no cache knows it. The right text comes from two controls that
+agree. Where the target names a body that bypasses the cache of prefixes (`uncached_body`), they
+come after the leave, which so meets a prompt that the server has not seen. Else they come before
+it, and a cache knows the prompt when its client leaves. Another text counts only if it comes twice.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from secrets import randbits, token_hex
+from typing import Any, Final
+
+from harness.conform.bench import Bench
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding
+from harness.conform.waves import SHOWN, joined, leave_each, rows_of, wait_each
+from harness.experiments.outcome import CannotDecideError
+from harness.load.live import LiveStream
+from harness.records import Outcome, RequestRow, Role
+from harness.store.conform_result import Failure, Level
+from harness.workload.abandon import RequestSpec
+
+ROUNDS: Final = 2
+MOST_ROUNDS: Final = 4
+TEXT_TOKENS: Final = 12
+READ_TOKENS: Final = 4  # before a leave in the answer
+LONG_PROMPT: Final = 1024  # tokens, of which half are computed when its client leaves
+PREFILL_SHARES: Final = (0.2, 0.8)
+_RANDOM: Final = "{random}"
+CAUGHT: Final = reports("Blaizzy/mlx-vlm#2206")
+PASSES: Final = (
+    "the text is that of two controls; red only if it differs for two prompts, while the controls "
+    "of each agree"
+)
+REMEDY: Final = "drop what a request that was left has computed, unless it is whole and right"
+
+# Both get a request and its prompt, and return the row whose text is compared.
+Ask = Callable[[RequestSpec, str], RequestRow]
+
+
+def same_text(bench: Bench, control: Ask, act: Ask, *, prompt_tokens: int | None = None) -> Finding:
+    """`act`: with the leave in it. Raises CannotDecideError."""
+    size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
+    spec = bench.short(TEXT_TOKENS, role=Role.CANARY, **size)
+    changed: list[tuple[str, str]] = []
+    rounds = 0
+    while rounds < ROUNDS or (len(changed) == 1 and rounds < MOST_ROUNDS):
+        bench.wire.begin_try(rounds)
+        rounds += 1
+        expected, seen = _one_round(bench, spec, control, act)
+        if seen != expected:
+            changed.append((expected, seen))
+    return judge_texts(changed, rounds)
+
+
+def judge_texts(changed: list[tuple[str, str]], rounds: int) -> Finding:
+    """`changed`: the control's text and the other one, of each round in which they differ."""
+    evidence: Evidence = {"prompts": rounds, "changed": len(changed)}
+    if not changed:
+        return Finding(None, f"{rounds} prompts have the text of their controls", evidence)
+    expected, seen = changed[0]
+    evidence |= {"control": expected[:SHOWN], "after_the_leave": seen[:SHOWN]}
+    said = f"{len(changed)} of {rounds} prompts have another text than that of their controls"
+    if len(changed) == 1:
+        raise CannotDecideError(f"{said}: it came only once")
+    return Finding(Failure.HARM, said, evidence)
+
+
+def _one_round(bench: Bench, spec: RequestSpec, control: Ask, act: Ask) -> tuple[str, str]:
+    """The text of the controls, and that of the act, or why it has none."""
+    text = bench.session.prompt(spec, n=randbits(32))  # new to a server that outlives this run
+    bypass = bench.session.plan.target.uncached_body
+    first, *rest = (act, control, control) if bypass else (control, control, act)
+    rows = [first(spec, text)]
+    rows += [one(replace(spec, body=uncached(bypass)), text) for one in rest]
+    if bypass:
+        rows = [*rows[1:], rows[0]]
+    one, other, seen = (row.answer or "" for row in rows)
+    if one != other:
+        raise CannotDecideError("two controls of one greedy request, without any leave, differ")
+    is_whole = rows[-1].outcome is Outcome.COMPLETED
+    return one, seen if is_whole else f"({rows[-1].error or rows[-1].outcome})"
+
+
+def uncached(bypass: dict[str, Any]) -> dict[str, Any] | None:
+    """With a new name in place of `{random}`."""
+    if not bypass:
+        return None
+    return {
+        key: value.replace(_RANDOM, token_hex(8)) if isinstance(value, str) else value
+        for key, value in bypass.items()
+    }
+
+
+def left_first(bench: Bench, leave: Callable[[LiveStream], object]) -> Ask:
+    """A client asks and leaves, and then another one asks the same."""
+
+    def act(spec: RequestSpec, text: str) -> RequestRow:
+        leave(bench.start(spec, text))
+        return bench.ask(spec, text)
+
+    return act
+
+
+@case(
+    "same/answer",
+    Level.MUST,
+    "A request whose client left in its answer has the same text when it is asked again.",
+    wire="A greedy request is left after 4 tokens, and sent again. Its controls are two whole "
+    "answers.",
+    passes=PASSES,
+    methods="R",
+    why="A regenerate button asks for the same again. Caches of prefixes and of answers keep what "
+    "the first attempt left behind.",
+    remedy=REMEDY,
+    caught=CAUGHT,
+)
+def in_answer(bench: Bench) -> Finding:
+    def leave(stream: LiveStream) -> None:
+        wait_each([stream], READ_TOKENS)
+        leave_each(bench, [stream], within_s=bench.step_s)
+
+    return same_text(bench, bench.whole, left_first(bench, leave))
+
+
+@case(
+    "same/prefill",
+    Level.MUST,
+    "A request whose client left in its prefill has the same text when it is asked again.",
+    wire="A greedy request with a long prompt is left after 20 to 80 % of the time to first token "
+    "of another prompt of that length, and sent again. Its controls are two whole answers.",
+    passes=PASSES,
+    methods="R",
+    why="Blocks of a prompt that is half computed look like those of a whole one to a cache.",
+    remedy=REMEDY,
+    quick=True,
+    caught=CAUGHT,
+)
+def in_prefill(bench: Bench) -> Finding:
+    tokens = min(LONG_PROMPT, bench.room(0) // 2)
+    other = bench.whole(bench.short(1, prompt_tokens=tokens))
+    takes_s = ((other.first_token_ns or other.ended_ns) - other.sent_ns) / 1e9
+
+    def leave(stream: LiveStream) -> None:
+        bench.pause(bench.rng.uniform(*PREFILL_SHARES) * takes_s)
+        leave_each(bench, [stream])
+
+    return same_text(bench, bench.whole, left_first(bench, leave), prompt_tokens=tokens)
+
+
+@case(
+    "same/queue",
+    Level.MUST,
+    "A request whose client left the queue has the same text when it is asked again.",
+    wire="A greedy request queues behind full slots and is left; all others leave, too, and when "
+    "the slots are free it is sent again. Its controls are two whole answers.",
+    passes=PASSES,
+    methods="R",
+    why="What is prepared for a request in the queue, such as its cached prefix, is given back by "
+    "another path than that of a running one.",
+    remedy=REMEDY,
+    caught=CAUGHT,
+)
+def in_queue(bench: Bench) -> Finding:
+    def act(spec: RequestSpec, text: str) -> RequestRow:
+        fillers = bench.full_slots.fill()
+        queued = bench.start(spec, text)
+        bench.pause(bench.ttft_s + bench.step_s)
+        if queued.tokens:
+            raise CannotDecideError("a request that should queue was served: slots were free")
+        leave_each(bench, [queued])
+        leave_each(bench, fillers)
+        bench.cleaning.rest()
+        return bench.ask(spec, text)
+
+    return same_text(bench, bench.whole, act)
+
+
+@case(
+    "same/twin",
+    Level.MUST,
+    "A request has its own text when its twin is left.",
+    wire="Two clients send the same greedy request at once, and one of them leaves after 4 tokens, "
+    "or, in the controls, has asked for no more.",
+    passes=PASSES,
+    methods="R",
+    why="Twins share their prompt's blocks, and in some gateways one request to the server: what "
+    "is taken from the one that left, the other still reads.",
+    remedy="count the readers of what requests share, and free it with the last one",
+    caught=CAUGHT,
+)
+def beside_twin(bench: Bench) -> Finding:
+    def twins(spec: RequestSpec, text: str, *, leaves: bool) -> RequestRow:
+        other = spec if leaves else replace(spec, max_tokens=READ_TOKENS + 1)
+        first, second = bench.start(other, text), bench.start(spec, text)
+        wait_each([first, second], READ_TOKENS)
+        if leaves:
+            leave_each(bench, [first])
+        return rows_of([second])[0] if leaves else joined(second)
+
+    def control(spec: RequestSpec, text: str) -> RequestRow:
+        return twins(spec, text, leaves=False)
+
+    def act(spec: RequestSpec, text: str) -> RequestRow:
+        return twins(spec, text, leaves=True)
+
+    return same_text(bench, control, act)
