@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import psutil
 
-from harness.collect.gpu import Gpus
-from harness.collect.source import SourceError
+from harness.collect.gpu import Gpus, open_nvml
+from harness.collect.source import Notes, SourceError
 from harness.experiments.facts import Facts
 from harness.experiments.holds import Holds, Leaver
 from harness.experiments.outcome import CannotDecideError
@@ -30,6 +30,10 @@ _SHOWN_READINGS: Final = 10
 _QUIET_READINGS: Final = 3  # in a row
 _APART: Final = 2.0  # busy beside one stream, over at rest: less, and rest is no rest
 _LEAST_BUSY: Final = 0.02  # of a core, or of a GPU
+
+
+class _NoRestError(Exception):
+    """Busy and at rest look alike."""
 
 
 class Meter(NamedTuple):
@@ -121,24 +125,37 @@ def gpu_meter(gpus: Gpus) -> Meter:
     return Meter(busy, gpus.interval_s, "GPU")
 
 
+def meters_of(pid: int) -> list[Meter]:
+    """The GPUs of this machine, where NVML shows them, and the process's processor time. Raises
+    SourceError if there is no such process."""
+    gpus = open_nvml(Notes(), time.perf_counter_ns, uuid=None)
+    return [*([] if gpus is None else [gpu_meter(gpus)]), cpu_meter(pid)]
+
+
 class QuietWatcher:
-    """`meter`: None where the server's process is not known. `rest`: once it was measured."""
+    """`meters`: none where the server's process is not known; the first that shows a rest counts.
+    `rest`: once it was measured."""
 
     way: Way = "quiet"
 
-    def __init__(self, streams: Streams, meter: Meter | None, rng: random.Random) -> None:
+    def __init__(self, streams: Streams, meters: Sequence[Meter], rng: random.Random) -> None:
         self._streams = streams
-        self._meter = meter
+        self._meters = meters
         self._rng = rng
         self.rest: Rest | None = None
 
     def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
-        return "the server's process is not known (--pid)" if self._meter is None else None
+        return None if self._meters else "the server's process is not known (--pid)"
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:
-        assert self._meter is not None
-        with Readings(self._meter.busy, poll_s=self._meter.poll_s, rng=self._rng) as readings:
-            return self._holds(readings, leaver, tries)
+        why = list[str]()
+        for meter in self._meters:
+            with Readings(meter.busy, poll_s=meter.poll_s, rng=self._rng) as readings:
+                try:
+                    return self._holds(readings, leaver, tries)
+                except _NoRestError as error:
+                    why.append(f"the server's {meter.what} is {error}")
+        raise CannotDecideError("; ".join(why))
 
     def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
         idle = readings.level(_SHOWN_READINGS + 1)[1:]
@@ -176,13 +193,10 @@ class QuietWatcher:
         busy = readings.level(_SHOWN_READINGS)[1:]
         if stream.join(READY_S) is None or stream.last_token_ns is None:
             raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
-        assert self._meter is not None
         self.rest = find_rest(idle, busy)
         if self.rest is None:
-            raise CannotDecideError(
-                f"the server's {self._meter.what} is about as busy at rest "
-                f"({median(idle):.2f}) as beside one stream ({median(busy):.2f})"
-            )
+            at_rest, beside = f"{median(idle):.2f}", f"{median(busy):.2f}"
+            raise _NoRestError(f"about as busy at rest ({at_rest}) as beside one stream ({beside})")
         quiet_s = self._quiet(readings, stream.last_token_ns / 1e9)
         if quiet_s is None:
             raise CannotDecideError("the server is busy after an answer that ended by itself, too")

@@ -20,7 +20,7 @@ from harness.experiments.gentle_plan import Wanted
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
-from harness.experiments.quiet import QuietWatcher, cpu_meter
+from harness.experiments.quiet import QuietWatcher, meters_of
 from harness.experiments.streams import Streams
 from harness.load.lag import LagWatch
 from harness.load.live import LiveStream
@@ -56,7 +56,7 @@ def watcher(streams: Streams, asked: dict[str, Any], rng: random.Random) -> Watc
         case "pace":
             return PaceWatcher(streams, rng, most_others=asked.get("most_others", 32))
         case _:
-            return QuietWatcher(streams, cpu_meter(asked["pid"]), rng)
+            return QuietWatcher(streams, meters_of(asked["pid"]), rng)
 
 
 def main() -> None:
