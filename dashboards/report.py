@@ -26,7 +26,7 @@ from harness.analysis.tokens import COUNTED_BY
 from harness.export.headline import report_sentence
 from harness.export.library import Run, load_remains
 from harness.export.tables import client_facts
-from harness.formatting import bounded, quantity
+from harness.formatting import bounded, quantity, spoken_outcome
 from harness.metrics import headline_figures, spoken
 from harness.records import ArmsSummary, is_disaggregated
 from harness.store.conform_result import conformance_beside
@@ -199,7 +199,7 @@ def _sections(run: Run) -> list[Section]:
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
     summary, manifest, outcomes = run.whole, run.manifest, run.outcomes
     yield "at", manifest.target.url if manifest.target else "never reached"
-    counts = [f"{n:,} {name.replace('_', ' ')}" for name, n in outcomes.items() if n]
+    counts = [f"{n:,} {spoken_outcome(name)}" for name, n in outcomes.items() if n]
     yield "requests", f"{sum(outcomes.values()):,}" + (f": {', '.join(counts)}" if counts else "")
     yield "load", f"{quantity(run.clock.length_s, 's')}, seed {manifest.seed}"
     yield "settle time", quantity(manifest.settle_s, "s")

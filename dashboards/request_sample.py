@@ -1,6 +1,6 @@
 """The sample of requests that a page lists, and their data.
 
-The worst are listed, in this order: ghosts; requests that failed, timed out or were rejected; then
+The worst are listed, in this order: ghosts; requests that failed, timed out or were refused; then
 by how far a request lies in the tail of its own kind: abandoned requests by cancel latency, the
 others by first token. A sample of the rest, drawn with the run's seed, shows the usual ones.
 """
@@ -14,11 +14,11 @@ import pandas as pd
 import pyarrow as pa
 
 from harness.analysis.cancellation import is_unfinished
-from harness.analysis.remarks import WRONG
 from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.export.library import Run
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
+from harness.records import WENT_WRONG
 
 WORST: Final = 2_000
 SAMPLE: Final = 500
@@ -93,7 +93,7 @@ def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
     left = cancels.set_index("request_id")
     ids = requests["request_id"]
     is_ghost = ids.isin(left.index[left["ghost"].fillna(value=False).astype(bool)])
-    is_wrong = requests["outcome"].isin(WRONG)
+    is_wrong = requests["outcome"].isin(WENT_WRONG)
     kind = np.select([is_ghost.to_numpy(), is_wrong.to_numpy()], [0, 1], default=2)
     let_go = left[CANCEL_LATENCY].reindex(ids).to_numpy(dtype=float)
     gap = requests["first_token_ns"] - requests["sent_ns"]

@@ -11,11 +11,11 @@ from typing import Final
 
 from harness.analysis.facts import ON_CPU
 from harness.analysis.load_side import saturations
-from harness.analysis.remarks import MOST_WARM_UP, WRONG
+from harness.analysis.remarks import MOST_WARM_UP
 from harness.errors import ConfigError
 from harness.export.library import Run
 from harness.export.tables import steady_in_words
-from harness.formatting import DASH, figure_of, number, quantity
+from harness.formatting import DASH, figure_of, number, quantity, spoken_outcome
 from harness.gate.judge import Check, Judgement, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
 from harness.gate.limits import (
@@ -27,7 +27,7 @@ from harness.gate.limits import (
 )
 from harness.gate.reports import gravest_first
 from harness.gate.run import read_run
-from harness.records import ArmsSummary, Summary
+from harness.records import WENT_WRONG, ArmsSummary, Summary
 from harness.store.run_folder import UnusableRunError
 
 FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
@@ -206,10 +206,10 @@ def _steady(summary: Summary) -> Trust:
 
 def _answers(run: Run) -> Trust:
     outcomes = run.whole.outcomes
-    wrong = {one: n for one in WRONG if (n := outcomes.get(one.value, 0))}
+    wrong = {one: n for one in WENT_WRONG if (n := outcomes.get(one.value, 0))}
     if not wrong:
         return Trust("answers", Mark.GOOD, "no request went wrong")
-    said = ", ".join(f"{n:,} {one.value.replace('_', ' ')}" for one, n in wrong.items())
+    said = ", ".join(f"{n:,} {spoken_outcome(one)}" for one, n in wrong.items())
     text = f"{said}, of {sum(outcomes.values()):,} requests"
     return Trust("answers", Mark.BAD, text, f"{sum(wrong.values()):,} went wrong")
 

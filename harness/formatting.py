@@ -5,13 +5,13 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from harness.records import Difference, Metric, Outcome, Shift
+from harness.records import WENT_WRONG, Difference, Metric, Outcome, Shift
 
 DASH: Final = "\N{EN DASH}"
 _SELF_EVIDENT_UNITS: Final = frozenset({"s", "ratio", "bytes", "J", "W"})  # each says ms, %, MiB
 SIGNS: Final = {"lower": "≥ ", "upper": "≤ "}
 NEVER_NEGATIVE: Final = frozenset({"s", "tokens", "steps"})  # other units also measure changes
-WENT_WRONG: Final = (Outcome.FAILED, Outcome.REJECTED, Outcome.TIMED_OUT)
+_SPOKEN: Final = {"rejected": "refused"}  # of an outcome
 RATES: Final = {"rps": "per s", "tokens/s": "tokens/s"}
 
 
@@ -152,6 +152,11 @@ def between(limits: tuple[float, float] | None, unit: str) -> str | None:
     low_number, _, low_unit = low.partition(" ")
     is_same_unit = bool(low_unit) and low_unit == high.partition(" ")[2]
     return f"{low_number if is_same_unit else low} to {high}"
+
+
+def spoken_outcome(outcome: str) -> str:
+    """For sentences: "timed out", "refused"."""
+    return _SPOKEN.get(outcome, outcome).replace("_", " ")
 
 
 def error_kind(text: str) -> str:

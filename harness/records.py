@@ -35,6 +35,9 @@ class Outcome(StrEnum):
     CUT_OFF = "cut_off"  # the run ended first
 
 
+WENT_WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
+
+
 class Role(StrEnum):
     USER = "user"  # ordinary load
     FILLER = "filler"  # slot recovery: occupies a slot

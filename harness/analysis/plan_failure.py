@@ -13,8 +13,8 @@ import pandas as pd
 from harness.analysis.open_requests import RACE
 from harness.analysis.stats import Bools
 from harness.analysis.tokens import tokens_read
-from harness.formatting import WENT_WRONG, error_kind, why_unanswered
-from harness.records import Delivery, Outcome
+from harness.formatting import error_kind, spoken_outcome, why_unanswered
+from harness.records import WENT_WRONG, Delivery, Outcome
 from harness.workload.tasks import parse_text
 
 NOTHING_SHOWN = "no request was abandoned: the run says nothing about cancellation"
@@ -23,19 +23,26 @@ NOTHING_SHOWN = "no request was abandoned: the run says nothing about cancellati
 def plan_failure(requests: pd.DataFrame) -> str | None:
     """Why the plan of the load could not be carried out, and what to change; None if it was."""
     why = "; ".join(_why_unanswered(requests) or why_plan_failed(requests))
-    return f"{why}{_TO_CHANGE}{_what_to_change(requests)}" if why else None
+    if not why:
+        return None
+    stop = "" if why.endswith(("?", "!", ".")) else "."
+    return f"{why}{stop}{_TO_CHANGE}{_what_to_change(requests)}"
 
 
 def without_advice(why: str) -> tuple[str, str]:
     """The reason of a plan's failure, and what to change ("": it is another sentence)."""
     reason, _, advice = why.partition(_TO_CHANGE)
-    return reason, advice
+    return reason.removesuffix("."), advice
 
 
 def _why_unanswered(requests: pd.DataFrame) -> list[str]:
     outcomes = requests["outcome"].astype(str)
     is_wrong = outcomes.isin(WENT_WRONG)
-    if outcomes.isin([Outcome.COMPLETED, Outcome.ABANDONED]).any() or not is_wrong.any():
+    left = outcomes == Outcome.ABANDONED
+    if (outcomes == Outcome.COMPLETED).any() or (left & (requests["tokens_read"] > 0)).any():
+        return []
+    is_due = requests["planned_abandon"].fillna(1) > 0  # others leave before the first token
+    if not (is_wrong & is_due if left.any() else is_wrong).any():
         return []
     counts = {Outcome(str(name)): int(n) for name, n in outcomes.value_counts().items()}
     texts = requests["error"].dropna().astype(str)
@@ -120,15 +127,10 @@ def number_of_tokens(rows: pd.DataFrame) -> str:
 
 def _fates(rows: pd.DataFrame) -> str:
     fates = rows["outcome"].value_counts()
-    return ", ".join(f"{n} {_FATES.get(str(name), str(name))}" for name, n in fates.items())
+    return ", ".join(f"{n} {spoken_outcome(str(name))}" for name, n in fates.items())
 
 
-_FATES: Final = {
-    Outcome.REJECTED.value: "refused",
-    Outcome.TIMED_OUT.value: "timed out",
-    Outcome.CUT_OFF.value: "cut off",
-}
-_TO_CHANGE: Final = ". To change that: "
+_TO_CHANGE: Final = " To change that: "
 
 
 def _ended_by_itself(requests: pd.DataFrame) -> pd.Series:

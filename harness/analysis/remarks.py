@@ -40,9 +40,10 @@ from harness.analysis.tokens import (
     tokens_read,
     without_tokens,
 )
-from harness.formatting import error_kind, number, quantity
+from harness.formatting import error_kind, number, quantity, spoken_outcome
 from harness.metrics import CANCEL_LATENCY
 from harness.records import (
+    WENT_WRONG,
     Audit,
     Delivery,
     Level,
@@ -60,7 +61,6 @@ from harness.workload.tasks import parse_text
 _MOST_KINDS: Final = 3  # of errors that are listed
 MOST_WARM_UP: Final = 1 / 3  # of the load: less may be chance
 _MOST_STRETCHED: Final = 1.5  # times the interval that was asked for
-WRONG: Final = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED)
 _FLOOR_OF: Final = {"client": "client_lag_s", "probe": "client_lag_s", "gauge": "scrape_interval_s"}
 _NO_TIMES: Final = {*_FLOOR_OF.values(), "gpu_interval_s", "start_delay_s"}  # to be judged by it
 _BROKEN_OFF: Final = {
@@ -182,9 +182,9 @@ def _about_outcomes(requests: pd.DataFrame, plan_failed: str | None) -> Iterator
     may_leave = requests["plan"].map(parse_text).isna().any()
     if Outcome.ABANDONED not in counts and may_leave and plan_failed is None:
         yield _why_nobody_left(requests)
-    wrong = {outcome.value: int(counts[outcome]) for outcome in WRONG if outcome in counts}
+    wrong = {outcome.value: int(counts[outcome]) for outcome in WENT_WRONG if outcome in counts}
     if wrong:
-        what = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in wrong.items())
+        what = ", ".join(f"{n} {spoken_outcome(name)}" for name, n in wrong.items())
         yield f"{sum(wrong.values())} of {len(requests)} requests went wrong: {what}"
 
 

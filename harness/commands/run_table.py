@@ -38,6 +38,7 @@ from harness.formatting import (
     is_p99_the_largest,
     quantity,
     shift_in_words,
+    spoken_outcome,
     unit_in_figure,
 )
 from harness.metrics import METRICS, headline_figures, headlines
@@ -64,11 +65,11 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
     metrics, missing = summary.metrics, summary.not_measurable
     names = [name for name in headlines(metrics) if name in metrics]
     shown = names if shows_all else [name for name in names if METRICS[name].in_brief][:MOST_ROWS]
-    counts = [f"{n} {name.replace('_', ' ')}" for name, n in summary.outcomes.items() if n]
+    counts = [f"{n} {spoken_outcome(name)}" for name, n in summary.outcomes.items() if n]
     parts: Parts = [
         *(Text(line) for line in headline_sentences(metrics, missing)),
         _title(summary, ", ".join(counts) or "no requests"),
-        _figures(console, {name: metrics[name] for name in shown}),
+        *_figures(console, {name: metrics[name] for name in shown}),
     ]
     parts += [*_over_replicas(summary), *_savings_tables(console, summary)]
     if shows_all:
@@ -146,9 +147,10 @@ def first_that_fits(console: Console, layouts: Iterable[list[Table]]) -> list[Ta
     return tables
 
 
-def _figures(console: Console, metrics: Mapping[str, Metric]) -> Table:
+def _figures(console: Console, metrics: Mapping[str, Metric]) -> list[Table]:
+    """None without figures."""
     layouts = ([_table(metrics, without=SPARED[:n])] for n in range(len(SPARED) + 1))
-    return first_that_fits(console, layouts)[0]
+    return first_that_fits(console, layouts) if metrics else []
 
 
 def _table(metrics: Mapping[str, Metric], *, without: Sequence[str]) -> Table:

@@ -23,8 +23,10 @@ from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.experiments.limit import find_limit
 from harness.http_client import http_client, is_here
+from harness.load.chunk import Look
 from harness.load.dialect import dialect_of, limit_key_of, request_body
 from harness.load.server_error import refusal_message
+from harness.load.sse import EndlessEventError, SSEDecoder
 from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page
 from harness.run.process import Child
@@ -322,7 +324,7 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
         answer = answer if more is None else _post(client, plan, text, more)
     if answer.status_code != httpx.codes.OK:
         raise CalibrationError(refusal_message(answer.status_code, answer.content))
-    looks = dialect_of(plan.target).look(answer.content, b"")
+    looks = _looks(plan.target, answer)
     for look in looks:
         if look.error is not None:
             raise CalibrationError(look.error)
@@ -331,6 +333,19 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
         unread = next((f": {one.unread}" for one in looks if one.unread), "")
         raise CalibrationError(f"its answers do not count the tokens of their prompts{unread}")
     return usage.prompt_tokens
+
+
+def _looks(target: Target, answer: httpx.Response) -> list[Look]:
+    """What a whole answer says, or the stream that some servers send in its place."""
+    look = dialect_of(target).look
+    if "event-stream" not in answer.headers.get("content-type", ""):
+        return look(answer.content, b"")
+    decoder = SSEDecoder()
+    try:
+        events = [*decoder.feed(answer.content, 0), *decoder.end()]
+    except EndlessEventError as error:
+        raise CalibrationError(str(error)) from error
+    return [one for name, data in events for one in look(data, name)]
 
 
 def _post(client: httpx.Client, plan: LoadPlan, text: str, max_tokens: int) -> httpx.Response:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from harness.errors import ConfigError, TargetError
-from harness.formatting import WENT_WRONG, error_kind, why_unanswered
+from harness.formatting import error_kind, why_unanswered
 from harness.load.rows import Row, ShardReader
-from harness.records import ClientSample, Outcome, ProcessMark, RequestRow
+from harness.records import WENT_WRONG, ClientSample, Outcome, ProcessMark, RequestRow
 from harness.run.load_plan import count_arrivals
 from harness.store.manifest import LoadProcessRecord, Manifest, MissedArrivals, ScheduledArrivals
 from harness.store.run_folder import RunFolder
@@ -40,7 +40,8 @@ class LoadTally:
 
     `host` limits it to one host's shards, which get the name `called`; `ahead_ns` is added to all
     stamps. `first_sent_ns` and `last_ended_ns` are None before the first request. `tokens_read`: by
-    all requests together.
+    all requests together. `left_unanswered`: users who left before any token; `due_went_wrong`:
+    requests that went wrong before their users could leave, or stay to the end.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LoadTally:
         self._marks = ShardReader(rows_dir, ProcessMark, host=host)
         self._last: dict[tuple[str, int], ClientSample] = {}
         self.outcomes: Counter[Outcome] = Counter()
-        self.tokens_read = 0
+        self.tokens_read = self.left_unanswered = self.due_went_wrong = 0
         self.errors: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self.first_sent_ns: int | None = None
@@ -88,6 +89,12 @@ class LoadTally:
     def _count(self, rows: Sequence[RequestRow]) -> None:
         self.outcomes.update(row.outcome for row in rows)
         self.tokens_read += sum(row.tokens_read for row in rows)
+        self.left_unanswered += sum(
+            row.outcome is Outcome.ABANDONED and not row.tokens_read for row in rows
+        )
+        self.due_went_wrong += sum(
+            row.outcome in WENT_WRONG and row.planned_abandon != 0 for row in rows
+        )
         for text in (row.error for row in rows if row.error):
             self.note_error(text)
         first, last = min(row.sent_ns for row in rows), max(row.ended_ns for row in rows)
@@ -139,7 +146,9 @@ def find_hopeless(tally: LoadTally, processes: Sequence[LoadProcessRecord]) -> T
         return TargetError("every load process died; see load.log in the run's folder")
     if not outcomes:
         return TargetError("the load made no request; see load.log in the run's folder")
-    if outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED]:
+    if outcomes[Outcome.COMPLETED] or outcomes[Outcome.ABANDONED] > tally.left_unanswered:
+        return None
+    if outcomes[Outcome.ABANDONED] and not tally.due_went_wrong:
         return None
     wrong, n = sum(outcomes[outcome] for outcome in WENT_WRONG), outcomes.total()
     if not wrong:

@@ -79,6 +79,12 @@ BROKEN = BUSY | {"outcome": "failed", "error": "HTTP 500: port 1234 broke"}
             "send fewer requests at once: `--set run.users=1`",
         ),
         (
+            [BROKEN | {"error": "no server listens: is it running?"}],
+            "all 1 requests failed, and none was answered; 1 of them: no server listens: is it "
+            "running?",
+            "mend what the server's words name, then run again",
+        ),
+        (
             [BROKEN, BUSY | {"outcome": "cut_off", "error": None}],
             "1 of 2 requests failed, and none was answered; 1 of them: HTTP 500: port 1234 broke",
             "mend what the server's words name, then run again",
@@ -94,6 +100,24 @@ def test_a_run_without_an_answer_says_who_refused_and_in_what_words(
     assert not others
     assert without_advice(said) == (why, advice)
     assert plan_failure(run.frames().requests) == said
+    assert "?. " not in said
+
+
+LEFT_AT_ONCE: dict[str, Any] = SENT | {"outcome": "abandoned", "tokens": [], "planned_abandon": 0}
+
+
+@pytest.mark.parametrize("planned", [5, None, 0])
+def test_who_left_before_the_first_token_saw_no_answer(
+    run: RunBuilder, planned: int | None
+) -> None:
+    run.request("left", **LEFT_AT_ONCE)
+    run.request("a", **SENT | BROKEN | {"planned_abandon": planned})
+    said = plan_failure(run.frames().requests)
+    if planned == 0:
+        assert said is None, "nobody was to see an answer, and one of two left as planned"
+        return
+    why = "1 of 2 requests failed, and none was answered; 1 of them: HTTP 500: port 1234 broke"
+    assert without_advice(said or "") == (why, "mend what the server's words name, then run again")
 
 
 def test_one_that_left_makes_the_others_a_warning(run: RunBuilder) -> None:

@@ -212,6 +212,27 @@ def test_a_server_with_a_shortest_answer_counts_prompts_too() -> None:
     assert calibrate(client(least), responses).bytes_per_token == pytest.approx(1)
 
 
+def always_streams(request: httpx.Request) -> httpx.Response:
+    """Also where a whole answer was asked for."""
+    usage = json.loads(tokenizer(request).content)
+    events = [{"choices": [{"index": 0, "delta": {"content": "w"}}]}, usage]
+    text = "".join(f"data: {json.dumps(one)}\n\n" for one in events)
+    kind = {"content-type": "text/event-stream; charset=utf-8"}
+    return httpx.Response(200, text=f"{text}data: [DONE]", headers=kind)
+
+
+def test_prompt_lengths_are_found_in_a_stream_too() -> None:
+    chat = plan_of(PLAN.url, target={"path": "/v1/chat/completions"})
+    assert calibrate(client(always_streams), chat).bytes_per_token == pytest.approx(4)
+
+    def fails(_: httpx.Request) -> httpx.Response:
+        text = 'event: error\ndata: {"message": "out of blocks"}\n\ndata: [DONE]\n\n'
+        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+
+    with pytest.raises(CalibrationError, match=r"^out of blocks$"):
+        calibrate(client(fails), chat)
+
+
 def broken(_: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("nothing came")
 

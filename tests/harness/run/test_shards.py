@@ -2,10 +2,12 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.records import Outcome
+from harness.load.rows import ShardWriter
+from harness.records import Outcome, RequestRow
 from harness.run.shards import LoadTally, find_hopeless, find_missed_arrivals
 from harness.store.manifest import IdleReading, LoadProcessRecord, MissedArrivals
 from harness.store.parquet import Sent
@@ -13,7 +15,7 @@ from harness.workload.abandon import AbandonPlan, PrefillPlan
 from harness.workload.arrivals import ConstantArrivals
 from tests.harness.load.asking import plan_of
 from tests.harness.workload.mixes import STAY, load_of, tokens
-from tests.made_up.rows import made_up_manifest
+from tests.made_up.rows import made_up_manifest, request_row
 
 S = 1_000_000_000
 
@@ -43,6 +45,28 @@ def test_a_load_without_an_answer_is_a_failure(
     error = find_hopeless(tally, [])
     assert (error is None) == (said is None)
     assert (said or "") in str(error)
+
+
+@pytest.mark.parametrize(
+    ("planned", "is_hopeless"),
+    [((0, None, 5), True), ((0, 0, None), True), ((0, 0, 0), False), ((5, 0, 0), False)],
+)
+def test_who_left_before_the_first_token_saw_no_answer(
+    tmp_path: Path, planned: tuple[int | None, ...], is_hopeless: bool
+) -> None:
+    """The first has left, after what it was to read; all others failed."""
+    boom = {"outcome": Outcome.FAILED, "error": "HTTP 500: boom"}
+    left = {"outcome": Outcome.ABANDONED, "token_times_ns": [5] * (planned[0] or 0)}
+    with ShardWriter(tmp_path, RequestRow, pid=1) as writer:
+        for number, tokens in enumerate(planned):
+            more: dict[str, Any] = boom if number else left
+            name = str(number)
+            writer.write(request_row(name, sent_ns=1, ended_ns=9, planned_abandon=tokens, **more))
+    tally = LoadTally(tmp_path)
+    assert len(list(tally.requests())) == 3
+    why = "2 of 3 requests failed, and none was answered; 2 of them: HTTP 500: boom"
+    error = find_hopeless(tally, [])
+    assert (error and str(error)) == (why if is_hopeless else None)
 
 
 def test_a_load_whose_processes_all_died_is_a_failure(tmp_path: Path) -> None:
