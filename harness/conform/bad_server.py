@@ -19,12 +19,14 @@ class Wrong(NamedTuple):
 
 WAYS: Final = (
     Wrong("ignore-disconnect-unary", "unary/leave", "an answer in one piece is never stopped"),
-    Wrong("queued-abort-ends-running", "queue/bystander", "who leaves the queue ends a neighbour"),
-    Wrong("prefill-runs-on", "prefill/leave", "a prompt is computed to its end for nobody"),
-    Wrong("abort-parent-only", "n/parent", "of several answers only the first is stopped"),
+    Wrong(
+        "queued-abort-ends-running", "queue/bystander", "a leave in the queue ends another's stream"
+    ),
+    Wrong("prefill-runs-on", "prefill/leave", "a prompt is computed on without its client"),
+    Wrong("abort-parent-only", "n/parent", "of n answers only the first is stopped"),
     Wrong("double-count", "count/aborts", "each leave is counted twice"),
     Wrong("cancel-does-nothing", "api/cancel", "the cancel endpoint says 200 and does nothing"),
-    Wrong("forget-aborted-tokens", "count/tokens", "tokens of who left are not counted"),
+    Wrong("forget-aborted-tokens", "count/tokens", "tokens of answers that were left do not count"),
     Wrong("label-length", "count/label", "a leave is counted as a whole answer"),
 )
 

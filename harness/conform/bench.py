@@ -73,6 +73,11 @@ class Bench(Streams):
         self.recoveries = Recoveries(self.full_slots, self, tries=asked.tries, wire=wire)
         self.cleaning = Cleaning(self, self.occupancy)
 
+    def limit_tries(self, most: int | None = None) -> None:
+        """Of method P: at most so many from here on; without `most`, as many as were asked for."""
+        self.tries = min(self.asked.tries, most or self.asked.tries)
+        self.recoveries = Recoveries(self.full_slots, self, tries=self.tries, wire=self.wire)
+
     def session_that_keeps(self) -> LoadSession:
         """A session whose connections carry one request after the other; the caller closes it."""
         plan = self.session.plan

@@ -14,9 +14,10 @@ import gevent
 from harness.conform.bench import Bench
 from harness.conform.case import Case, Check
 from harness.conform.finding import Finding
+from harness.conform.judgement import AT_ONCE, WORST
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
-from harness.conform.verdict import accuse, by_contract, settle_case
+from harness.conform.verdict import accuse, by_contract, by_lag, settle_case
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
 from harness.load.wire_log import masked
@@ -32,8 +33,7 @@ _FILLS: Final = {*"POK"}  # methods that are about all slots
 _TAKES_SLOTS: Final = {*"POKBR"}  # methods whose requests another load keeps waiting
 _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
-_HAND_OVERS: Final = 2
-_CONTROL_TOKENS: Final = 64  # that other streams get during them
+_CONTROL_TOKENS: Final = 32  # that other streams get during a control
 _LONG_PROMPTS: Final = ("prefill", "dose", "retry")  # groups of cases
 _HEALTH: Final = "wedge/health"
 
@@ -65,6 +65,7 @@ class Turns:
         again = None
         if _is_red_by_time(outcome, case):
             outcome, again = self._confirmed(case, outcome, is_controlled=is_controlled)
+        outcome = by_lag(outcome, lag_s=bench.lag_s, step_s=bench.step_s)
         bench.end()
         result = settle_case(case, outcome, again)
         bench.wire.end()
@@ -80,6 +81,7 @@ class Turns:
         """A server that never stops is not waited for as long, but where slots are counted or other
         streams must last for a long prompt."""
         bench = self.bench
+        bench.limit_tries()
         bench.patience = self.patience
         if bench.known.never_stops is not None and not {*case.methods} & {*"OK"}:
             begin_s = self.patience.filler_s - self.patience.settle_s
@@ -90,7 +92,7 @@ class Turns:
         bench.settle_s = bench.patience.settle_s
 
     def _hands_over(self, case: Case) -> bool:
-        """Whether slots whose answers end by themselves serve another request in time: the control
+        """Whether a slot whose answer ends by itself serves another request in time: the control
         of a plain leave, made before it, as long as no stream that was left can be in the way. The
         streams in the other slots last for both: left, they would be in the way themselves."""
         longer = self.bench.patience.answer_tokens + _CONTROL_TOKENS
@@ -149,9 +151,9 @@ class Turns:
             aftermath = Aftermath.WEDGED
         if aftermath is not Aftermath.DEAD:
             self._rest(result, aftermath)
-        is_over = aftermath is Aftermath.DEAD or (
-            aftermath is Aftermath.WEDGED and not bench.cleaning.running and not bench.serves()
-        )
+        is_over = aftermath is Aftermath.DEAD
+        if aftermath is Aftermath.WEDGED and not bench.cleaning.running:  # what was left has ended
+            is_over = bench.cleaning.aftermath()[0] in (Aftermath.WEDGED, Aftermath.DEAD)
         result.aftermath = aftermath
         result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
         result.left_in_all = known.left + result.left
@@ -222,7 +224,9 @@ def _check_free(case: Case, bench: Bench) -> Finding:
 
 def _check_hand_over(bench: Bench) -> Finding:
     bench.full_slots.begin()
-    return bench.recoveries.judged([bench.full_slots.hand_over() for _ in range(_HAND_OVERS)])
+    took_s = bench.full_slots.hand_over().recovery_s
+    is_good = took_s is not None and took_s <= WORST * AT_ONCE.steps * bench.step_s
+    return Finding(None if is_good else Failure.LATE, "a slot whose answer ended by itself", {})
 
 
 def _check_alone(bench: Bench) -> Finding:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from harness.conform.case import Case, no_such_case
 from harness.conform.finding import Finding
+from harness.conform.judgement import MOST_LAG_STEPS
 from harness.errors import ConfigError, in_words
 from harness.experiments.outcome import (
     CannotDecideError,
@@ -14,6 +15,7 @@ from harness.experiments.outcome import (
     RefusedError,
     TooQuickError,
 )
+from harness.formatting import quantity
 from harness.records import Disconnect
 from harness.store.conform_result import (
     Aftermath,
@@ -96,6 +98,14 @@ def by_contract(
     return Finding(Failure.NEVER, said, red.evidence)
 
 
+def by_lag(outcome: Finding | Exception, *, lag_s: float, step_s: float) -> Finding | Exception:
+    """What our own client left open by its lateness is no word about the server."""
+    if not isinstance(outcome, CannotDecideError) or lag_s <= MOST_LAG_STEPS * step_s:
+        return outcome
+    late = f"this client is {quantity(lag_s, 's')} late at the median, more than half a step"
+    return HarnessError(f"{late} of {quantity(step_s, 's')}; {outcome}")
+
+
 def accuse(
     result: CaseResult, end: Aftermath, told: str, *, before: CaseResult | None
 ) -> list[CaseResult]:
@@ -127,6 +137,7 @@ def _leaves(result: CaseResult) -> str:
 def _blamed(result: CaseResult, told: str) -> CaseResult:
     if result.verdict is not Verdict.FAIL:
         result.verdict, result.kind = Verdict.FAIL, Failure.HARM
+        result.remedy = "find in its log what ended it when these clients left"
     result.reason = f"{told}; {result.reason}" if result.reason else told
     return result
 

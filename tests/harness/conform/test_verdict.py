@@ -13,6 +13,7 @@ from harness.conform.verdict import (
     Expectation,
     accuse,
     by_contract,
+    by_lag,
     exit_code,
     hold_against,
     read_expectations,
@@ -221,6 +222,18 @@ def test_a_server_that_declares_to_drain_must_have_its_slots_back(
     held = by_contract(NEVER, "drain", free=free, slots=8)
     assert held.failure is failure
     assert "`drain`" in held.reason
+
+
+def test_what_a_late_client_left_open_is_no_word_about_the_server() -> None:
+    opened = CannotDecideError("the slots did not fill")
+    blamed = by_lag(opened, lag_s=0.011, step_s=0.02)
+    assert isinstance(blamed, HarnessError)
+    assert str(blamed) == (
+        "this client is 11 ms late at the median, more than half a step of 20 ms; the slots did "
+        "not fill"
+    )
+    assert by_lag(opened, lag_s=0.01, step_s=0.02) is opened
+    assert by_lag(NEVER, lag_s=0.5, step_s=0.02) is NEVER
 
 
 def a_row(left_ns: int | None = None, heard_ns: int | None = None) -> RequestRow:
