@@ -108,11 +108,11 @@ class Ending:
         is_last = bool(words) and since == tokens_read and self.reason is None
         return words if is_last and is_error_text(words) else None
 
-    def why_early(self, tokens_read: int) -> str:
+    def with_last_words(self, error: str, tokens_read: int) -> str:
         words, since = self._notice
-        is_last = bool(words) and since == tokens_read
-        said = f"{ENDED_EARLY}; the server's last words are: {words}" if is_last else ENDED_EARLY
-        return self.with_unread(said, tokens_read)
+        if words and since == tokens_read:
+            error = f"{error}; the server's last words are: {words}"
+        return self.with_unread(error, tokens_read)
 
     def with_unread(self, error: str, tokens_read: int) -> str:
         if self.unread is not None:

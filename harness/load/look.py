@@ -24,7 +24,13 @@ from harness.load.loose import (
     usage_of,
     values_of,
 )
-from harness.load.server_error import error_message, failure_in, notice_in, words_of
+from harness.load.server_error import (
+    error_message,
+    failure_in,
+    notice_in,
+    words_beside,
+    words_of,
+)
 from harness.load.sse import STRAY
 from harness.load.words import (
     cut,
@@ -36,6 +42,7 @@ from harness.load.words import (
     is_error_text,
     is_heartbeat,
     is_well,
+    names_aside,
     names_failure,
     words_of_text,
 )
@@ -102,7 +109,7 @@ def _look_at(read: Read, family: str, value: Any, name: str) -> list[Look]:
         if not value:
             return []
         return _look_at_text(as_json(value), name, f"{shown(value)} is no object")
-    if failure_in(value, has_name=bool(name)):
+    if not names_aside(name) and failure_in(value, has_name=bool(name)):
         return [Look(error=error_message(value))]
     unread, kind = Unread(), _kind_of(value) or name
     if (other := _of_other_dialect(value, kind, family)) is not None:
@@ -110,16 +117,24 @@ def _look_at(read: Read, family: str, value: Any, name: str) -> list[Look]:
     found = read(value, kind, unread)
     found.unread = unread.text
     found.ends |= (bool(kind) and is_end_name(kind)) or _says_end(value)
-    if not found.choices and not name:
-        found.notice = notice_in(value)
+    if not found.choices and not is_heartbeat(kind):
+        found.notice = notice_in(value) or words_beside(value)
     return [found]
 
 
 def _says_end(value: Event) -> bool:
-    if not _END_FLAGS.isdisjoint(value) and any(value.get(x) in (True, "true") for x in _END_FLAGS):
+    if _has_end_flag(value) or value.get("data") == DONE.decode():
+        return True
+    choices = listed(value.get("choices"), "", Unread())
+    if any(_has_end_flag(one) for one in choices if isinstance(one, dict)):
         return True
     states = () if value.get("choices") else (value.get(key) for key in _END_STATES)
     return any(isinstance(state, str) and is_end_name(state) for state in states)
+
+
+def _has_end_flag(fields: Event) -> bool:
+    is_there = not _END_FLAGS.isdisjoint(fields)
+    return is_there and any(fields.get(flag) in (True, "true") for flag in _END_FLAGS)
 
 
 def _kind_of(value: Event) -> str:
@@ -128,13 +143,13 @@ def _kind_of(value: Event) -> str:
 
 
 def _look_at_text(text: str, name: str, why: str) -> list[Look]:
-    if not text.strip() or is_heartbeat(text):
+    if not text.strip() or is_heartbeat(text) or is_heartbeat(name):
         return []
     if is_done_text(text):
         return [Look(is_done=True)]
-    if is_error_text(text):
+    if is_error_text(text) and not names_aside(name):
         return [Look(error=words_of_text(text))]
-    return [] if name else [Look(unread=why)]
+    return [Look(notice=cut(text))] if name else [Look(unread=why)]
 
 
 def _look_at_lines(data: bytes) -> list[Look]:
@@ -226,7 +241,7 @@ def _look_older(event: Event, kind: str, unread: Unread) -> Look:
         choices=choices,
         usage=account_in(event, listed_choices, unread),
         cancellation_info=_why_cancelled(event, listed_choices),
-        repeats=any(one.delta is None and one.message is not None for one in choices),
+        repeats=any(one.message is not None and one.finish_reason for one in choices),
     )
 
 
@@ -282,7 +297,7 @@ def _look_message(event: Event, kind: str, unread: Unread) -> Look:
     part = event.get("delta") or event.get("content_block") or {}
     if event.get("type") == "message":  # a whole answer
         part = event
-    found = "".join(texts({"delta": part}))
+    found = "" if kind == "message_delta" else "".join(texts({"delta": part}))
     why = end_of(part.get("stop_reason")) if isinstance(part, dict) else None
     reason = None if why is None else _FINISH_REASONS.get(why, why)
     is_any = found or reason is not None

@@ -252,19 +252,19 @@ def _reason_in(choice: Mapping[str, Any]) -> Any:
 
 
 def _deltas_of(choice: Mapping[str, Any], *, has_ended: bool) -> tuple[Delta | None, Delta | None]:
-    """The delta, or else the message: of an end it repeats the whole answer, if there was one.
+    """The delta, or else the message: of an end it may repeat the whole answer.
     `content`: the answer's own text; `reasoning`: all other text that was generated."""
     fields = dict(choice)
     delta, message = fields.pop("delta", None), fields.pop("message", None)
     own = [*texts(fields.pop("text", None), "text")]
     fields.pop("token_ids", None)
-    found = _delta_of(message if delta is None else delta)
+    found = _delta_of(message if delta is None and not has_ended else delta)
     rest = "" if has_ended else "".join(texts(fields))
-    if own or rest or found.content or found.reasoning or delta is None:
+    if own or rest or (delta is not None and (found.content or found.reasoning)):
         content = "".join([*own, found.content or ""])
         return Delta(content=content, reasoning=f"{rest}{found.reasoning}"), None
     found = _delta_of(message)
-    return (None, found) if has_ended else (found, None)
+    return (None, found) if has_ended or delta is None else (found, None)
 
 
 def _delta_of(value: Any) -> Delta:

@@ -8,6 +8,9 @@ An error has no standard form inside a stream. An object is one if
 - it has a failing code, status or success flag: {"code": 500}, {"ok": false};
 - one of these is in a part of it: `response`, `base_resp`, `data`, a choice, a delta.
 
+It is none if it is about something else (its type, its level or its state: `info`, `warning`,
+`retry`, `tool_result`), or if a code beside the words of an error says that all is well.
+
 A message or a detail alone is a notice. It is the reason only if the stream then ends early.
 """
 
@@ -19,14 +22,17 @@ from typing import Any, Final
 import msgspec
 
 from harness.load.chunk import DONE, MAX_CHARS, NONSENSE
-from harness.load.loose import as_json, values_of
+from harness.load.loose import as_json, texts, values_of
 from harness.load.words import (
     cut,
     is_error_key,
+    is_error_text,
+    is_failing_state,
     is_failing_word,
     is_heartbeat,
     is_progress,
     is_well,
+    names_aside,
     names_failed_state,
     names_failure,
     words_of_text,
@@ -35,9 +41,14 @@ from harness.load.words import (
 NO_REASON: Final = "no reason given"
 _OF_ANSWERS: Final = ("choices", "delta", "content_block", "response", "item", "output")
 _OF_CHUNKS: Final = ("type", "event", "object", "id", "model", "created", "usage")
-_KINDS: Final = ("type", "event", "object", "kind", "level", "event_type", "__type")
-_CODES: Final = ("code", "status_code", "statusCode", "http_status", "httpStatus")
-_STATES: Final = ("status", "state")
+_KINDS: Final = (
+    *("type", "event", "object", "kind", "level", "event_type", "eventType", "msg_type"),
+    *("message_type", "messageType", "__type"),
+)
+_CODES: Final = (
+    *("code", "status_code", "statusCode", "http_status", "httpStatus", "Code", "StatusCode"),
+)
+_STATES: Final = ("status", "state", "Status")
 _FLAGS: Final = ("success", "ok", "succeeded", "is_success", "isSuccess")
 _BAD_FLAGS: Final = ("failed", "aborted", "cancelled", "canceled", "timed_out", "interrupted")
 _PARTS: Final = ("response", "data", "result", "results", "body", "payload", "header", "base_resp")
@@ -48,10 +59,15 @@ _KIND_KEYS: Final = frozenset(_KINDS)
 _PART_KEYS: Final = frozenset(_ALL_PARTS)
 _CHOICE_KEYS: Final = frozenset(_OF_CHOICES)
 _FAILING_KEYS: Final = frozenset((*_CODES, *_STATES, *_FLAGS, *_BAD_FLAGS))
-_OF_A_TOOL: Final = frozenset({"item", "part", "content_block", "arguments", "input", "usage"})
+# Of a tool, of an account, or the client's own words, which the server repeats.
+_OF_OTHERS: Final = frozenset(
+    {"item", "part", "content_block", "arguments", "input", "usage", "metadata"}
+)
 _DEEPEST: Final = 6
 _MOST_DEEP: Final = 40
 _IS_GOOD_CODE: Final = re.compile(r"200+").fullmatch
+_CODES_OF_ERRORS: Final = ("code", "errcode", "errorcode", "errno", "statuscode", "retcode")
+_COUNTED: Final = ("errors", "exceptions", "failures")  # a number of them is an account
 _WORDS: Final = (
     *("message", "msg", "detail", "errormessage", "errormsg", "errmsg", "errordescription"),
     *("statusmsg", "statusmessage", "faultstring", "description", "reason", "title", "info"),
@@ -68,20 +84,19 @@ def error_in(event: Mapping[str, Any], *, has_name: bool) -> Any:
 
 
 def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> bool:
-    if _has_error(event):
+    kinds = _strings(event, _KINDS) if not _KIND_KEYS.isdisjoint(event) else ()
+    if any(names_aside(one) for one in (*kinds, *_strings(event, _STATES))):
+        return False
+    if _has_error(event) or any(names_failure(one) for one in kinds):
         return True
-    if not _KIND_KEYS.isdisjoint(event):
-        kinds = (event.get(key) for key in _KINDS)
-        if any(isinstance(one, str) and names_failure(one) for one in kinds):
-            return True
-    may_fail = not _FAILING_KEYS.isdisjoint(event) and not _has_answer(event)
+    may_fail = not _FAILING_KEYS.isdisjoint(event) and not _has_text(event)
     if may_fail and _fails(event, has_name=has_name):
         return True
     parts = event.items() if depth < _DEEPEST else ()
     return any(
         _fails_inside(key, value, has_name=has_name, depth=depth + 1)
         for key, value in parts
-        if isinstance(value, dict | list) and key not in _OF_A_TOOL
+        if isinstance(value, dict | list) and key not in _OF_OTHERS
     )
 
 
@@ -115,12 +130,44 @@ def notice_in(event: Mapping[str, Any]) -> str | None:
     return _words_in(fields) or as_json(event)[:MAX_CHARS] if fields.get("detail") else None
 
 
+def words_beside(event: Mapping[str, Any]) -> str | None:
+    """The words of an event that has a type or an account, too."""
+    if _has_answer(event):
+        return None
+    words = _first_text(_normal(event), _WORDS)
+    return None if is_progress(words) else cut(words)
+
+
 def _has_answer(event: Mapping[str, Any]) -> bool:
     return any(event.get(key) for key in _OF_ANSWERS) or isinstance(event.get("message"), dict)
 
 
+def _has_text(event: Mapping[str, Any]) -> bool:
+    is_message = isinstance(event.get("message"), dict)
+    return is_message or any(True for key in _OF_ANSWERS for _ in texts(event.get(key), key))
+
+
+def _strings(event: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one for key in keys if isinstance(one := event.get(key), str))
+
+
 def _has_error(event: Mapping[str, Any]) -> bool:
-    return any(is_error_key(key) and not _is_hollow(event[key], key) for key in event)
+    wrong = [key for key in event if is_error_key(key) and not _is_hollow(event[key], key)]
+    return bool(wrong) and not _says_well_by_code(event, wrong)
+
+
+def _says_well_by_code(event: Mapping[str, Any], wrong: list[str]) -> bool:
+    """{"errcode": 0, "errmsg": "processed"}: there are words alone, and none of a failure."""
+    fields = _normal(event)
+    has_good_code = any(_is_zero(fields.get(key)) for key in _CODES_OF_ERRORS)
+    return has_good_code and all(
+        key.lower().endswith(("msg", "message")) and not is_error_text(_text(event[key]))
+        for key in wrong
+    )
+
+
+def _is_zero(code: Any) -> bool:
+    return code in (0, "0", 200, "200") and not isinstance(code, bool)
 
 
 def _is_hollow(value: Any, key: str, depth: int = 0) -> bool:
@@ -131,8 +178,11 @@ def _is_hollow(value: Any, key: str, depth: int = 0) -> bool:
         return all(_is_hollow(one, key, depth + 1) for one in value)
     is_code = key.lower().endswith(("code", "status", "no"))
     if isinstance(value, str):
-        return is_well(value) or value.strip() == "0" or (is_code and _is_good(value.strip()))
-    return not value or (is_code and _is_good(str(value)))
+        is_zero = not value.strip().strip("0")
+        return is_zero or is_well(value) or (is_code and _is_good(value.strip()))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_count = is_number and key.lower().endswith(_COUNTED)
+    return not value or is_count or (is_code and _is_good(str(value)))
 
 
 def _is_good(code: str) -> bool:
@@ -141,17 +191,23 @@ def _is_good(code: str) -> bool:
 
 def _fails(event: Mapping[str, Any], *, has_name: bool) -> bool:
     """By a flag, a code or a status."""
-    if any(event.get(key) is False or event.get(key) in ("false", "False") for key in _FLAGS):
+    words = _first_text(_normal(event), _WORDS)
+    if any(_is_false(event.get(key), words) for key in _FLAGS):
         return True
     if any(event.get(key) is True for key in _BAD_FLAGS):
         return True
-    words = _first_text(_normal(event), _WORDS)
-    states = (event.get(key) for key in _STATES)
-    if any(isinstance(one, str) and names_failed_state(one) for one in states):
+    failed = is_failing_state if words else names_failed_state
+    if any(failed(one) for one in _strings(event, _STATES)):
         return True
     codes = [event.get(key) for key in _CODES]
     codes += [one for key in _STATES if not isinstance(one := event.get(key), str)]
     return any(_is_wrong(code, words, has_name=has_name) for code in codes)
+
+
+def _is_false(flag: Any, words: str) -> bool:
+    """0 may be a number of something, unless words come with it."""
+    is_zero = isinstance(flag, int) and flag == 0 and (bool(words) or flag is False)
+    return is_zero or flag in ("false", "False")
 
 
 def _is_wrong(code: Any, words: str, *, has_name: bool) -> bool:

@@ -82,7 +82,7 @@ class StreamMachine:
         self._most_tokens = self._length.most
         self._late_tokens: int | None = None
         self._server_ended_ns: int | None = None
-        self._is_done = self._shows_reasoning = False
+        self._is_done = self._shows_reasoning = self._comes_in_messages = False
 
     def __repr__(self) -> str:
         return f"<StreamMachine {self.state.name} outcome={self.outcome} tokens={self.tokens_read}>"
@@ -238,7 +238,7 @@ class StreamMachine:
         is_open = self.state in (State.ACCEPTED, State.READING)
         if is_open and ending.has_finished_by(self.tokens_read):
             self._apply(Signal.FINISH)
-        self._end(Signal.BODY_END, t_ns, ending.why_early(self.tokens_read))
+        self._end(Signal.BODY_END, t_ns, ending.with_last_words(ENDED_EARLY, self.tokens_read))
 
     # Events of the user, the line and the run
 
@@ -343,7 +343,7 @@ class StreamMachine:
         elif look.is_done:
             self._done(t_ns)
         else:
-            if look.repeats and self.tokens_read:
+            if look.repeats and self.tokens_read and not self._comes_in_messages:
                 for choice in look.choices:
                     choice.message = None
             self._read_chunk(look, t_ns)
@@ -383,7 +383,7 @@ class StreamMachine:
             self._apply(Signal.FINISH)
             self._is_done = True
         else:
-            self._end(Signal.ERROR, t_ns, ending.with_unread(NO_ANSWER, self.tokens_read))
+            self._end(Signal.ERROR, t_ns, ending.with_last_words(NO_ANSWER, self.tokens_read))
 
     def _read_late_account(self, data: bytes, name: bytes) -> None:
         """After `[DONE]` nothing but the count of tokens is still read."""
@@ -452,6 +452,7 @@ class StreamMachine:
     def _begin_reading(self, choices: Sequence[Choice]) -> None:
         self._ending.begin_again(had_finished=self.state is State.FINISHED)
         self._shows_reasoning |= any(choice.is_reasoning for choice in choices)
+        self._comes_in_messages = any(choice.message and not choice.delta for choice in choices)
         self._apply(Signal.TOKEN)
 
     def _fill_in(self, usage: Usage) -> None:

@@ -14,7 +14,7 @@ HEARTBEATS: Final = frozenset(
 # In place of an error: there is none.
 _WELL: Final = frozenset(
     {"", "ok", "okay", "success", "succeeded", "successful", "normal", "none", "null", "nil"}
-    | {"no error", "no_error", "noerror", "no errors", "false", "n/a", "healthy"}
+    | {"no_error", "noerror", "false", "n/a", "healthy", "成功", "操作成功", "无"}
 )
 _PROGRESS: Final = frozenset(
     {"ready", "done", "complete", "completed", "finished", "queued", "pending", "processing"}
@@ -24,7 +24,18 @@ _FAILURES: Final = frozenset(
     {"error", "errors", "err", "exception", "exceptions", "failure", "failures", "failed", "fail"}
     | {"fatal", "fault", "abort", "aborted", "timeout", "timedout", "crash", "crashed", "panic"}
     | {"traceback", "overloaded", "unavailable", "killed", "interrupted", "insufficient", "died"}
+    | {"errored"}
 )
+_FAILED_REASONS: Final = frozenset(
+    {"dead", "deadline", "evicted", "memory", "oom", "preempted", "rate", "throttled"}
+)
+# In the name of an event about something else than the answer: a log, a tool, another try.
+_ASIDE: Final = frozenset(
+    {"log", "logs", "info", "debug", "trace", "warn", "warning", "warnings", "notice", "tool"}
+    | {"tools", "retry", "retries", "retrying", "metric", "metrics", "stats", "telemetry"}
+)
+_FIGURES: Final = frozenset({"rate", "count", "total", "budget"})
+_LONGEST_STATE: Final = 3  # words
 _ABORTS: Final = frozenset(
     {"abort", "aborted", "cancel", "cancelled", "canceled", "disconnect", "disconnected"}
 )
@@ -36,20 +47,29 @@ _OF_AN_ERROR: Final = frozenset(
     {"message", "msg", "code", "type", "description", "detail", "details", "reason", "text"}
     | {"string", "info", "no", "number", "status", "name", "body", "response", "data", "title"}
 )
+_AROUND_A_BEAT: Final = " :<>[]0123456789"
 _LONGEST_NAME: Final = 100
-_NEGATIONS: Final = frozenset({"no", "non", "not", "without", "zero"})
+_NEGATIONS: Final = frozenset({"no", "non", "not", "without", "zero", "none"})
+_EARLIER: Final = frozenset({"on", "after", "previous"})  # `on_error`, `retry_after_error`
+_GOES_WELL: Final = frozenset({"free", "open", "over"})  # `error-free`, `fail-open`
 _NAME_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
-_NO_ERROR: Final = re.compile(r"\b(?:no|without|0|zero) (?:errors?|exceptions?|failures?)\b", re.I)
+_NO_ERROR: Final = re.compile(
+    r"\b(?:no|without|0|zero) (?:errors?|exceptions?|failures?)\b"
+    r"(?: (?:occurred|found|detected|reported)\b)?",
+    re.IGNORECASE,
+)
+_ERROR_NUMBER: Final = re.compile(r"e(?:rr)?[-_]?\d+", re.IGNORECASE).fullmatch
 _ERROR_TEXT: Final = re.compile(
     r"""
-      \b\w*(?:error|exception)s?\b | \b(?:traceback|fatal|panic(?:ked)?|errno|fault|oom)\b
+      \b\w*(?:error|exception)s?\b | \b(?:traceback|fatal|panic(?:ked)?|errno|fault|oom|err|eof)\b
     | \b(?:fail(?:ed|ure|ures|s)?|abort(?:ed|ing)?|crash(?:ed|es)?|died|dead|killed|terminated)\b
     | \b(?:unavailable|overloaded|unreachable|refused|rejected|denied|forbidden|unauthori[sz]ed)\b
     | \b(?:tim(?:ed?|ing)[ -]?out|exhausted|exceed(?:ed|s)|insufficient|quota|throttl\w+|expired)\b
     | \b(?:cancell?ed|disconnected|invalid|unsupported|unable|cannot|lost|gone)\b
     | \b(?:bad[ ]gateway|bad[ ]request|not[ ]found|too[ ]many|rate[ ]limit\w*|shutting[ ]down)\b
     | \b(?:reset[ ]by|broken[ ]pipe|out[ ]of|no[ ]healthy|could[ ]not|over[ ]capacity)\b
+    | \b(?:went[ ]wrong|context[ ](?:length|window))\b
     | ^\W*(?:http/\d\S*\s+)?[45]\d\d\b | ^\s*http/\d | ^\s*internal\s*$
     | ^\s*<(?:!doctype|html|head|body|title|h1|\?xml)\b
     """,
@@ -105,23 +125,48 @@ def short(decide: Callable[[str], bool]) -> Callable[[str], bool]:
 
 
 @short
+def names_aside(name: str) -> bool:
+    """The name, the type or the state of an event that fails no answer, whatever it says."""
+    words = _words(name)
+    return not _ASIDE.isdisjoint(words) or (bool(words) and words[-1] in _FIGURES)
+
+
+def _fail(words: tuple[str, ...]) -> bool:
+    is_timed_out = "timed" in words and "out" in words
+    is_named = is_timed_out or not _FAILURES.isdisjoint(words)
+    return is_named and _NEGATIONS.isdisjoint(words) and words[-1] not in _GOES_WELL
+
+
+def _abort(words: tuple[str, ...]) -> bool:
+    return not _ABORTS.isdisjoint(words) and _NEGATIONS.isdisjoint(words)
+
+
+def _is_state(words: tuple[str, ...]) -> bool:
+    """Not a sentence about one."""
+    return len(words) <= _LONGEST_STATE
+
+
+@short
 def names_failed_state(state: str) -> bool:
     """`failed`, `timed_out`. A response that was cancelled has a reason of its own to say."""
     words = _words(state)
-    is_timed_out = "timed" in words and "out" in words
-    is_named = is_timed_out or not _FAILURES.isdisjoint(words)
-    return is_named and _NEGATIONS.isdisjoint(words)
+    return _is_state(words) and _fail(words)
+
+
+@short
+def is_failing_state(state: str) -> bool:
+    """Of an event that says why: `rejected`, `cancelled`, `RESOURCE_EXHAUSTED`, too."""
+    return _is_state(_words(state)) and is_failing_word(state)
 
 
 @short
 def names_failure(name: str) -> bool:
     """The name of an event, or its type: `error`, `overloaded_error`, `response.failed`. An event
     of Responses with a longer name is about one item: a tool that fails fails no answer."""
-    if name.startswith("response."):
-        return name.count(".") == 1 and names_failed_state(name)
     words = _words(name)
-    is_abort_of_it = not _ABORTS.isdisjoint(words) and _NEGATIONS.isdisjoint(words)
-    return is_abort_of_it or names_failed_state(name)
+    if name.startswith("response."):
+        return name.count(".") == 1 and _fail(words)
+    return not names_aside(name) and (_abort(words) or _fail(words))
 
 
 @lru_cache(maxsize=256)
@@ -134,13 +179,14 @@ def is_error_name(name: bytes) -> bool:
 def is_error_key(key: str) -> bool:
     """`error`, `last_error`, `errorMessage`; not `error_rate`, nor `no_error`."""
     words = _words(key)
-    if not words or words[0] in _NEGATIONS:
+    if not words or words[0] in _NEGATIONS or not _EARLIER.isdisjoint(words):
         return False
     return words[-1] in _ERROR_KEYS or (words[0] in _ERROR_KEYS and words[-1] in _OF_AN_ERROR)
 
 
 def is_well(text: str) -> bool:
-    return text.strip().strip(".!").lower() in _WELL
+    plain = text.strip().strip(".!").lower()
+    return plain in _WELL or _NO_ERROR.fullmatch(plain) is not None
 
 
 def is_progress(text: str) -> bool:
@@ -153,8 +199,11 @@ def _spaced(code: str) -> str:
 
 
 def is_failing_word(code: str) -> bool:
-    """A code or a status in words: `internal_error`, `InvalidParameter`, `failed`."""
-    return not is_progress(code) and (names_failure(code) or is_error_text(_spaced(code)))
+    """A code or a status in words: `internal_error`, `InvalidParameter`, `failed`, `E5001`."""
+    if is_progress(code) or not _NEGATIONS.isdisjoint(_words(code[:_LONGEST_NAME])):
+        return False
+    is_number = _ERROR_NUMBER(code.strip()) is not None
+    return is_number or names_failure(code) or is_error_text(_spaced(code))
 
 
 def is_error_text(text: str) -> bool:
@@ -176,8 +225,9 @@ def words_of_text(text: str) -> str:
 
 
 def is_heartbeat(text: str) -> bool:
-    """An event's name, or its data where that is no JSON."""
-    return text.strip().lower() in HEARTBEATS
+    """An event's name, or its data where that is no JSON: `ping`, `: PING`, `[heartbeat] 12`."""
+    plain = text.strip().lower()
+    return plain in HEARTBEATS or plain.strip(_AROUND_A_BEAT) in HEARTBEATS
 
 
 def is_done_text(text: str) -> bool:
@@ -206,10 +256,11 @@ def end_of(reason: object) -> str | None:
 @short
 def is_abort(reason: str) -> bool:
     """A finish reason: the server ended the request unasked."""
-    return not _ABORTS.isdisjoint(_words(reason))
+    return _abort(_words(reason))
 
 
 @short
 def is_failure(reason: str) -> bool:
     """A finish reason that is none of an answer: `error`, `timeout`, `network_error`."""
-    return names_failure(reason)
+    words = _words(reason)
+    return _fail(words) or not _FAILED_REASONS.isdisjoint(words)

@@ -260,6 +260,16 @@ ELSEWHERE = [
         *(2, 1, 2),
     ),
     Odd(
+        "the whole message at the end, without a delta",
+        [ROLE, A, B, choice("stop", message={"content": " a b"}), DONE],
+        *(2, 1, 2),
+    ),
+    Odd(
+        "messages in place of deltas, the last with the end",
+        [*(choice(message={"content": text}) for text in "ab"), choice("stop", message="c")],
+        *(3, 0, 1),
+    ),
+    Odd(
         "no delta has text, only the message of the end",
         [ROLE, choice("stop", delta={}, message={"content": "whole"}), DONE],
         *(1, 1, None),
@@ -367,6 +377,20 @@ ELSEWHERE = [
         path=MESSAGES,
     ),
     Odd(
+        "Messages: details of the end",
+        [
+            STARTED,
+            *(block(type="text_delta", text=text) for text in "ab"),
+            message(
+                "message_delta",
+                delta={"stop_reason": "refusal", "stop_details": {"category": "some words"}},
+            ),
+            message("message_stop"),
+        ],
+        *(2, 1, 2),
+        path=MESSAGES,
+    ),
+    Odd(
         "Messages: the input of a tool",
         [
             STARTED,
@@ -400,6 +424,7 @@ ENDS_OF_ALL_KINDS = [
     *(b"event: done\ndata: {}\n\n", b"event: end\ndata: bye\n\n", b"event: complete\n\n"),
     *(data({"done": True}), data({"type": "done"}), data({"event": "end"})),
     *(data({"status": "completed"}), data(["[DONE]"]), b"data: data: [DONE]\n\n", b"[DONE]\n"),
+    *(data({"data": "[DONE]"}), data({"choices": [{"index": 0, "done": True}]})),
 ]
 ENDS = [
     Odd('a finish reason of ""', everywhere(""), 3, 1, 2),
@@ -532,6 +557,22 @@ ERRORS = [
         "the server's last words are: the model is moved",
     ),
     failing(
+        "a message with a type, and the end",
+        data({"type": "status", "message": "the model is moved"}),
+        "the server's last words are: the model is moved",
+    ),
+    failing(
+        "a text under a name, and the end",
+        named("status", b"the model is moved"),
+        "the server's last words are: the model is moved",
+    ),
+    Odd(
+        "a message and [DONE]",
+        [data({"message": "the model is moved"}), DONE],
+        *(0, None, None),
+        error="the server's last words are: the model is moved",
+    ),
+    failing(
         "a bare code and message",
         data({"code": 500, "message": "engine died"}),
         *("engine died", DONE),
@@ -605,7 +646,7 @@ ERRORS = [
 ]
 PAGE = b"<html>\n<head><title>502 Bad Gateway</title></head>\n</html>\n\n"
 INNER = {"error": {"message": "engine died"}}
-# Each comes after the second token, and before [DONE]; each says that the engine died.
+# Each comes after the second token, and before the end; each says that the engine died.
 OBJECTS: list[dict[str, Any]] = [
     {"choices": [{"index": 0, "delta": {}, **INNER}]},
     {"choices": [{"index": 0, "delta": INNER}]},
@@ -641,6 +682,16 @@ OBJECTS: list[dict[str, Any]] = [
     {"ResponseMetadata": {"Error": {"Code": "X", "Message": "engine died"}}},
     {"__type": "ThrottlingException", "message": "engine died"},
     {"aborted": True, "reason": "engine died"},
+    {"code": "E5001", "message": "engine died"},
+    {"success": 0, "message": "engine died"},
+    {"state": "errored", "message": "engine died"},
+    {"status": "rejected", "message": "engine died"},
+    {"status": "RESOURCE_EXHAUSTED", "message": "engine died"},
+    {"msg_type": "error", "message": "engine died"},
+    {"message_type": "error", "content": "engine died"},
+    {"Code": "InternalError", "Message": "engine died"},
+    {"choices": [{"delta": {"content": ""}}], "code": 500, "message": "engine died"},
+    {"errcode": 0, "errmsg": "engine died"},
     {"traceback": ["engine died"]},
 ]
 TEXTS = [
@@ -667,9 +718,10 @@ NAMES = ["failed", "abort", "aborted", "timeout", "exception", "fatal", "server_
 REASONS = [
     *("insufficient_system_resource", "failed", "failure", "timeout", "timed_out", "exception"),
     *("server_error", "overloaded", "network_error", "EngineError"),
+    *("out_of_memory", "preempted", "rate_limited", "deadline_exceeded"),
 ]
 ERRORS += [
-    failing(f"an error as {json.dumps(one)}", data(one), "engine died", DONE) for one in OBJECTS
+    failing(f"an error as {json.dumps(one)}", data(one), "engine died", *LAST) for one in OBJECTS
 ]
 ERRORS += [
     failing(f"an error as {one.decode().strip()!r}", one, "engine died", DONE) for one in TEXTS
@@ -692,6 +744,8 @@ ERRORS += [
     failing("a status as a number", b"data: 503\n\n", "503", DONE),
     failing("a status line", b"data: 502 Bad Gateway\n\n", "502 Bad Gateway", DONE),
     failing("Internal Server Error", b"data: Internal Server Error\n\n", "Internal Server", DONE),
+    failing("an end of a file", b"data: unexpected EOF\n\n", "unexpected EOF", DONE),
+    failing("something", b"data: Something went wrong\n\n", "Something went wrong", DONE),
     failing("a web page in an event", b"data: <html><h1>Busy</h1></html>\n\n", "Busy", DONE),
     failing("a web page between events", PAGE, "502 Bad Gateway", DONE),
     failing("an error after the finish reason", STOP, "engine died", b"data: engine died\n\n"),
@@ -775,6 +829,34 @@ BEATS = [
         [*(named("completion", json.loads(one[6:])) for one in (ROLE, A, B)), *LAST],
         *(2, 1, 2),
     ),
+    Odd(
+        "events about something else than the answer",
+        [
+            named("retry", b"the upstream timed out, another is asked"),
+            named("log", {"level": "info", "message": "failed once"}),
+            named("error_rate", b"0.2"),
+            A,
+            named("trace", {"status": 500}),
+            named("metrics", {"errors": 3}),
+            named("tool", {"type": "tool_result", "error": "no such city"}),
+            B,
+            *LAST,
+        ],
+        *(2, 3, 7),
+    ),
+    Odd(
+        "pings with more", [b"data: : PING\n\n", A, b"data: [heartbeat] 12\n\n", B, *LAST], 2, 1, 3
+    ),
+    Odd(
+        "Responses: the client's own metadata, repeated",
+        [
+            response("created", response={"status": "in_progress", "metadata": {"error": "E1"}}),
+            *deltas("output_text", "a", "b"),
+            COMPLETED,
+        ],
+        *(2, 1, 2),
+        path=RESPONSES,
+    ),
     Odd("null", [data(None), A, data(None), B, *LAST], 2, 1, 3),
     Odd(
         "a tool of Responses that fails",
@@ -820,6 +902,21 @@ NOTICES: list[dict[str, Any]] = [
     {"level": "warn", "msg": "slow"},
     {"timeout": 30},
     {"base_resp": {"status_code": 0, "status_msg": "success"}},
+    {"errcode": 0, "errmsg": "processed"},
+    {"error_code": "0000"},
+    {"error_msg": "成功"},
+    {"error": "no error occurred"},
+    {"num_errors": 3},
+    {"on_error": "retry"},
+    {"retry_after_error": 1},
+    {"code": "ERR_NONE"},
+    {"status": "error-free"},
+    {"status": "retrying after error"},
+    {"status": "retrying", "code": 503},
+    {"type": "info", "code": 429, "message": "rate limited, waiting"},
+    {"type": "tool_result", "error": "no such city"},
+    {"type": "timeout_warning"},
+    {"metrics": {"errors": 3, "timeouts": 1}},
 ]
 BEATS += [
     Odd(f"a notice: {json.dumps(one)}", [data(one), A, data(one), B, data(one), *LAST], 2, 1, 3)
