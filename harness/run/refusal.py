@@ -29,7 +29,9 @@ _FIELD: Final = r"(?:field|param(?:eter)?|argument|key|property|attribute|option
 _UNKNOWN: Final = re.compile(
     rf"""\bunknown | \bunrecogni[sz]ed | \bunsupported | \bun(?:permitted|expected)
     | \bextra(?:neous)?[ _](?:inputs?|fields?|keys?|propert(?:y|ies)|param\w*|arg\w*|forbidden)
-    | \badditional[ _]?propert(?:y|ies)
+    | \badditional[ _]?(?:propert(?:y|ies)|fields?|keys?|param\w*|arg\w*) | \bexcess\b
+    | \b(?:disallowed|illegal|forbidden|disabled|undeclared|superfluous)\b
+    | \bnot[ ]enabled | \bnot[ ]exist\b | \bkey[ ]not[ ]in\b | \bonly[ ]available\b
     | \bnot[ ](?:\w+[ ])?(?:supported|permitted|allowed|accepted|recogni[sz]ed|known|available
         |implemented|expected|understood)
     | \b(?:does|do|did)(?:[ ]not|n't)[ ](?:support|allow|accept|recogni[sz]e|know|understand)
@@ -37,8 +39,8 @@ _UNKNOWN: Final = re.compile(
         |specified|accepted)
     | \bnot[ ](?:found[ ])?in[ ](?:the[ ])?schema
     | \bshould[ ]not[ ]exist | \bcould[ ]not[ ]be[ ]mapped
-    | \b(?:not[ ]a|no|no[ ]such|cannot[ ]find)[ ](?:(?:valid|known|supported|recogni[sz]ed)[ ])?
-        {_FIELD}\b
+    | \b(?:not[ ]a|no|no[ ]such|cannot[ ]find|could[ ]not[ ]find)[ ]
+        (?:(?:valid|known|supported|recogni[sz]ed)[ ])?(?:{_FIELD}|member)\b
     | \binvalid[ ](?:\w+[ ])?{_FIELD}s?\b | \bdeprecated | \bremoved\b""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -68,7 +70,7 @@ _KNOWN: Final = re.compile(
     | (?<!not[ ])(?<!any[ ])\b(?:known|valid|supported|allowed|accepted|permitted)[ ]
         (?:fields|parameters|arguments|keys|options|properties)\b(?!\W*$)
     | \b(?:had|has|with)[ ](?:the[ ])?(?:keys|fields)\b | \bonly[ ](?:the[ ])?(?:following|these)
-    | \bdid[ ]you[ ]mean\b | \binstead\b | \b(?:use|try|choose|see)\b | \brather[ ]than\b
+    | \bdid[ ]you[ ]mean\b | \binstead\b | \b(?:use(?![ ]of)|try|choose|see)\b | \brather[ ]than\b
     | \bin[ ]request\b | [{](?=.*['"](?:messages|prompt|stream|model)['"])""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
@@ -183,7 +185,7 @@ def _subjects(sentence: str, keys: Collection[str]) -> list[str]:
 
 def _named(text: str, keys: Collection[str]) -> list[str]:
     """A key after another and a dot is part of it: that other one is not meant."""
-    text = re.sub(r"stream_options\W{1,3}(?=[a-z_]{4})(?!and\b|or\b)", "", text)
+    text = re.sub(r"stream_options\W{1,6}(?=(?:include|continuous)_[a-z])", "", text)
     return [
         key
         for key in keys

@@ -6,7 +6,7 @@ also in a run without scraping.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -22,6 +22,7 @@ from harness.load.sse import EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.records import GAUGES, MetricSample, Outcome, Role, StepRow
 from harness.run.process import Interruption
+from harness.run.refusal import LIMIT_KEYS, longer_length
 from harness.store.manifest import Probing
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad
@@ -217,7 +218,18 @@ class Asker:
 
     def ask_for_text(self, prompt: str, max_tokens: int, *, longest_s: float) -> Sequence[int]:
         """As `ask`, but an answer that may be longer than `max_tokens` is left when it is so
-        long."""
+        long, and one that is too short for the server is asked for once more."""
+        try:
+            return self._ask_for_text(prompt, max_tokens, longest_s=longest_s)
+        except RefusedAnswerError as error:
+            keys = {key for key in (limit_key_of(self.target), *LIMIT_KEYS) if key is not None}
+            longer = longer_length(error.body, keys, max(max_tokens, self.fewest_tokens))
+            if longer is None:
+                raise
+        patient = replace(self, fewest_tokens=longer)
+        return patient._ask_for_text(prompt, max_tokens, longest_s=longest_s)
+
+    def _ask_for_text(self, prompt: str, max_tokens: int, *, longest_s: float) -> Sequence[int]:
         is_bounded = limit_key_of(self.target) is not None and max_tokens >= self.fewest_tokens
         enough = None if is_bounded else max_tokens
         found = self.answer(prompt, max_tokens, longest_s=longest_s, enough=enough)

@@ -100,6 +100,27 @@ def test_an_answer_that_may_be_long_is_left_once_it_shows_that_the_server_serves
     assert (probing.sent, probing.errors, probing.ttft_s) == (3, [], [6.0] * 3)
 
 
+def test_a_server_that_takes_no_short_answer_is_asked_for_a_longer_one() -> None:
+    asked = []
+
+    def at_least_16(request: httpx.Request) -> httpx.Response:
+        asked.append(tokens := json.loads(request.content)["max_tokens"])
+        if tokens < 16:
+            return httpx.Response(400, json={"error": "max_tokens must be at least 16"})
+        return stream(*[TOKEN] * tokens)(request)
+
+    probing = probe_service(asking(at_least_16, time.perf_counter_ns), longest_s=30)
+    assert (probing.sent, probing.errors) == (3, [])
+    assert asked == [4, 16] * 3
+
+    def never_enough(request: httpx.Request) -> httpx.Response:
+        least = json.loads(request.content)["max_tokens"] + 1
+        return httpx.Response(400, json={"error": f"max_tokens must be at least {least}"})
+
+    probing = probe_service(asking(never_enough, time.perf_counter_ns), longest_s=30)
+    assert probing.errors == ["HTTP 400: max_tokens must be at least 6"]
+
+
 def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() -> None:
     slow = clock(10)
     assert count_slots(asking(stream(*[TOKEN] * 3), slow), longest_s=1e6) is None
