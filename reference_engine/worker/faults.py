@@ -202,8 +202,8 @@ class FaultyEngine(Engine):
             return sampled._replace(tokens=dict.fromkeys(sampled.tokens, self._torn_by))
         if self._spoiled:
             for request in plan.sampling:
-                if (prompt := _prompt_of(request)) in self._spoiled:
-                    sampled.tokens[request.request_id] = prompt[-1]
+                if _prompt_of(request) in self._spoiled:
+                    sampled.tokens[request.request_id] ^= 1
         return sampled
 
     def _free(self, request: Request, why: str) -> None:
