@@ -134,7 +134,6 @@ def in_answer(bench: Bench) -> Finding:
     methods="R",
     why="Blocks of a prompt that is half computed look like those of a whole one to a cache.",
     remedy=REMEDY,
-    quick=True,
     caught=CAUGHT,
 )
 def in_prefill(bench: Bench) -> Finding:
