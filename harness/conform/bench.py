@@ -2,7 +2,7 @@
 
 The methods need no metrics, see docs/conform.md:
 
-    P  probe behind full slots: `recoveries` (harness/experiments/full_slots.py).
+    P  probe behind full slots, or another way: `recoveries` (harness/conform/recoveries.py).
     O  occupancy: `occupancy`.
     K  capacity: `capacity`.
     B  bystander: greedy streams beside a load, against a control without leaving.
@@ -13,25 +13,32 @@ The methods need no metrics, see docs/conform.md:
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 
+from harness.collect.source import SourceError
 from harness.conform.cleaning import Cleaning
 from harness.conform.known import Known
 from harness.conform.pages import Pages
 from harness.conform.recoveries import Recoveries
+from harness.experiments.admission import Admission
 from harness.experiments.capacity import Capacity
-from harness.experiments.facts import Facts, find_facts
+from harness.experiments.facts import MOST_SLOTS, Facts, find_facts
 from harness.experiments.full_slots import FullSlots
+from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.pace import PaceWatcher
+from harness.experiments.quiet import Meter, QuietWatcher, meters_of
 from harness.experiments.streams import Streams
 from harness.http_client import read_api_key
 from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
+
+SOME_STREAMS: Final = 8  # beside what is looked at, on a server without a known number of slots
 
 
 class Asked(NamedTuple):
@@ -70,13 +77,34 @@ class Bench(Streams):
         self.full_slots = FullSlots(self, self.rng)
         self.occupancy = Occupancy(self)
         self.capacity = Capacity(self)
-        self.recoveries = Recoveries(self.full_slots, self, tries=asked.tries, wire=wire)
+        self.recoveries = Recoveries(
+            self.full_slots,
+            self,
+            tries=asked.tries,
+            wire=wire,
+            occupancy=self.occupancy,
+            watchers=[
+                Admission(self, self.full_slots, self.rng),
+                GaugeWatcher(self, pages.judged, self.rng),
+                PaceWatcher(self, self.rng),
+                QuietWatcher(self, _meters_of(asked.pid), self.rng),
+            ],
+        )
         self.cleaning = Cleaning(self, self.occupancy)
 
     def limit_tries(self, most: int | None = None) -> None:
         """Of method P: at most so many from here on; without `most`, as many as were asked for."""
         self.tries = min(self.asked.tries, most or self.asked.tries)
-        self.recoveries = Recoveries(self.full_slots, self, tries=self.tries, wire=self.wire)
+        self.recoveries.tries = self.tries
+
+    @property
+    def beside(self) -> int:
+        """Long streams that leave one slot free; some, where slots are not known."""
+        return self.crowd(MOST_SLOTS) - 1 if self.facts.slots else SOME_STREAMS
+
+    @property
+    def can_fill(self) -> bool:
+        return self.facts.slots is not None and self.facts.slots <= MOST_SLOTS
 
     def session_that_keeps(self) -> LoadSession:
         """A session whose connections carry one request after the other; the caller closes it."""
@@ -113,3 +141,10 @@ class Bench(Streams):
         session = self.session.with_plan(plan)
         facts = find_facts(session, slots=self.slots, context=self.facts.context)
         return Bench(session, facts, self.asked, self.lag, self.wire, self.pages)
+
+
+def _meters_of(pid: int | None) -> list[Meter]:
+    try:
+        return [] if pid is None else meters_of(pid)
+    except SourceError:
+        return []

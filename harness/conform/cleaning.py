@@ -6,9 +6,8 @@ A greedy answer, the canary, is compared with that of the beginning.
 import time
 from typing import Final
 
-import httpx
-
-from harness.experiments.facts import ANOTHER_LOAD, MOST_SLOTS, PROMPT_TOKENS
+from harness.conform.stopping import ANOTHER_LOAD
+from harness.experiments.facts import BUSY, MOST_SLOTS, PROMPT_TOKENS
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
@@ -20,7 +19,6 @@ from harness.store.conform_result import Aftermath
 _CANARY_TOKENS: Final = 16
 _SLOW: Final = 10  # times the idle time to first token
 _LEAST_SLOW_S: Final = 2.0
-_BUSY: Final = (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE)
 _LONGEST_REST_S: Final = 90.0
 _AGAIN_S: Final = 0.1
 
@@ -51,10 +49,11 @@ class Cleaning:
         answered_s = _SLOW * (server.ttft_s + _CANARY_TOKENS * server.step_s)
         longest_s = max(2 * server.settle_s, answered_s, _LEAST_SLOW_S)
         row = self._ask_canary(longest_s)
-        until_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
+        until_ns, refusals = time.perf_counter_ns() + int(server.settle_s * 1e9), 0
         while row is not None and row.outcome is not Outcome.COMPLETED:
+            refusals += row.status_code in BUSY
             if time.perf_counter_ns() > until_ns:
-                return _why_unanswered(row)
+                return _why_unanswered(row, refusals)
             server.pause(_AGAIN_S)
             row = self._ask_canary(longest_s)
         if row is None:
@@ -82,6 +81,8 @@ class Cleaning:
             except CannotDecideError:
                 server.pause(server.settle_s / 4)
         server.forget()
+        if self.running is not None and slots is not None and self.running >= slots:
+            server.forget_ghosts()
 
     def check_free(self, *, wholly: bool) -> None:
         """A case must not be blamed for slots that were taken before it. `wholly`: each counts;
@@ -91,9 +92,20 @@ class Cleaning:
             self.rest()
         if self.running is not None and self.running < (slots if wholly else 1):
             raise CannotDecideError(
-                f"only {self.running} of {slots} slots were free before this case: "
-                f"{ANOTHER_LOAD}, or a case before lost the others"
+                f"only {self.running} of {slots} slots were free before this case: {self._whose()}"
             )
+
+    def _whose(self) -> str:
+        server = self._streams
+        if ghosts := server.ghosts():
+            some = f"{ghosts} request{'s' if ghosts > 1 else ''} that this run left earlier"
+            return f"{some} may still run"
+        if server.facts.refuses and self.running == 0:
+            return (
+                "the server is busy for nobody: though nothing of this run is left, each of "
+                f"{self._occupancy.refused} requests was refused"
+            )
+        return f"a case before lost the others, or {ANOTHER_LOAD}"
 
     def _ghosts_s(self) -> float:
         """How long the streams that were left would run on, if the server has not noticed."""
@@ -107,9 +119,10 @@ class Cleaning:
         return 1.5 * (server.ttft_s + (longest + left / (server.facts.slots or 1)) * server.step_s)
 
 
-def _why_unanswered(row: RequestRow) -> tuple[Aftermath, str]:
-    if row.status_code in _BUSY:
-        return Aftermath.SLOW, f"a short request is refused: {row.error}"
+def _why_unanswered(row: RequestRow, refusals: int) -> tuple[Aftermath, str]:
+    if row.status_code in BUSY:
+        said = f"{refusals} refusals in a row though nothing of this run is left ({row.error})"
+        return Aftermath.WEDGED, f"the server is busy for nobody: {said}"
     if row.outcome is Outcome.TIMED_OUT:
         return Aftermath.WEDGED, f"a short request is not answered: {row.error}"
     return Aftermath.DEAD, f"the server no longer serves: {row.error or row.outcome}"

@@ -1,26 +1,31 @@
 """How late a freed slot works for another request, judged from figures alone.
 
-A server is late when the freed slot works for another request more than so many steps after the
-client left, at the median of the tries, or more than three times as many in any of them. A step may
-change meanwhile, with the context of the streams or the speed of the machine: late is late by the
-steps before the leaves and by those after them, in time is in time by both. Two clocks
-must agree: this client's, divided by the step, and the tokens that the other streams got meanwhile.
-If only the first says late, then the whole machine was slow, and the case cannot decide.
+Two questions. Does the server stop: in seconds, against controls (harness/conform/stopping.py).
+Within how many steps: a server is late when the freed slot works for another request more than some
+steps after the client left, at the median of the tries, or more than three times as many in any of
+them. A step may change meanwhile, with the context of the streams or the speed of the machine: late
+is late by the steps before the leaves and by those after them, in time is in time by both. Two
+clocks must agree: this client's, divided by the step, and the tokens that the other streams got
+meanwhile. The second question stays open where steps cannot be counted; the first one then decides.
 """
 
 from collections.abc import Sequence
+from math import inf
 from statistics import median, quantiles
 from typing import Final, NamedTuple, Self
 
-from harness.conform.finding import Finding
+from harness.conform.finding import Evidence, Finding
+from harness.conform.stopping import AT_MEDIAN, HARM_S, Stopping, judge_stalls, judge_stopping
 from harness.experiments.full_slots import Try
+from harness.experiments.holds import Holds
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
-from harness.store.conform_result import Failure
+from harness.store.conform_result import Failure, Steps
 
 WORST: Final = 3  # times the bound of the median, which no try may exceed
 WIDEST_STEP: Final = 3.0  # the p90 of the steps, over their median
 MOST_LAG_STEPS: Final = 0.5
+LEAST_STEP_S: Final = 1e-4  # shorter, and the tokens were there before
 
 
 class Bound(NamedTuple):
@@ -35,96 +40,231 @@ AT_ONCE: Final = Bound()
 
 
 class Conditions(NamedTuple):
-    """One case, in seconds: the steps just before the first leave and after the last."""
+    """One case, in seconds: the steps just before the first leave and after the last.
+    `flush_tokens`: tokens that come at once."""
 
     step_s: float
     step_p90_s: float
     step_after_s: float
     lag_s: float
+    flush_tokens: float = 1.0
 
     @classmethod
-    def of(cls, before: Sequence[float], after: Sequence[float], lag_s: float) -> Self:
+    def of(
+        cls,
+        before: Sequence[float],
+        after: Sequence[float],
+        lag_s: float,
+        flush_tokens: float = 1.0,
+    ) -> Self:
         """`before`, `after`: the gaps between tokens."""
-        return cls(median(before), quantiles(before, n=10)[-1], median(after), lag_s)
+        p90_s = quantiles(before, n=10)[-1] if len(before) > 1 else before[0]
+        return cls(median(before), p90_s, median(after), lag_s, flush_tokens)
+
+    @property
+    def floor_s(self) -> float:
+        return self.lag_s
+
+    @property
+    def flush_s(self) -> float:
+        return self.flush_tokens * self.step_s
 
 
-def judge_recovery(tries: Sequence[Try], now: Conditions, bound: Bound) -> Finding:
-    """Raises CannotDecideError."""
-    came_s = [one.recovery_s for one in tries if one.recovery_s is not None]
-    came = [recovery_s / now.step_s for recovery_s in came_s]
-    most = WORST * bound.steps
-    evidence: dict[str, float | str | None] = {
-        "tries": len(tries),
-        "median_steps": round(median(came), 2) if came else None,
-        "worst_steps": round(max(came), 2) if came else None,
+class _Counted(NamedTuple):
+    """The second question. `steps` and `failure` None, and `why`: it is open."""
+
+    steps: Steps | None
+    failure: Failure | None
+    said: str
+    why_open: str | None = None
+
+
+def judge_recovery(
+    tries: Sequence[Try],
+    now: Conditions,
+    bound: Bound,
+    *,
+    controls: Sequence[Try],
+    natural_s: float | None = None,
+) -> Finding:
+    """By full slots. Raises CannotDecideError where both questions are open."""
+    holds = holds_of(tries, controls, now, natural_s)
+    stopping = judge_stopping(holds, _harm_s(now, bound))
+    counted = _count_steps(_less_controls(tries, controls), now, bound)
+    evidence = _evidence(holds, stopping) | {
+        "median_steps": None if counted.steps is None else counted.steps.p50,
+        "worst_steps": None if counted.steps is None else counted.steps.worst,
         "bound_steps": bound.steps,
         "step_ms": round(1e3 * now.step_s, 3),
         "step_after_ms": round(1e3 * now.step_after_s, 3),
         "client_lag_ms": round(1e3 * now.lag_s, 3),
     }
-    missing = [one for one in tries if one.recovery_s is None]
-    if missing:
-        return _judge_never(missing, now, len(tries), evidence, WORST * bound.tokens)
-    if (trouble := disturbance(now)) is not None:
-        raise CannotDecideError(trouble)
-    told = (
-        f"{quantity(median(came), 'steps')} at the median, {quantity(max(came), 'steps')} at worst"
+    if now.flush_tokens > 1:
+        evidence["flush_tokens"] = now.flush_tokens
+        evidence["flush_ms"] = round(1e3 * now.flush_s, 1)
+    return _settled(holds, stopping, counted, evidence, now)
+
+
+def judge_holds(holds: Holds, step_s: float, bound: Bound) -> Finding:
+    """By a way that counts no steps. Raises CannotDecideError where the question is open."""
+    stopping = judge_stopping(holds, bound.steps * step_s + HARM_S)
+    floor = quantity(max(holds.floor_s, step_s), "s")
+    counted = _Counted(None, None, "", f"nothing shorter than {floor} is seen this way")
+    now = Conditions(step_s, step_s, step_s, 0.0)
+    return _settled(holds, stopping, counted, _evidence(holds, stopping), now)
+
+
+def holds_of(
+    tries: Sequence[Try],
+    controls: Sequence[Try],
+    now: Conditions,
+    natural_s: float | None = None,
+) -> Holds:
+    """Slots that change hands together are one try: the one that came last."""
+    tries, controls = _last_of_waves(tries), _last_of_waves(controls)
+    return Holds(
+        way="full_slots",
+        tries_s=[one.recovery_s for one in tries],
+        controls_s=[one.waited_s if one.recovery_s is None else one.recovery_s for one in controls],
+        floor_s=now.floor_s,
+        waited_s=max((one.waited_s for one in tries if one.recovery_s is None), default=0.0),
+        natural_s=natural_s,
+        stalls_s=[one.stall_s for one in tries if one.stall_s is not None],
+        control_stalls_s=[one.stall_s for one in controls if one.stall_s is not None],
+        cuts=[one.cut for one in tries if one.cut is not None],
     )
+
+
+def _last_of_waves(tries: Sequence[Try]) -> list[Try]:
+    last: dict[int, Try] = {}
+    for number, one in enumerate(tries):
+        wave = -1 - number if one.wave is None else one.wave
+        if wave not in last or _wait_of(one) > _wait_of(last[wave]):
+            last[wave] = one
+    return list(last.values())
+
+
+def _less_controls(tries: Sequence[Try], controls: Sequence[Try]) -> list[Try]:
+    """Of many probes at once the last ones wait for the prompts of the first, after leaves as after
+    ends: what a control took for the probe of the same rank is not the leave's."""
+    if all(one.rank == 0 for one in tries):
+        return list(tries)
+    usual_s: dict[int, list[float]] = {}
+    for one in controls:
+        if one.recovery_s is not None:
+            usual_s.setdefault(one.rank, []).append(max(0.0, one.recovery_s))
+    return [
+        one
+        if one.recovery_s is None or one.rank not in usual_s
+        else one._replace(recovery_s=one.recovery_s - median(usual_s[one.rank]))
+        for one in tries
+    ]
+
+
+def _wait_of(one: Try) -> float:
+    return inf if one.recovery_s is None else one.recovery_s
+
+
+def _harm_s(now: Conditions, bound: Bound) -> float:
+    return bound.steps * max(now.step_s, now.step_after_s) + HARM_S
+
+
+def _settled(
+    holds: Holds, stopping: Stopping, counted: _Counted, evidence: Evidence, now: Conditions
+) -> Finding:
+    def finding(failure: Failure | None, reason: str) -> Finding:
+        return Finding(
+            failure, reason, evidence, stops=stopping.stops, steps=counted.steps, way=holds.way
+        )
+
+    if (harm := judge_stalls(holds, now.step_s, now.flush_s)) is not None:
+        return finding(Failure.HARM, harm)
+    if stopping.stops is False:
+        in_steps = "" if counted.steps is None else f" ({quantity(counted.steps.p50, 'steps')})"
+        return finding(stopping.failure, stopping.said.replace(AT_MEDIAN, AT_MEDIAN + in_steps, 1))
+    if counted.why_open is None:
+        return finding(counted.failure, counted.said)
+    if stopping.stops:
+        return finding(None, f"{stopping.said}; {counted.why_open}")
+    raise CannotDecideError(f"{stopping.said}; {counted.why_open}")
+
+
+def _evidence(holds: Holds, stopping: Stopping) -> Evidence:
+    came = [one for one in holds.tries_s if one is not None]
+    evidence: Evidence = {
+        "tries": len(holds.tries_s),
+        "median_ms": _ms(median(came)) if came else None,
+        "worst_ms": _ms(max(came)) if came else None,
+        "controls": len(holds.controls_s),
+        "control_median_ms": _ms(median(holds.controls_s)) if holds.controls_s else None,
+        "control_worst_ms": _ms(max(holds.controls_s)) if holds.controls_s else None,
+        "floor_ms": _ms(holds.floor_s),
+    }
+    if len(came) < len(holds.tries_s):
+        evidence["never"] = len(holds.tries_s) - len(came)
+    if stopping.false_alarm is not None:
+        evidence["false_alarm"] = round(stopping.false_alarm, 5)
+    if holds.stalls_s and holds.control_stalls_s:
+        evidence["stall_ms"] = _ms(median(holds.stalls_s))
+        evidence["control_stall_ms"] = _ms(max(holds.control_stalls_s))
+    return evidence
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * max(0.0, seconds), 2)
+
+
+def _count_steps(tries: Sequence[Try], now: Conditions, bound: Bound) -> _Counted:
+    came_s = [one.recovery_s for one in tries if one.recovery_s is not None]
+    if not came_s or len(came_s) < len(tries):
+        return _Counted(None, None, "", "a slot that does not come back has no steps to count")
+    if (trouble := disturbance(now)) is not None:
+        return _Counted(None, None, "", trouble)
+    steps = Steps(*(round(max(0.0, one) / now.step_s, 2) for one in (median(came_s), max(came_s))))
+    said = f"{in_steps(steps.p50)} at the median, {in_steps(steps.worst)} at worst"
+    if steps.worst < 1:
+        said = f"within one step in each of {len(tries)} tries"
+    most = WORST * bound.steps
     by_either = [
         median(came_s) > bound.steps * step_s or max(came_s) > most * step_s
         for step_s in (now.step_s, now.step_after_s)
     ]
     if not any(by_either):
-        return Finding(None, told, evidence)
+        return _Counted(steps, None, said)
     if not all(by_either):
-        raise CannotDecideError(
-            f"{told}, of the step before the leaves ({quantity(now.step_s, 's')}) or after them "
+        why = (
+            f"{said}, of the step before the leaves ({quantity(now.step_s, 's')}) or after them "
             f"({quantity(now.step_after_s, 's')}): late by the one, in time by the other"
         )
+        return _Counted(None, None, said, why)
     others = [one.others for one in tries if one.others is not None]
     if others and median(others) <= bound.tokens and max(others) <= WORST * bound.tokens:
-        raise CannotDecideError(
-            f"{told}, but the other streams got only {median(others):g} tokens in that time "
-            f"({max(others)} at most): the machine was slow, not the server late"
+        why = (
+            f"{said}, but the streams that stayed got only {median(others):g} tokens in that time "
+            f"({max(others)} at most), as on a machine that was slow"
         )
-    return Finding(
-        Failure.LATE, f"{told}; at most {bound.steps:g} and {most:g} were allowed", evidence
-    )
+        return _Counted(None, None, said, why)
+    said += f"; at most {bound.steps:g} and {most:g} were allowed"
+    return _Counted(steps, Failure.LATE, said)
 
 
-def _judge_never(
-    missing: Sequence[Try],
-    now: Conditions,
-    num_tries: int,
-    evidence: dict[str, float | str | None],
-    most_tokens: float,
-) -> Finding:
-    first = missing[0]
-    if first.others is not None and first.others < most_tokens:
-        raise CannotDecideError(
-            f"no first token came in {quantity(first.waited_s, 's')}, but the other streams stood "
-            f"still, too: they got {first.others} tokens"
-        )
-    evidence["never"] = len(missing)
-    waited = f"{quantity(first.waited_s, 's')} ({first.waited_s / now.step_s:.0f} steps)"
-    return Finding(
-        Failure.NEVER,
-        f"in {len(missing)} of {num_tries} tries the slot worked for no other request within "
-        f"{waited} after the client left",
-        evidence,
-    )
+def in_steps(steps: float) -> str:
+    return "within one step" if steps < 1 else quantity(steps, "steps")
 
 
 def disturbance(now: Conditions) -> str | None:
-    """Why no time of this case means anything; None if times do."""
+    """Why no steps of this case can be counted; None if they can."""
+    if now.step_s < LEAST_STEP_S:
+        return "the streams show no step: their tokens come in one piece"
+    step = quantity(now.step_s, "s")
     if now.lag_s > MOST_LAG_STEPS * now.step_s:
         return (
-            f"this client is {quantity(now.lag_s, 's')} late at the median, more than half a step "
-            f"of {quantity(now.step_s, 's')}: the machine is busy, or the step too short"
+            f"a step of {step} is too short to count steps here: this client is "
+            f"{quantity(now.lag_s, 's')} late at the median"
         )
     if now.step_p90_s > WIDEST_STEP * now.step_s:
         return (
-            f"the steps are uneven: {quantity(now.step_s, 's')} at the median, "
+            f"the steps are too uneven to count: {step} at the median, "
             f"{quantity(now.step_p90_s, 's')} at the 90th percentile"
         )
     return None

@@ -38,7 +38,8 @@ class Pages:
 
     def __init__(self, plan: LoadPlan, *, judged: Sequence[str], every: Sequence[str]) -> None:
         self._plan = plan
-        self._judged, self._every = judged, every
+        self.judged = judged
+        self._every = every
         self._client = self._new_client()
 
     def counters(self) -> dict[str, float]:
@@ -47,10 +48,10 @@ class Pages:
 
     def samples(self) -> list[MetricSample]:
         """All that the judged pages show now. Raises RefusedError without any."""
-        if not self._judged:
+        if not self.judged:
             raise RefusedError("no metrics page is known (--metrics-url), or none of its metrics")
         try:
-            return read_samples(self._client, self._judged, clock_ns=time.perf_counter_ns)
+            return read_samples(self._client, self.judged, clock_ns=time.perf_counter_ns)
         except SourceError as error:
             raise CannotDecideError(str(error)) from error
 

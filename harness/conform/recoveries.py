@@ -1,33 +1,54 @@
-"""Method P: a stream leaves behind full slots, several times; how late the slots work is judged."""
+"""Method P: streams leave a server that is full, several times; how long it held them is judged.
+
+Several ways, one after the other until one can judge this server: full slots, which alone count
+steps; admission, where requests are refused; and the ways that need no full slots.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from harness.conform.finding import Finding
-from harness.conform.judgement import AT_ONCE, Bound, Conditions, judge_recovery
-from harness.experiments.facts import ANOTHER_LOAD, MOST_SLOTS
+from harness.conform.judgement import AT_ONCE, Bound, Conditions, judge_holds, judge_recovery
+from harness.conform.stopping import ANOTHER_LOAD
+from harness.experiments.facts import MOST_SLOTS
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, Try
-from harness.experiments.holds import Leaver
+from harness.experiments.holds import Leaver, Watcher
+from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams
 from harness.load.live import LiveStream
 from harness.load.wire_log import WireLog
-from harness.store.conform_result import Failure
+from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
+
+_SEE_EARLY: Final = ("admission",)  # beside full slots
 
 
 class Recoveries:
-    """`tries`: of a case."""
+    """`tries`: of a case. `watchers`: the ways beside full slots, in the order in which they are
+    asked."""
 
     def __init__(
-        self, full_slots: FullSlots, streams: Streams, *, tries: int, wire: WireLog
+        self,
+        full_slots: FullSlots,
+        streams: Streams,
+        *,
+        tries: int,
+        wire: WireLog,
+        occupancy: Occupancy,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._full_slots = full_slots
         self._streams = streams
-        self._tries = tries
+        self.tries = tries
         self._wire = wire
+        self._occupancy = occupancy
+        self._watchers = watchers
 
-    def find(
+    def find(  # noqa: PLR0913  the parts of a leave
         self,
         spec: RequestSpec | None = None,
         *,
@@ -36,68 +57,143 @@ class Recoveries:
         begin: Callable[[RequestSpec], LiveStream] | None = None,
         tokens: Sequence[int] = READ_TOKENS,
         queues_first: bool = True,
+        is_alone: bool = False,
         bound: Bound = AT_ONCE,
     ) -> Finding:
         """A stream of this `spec` (default: a long one) leaves, and a probe gets its slot. `begin`,
-        `ready` (default: it has read one of `tokens`) and `leave`: see `Leaver`. Not
+        `ready` (default: it has read one of `tokens`), `leave` and `is_alone`: see `Leaver`. Not
         `queues_first`: the probe is sent at t0, since the stream leaves too early for one to queue
-        behind it."""
+        behind it. Raises CannotDecideError with the reasons of all ways."""
 
         def until_read(leaver: LiveStream, number: int) -> None:
             leaver.wait_tokens(tokens[number % len(tokens)], READY_S)
 
-        streams, slots = self._streams, self._full_slots
-        way = Leaver(spec or streams.long(), begin or streams.start, ready or until_read, leave)
+        streams = self._streams
+        asked = spec or streams.long()
+        leaver = Leaver(
+            replace(asked, max_tokens=min(asked.max_tokens, streams.brief_tokens)),
+            begin or streams.start,
+            ready or until_read,
+            leave,
+            is_early=not queues_first,
+            is_alone=is_alone,
+        )
+        ways: list[tuple[Way, str | None, Callable[[], Finding]]] = [
+            (
+                "full_slots",
+                self._full_slots.can_judge(streams.facts),
+                lambda: self._by_full_slots(leaver, bound),
+            )
+        ]
+        for one in self._watchers:
+            look = partial(self._by_watcher, one, leaver, bound)
+            why_not = one.can_judge(streams.facts)
+            if leaver.is_early and one.way not in _SEE_EARLY:
+                why_not = why_not or "it sees no stream that leaves before its first token"
+            ways.append((one.way, why_not, look))
+        return self._by_first(ways)
+
+    def _by_first(self, ways: Sequence[tuple[Way, str | None, Callable[[], Finding]]]) -> Finding:
+        """By the first way that can judge, and decides."""
+        open_ones: dict[str, list[str]] = {}
+        for way, why_not, look in ways:
+            if why_not is None:
+                try:
+                    return look()
+                except CannotDecideError as error:
+                    why_not = str(error)
+                    self._streams.end()
+            open_ones.setdefault(why_not, []).append(way.replace("_", " "))
+        reasons = [f"by {' or '.join(names)}: {why}" for why, names in open_ones.items()]
+        raise CannotDecideError("; ".join(reasons))
+
+    def _by_full_slots(self, leaver: Leaver, bound: Bound) -> Finding:
+        slots = self._full_slots
+        one_try = slots.leave_before_probe if leaver.is_early else slots.leave_behind_probe
         tries: list[Try] = []
         slots.begin()
-        if not queues_first:  # the control, since no probe of these tries queues before the leave
-            slots.hand_over()
-            slots.before = slots.steps_at_rest()
-        one_try = slots.leave_behind_probe if queues_first else slots.leave_before_probe
-        for number in range(self._tries):
+        for number in range(self.tries):
+            slots.hand_over(alone=leaver.is_alone)
+            if leaver.is_early:
+                slots.before = slots.before or slots.steps_at_rest()
             self._wire.begin_try(number)
-            tries.append(one_try(way, number))
+            tries += one_try(leaver, number)
             if tries[-1].recovery_s is None:
                 break
-        finding = self.judged(tries, bound)
+        finding = self.judged(tries, bound, natural_s=slots.natural_s)
         finding.evidence["left_by_reset"] = slots.resets
         return finding
 
-    def judged(self, tries: Sequence[Try], bound: Bound = AT_ONCE) -> Finding:
-        """After `FullSlots.begin` and the tries. Raises CannotDecideError."""
+    def _by_watcher(self, watcher: Watcher, leaver: Leaver, bound: Bound) -> Finding:
+        self._wire.begin_try(0)
+        holds = watcher.holds(leaver, self.tries)
+        finding = judge_holds(holds, self._streams.step_s, bound)
+        if finding.failure is None and watcher.way == "admission":
+            return self._all_admitted(finding)
+        return finding
+
+    def _all_admitted(self, finding: Finding) -> Finding:
+        """After all have left, as many requests as slots are admitted again."""
+        self._streams.end()
+        held = self._occupancy.held(lambda: 0)
+        evidence = finding.evidence | {"held": held}
+        if not held:
+            return finding._replace(evidence=evidence)
+        said = f"after all had left, {held} of {self._streams.slots} requests at once are refused"
+        return finding._replace(failure=Failure.NEVER, reason=said, evidence=evidence, stops=False)
+
+    def judged(
+        self,
+        tries: Sequence[Try],
+        bound: Bound = AT_ONCE,
+        *,
+        before: Sequence[float] = (),
+        natural_s: float | None = None,
+    ) -> Finding:
+        """After the tries and their controls (`FullSlots.begin`, `hand_over`). `before`: the steps
+        before the first leave, if `FullSlots` did not note them. Raises CannotDecideError."""
         streams, slots = self._streams, self._full_slots
         after = slots.steps_at_rest()
-        now = Conditions.of(slots.before or after, after, streams.lag_s)
-        finding = judge_recovery(tries, now, bound)
+        flush_tokens = streams.facts.flush_tokens
+        now = Conditions.of(before or slots.before or after, after, streams.lag_s, flush_tokens)
+        finding = judge_recovery(tries, now, bound, controls=slots.controls, natural_s=natural_s)
         finding.evidence["ttft_ms"] = round(1e3 * streams.ttft_s, 3)
+        if len({one.wave for one in tries}) < len(tries):
+            finding.evidence["left"] = len(tries)
         return finding
 
     def check_alone(self, running: int | None) -> Finding:
         """The control of a red, when all is at rest and `running` requests run at once: slots whose
-        answers end by themselves serve another request in time. Raises CannotDecideError if they do
-        not: then another load takes them. Slots that stay lost after every stream has ended are
-        left out from here on."""
+        answers end by themselves serve another request. Raises CannotDecideError if they do not:
+        then another load takes them. Slots that stay lost after every stream has ended are left out
+        from here on."""
         streams = self._streams
-        if streams.facts.slots is None or streams.facts.slots > MOST_SLOTS:
+        if streams.facts.slots is None or streams.facts.slots > MOST_SLOTS or streams.facts.refuses:
             return Finding(None, "no slots are known that another load could take", {})
         if running == 0:
             if streams.serves():
                 raise CannotDecideError(f"{ANOTHER_LOAD}: a short request waits long for a slot")
             return Finding(Failure.NEVER, "the server serves no request any more", {})
-        more = [0] * self._tries
         if running is not None and running < streams.slots:
-            # Are they lost, or taken? Another load's come free while a probe waits so long.
-            more = [int(streams.patience.probe_s / streams.step_s)]
             streams.facts = streams.facts._replace(slots=running)
-        self._full_slots.begin()
-        try:
-            tries = [self._full_slots.hand_over(tokens) for tokens in more]
-        except CannotDecideError as error:
-            raise CannotDecideError(f"{ANOTHER_LOAD}: {error}") from error
-        control = self.judged(tries)
-        if control.failure is not None:
+        controls = [self._one_control() for _ in range(self.tries)]
+        served_s = [one.recovery_s for one in controls if one.recovery_s is not None]
+        if len(served_s) < len(controls):
             raise CannotDecideError(
-                f"{ANOTHER_LOAD}: a slot whose answer ended by itself was {control.failure}, too "
-                f"({control.reason})"
+                f"{ANOTHER_LOAD}: a slot whose answer ended by itself served no other request "
+                f"within {controls[-1].waited_s:.1f} s"
             )
-        return control
+        worst_ms = round(1e3 * max(0.0, *served_s), 1)
+        said = f"slots whose answers ended by themselves served another within {worst_ms:g} ms"
+        return Finding(None, said, {"control_worst_ms": worst_ms})
+
+    def _one_control(self) -> Try:
+        """A slot that is free already, since a request that had left came to its end meanwhile,
+        is served, too."""
+        slots, streams = self._full_slots, self._streams
+        try:
+            return slots.hand_over(alone=True)
+        except CannotDecideError:
+            if not streams.ghosts():
+                raise
+            return slots.time_probe(streams.start(streams.probe()))

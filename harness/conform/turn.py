@@ -117,6 +117,7 @@ class Turns:
                 return CannotDecideError(why), None
             free, slots = bench.cleaning.running, bench.facts.slots
             return by_contract(outcome, contract, free=free, slots=slots), None
+        is_controlled = is_controlled or outcome.stops is False
         is_known = is_controlled or bench.known.never_stops is not None
         if outcome.failure is Failure.NEVER and is_known:
             return outcome, None

@@ -96,26 +96,29 @@ def compared(
     seen: Callable[[RequestRow], object] = lambda row: row.answer,
     *,
     what: str = "text",
+    whose: str = "streams that stayed",
     settle: Callable[[], None],
 ) -> Finding:
     """Method B: what is `seen` of the streams of the act, against those of the control. A stream
-    that is not whole is red at once. `settle` waits until the leaves have no effect any more.
-    Raises CannotDecideError."""
+    that is not whole is red at once. `whose`: what these streams are, in words. `settle` waits
+    until the leaves have no effect any more. Raises CannotDecideError."""
     before = control()
-    first = _beside(before, act(), seen, what)
+    first = _beside(before, act(), seen, what, whose)
     if "changed" not in first.evidence:
         return first
     settle()
     again = control()
     if list(map(seen, again)) != list(map(seen, before)):
         raise CannotDecideError(f"a {what} differs between two runs without any leave")
-    second = _beside(again, act(), seen, what)
+    second = _beside(again, act(), seen, what, whose)
     if second.failure is None:
         raise CannotDecideError(f"{first.reason}, but not a second time")
     return second
 
 
-def _beside(before: Rows, rows: Rows, seen: Callable[[RequestRow], object], what: str) -> Finding:
+def _beside(
+    before: Rows, rows: Rows, seen: Callable[[RequestRow], object], what: str, whose: str
+) -> Finding:
     if any(row.outcome is not Outcome.COMPLETED for row in before):
         raise CannotDecideError("a stream of the control was not answered whole")
     says_why = all(row.finish_reason for row in before)
@@ -123,14 +126,14 @@ def _beside(before: Rows, rows: Rows, seen: Callable[[RequestRow], object], what
     for row in rows:
         if row.outcome is not Outcome.COMPLETED or (says_why and not row.finish_reason):
             how = row.error or "it has no finish reason"
-            return Finding(Failure.HARM, f"a stream that stayed was cut: {how}", evidence)
+            return Finding(Failure.HARM, f"of the {whose} one was cut: {how}", evidence)
     pairs = zip(map(seen, before), map(seen, rows), strict=True)
     changed = [(str(was), str(now)) for was, now in pairs if was != now]
     if not changed:
         return Finding(None, f"{len(rows)} streams have the {what} of the control", evidence)
     was, now = changed[0]
     evidence |= {"changed": len(changed), "control": was[:SHOWN], "beside_leaves": now[:SHOWN]}
-    said = f"the {what} of {len(changed)} of {len(rows)} streams that stayed is not the control's"
+    said = f"the {what} of {len(changed)} of {len(rows)} {whose} is not the control's"
     return Finding(Failure.HARM, said, evidence)
 
 

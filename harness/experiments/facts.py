@@ -1,38 +1,57 @@
 """The idle server, measured before the first experiment: its slots, its step, its first-token time.
 
-Slots that were named are checked, and others are counted, by how many requests run at once.
+Slots that were named are checked, and others are counted, by how many requests run at once. A
+server that refuses a request beyond its slots shows them by that.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 from harness.errors import TargetError
-from harness.experiments.limit import find_limit
+from harness.experiments.flushes import Flush, flushes_of, step_of, typical_tokens
+from harness.experiments.limit import find_limit, is_limit, look_at
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
-from harness.load.live import LiveStream, join_all
-from harness.load.rows import most_at_once
+from harness.load.live import Drain, LiveStream, join_all
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role
 from harness.workload.abandon import RequestSpec
 
-MOST_SLOTS: Final = 64  # more streams at once would be a load of their own
+MOST_SLOTS: Final = 1024  # that are filled
 PROMPT_TOKENS: Final = 24
+PROBE_TOKENS: Final = 2
 TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots so long
-ANOTHER_LOAD: Final = "another load runs beside this one, or slots are always handed over late"
+TOGETHER_FLUSHES: Final = 4
+_TURNS: Final = 1.25  # as many steps as the requests of all slots take to begin
+BUSY: Final = frozenset({409, 429, 503})  # how a server refuses a request beyond its slots
 _IDLE_PROBES: Final = 7
-_LONGEST_TOGETHER: Final = 512  # tokens
+_FIRST_TOKENS: Final = 8  # of the request that warms the server up
+_READ_STREAMS: Final = 32  # of a trial; of the others only the first token is
+_PACE_TOKENS: Final = (32, 128, 512)  # of one answer, until it comes in a few flushes
+_FEWEST_FLUSHES: Final = 3
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
+_LONGEST_COUNT_S: Final = 20.0
+_SETTLED_STEPS: Final = 4
 
 
 class _NotServedError(Exception):
-    """Of some requests at once one was not answered."""
+    """Of some requests at once one was not answered, or they take too long to try."""
+
+
+class _FullError(Exception):
+    """Some requests run at once, and all others are refused."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
 
 
 class Facts(NamedTuple):
     """The server when it is idle. `slots`: None if none were found, and `why`. `refuses`: beyond
     its slots it refuses a request instead of queueing it. `flush_tokens`: those that come at once.
+    `ran_at_once`: the most requests that were seen to run together, where no slots were found.
+    `turn_steps`: between the first tokens of requests that start at once.
     """
 
     slots: int | None
@@ -42,6 +61,31 @@ class Facts(NamedTuple):
     why: str = ""
     refuses: bool = False
     flush_tokens: float = 1.0
+    ran_at_once: int = 0
+    turn_steps: float = 0.0
+
+    @property
+    def together_tokens(self) -> int:
+        """Of as many requests as slots that are to run at once: the first still runs when the last
+        begins, and each lasts a few flushes."""
+        turns = int(_TURNS * self.turn_steps * (self.slots or 1))
+        return max(TOGETHER_TOKENS + turns, int(TOGETHER_FLUSHES * self.flush_tokens))
+
+
+class _Slots(NamedTuple):
+    number: int | None
+    why: str
+    refuses: bool = False
+    ran_at_once: int = 0
+    turn_steps: float = 0.0
+
+
+class _Trial(NamedTuple):
+    """Requests at once: the token times of those that were answered (of most of many only that of
+    the first), and how many were refused."""
+
+    times: list[Sequence[int]]
+    refused: int
 
 
 def find_facts(session: LoadSession, *, slots: int | None, context: int | None) -> Facts:
@@ -50,15 +94,29 @@ def find_facts(session: LoadSession, *, slots: int | None, context: int | None) 
     Raises TargetError if it does not serve, and CannotDecideError if it ignores `max_tokens`, or
     shows no step.
     """
-    probes = [_first(session, 8) for _ in range(_IDLE_PROBES)]
+    _first(session, _FIRST_TOKENS)
+    probes = [_first(session, PROBE_TOKENS) for _ in range(_IDLE_PROBES)]
     ttft_s = median((row.token_times_ns[0] - row.sent_ns) / 1e9 for row in probes[1:])
-    why = f"it has {slots}"
-    if slots is None:
-        slots, why = _count_slots(session)
-    elif slots <= MOST_SLOTS:
-        _check_slots(session, slots)
-    gaps = _gaps_of(session, 1 if slots is None else min(slots, MOST_SLOTS))
-    return Facts(slots, median(gaps), ttft_s, context, why)
+    step_s, flush_tokens = _find_pace(session)
+    fewest = max(1, int(TOGETHER_FLUSHES * flush_tokens)) if flush_tokens > 1 else 1
+
+    def trial(streams: int, tokens: int) -> _Trial:
+        return _try(session, streams, max(tokens, fewest), step_s)
+
+    found = _count_slots(trial) if slots is None else _check_slots(trial, slots)
+    if found.number is not None and 1 < found.number <= MOST_SLOTS:
+        step_s = _step_beside(session, found.number, max(TOGETHER_TOKENS, fewest)) or step_s
+    return Facts(
+        slots=found.number,
+        step_s=step_s,
+        ttft_s=ttft_s,
+        context=context,
+        why=found.why,
+        refuses=found.refuses,
+        flush_tokens=flush_tokens,
+        ran_at_once=found.ran_at_once,
+        turn_steps=found.turn_steps,
+    )
 
 
 def _first(session: LoadSession, tokens: int) -> RequestRow:
@@ -82,60 +140,132 @@ def _at_once(
     return join_all([LiveStream(session, spec) for _ in range(streams)], READY_S)
 
 
-def _count_slots(session: LoadSession) -> tuple[int | None, str]:
-    """The number, or why there is none."""
-    try:
-        found = find_limit(lambda streams, tokens: _token_times(session, streams, tokens))
-    except _NotServedError as error:
-        return None, str(error)
-    return found or None, "no two streams were seen to overlap"
-
-
-def _check_slots(session: LoadSession, slots: int) -> None:
-    """So many requests run at once, and one more waits. Prefills that take turns may keep short
-    answers from overlapping: another number counts once answers of twice the length show it, too.
-    Raises CannotDecideError."""
-    together, before, tokens = 0, None, TOGETHER_TOKENS
-    try:
-        while together != before and tokens <= _LONGEST_TOGETHER:
-            before = together
-            together = most_at_once(_token_times(session, slots + 1, tokens))
-            tokens *= 2
-            if together == slots:
-                return
-    except _NotServedError:  # where no request can queue, one more is refused
-        return
+def _find_pace(session: LoadSession) -> tuple[float, float]:
+    """The step of one stream, and the tokens that come at once. An answer whose tokens the server
+    counts shows how many an event has. Raises CannotDecideError if all come in one piece."""
+    for tokens in _PACE_TOKENS:
+        row = _first(session, tokens)
+        if row.completion_tokens is not None and row.completion_tokens > row.tokens_read:
+            session.client.event_scale.observe((row.completion_tokens, len(row.token_times_ns)))
+        flushes = _flushes(row)
+        step_s = step_of(flushes)
+        if len(flushes) >= _FEWEST_FLUSHES and step_s is not None and step_s > _LEAST_STEP_S:
+            return step_s, max(1.0, typical_tokens(flushes))
     raise CannotDecideError(
-        f"the server is said to have {slots} slots, but of {slots + 1} requests {together} ran at "
-        f"once: --slots names another number, or {ANOTHER_LOAD}"
+        "the server shows no step: the tokens of an answer come in one piece (a proxy that "
+        "buffers, or an answer made beforehand)"
     )
 
 
-def _token_times(session: LoadSession, streams: int, tokens: int) -> list[Sequence[int]]:
-    if streams > MOST_SLOTS + 1:
-        raise _NotServedError(f"{MOST_SLOTS} streams run at once")
-    rows = _at_once(session, streams, tokens, Role.CHECK)
-    for row in rows:
-        if row is None or row.outcome is not Outcome.COMPLETED:
-            why = "no answer" if row is None else row.error or row.outcome
-            raise _NotServedError(f"of {streams} streams at once one had {why}")
-    return [row.token_times_ns for row in rows if row is not None]
+def _flushes(row: RequestRow) -> list[Flush]:
+    counted = sum(row.event_tokens)
+    scale = (row.completion_tokens or counted) / counted if counted else 1.0
+    return flushes_of(row.token_times_ns, [scale * tokens for tokens in row.event_tokens])
 
 
-def _gaps_of(session: LoadSession, streams: int) -> list[float]:
-    rows = _at_once(session, streams, TOGETHER_TOKENS, Role.FILLER)
+def _step_beside(session: LoadSession, streams: int, tokens: int) -> float | None:
+    """The step of as many streams at once."""
+    rows = _at_once(session, streams, tokens, Role.FILLER)
     whole_rows = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
     if not whole_rows:
         why = next((row.error or row.outcome for row in rows if row is not None), "no answer")
-        raise TargetError(f"{session.plan.url} no longer answers: {why}")
-    gaps = [
-        (row.token_times_ns[-1] - row.token_times_ns[0]) / 1e9 / (row.tokens_read - 1)
-        for row in whole_rows
-        if row.tokens_read > 1
-    ]
-    if not gaps or median(gaps) <= _LEAST_STEP_S:
-        raise CannotDecideError(
-            "the server shows no step: the tokens of an answer come in one piece (a proxy that "
-            "buffers, or an answer made beforehand)"
-        )
-    return gaps
+        raise TargetError(f"{session.plan.url} does not answer {streams} requests at once: {why}")
+    steps = [step for row in whole_rows if (step := step_of(_flushes(row))) is not None]
+    return median(steps) if steps and median(steps) > _LEAST_STEP_S else None
+
+
+def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Trial:
+    spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.CHECK)
+    started, drain = [LiveStream(session, spec) for _ in range(streams)], Drain()
+    for stream in started[_READ_STREAMS:]:
+        if stream.wait_tokens(1, READY_S):
+            drain.add(stream)
+    rows = join_all(started, READY_S)
+    refused = sum(row is not None and row.status_code in BUSY for row in rows)
+    for row in rows:
+        is_refused = row is not None and row.status_code in BUSY
+        if not is_refused and (row is None or row.outcome is not Outcome.COMPLETED):
+            why = "no answer" if row is None else row.error or row.outcome
+            raise _NotServedError(f"of {streams} streams at once one had {why}")
+    if refused:
+        time.sleep(_SETTLED_STEPS * step_s)  # noqa: TID251  until slots are given back
+    times: list[Sequence[int]] = []
+    for number, row in enumerate(rows):
+        if row is not None and row.outcome is Outcome.COMPLETED:
+            times.append(row.token_times_ns[: 1 if number >= _READ_STREAMS else None])
+    return _Trial(times, refused)
+
+
+def _count_slots(trial: Callable[[int, int], _Trial]) -> _Slots:
+    """The number, or why there is none."""
+    most, took_s, until_s = 0, 0.0, time.monotonic() + _LONGEST_COUNT_S
+    turn_steps = 0.0
+
+    def ask(streams: int, tokens: int) -> list[Sequence[int]]:
+        nonlocal most, took_s, turn_steps
+        began_s = time.monotonic()
+        if began_s + 2 * took_s > until_s:
+            raise _NotServedError(f"{most} requests ran at once, and more take too long to try")
+        tried = trial(streams, tokens)
+        seen = look_at(tried.times, tokens)
+        took_s = time.monotonic() - began_s
+        if seen is not None:
+            most, turn_steps = max(most, seen.running), seen.spacing
+            if tried.refused and not seen.waiting:
+                raise _FullError(seen.running)
+        return tried.times
+
+    try:
+        found = find_limit(ask, most=MOST_SLOTS)
+    except _NotServedError as error:
+        return _Slots(None, str(error), ran_at_once=most)
+    except _FullError as full:
+        return _check_refusal(trial, full.slots)
+    if found is None and most < 2:
+        return _Slots(None, "no two requests were seen to run at once")
+    if found is None:
+        why = f"{most} requests ran at once, and no limit was found"
+        return _Slots(None, why, ran_at_once=most)
+    return _Slots(found, f"{found} requests run at once", turn_steps=turn_steps)
+
+
+def _check_refusal(trial: Callable[[int, int], _Trial], slots: int) -> _Slots:
+    """One more than the slots is refused, and no request of as many as slots."""
+    try:
+        more, enough = trial(slots + 1, TOGETHER_TOKENS), trial(slots, TOGETHER_TOKENS)
+    except _NotServedError as error:
+        return _Slots(None, str(error))
+    if more.refused == 1 and not enough.refused:
+        return _Slots(slots, f"{slots} requests run at once, and more are refused", refuses=True)
+    return _Slots(
+        None,
+        f"it refuses requests, but not each beyond a number: {len(more.times)} of {slots + 1} were "
+        f"answered, and then {len(enough.times)} of {slots}, as under a limit of their rate",
+    )
+
+
+def _check_slots(trial: Callable[[int, int], _Trial], slots: int) -> _Slots:
+    """As many requests run at once, and one more waits or is refused. Raises CannotDecideError."""
+    if slots > MOST_SLOTS:
+        return _Slots(slots, f"it has {slots:,} slots, more than the {MOST_SLOTS:,} that are tried")
+    refused, ran, turn_steps = 0, 0, 0.0
+
+    def ask(streams: int, tokens: int) -> list[Sequence[int]]:
+        nonlocal refused, ran, turn_steps
+        tried = trial(streams, tokens)
+        refused, ran = tried.refused, 0
+        if (seen := look_at(tried.times, tokens)) is not None:
+            ran, turn_steps = seen.running, seen.spacing
+        return tried.times
+
+    try:
+        if is_limit(ask, slots):
+            return _Slots(slots, f"it has {slots}", turn_steps=turn_steps)
+    except _NotServedError:  # where no request can queue, one more may fail
+        return _Slots(slots, f"it has {slots}")
+    if refused == 1 and ran == slots:
+        return _Slots(slots, f"it has {slots}, and refuses more requests", refuses=True)
+    raise CannotDecideError(
+        f"the server is said to have {slots} slots, but of {slots + 1} requests {ran} ran at "
+        "once: --slots names another number, or another load takes slots"
+    )

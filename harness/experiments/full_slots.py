@@ -1,47 +1,84 @@
 """Full slots: they are filled, a probe queues, one stream leaves, and the probe is waited for.
 
-Streams that fill the slots are kept from try to try; only the one that left is replaced. They ask
+Streams that fill the slots are kept from try to try; only those that left are replaced. They ask
 for twice the settle time and more, so that a slot that is still held cannot be one that ended.
+Where there are many slots, a few of these streams are read, and show the steps; what the others get
+is thrown away. Many then leave at once, and as many probes queue.
 """
 
 import random
+import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Final, NamedTuple
 
+from harness.experiments.facts import MOST_SLOTS, Facts
+from harness.experiments.flushes import latest_gaps
 from harness.experiments.holds import Leaver
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
-from harness.experiments.streams import Streams, end_of, refill
+from harness.experiments.streams import Streams, end_of, is_refused, refill
 from harness.load.live import LiveStream
-from harness.records import Delivery, Role, WireClose
+from harness.records import Delivery, Outcome, Role, WireClose
 
 READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
 _SPARE_TOKENS: Final = 32
 _FIRST_STEPS: Final = 12  # that the streams run before the first try
-_SHOWN_STEPS: Final = 24  # by which a step is judged,
-_GAP_TOKENS: Final = 4  # each gap over so many
+_SHOWN_STEPS: Final = 24  # by which a step is judged
+_SHOWN_FLUSHES: Final = 4
+_METRONOMES: Final = 4  # fillers that are read, where there are many
+_MANY: Final = 16  # slots
+_LEAVING: Final = 8  # of so many slots one leaves
+_MOST_LEAVE: Final = 32
+_LONGER_S: Final = 10.0  # of fillers where there are many
+_CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
+_CONTROLS: Final = 2  # times that a control is begun
 
 
 class Try(NamedTuple):
-    """One leave behind full slots. `recovery_s`: from t0 to the probe's first token, less the
+    """One slot that changed hands. `recovery_s`: from t0 to the probe's first token, less the
     probe's time on an idle server and the client's lag; None: not within `waited_s`. `others`: the
-    tokens that another stream got in that time, a measure in steps; None: there was no other."""
+    tokens that another stream got in that time, a measure in steps; None: there was no other.
+    `stall_s`: the longest gap of a stream that stayed; None: not known. `cut`: how a stream that
+    stayed ended meanwhile. `wave`: of the slots that changed hands together; `rank`: in which
+    order."""
 
     recovery_s: float | None
     waited_s: float
     others: int | None
+    stall_s: float | None = None
+    cut: str | None = None
+    wave: int | None = None
+    rank: int = 0
+
+
+class _WaitedTooLittleError(Exception):
+    """A slot was free before it should change hands."""
 
 
 class FullSlots:
     """`resets`: how many of the leaves were resets on the wire. `before`: the steps right before
-    the first leave, in seconds; empty until then."""
+    the first leave, in seconds; empty until then. `controls`: slots that changed hands by
+    themselves since `begin`. `natural_s`: how long the streams that left would have run on."""
 
     def __init__(self, streams: Streams, rng: random.Random) -> None:
         self._streams = streams
         self._rng = rng
+        self._waves = 0
         self.resets = 0
         self.before: list[float] = []
+        self.controls: list[Try] = []
+        self.natural_s: float | None = None
+
+    def can_judge(self, facts: Facts) -> str | None:
+        if facts.slots is None or facts.slots > MOST_SLOTS:
+            return facts.why
+        if facts.refuses:
+            return "the server refuses a request instead of queueing it"
+        return None
 
     def fill(self, streams: int | None = None) -> list[LiveStream]:
         """Keep `streams` long streams running (default: one per slot). Streams of the previous try
@@ -49,86 +86,161 @@ class FullSlots:
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
         reserve = patience.probe_s / server.step_s + max(READ_TOKENS) + _SPARE_TOKENS
-        running, waiting = refill(
-            server.fillers,
-            wanted,
-            start=lambda: server.start(server.long(role=Role.FILLER)),
-            lasts=lambda filler: filler.spec.max_tokens - filler.tokens > reserve,
-            longest_s=patience.filler_s,
-        )
-        for extra in running[wanted:]:
-            extra.leave()
-        server.fillers = running[:wanted]
+        longer = int(_LONGER_S / server.step_s) if wanted >= _MANY else 0
+        asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
+        until_s = time.monotonic() + patience.filler_s
+        while True:
+            running, waiting = refill(
+                server.fillers,
+                wanted,
+                start=lambda: server.start(asked),
+                lasts=lambda filler: server.tokens_left(filler) > reserve,
+                longest_s=patience.filler_s,
+            )
+            for extra in running[wanted:]:
+                extra.leave()
+            server.fillers = running[:wanted]
+            # A server that refuses has its slots back only a moment after they were left.
+            is_refused_yet = server.facts.refuses and any(map(is_refused, waiting))
+            if not is_refused_yet or time.monotonic() > until_s:
+                break
+            server.pause(server.step_s)
         if waiting:
             row = waiting[0].row
             raise CannotDecideError(
                 f"only {len(server.fillers)} of {wanted} long streams ran at once"
                 + (f": {row.error}" if row is not None and row.error else "")
             )
+        self._drain_most()
         return list(server.fillers)
+
+    def _drain_most(self) -> None:
+        server = self._streams
+        if len(server.fillers) < _MANY:
+            return
+        drained = set(server.drain.streams)
+        for filler in [one for one in server.fillers if one not in drained][_METRONOMES:]:
+            server.drain.add(filler)
+
+    @property
+    def metronomes(self) -> list[LiveStream]:
+        """The fillers that are read, the oldest first."""
+        drained = set(self._streams.drain.streams)
+        return [one for one in self._streams.fillers if one not in drained]
 
     def queue_probe(self) -> LiveStream:
         """A short request behind full slots; returns when it has surely waited.
 
         Raises CannotDecideError if it is served: then the slots were not full.
         """
-        server = self._streams
-        probe = server.start(server.probe())
-        if probe.wait_tokens(1, server.ttft_s + QUEUED_STEPS * server.step_s):
-            raise CannotDecideError(
-                f"the control's probe did not wait: {server.slots} streams do not fill the "
-                "server's slots (--slots N names their number)"
-            )
-        if probe.row is not None:
-            raise CannotDecideError(
-                f"a request that should queue was refused: {probe.row.error or probe.row.outcome}"
-            )
-        return probe
+        try:
+            return self._queue_probes(1)[0]
+        except _WaitedTooLittleError:
+            raise self._not_full() from None
 
-    def begin(self) -> None:
-        """Fill all slots but one, and note the client's lag from now on. No stream is left for
-        this: a server that did not notice would still run it."""
-        self.before, self.resets = [], 0
+    def _queue_probes(self, count: int) -> list[LiveStream]:
+        server = self._streams
+        probes = [server.start(server.probe()) for _ in range(count)]
+        is_served = probes[0].wait_tokens(1, server.ttft_s + QUEUED_STEPS * server.step_s)
+        if is_served or any(probe.tokens for probe in probes):
+            for probe in probes:
+                probe.join(READY_S)
+            raise _WaitedTooLittleError
+        if (ended := next((probe for probe in probes if probe.has_ended), None)) is not None:
+            raise CannotDecideError(f"a request that should queue was refused: {end_of(ended)}")
+        return probes
+
+    def _not_full(self) -> CannotDecideError:
+        server = self._streams
+        if ghosts := server.ghosts():
+            return CannotDecideError(
+                f"a request that should have to wait was served: {ghosts} requests that left "
+                "earlier may still have held slots, which came free meanwhile"
+            )
+        return CannotDecideError(
+            f"a request that should have to wait was served: {server.slots} streams do not fill "
+            "the server's slots (--slots N names their number)"
+        )
+
+    @property
+    def _crowd(self) -> int:
+        """Streams that leave at once."""
+        slots = self._streams.slots
+        return 1 if slots < _MANY else min(_MOST_LEAVE, slots // _LEAVING)
+
+    def begin(self, fillers: int | None = None) -> None:
+        """Fill all slots but one, or so many, and note the client's lag from now on. No stream is
+        left for this: a server that did not notice would still run it."""
+        self.before, self.controls, self.resets, self.natural_s = [], [], 0, None
         self._streams.lag.latest_ns.clear()
-        self.fill(self._streams.slots - 1)
+        self.fill(self._streams.slots - 1 if fillers is None else fillers)
         self._streams.pause(_FIRST_STEPS * self._streams.step_s)
 
     def note_steps(self) -> None:
         """Right before a leave; the first one after `begin` counts."""
         self.before = self.before or self.steps_now()
 
-    def leave_behind_probe(self, way: Leaver, number: int) -> Try:
-        """A probe queues, and then the stream leaves."""
+    def leave_behind_probe(self, way: Leaver, number: int) -> list[Try]:
+        """Probes queue, and then as many streams leave."""
         server = self._streams
-        self.fill(server.slots - 1)
-        leaver = way.begin(replace(way.spec, role=Role.USER))
-        self._wait_admitted(leaver)
-        probe = self.queue_probe()
-        way.ready(leaver, number)
+        leavers = self._begin_leavers(way, 1 if way.is_alone else self._crowd)
+        server.together([partial(self._wait_admitted, one) for one in leavers])
+        try:
+            probes = self._queue_probes(len(leavers))
+        except _WaitedTooLittleError:
+            raise self._not_full() from None
+        self._wait_ready(way, leavers, number)
         server.pause(self._rng.random() * server.step_s)
-        return self._leave_and_time(way, leaver, probe)
+        return self._leave_and_time(way, leavers, probes)
 
-    def leave_before_probe(self, way: Leaver, number: int) -> Try:
-        """The probe is sent at t0: the stream leaves too early for one to queue behind it."""
-        server = self._streams
-        self.fill(server.slots - 1)
-        leaver = way.begin(replace(way.spec, role=Role.USER))
-        way.ready(leaver, number)
-        return self._leave_and_time(way, leaver, server.start(server.probe()))
+    def leave_before_probe(self, way: Leaver, number: int) -> list[Try]:
+        """The probes are sent at t0: the streams leave too early for one to queue behind them."""
+        leavers = self._begin_leavers(way, 1 if way.is_alone else self._crowd)
+        self._wait_ready(way, leavers, number)
+        return self._leave_and_time(way, leavers, [])
 
-    def hand_over(self, more_tokens: int = 0) -> Try:
-        """A slot changes hands because its answer has ended: the control of a leave."""
+    def serve_probe(self, probe: LiveStream, *, idle_s: float | None = None) -> None:
+        """The control of a probe that needs no slot of a stream that left: nobody leaves."""
+        self.controls.append(self.time_probe(probe, idle_s=idle_s))
+
+    def hand_over(self, more_tokens: int = 0, *, alone: bool = False) -> Try:
+        """Slots change hands because their answers have ended: the control of leaves. Returns the
+        last of them."""
+        count = 1 if alone else self._crowd
+        for attempt in range(1, _CONTROLS + 1):
+            try:
+                tries = self._hand_over(count, attempt * self._ender_tokens(count) + more_tokens)
+            except _WaitedTooLittleError:
+                continue
+            self.controls += tries
+            return tries[-1]
+        raise self._not_full()
+
+    def _ender_tokens(self, count: int) -> int:
         server = self._streams
-        self.fill(server.slots - 1)
-        tokens = int(server.ttft_s / server.step_s) + 4 * QUEUED_STEPS + more_tokens
-        ender = server.start(server.short(tokens, role=Role.FILLER))
-        if not ender.wait_tokens(1, server.patience.filler_s):
-            raise CannotDecideError(f"a short request did not begin: {end_of(ender)}")
-        probe = self.queue_probe()
+        flush = int(server.facts.flush_tokens)
+        return int(2 * server.ttft_s / server.step_s) + 2 * QUEUED_STEPS + count // 2 + 4 + flush
+
+    def _hand_over(self, count: int, tokens: int) -> list[Try]:
+        server = self._streams
+        self.fill(server.slots - count)
+        enders = [server.start(server.short(tokens, role=Role.FILLER)) for _ in range(count)]
+        for ender in enders:
+            if not ender.wait_tokens(1, server.patience.filler_s):
+                raise CannotDecideError(f"a short request did not begin: {end_of(ender)}")
+        probes = self._queue_probes(count)
         self.note_steps()
-        if ender.join(READY_S) is None:
-            raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
-        return self.time_probe(probe, lambda: ender.last_token_ns)
+        for ender in enders:
+            if ender.join(READY_S) is None:
+                raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
+        return self.time_probes(probes, lambda: [ender.last_token_ns for ender in enders])
+
+    def _begin_leavers(self, way: Leaver, count: int) -> list[LiveStream]:
+        self.fill(self._streams.slots - count)
+        return [way.begin(replace(way.spec, role=Role.USER)) for _ in range(count)]
+
+    def _wait_ready(self, way: Leaver, leavers: Sequence[LiveStream], number: int) -> None:
+        self._streams.together([partial(way.ready, one, number) for one in leavers])
 
     def _wait_admitted(self, leaver: LiveStream) -> None:
         server = self._streams
@@ -137,18 +249,31 @@ class FullSlots:
         elif not leaver.wait_tokens(1, server.patience.filler_s):
             raise CannotDecideError(f"the stream that was to leave did not begin: {end_of(leaver)}")
 
-    def _leave_and_time(self, way: Leaver, leaver: LiveStream, probe: LiveStream) -> Try:
-        if leaver.has_ended:
-            raise CannotDecideError(
-                f"the stream that was to leave ended by itself: {end_of(leaver)}"
-            )
-        if probe.tokens:
-            raise CannotDecideError("the control's probe did not wait: it began before the leave")
+    def _leave_and_time(
+        self, way: Leaver, leavers: Sequence[LiveStream], probes: list[LiveStream]
+    ) -> list[Try]:
+        """Without `probes`, they are sent right after the leaves."""
+        server = self._streams
+        if (ended := next((one for one in leavers if one.has_ended), None)) is not None:
+            raise CannotDecideError(f"a stream that was to leave ended by itself: {end_of(ended)}")
+        if any(probe.tokens for probe in probes):
+            raise self._not_full()
         self.note_steps()
-        way.leave(leaver)
-        tried = self.time_probe(probe, lambda: leaver.abandoned_ns)
-        self.resets += leaver.row is not None and leaver.row.wire_close is WireClose.RST
-        return tried
+        self.note_natural(leavers)
+        for leaver in leavers:
+            way.leave(leaver)
+        probes = probes or [server.start(server.probe()) for _ in leavers]
+        tries = self.time_probes(probes, lambda: [leaver.abandoned_ns for leaver in leavers])
+        self.resets += sum(
+            one.row is not None and one.row.wire_close is WireClose.RST for one in leavers
+        )
+        return tries
+
+    def note_natural(self, leavers: Sequence[LiveStream]) -> None:
+        """Right before they leave."""
+        server = self._streams
+        lefts = [server.tokens_left(leaver) * server.step_s for leaver in leavers]
+        self.natural_s = min(lefts if self.natural_s is None else [*lefts, self.natural_s])
 
     def time_probe(
         self,
@@ -157,35 +282,105 @@ class FullSlots:
         *,
         idle_s: float | None = None,
     ) -> Try:
-        """Wait for its first token. `since`: the moment (ns) from which a slot could work for it,
-        if not from its sending; asked for when the wait is over. `idle_s`: its first-token time
-        where nothing is in its way, if it is no short request."""
+        """See `time_probes`."""
+        (tried,) = self.time_probes([probe], lambda: [since()], idle_s=idle_s)
+        return tried
+
+    def time_probes(
+        self,
+        probes: Sequence[LiveStream],
+        since: Callable[[], Sequence[int | None]],
+        *,
+        idle_s: float | None = None,
+    ) -> list[Try]:
+        """Wait for their first tokens. `since`: the moments (ns) from which slots could work for
+        them, if not from their sending; asked for when the wait is over. `idle_s`: the first-token
+        time of such a probe where nothing is in its way, if it is no short request."""
         server = self._streams
         idle_s = server.ttft_s if idle_s is None else idle_s
         patience_s = idle_s + server.patience.probe_s
-        probe.wait_tokens(1, patience_s)
-        if (t0_ns := since()) is None:
-            raise CannotDecideError("the stream that was to leave could not")
-        since_ns = max(t0_ns, probe.spec.intended_start_ns)
-        others = None
-        if server.fillers:
-            others = sum(at_ns > since_ns for at_ns in server.fillers[0].token_times_ns)
-        if probe.first_token_ns is None:
-            if probe.row is not None:
+        if server.facts.refuses:
+            probes = [self._until_admitted(probe, patience_s) for probe in probes]
+        server.together([partial(one.wait_tokens, 1, patience_s) for one in probes])
+        moments = [t0_ns for t0_ns in since() if t0_ns is not None]
+        if len(moments) < len(probes):
+            raise CannotDecideError("a stream that was to leave could not")
+        self._waves += 1
+        firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
+        self._check_missing(probes)
+        tries = []
+        for number, t0_ns in enumerate(sorted(moments)):
+            first_ns = firsts[number] if number < len(firsts) else None
+            since_ns = max(t0_ns, min(one.spec.intended_start_ns for one in probes))
+            tried = self._tried(t0_ns, since_ns, first_ns, idle_s, patience_s)
+            tries.append(tried._replace(rank=number))
+        for probe in probes:
+            if probe.first_token_ns is not None:
+                probe.join(READY_S)
+        return tries
+
+    def _until_admitted(self, probe: LiveStream, longest_s: float) -> LiveStream:
+        """The probe, or, while it is refused, one like it that is sent a moment later."""
+        server = self._streams
+        until_s, sent_ns = time.monotonic() + longest_s, probe.spec.intended_start_ns
+        while not probe.wait_tokens(1, longest_s) and is_refused(probe):
+            if time.monotonic() > until_s:
+                break
+            server.pause(server.step_s / 2)
+            probe = server.start(replace(probe.spec, request_id=""))
+        probe.spec = replace(probe.spec, intended_start_ns=sent_ns)
+        return probe
+
+    def _check_missing(self, probes: Sequence[LiveStream]) -> None:
+        for probe in probes:
+            if probe.first_token_ns is None and probe.row is not None:
+                if is_refused(probe):
+                    continue
                 raise CannotDecideError(f"the probe was not answered: {end_of(probe)}")
-            return Try(None, patience_s, others)
+
+    def _tried(
+        self, t0_ns: int, since_ns: int, first_ns: int | None, idle_s: float, patience_s: float
+    ) -> Try:
+        server = self._streams
+        beside = self.metronomes
+        others = sum(at_ns > since_ns for at_ns in beside[0].token_times_ns) if beside else None
+        stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut()
+        if first_ns is None:
+            return Try(None, patience_s, others, stall_s, cut, self._waves)
         # A busy client may read a last token after the first one of the stream in its place.
-        if probe.first_token_ns < t0_ns - 2e9 * server.step_s:
-            raise CannotDecideError("the control's probe did not wait: it began before the leave")
-        waited_s = (probe.first_token_ns - since_ns) / 1e9
-        probe.join(READY_S)
-        return Try(waited_s - idle_s - server.lag_s, waited_s, others)
+        if first_ns < t0_ns - 2e9 * server.step_s:
+            raise self._not_full()
+        waited_s = (first_ns - since_ns) / 1e9
+        recovery_s = waited_s - idle_s - server.lag_s
+        return Try(recovery_s, waited_s, others, stall_s, cut, self._waves)
+
+    def _stall_s(self, from_ns: int, until_ns: int | None) -> float | None:
+        """The longest gap in which no stream that stayed had a token."""
+        gaps = []
+        for filler in self.metronomes:
+            times = [*filler.token_times_ns]
+            if until_ns is not None:
+                times = [*times[: bisect_right(times, until_ns) + 1]]
+            around = [late - early for early, late in pairwise(times) if late > from_ns]
+            if until_ns is not None and times and times[-1] < until_ns:
+                around.append(until_ns - times[-1])
+            if around:
+                gaps.append(max(around) / 1e9)
+        return min(gaps, default=None)
+
+    def how_cut(self) -> str | None:
+        """How a stream that stayed ended, if one was cut."""
+        ended = (one for one in self._streams.fillers if one.row is not None)
+        return next((end_of(one) for one in ended if one.row and one.row.outcome in _CUT), None)
 
     def steps_now(self) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
-        times = [filler.token_times_ns for filler in self._streams.fillers]
-        gaps = [gap for of_one in times for gap in latest_gaps(of_one)]
-        if self._streams.slots == 1:  # no stream runs beside the one that leaves
+        gaps = [
+            gap
+            for one in self.metronomes
+            for gap in latest_gaps(one.token_times_ns, one.event_tokens, latest=self._shown)
+        ]
+        if not self._streams.fillers:  # no stream runs beside the one that leaves
             return [self._streams.step_s, self._streams.step_s]
         if len(gaps) < 2:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
@@ -193,12 +388,11 @@ class FullSlots:
 
     def steps_at_rest(self) -> list[float]:
         """The next steps, in seconds: no prompt is computed beside them."""
-        self._streams.pause(_SHOWN_STEPS * self._streams.step_s)
+        self._streams.pause(self._shown * self._streams.step_s)
         return self.steps_now()
 
-
-def latest_gaps(times_ns: Sequence[int]) -> list[float]:
-    """Each over some tokens: a busy client may read a few at once."""
-    latest = times_ns[-_SHOWN_STEPS:]
-    pairs = zip(latest, latest[_GAP_TOKENS:], strict=False)
-    return [(late - early) / 1e9 / _GAP_TOKENS for early, late in pairs]
+    @property
+    def _shown(self) -> int:
+        """Tokens by which a step is judged."""
+        flush = self._streams.facts.flush_tokens
+        return _SHOWN_STEPS if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))

@@ -1,29 +1,83 @@
-"""How many requests a server runs at once, found by trying."""
+"""How many requests a server runs at once, found by trying.
+
+Requests start at once. Those whose first token comes after another's end had to wait for a slot.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from math import ceil
+from typing import Final, NamedTuple
 
-from harness.load.rows import most_at_once
-
-FIRST_STREAMS: Final = 2
+FIRST_STREAMS: Final = 8
 MOST_STREAMS: Final = 512
 FIRST_TOKENS: Final = 16
 MOST_TOKENS: Final = 1024
+_MORE: Final = 4  # times as many streams, while all run at once
+_CLEAR: Final = 4  # times the usual distance of two first tokens, and of two steps
 
 
-def find_limit(ask: Callable[[int, int], Iterable[Sequence[int]]]) -> int | None:
-    """The smallest number of parallel streams at which one more waits.
+class Look(NamedTuple):
+    """Requests that started at once. `is_clear`: those that waited came long after those that did
+    not. `spacing`: the steps between two first tokens, as where prompts take turns."""
 
-    The number of streams doubles until fewer run at once than were sent. Answers of twice the
-    length must confirm it: short streams may merely not have overlapped.
+    running: int
+    waiting: int
+    is_clear: bool
+    spacing: float
+
+
+def look_at(answers: Iterable[Sequence[int]], tokens: int) -> Look | None:
+    """`answers`: the times of the tokens of each, of some only that of the first; each has `tokens`
+    tokens. None: none shows when it ended."""
+    times = [one for one in answers if one]
+    # A busy client may read a last token after the first one of the stream in its place.
+    whole = [one for one in times if len(one) > 2]
+    if not whole:
+        return None
+    first_end = min(one[-2] for one in whole)
+    step = min((one[-1] - one[0]) / (tokens - 1) for one in whole)
+    firsts = sorted(one[0] for one in times)
+    running = [at for at in firsts if at <= first_end]
+    late = firsts[len(running) :]
+    spacing = (running[-1] - running[0]) / max(1, len(running) - 1)
+    is_clear = bool(late) and late[0] - running[-1] > _CLEAR * max(spacing, step)
+    return Look(len(running), len(late), is_clear, spacing / step if step else 0.0)
+
+
+def find_limit(
+    ask: Callable[[int, int], Iterable[Sequence[int]]], *, most: int = MOST_STREAMS
+) -> int | None:
+    """The smallest number of parallel streams at which one more waits; None: not up to `most`.
+
+    `ask` starts as many streams, each of as many tokens. Where prompts take turns, answers must be
+    so long that the first still runs when the last begins.
     """
-    num_streams, tokens = FIRST_STREAMS, FIRST_TOKENS
-    while num_streams <= MOST_STREAMS and tokens <= MOST_TOKENS:
-        together = most_at_once(ask(num_streams, tokens))
-        if together >= num_streams:
-            num_streams *= 2
-            continue
-        tokens *= 2
-        if most_at_once(ask(num_streams, tokens)) == together:
-            return together
+    streams, spacing = FIRST_STREAMS, 0.0
+    while True:
+        seen = _clear_look(ask, streams, spacing)
+        if seen is None:
+            return None
+        if seen.waiting:
+            return seen.running if is_limit(ask, seen.running, seen.spacing) else None
+        if streams >= most:
+            return None
+        streams, spacing = min(most, _MORE * streams), max(spacing, seen.spacing)
+
+
+def is_limit(
+    ask: Callable[[int, int], Iterable[Sequence[int]]], slots: int, spacing: float = 0.0
+) -> bool:
+    """Of one request more than slots, one waits."""
+    seen = _clear_look(ask, slots + 1, spacing)
+    return seen is not None and (seen.running, seen.waiting) == (slots, 1)
+
+
+def _clear_look(
+    ask: Callable[[int, int], Iterable[Sequence[int]]], streams: int, spacing: float
+) -> Look | None:
+    tokens = FIRST_TOKENS + ceil(streams * spacing)
+    while tokens <= MOST_TOKENS:
+        seen = look_at(ask(streams, tokens), tokens)
+        if seen is None or not seen.waiting or seen.is_clear:
+            return seen
+        tokens = 2 * tokens + ceil(streams * seen.spacing)
     return None

@@ -1,33 +1,36 @@
 """Occupancy: how many requests run together, and so how many slots are still held after leaves.
 
-As many requests as slots start at once: as many as do not run together are slots still held.
+As many requests as slots start at once: as many as do not run together are slots still held. A
+server that refuses requests beyond its slots refuses as many as are held.
 """
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from harness.experiments.facts import TOGETHER_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
-from harness.experiments.streams import Streams, whole
+from harness.experiments.streams import Streams, is_refused, whole
 from harness.load.live import join_all
 from harness.load.rows import most_at_once
 from harness.records import RequestRow, Role
 
-_STEPS_OF_COUNT: Final = 2 * TOGETHER_TOKENS
-
 
 class Counted(NamedTuple):
-    """Requests sent at once: the most that ran together, and those that got no token."""
+    """Requests sent at once: the most that ran together, those that got no token, and of these
+    those that were refused."""
 
     at_once: int
     waiting: int
+    refused: int = 0
 
 
 class Occupancy:
+    """`refused`: the requests that the last count found refused though nothing of ours ran."""
+
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
+        self.refused = 0
 
     def held(self, leave: Callable[[], int]) -> int:
         """`leave` makes some leave and returns how many; the slots that are then still held when
@@ -36,7 +39,7 @@ class Occupancy:
         server = self._streams
         settled_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
         counted = self._count(server.patience.filler_s)
-        if counted.at_once < server.slots and not counted.waiting:
+        if counted.at_once < server.slots and (not counted.waiting or counted.refused):
             server.pause(max(0.0, (settled_ns - time.perf_counter_ns()) / 1e9))
             counted = self._count(self._together_s)
         return server.slots - counted.at_once
@@ -49,19 +52,23 @@ class Occupancy:
     def _together_s(self) -> float:
         """As many short requests as slots take half of it on a server with nothing else to do."""
         server = self._streams
-        return 2 * (server.ttft_s * (1 + server.slots) + _STEPS_OF_COUNT * server.step_s)
+        steps = 2 * server.facts.together_tokens
+        return 2 * (server.ttft_s * (1 + server.slots) + steps * server.step_s)
 
     def _count(self, longest_s: float, extra: int = 0) -> Counted:
         """They are read to their end: abandoned, they could themselves hold slots."""
         server = self._streams
-        asked = server.short(TOGETHER_TOKENS, role=Role.CHECK)
+        asked = server.short(server.facts.together_tokens, role=Role.CHECK)
         streams = [server.start(asked) for _ in range(server.slots + extra)]
         until_ns = time.perf_counter_ns() + int(longest_s * 1e9)
-        for row in join_all(streams, longest_s):
-            if row is not None:
-                whole(row, "a request that counts the slots")
+        join_all(streams, longest_s)
+        refused = [one for one in streams if server.facts.refuses and is_refused(one)]
+        for stream in streams:
+            if stream.row is not None and stream not in refused:
+                whole(stream.row, "a request that counts the slots")
         times = [[t_ns for t_ns in stream.token_times_ns if t_ns <= until_ns] for stream in streams]
-        return Counted(most_at_once(times), sum(not one for one in times))
+        self.refused = len(refused)
+        return Counted(most_at_once(times), sum(not one for one in times), len(refused))
 
     def whole_at_once(self, tokens: int) -> list[RequestRow]:
         """As many whole answers as slots, asked for at once."""

@@ -24,7 +24,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams, end_of, without_token
 from harness.load.live import LiveStream, join_all
-from harness.records import Role
+from harness.records import Delivery, Role
 from harness.store.conform_result import Way
 
 LEAST_RATIO: Final = 1.5  # of the pace beside others to the pace alone
@@ -246,6 +246,9 @@ class PaceWatcher:
 
     def _begin(self, leaver: Leaver) -> list[LiveStream]:
         others = [leaver.begin(leaver.spec) for _ in range(self.others)]
+        if leaver.spec.delivery is Delivery.UNARY:
+            self._streams.pause((1 + self.others) * self._streams.ttft_s + 4 * self.beside_s)
+            return others
         waiting = without_token(others, self._streams.patience.filler_s)
         if waiting:
             for one in others:

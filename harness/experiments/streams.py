@@ -8,25 +8,30 @@ from typing import Any, Final
 
 import gevent
 
-from harness.experiments.facts import MOST_SLOTS, PROMPT_TOKENS, Facts
+from harness.experiments.facts import BUSY, MOST_SLOTS, PROBE_TOKENS, PROMPT_TOKENS, Facts
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S, Patience
 from harness.load.lag import LagWatch
-from harness.load.live import LiveStream, join_all
+from harness.load.live import Drain, LiveStream, join_all
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role
 from harness.workload.abandon import RequestSpec
 
-_PROBE_TOKENS: Final = 2
 _NO_LIMIT: Final = 1 << 20  # tokens of an unknown context
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
+LONGEST_PROBE_S: Final = 2.0  # a slot that comes back later is late whatever the settle time is
+LONGEST_PROBE_STEPS: Final = 30
+_BRIEF: Final = 2.2  # times a probe's wait: how long a stream that leaves would have run on
+_READ_TOKENS: Final = 96  # that it may have got before it leaves
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
+_NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit that is known
+_SLOWER: Final = 1.5  # than typical: the steps of an answer that runs on for nobody
 
 
 class Streams:
     """`facts` may change: slots may be lost. `settle_s`: the target's. Reading `slots` raises
-    CannotDecideError where they are not known. `opened`: since the last `forget`. `fillers`: those
-    that keep the slots full, from try to try."""
+    CannotDecideError where they cannot be filled. `opened`: since the last `forget`. `fillers`:
+    those that keep the slots full, from try to try."""
 
     def __init__(
         self, session: LoadSession, facts: Facts, settle_s: float, *, lag: LagWatch
@@ -37,24 +42,39 @@ class Streams:
         self.step_s, self.ttft_s = facts.step_s, facts.ttft_s
         self.opened: list[LiveStream] = []
         self.fillers: list[LiveStream] = []
-        self.patience = Patience.of(
+        self.drain = Drain()
+        self._ghosts_end_ns: list[int] = []
+        patience = Patience.of(
             settle_s,
             session.plan.target.settle_steps,
             step_s=facts.step_s,
             begin_s=facts.ttft_s * min(facts.slots or 1, MOST_SLOTS),
             most_tokens=self.room(4 * PROMPT_TOKENS),
         )
-        self.settle_s = self.patience.settle_s
+        longest_s = max(LONGEST_PROBE_S, LONGEST_PROBE_STEPS * facts.step_s)
+        self.patience = patience._replace(probe_s=min(patience.probe_s, longest_s))
+        self.settle_s = patience.settle_s
 
     @property
     def slots(self) -> int:
         slots = self.facts.slots
         if slots is None or slots > MOST_SLOTS:
             raise CannotDecideError(
-                f"this case needs a server whose slots can be filled, but {self.facts.why}: start "
-                "it with 4 to 8 slots (such as --max-num-seqs 8, --parallel 8)"
+                f"this case needs a server whose slots can be filled, but {self.facts.why}"
             )
         return slots
+
+    def crowd(self, most: int) -> int:
+        """As many clients as slots, but at most `most`; that many where slots are not known."""
+        return min(self.facts.slots or most, most)
+
+    def check_queues(self) -> None:
+        """Raises RefusedError if no request of ours can wait in a queue."""
+        facts = self.facts
+        if facts.refuses:
+            raise RefusedError("the server refuses a request beyond its slots; it has no queue")
+        if facts.slots is None and facts.ran_at_once >= _NO_QUEUE:
+            raise RefusedError(f"no queue within reach: {facts.why}")
 
     @property
     def lag_s(self) -> float:
@@ -73,11 +93,18 @@ class Streams:
             RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS), **changes
         )
 
+    @property
+    def brief_tokens(self) -> int:
+        """Of an answer that outlives a probe's wait, and no more: if the server does not stop it,
+        the next case waits for its end."""
+        wanted = int(_BRIEF * self.patience.probe_s / self.step_s) + _READ_TOKENS
+        return min(self.patience.answer_tokens, wanted)
+
     def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:
         return self.long(**{"max_tokens": tokens, **changes})
 
     def probe(self) -> RequestSpec:
-        return self.short(_PROBE_TOKENS, role=Role.PROBE)
+        return self.short(PROBE_TOKENS, role=Role.PROBE)
 
     def start(
         self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
@@ -122,6 +149,35 @@ class Streams:
         row = self.start(self.short()).join(READY_S)
         return row is not None and row.outcome is Outcome.COMPLETED
 
+    def tokens_left(self, stream: LiveStream) -> float:
+        """Of its answer. The tokens of a stream that is drained follow from the time."""
+        left = stream.spec.max_tokens - stream.tokens
+        if stream in self.drain.streams and stream.last_token_ns is not None:
+            left -= int((time.perf_counter_ns() - stream.last_token_ns) / 1e9 / self.step_s)
+        return left
+
+    def together(self, acts: Sequence[Callable[[], object]]) -> None:
+        """All at once, until all are done; raises what the first that fails raises."""
+        if len(acts) == 1:
+            acts[0]()
+            return
+        gevent.joinall([gevent.spawn(act) for act in acts], raise_error=True)
+
+    def ghosts(self) -> int:
+        """Requests that left and whose answers could still run, if the server did not stop them."""
+        now_ns = time.perf_counter_ns()
+        ends = [*self._ghosts_end_ns, *self._ends_of_left()]
+        return sum(end_ns > now_ns for end_ns in ends)
+
+    def _ends_of_left(self) -> list[int]:
+        ends = []
+        for stream in self.opened:
+            row = stream.row
+            if row is not None and row.abandoned_ns is not None:
+                left = stream.spec.n * stream.spec.max_tokens - row.tokens_read
+                ends.append(row.abandoned_ns + int(_SLOWER * 1e9 * left * self.step_s))
+        return ends
+
     def rows(self) -> list[RequestRow]:
         """Of the streams that have ended."""
         return [stream.row for stream in self.opened if stream.row is not None]
@@ -136,7 +192,14 @@ class Streams:
 
     def forget(self) -> None:
         self.end()
+        now_ns = time.perf_counter_ns()
+        ends = [*self._ghosts_end_ns, *self._ends_of_left()]
+        self._ghosts_end_ns = [end_ns for end_ns in ends if end_ns > now_ns]
         self.opened.clear()
+
+    def forget_ghosts(self) -> None:
+        """All slots are free: no request that left still runs."""
+        self._ghosts_end_ns.clear()
 
 
 def whole(row: RequestRow, what: str) -> RequestRow:
@@ -144,6 +207,11 @@ def whole(row: RequestRow, what: str) -> RequestRow:
     if row.outcome is not Outcome.COMPLETED:
         raise CannotDecideError(f"{what} was not answered: {row.error or row.outcome}")
     return row
+
+
+def is_refused(stream: LiveStream) -> bool:
+    """As by a server that has no slot for it."""
+    return stream.row is not None and stream.row.status_code in BUSY
 
 
 def end_of(stream: LiveStream) -> str:

@@ -466,9 +466,8 @@ class Exchange:
 
     def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
         stream, self._is_leaving = self.stream, True
-        self._read_last(connection, think_ns)
-        if connection.is_complete or not stream.can_leave:
-            return  # the answer ended while the user was thinking
+        if not self._read_last(connection, think_ns):
+            return
         if self._way is Way.CANCEL:
             self._ask_to_cancel(connection, think_ns)
             return
@@ -485,8 +484,8 @@ class Exchange:
         if self._way.reads_on:
             self._read_on(connection)
 
-    def _read_last(self, connection: Connection, think_ns: int) -> None:
-        """What comes while the user thinks."""
+    def _read_last(self, connection: Connection, think_ns: int) -> bool:
+        """Read what comes while the user thinks. False: the answer has ended by then."""
         if self._discarded is not None:
             self._discarded.take(connection.receive_raw_present())
             if self._discarded.has_ended:
@@ -496,6 +495,7 @@ class Exchange:
             if connection.leaves_at_ns is not None and not self._leaves_at_once:
                 leaves_at_ns = connection.leaves_at_ns
             self._read_until(connection, leaves_at_ns)
+        return self.stream.can_leave and not connection.is_complete
 
     def _read_until(self, connection: Connection, leaves_at_ns: int) -> None:
         """Read while the user thinks, then what has arrived by then. Bytes that arrive during this

@@ -168,7 +168,12 @@ def read_to_eof(bench: Bench) -> Finding:
     at_done, _ = _moved_by(bench, ABORTS, close_at_done)
     evidence: Evidence = {f"{role}_moved_at_eof": value for role, value in at_eof.items()}
     evidence |= {f"{role}_moved_at_done": value for role, value in at_done.items()}
-    wrong = [f"{name} is {value}" for name, value in evidence.items() if value]
+    wrong = [
+        f"{role} moved by {value:g} in {LEAVES} of them, closed {where}"
+        for where, moved in (("after the end", at_eof), ("at [DONE]", at_done))
+        for role, value in moved.items()
+        if value
+    ]
     return found(
         f"none of {2 * LEAVES} whole answers was counted as aborted",
         f"whole answers are counted as aborted: {wrong[0]}" if wrong else None,

@@ -19,6 +19,7 @@ from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 
 CANARIES: Final = 3
+MOST_QUEUED: Final = 256  # behind full slots
 CANARY_TOKENS: Final = 24
 DOSES: Final = (1, 2, 5, 10, 30)
 ROUNDS: Final = 3
@@ -48,21 +49,23 @@ def storm_all(bench: Bench) -> Finding:
         return [whole(row, "a greedy request").answer for row in rows]
 
     before, again = texts(), texts()
-    spread_ms = 0.0
+    left, spread_ms = 0, 0.0
 
     def leave() -> int:
-        nonlocal spread_ms
+        nonlocal left, spread_ms
         running = bench.full_slots.fill()
-        queued = [bench.start(leaver(bench, role=Role.USER)) for _ in running]
+        queues = 0 if bench.facts.refuses else bench.crowd(MOST_QUEUED)
+        queued = [bench.start(leaver(bench, role=Role.USER)) for _ in range(queues)]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
         rows = leave_each(bench, [*running, *queued])
         moments_ns = [row.abandoned_ns for row in rows if row.abandoned_ns is not None]
         spread_ms = (max(moments_ns) - min(moments_ns)) / 1e6
-        return len(rows)
+        left = len(rows)
+        return left
 
     held = bench.occupancy.held(leave)
     evidence: Evidence = {
-        "left": 2 * bench.slots,
+        "left": left,
         "within_ms": round(spread_ms, 1),
         "held": held,
         "texts": CANARIES,
@@ -92,12 +95,14 @@ def storm_all(bench: Bench) -> Finding:
 )
 def dose_sweep(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
-    bench.full_slots.fill(1)  # as beside the doses: a step may grow with the batch
+    bench.full_slots.begin(1)  # as beside the doses: a step may grow with the batch
     before = bench.full_slots.steps_at_rest()
     tries: list[Try] = []
     doses: list[int] = []
     for turn in range(ROUNDS):
         for dose in DOSES:
+            bench.full_slots.fill(1)
+            bench.full_slots.serve_probe(bench.start(bench.probe()))
             bench.wire.begin_try(turn * len(DOSES) + DOSES.index(dose))
             tries.append(_dose(bench, dose, prefill))
             doses.append(dose)
@@ -164,11 +169,13 @@ def _judge_doses(
 )
 def while_alive(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
+    bench.full_slots.begin(bench.beside)
     before = bench.full_slots.steps_at_rest()
     tries: list[Try] = []
     for number in range(RETRY_TRIES):
+        bench.full_slots.fill(bench.beside)
+        bench.full_slots.serve_probe(bench.start(prefill.spec(2)), idle_s=prefill.ttft_s)
         bench.wire.begin_try(number)
-        bench.full_slots.fill(bench.slots - 1)
         for _ in range(RETRIES):
             attempt = _attempt(bench, prefill.spec())
             bench.pause(LIMIT * prefill.ttft_s)

@@ -56,15 +56,18 @@ def tax(bench: Bench) -> Finding:
 def judge_tax(
     delivery: Delivery, direct: Finding, through: Finding, *, most_steps: float
 ) -> Finding:
-    before, after = direct.evidence["median_steps"], through.evidence["median_steps"]
+    before, after = (one.evidence.get("median_steps") for one in (direct, through))
     evidence: Evidence = {
         f"{delivery}_direct_steps": before,
         f"{delivery}_steps": after,
         "most_steps_more": round(most_steps, 2),
     }
-    if through.failure is Failure.NEVER or not isinstance(after, float | int):
-        return Finding(Failure.NEVER, f"{delivery}: {through.reason}", evidence)
-    assert isinstance(before, float | int)
+    if through.failure is not None:
+        return Finding(
+            through.failure, f"{delivery}: {through.reason}", evidence, stops=through.stops
+        )
+    if not isinstance(after, float | int) or not isinstance(before, float | int):
+        return Finding(None, f"{delivery}: {through.reason}", evidence, stops=through.stops)
     said = f"{delivery}: {after:.1f} steps through the proxy, {before:.1f} directly"
     return found(said, said if after - before > most_steps else None, evidence, Failure.LATE)
 

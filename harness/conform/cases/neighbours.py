@@ -20,12 +20,14 @@ from harness.conform.finding import Evidence, Finding, found
 from harness.conform.waves import Rows, compared, leaver, rows_of, start_greedy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
+from harness.experiments.streams import is_refused
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 
 TOKENS: Final = 96  # of a greedy answer
 QUICK_TOKENS: Final = 56
+MOST_STREAMS: Final = 8  # that are compared; as many clients come and go
 VISIT_TOKENS: Final = (3, 12)  # of those that come and go
 FEWEST_VISITS: Final = 3
 MOST_RATIO: Final = 1.5
@@ -131,14 +133,15 @@ def turns_of(bench: Bench) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
 def beside(bench: Bench, *, leaving: bool) -> Rows:
     """The rows of the greedy streams. Raises CannotDecideError if hardly any other request came and
     went as it should."""
-    if bench.slots < 2:
+    most = bench.crowd(2 * MOST_STREAMS)
+    if most < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
     tokens = QUICK_TOKENS if bench.is_quick else TOKENS
-    streams = start_greedy(bench, range(bench.slots // 2), tokens)
+    streams = start_greedy(bench, range(most // 2), tokens)
     visits: Rows = []
     visitors = [
         Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})
-        for number in range(bench.slots - len(streams))
+        for number in range(most - len(streams))
     ]
     for visitor in visitors:
         visitor.start()
@@ -169,5 +172,7 @@ def visit(
         if (row := visitor.join(READY_S)) is None:
             return
         visits.append(row)
-        if row.outcome not in (Outcome.COMPLETED, Outcome.ABANDONED):
+        if bench.facts.refuses and is_refused(visitor):
+            bench.pause(bench.step_s)  # the slot of the one before is not free yet
+        elif row.outcome not in (Outcome.COMPLETED, Outcome.ABANDONED):
             return

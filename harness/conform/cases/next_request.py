@@ -17,6 +17,7 @@ from harness.store.conform_result import Failure, Level
 ROUNDS: Final = 3
 SHORT: Final = 8  # tokens
 TEXT_TOKENS: Final = 16
+MOST_BEFORE: Final = 16  # that leave or end before them
 CACHED_PROMPT: Final = 2000
 FIRST_NUMBER: Final = 100  # of the prompts here
 RESPONSES: Final = "/v1/responses"
@@ -69,6 +70,7 @@ def text(bench: Bench) -> Finding:
     return compared(
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=False),
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=True),
+        whose="requests that came next",
         settle=bench.cleaning.rest,
     )
 
@@ -78,10 +80,12 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     queue behind them, and as many come right after the leaves."""
     visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
     asked = leaver(bench, visit) if leaving else bench.short(visit)
-    before = [bench.start(asked) for _ in range(bench.slots)]
+    slots = bench.crowd(MOST_BEFORE)
+    bench.full_slots.fill((bench.facts.slots or slots) - slots)
+    before = [bench.start(asked) for _ in range(slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)
-    numbers = range(FIRST_NUMBER, FIRST_NUMBER + bench.slots)
+    numbers = range(FIRST_NUMBER, FIRST_NUMBER + slots)
     queued = start_greedy(bench, numbers, tokens)
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:

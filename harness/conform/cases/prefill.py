@@ -1,12 +1,13 @@
 """A client leaves while its prompt is computed: what goes on, and what it does to others."""
 
 from itertools import pairwise
+from statistics import median
 from typing import Final, NamedTuple
 
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
-from harness.conform.judgement import Bound, Conditions, judge_recovery
+from harness.conform.judgement import Bound
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.experiments.patience import READY_S
@@ -87,12 +88,11 @@ def long_prefill(bench: Bench) -> Prefill:
 
 
 def _watched(bench: Bench, tokens: int) -> Prefill:
-    beside = bench.full_slots.fill(bench.slots - 1)
-    if not beside:
+    if not bench.full_slots.fill(bench.beside):
         raise CannotDecideError("with one slot no other stream shows how long a chunk takes")
     row = bench.whole(RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens))
     assert row.first_token_ns is not None
-    times = beside[0].token_times_ns
+    times = bench.full_slots.metronomes[0].token_times_ns
     during = [at for at in times if row.sent_ns <= at <= row.first_token_ns]
     ends = [row.sent_ns, *during, row.first_token_ns]
     longest_ns = max(late - early for early, late in pairwise(ends))
@@ -100,8 +100,8 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
 
 
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
-    now = Conditions.of(before, bench.full_slots.steps_at_rest(), bench.lag_s)
-    finding = judge_recovery(tries, now, prefill.bound(now.step_s))
+    bound = prefill.bound(median(before))
+    finding = bench.recoveries.judged(tries, bound, before=before)
     return finding._replace(evidence=finding.evidence | prefill.evidence)
 
 
@@ -133,6 +133,7 @@ def leave_prefill(bench: Bench) -> Finding:
         prefill.spec(bench.patience.answer_tokens),
         ready=wait,
         queues_first=False,
+        is_alone=True,
         bound=prefill.bound(bench.step_s),
     )
     finding = finding._replace(evidence=finding.evidence | prefill.evidence)
@@ -209,10 +210,13 @@ def beside(bench: Bench) -> Finding:
     prefill = long_prefill(bench)
     rows: list[RequestRow | None] = []
     tries: list[Try] = []
+    fillers = max(0, bench.beside - 1)
+    bench.full_slots.begin(fillers)
     before = bench.full_slots.steps_at_rest()
     for number, share in enumerate(SHARES):
+        bench.full_slots.fill(fillers)
+        bench.full_slots.serve_probe(bench.start(bench.probe()))
         bench.wire.begin_try(number)
-        bench.full_slots.fill(max(0, bench.slots - 2))
         leaver = bench.start(bench.long(role=Role.USER))
         leaver.wait_tokens(8, READY_S)
         reader = bench.start(prefill.spec())

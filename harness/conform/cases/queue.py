@@ -21,6 +21,9 @@ LEAVERS: Final = 3
 MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
 WATCHED_TRIES: Final = 4  # of each of the four
 MASS: Final = 8  # times the slots: the requests that queue
+MOST_QUEUED: Final = 512
+MOST_LEAVING: Final = 64  # half of those that leave the queue
+MOST_GREEDY: Final = 16
 
 
 @case(
@@ -42,9 +45,11 @@ MASS: Final = 8  # times the slots: the requests that queue
     ),
 )
 def queue_leave(bench: Bench) -> Finding:
+    bench.check_queues()
     tries: list[Try] = []
     bench.full_slots.begin()
     for number in range(bench.tries):
+        bench.full_slots.hand_over(alone=True)
         bench.wire.begin_try(number)
         tries.append(_leave_queue(bench))
         if tries[-1].recovery_s is None:
@@ -58,7 +63,7 @@ def _leave_queue(bench: Bench) -> Try:
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
     asked = leaver(bench, role=Role.USER)
-    queued = [bench.start(asked) for _ in range(2 * bench.slots)]
+    queued = [bench.start(asked) for _ in range(2 * bench.crowd(MOST_LEAVING))]
     bench.pause(bench.step_s)
     probe = bench.full_slots.queue_probe()
     check_queued(queued)
@@ -99,6 +104,7 @@ def check_queued(queued: list[LiveStream]) -> None:
     caught=("https://github.com/ikawrakow/ik_llama.cpp/issues/1929",),
 )
 def queue_bystander(bench: Bench) -> Finding:
+    bench.check_queues()
     return compared(
         lambda: _beside(bench, leavers=0),
         lambda: _beside(bench, leavers=LEAVERS),
@@ -111,7 +117,9 @@ def _was_cut(stream: LiveStream) -> bool:
 
 
 def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
-    streams = start_greedy(bench, range(bench.slots), GREEDY_TOKENS)
+    greedy = bench.crowd(MOST_GREEDY)
+    bench.full_slots.fill(bench.slots - greedy)
+    streams = start_greedy(bench, range(greedy), GREEDY_TOKENS)
     if not all(stream.wait_tokens(1, READY_S) for stream in streams):
         raise CannotDecideError("the streams do not run at once")
     for _ in range(leavers):
@@ -141,13 +149,15 @@ def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     ),
 )
 def queue_mass(bench: Bench) -> Finding:
+    bench.check_queues()
+    queues = min(MASS * bench.slots, MOST_QUEUED)
     # Over gRPC the requests of one client share a connection, and end with it as cancels.
     way = Way.RST if bench.session.plan.protocol is Protocol.HTTP else None
 
     def die() -> int:
         running = bench.full_slots.fill()
         asked = leaver(bench, role=Role.USER)
-        queued = [bench.start(asked) for _ in range(MASS * bench.slots)]
+        queued = [bench.start(asked) for _ in range(queues)]
         bench.pause(bench.ttft_s + 4 * bench.step_s)
         check_queued(queued)
         for stream in [*running, *queued]:
@@ -155,7 +165,7 @@ def queue_mass(bench: Bench) -> Finding:
         return len(running) + len(queued)
 
     held = bench.occupancy.held(die)
-    evidence: dict[str, float | str | None] = {"left": (1 + MASS) * bench.slots, "held": held}
+    evidence: dict[str, float | str | None] = {"left": bench.slots + queues, "held": held}
     if held > 0:
         return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
     return Finding(None, f"{evidence['left']} requests left at once, no slot is held", evidence)

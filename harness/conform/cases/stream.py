@@ -18,6 +18,7 @@ from harness.workload.abandon import RequestSpec
 LAST_TOKENS: Final = 12  # of an answer that is left in its last step
 RACES: Final = 50
 QUICK_RACES: Final = 16
+MOST_RACING: Final = 16  # at once
 UNARY_STEPS: Final = 8  # after the first token of an answer in one piece
 BEFORE_FIRST: Final = (0.25, 0.75)  # of the idle time to first token
 
@@ -43,9 +44,10 @@ BEFORE_FIRST: Final = (0.25, 0.75)  # of the idle time to first token
 )
 def fin_decode(bench: Bench) -> Finding:
     finding = bench.recoveries.find()
-    resets = finding.evidence["left_by_reset"]
-    if float(resets or 0) > bench.tries / 2:
-        raise CannotDecideError(f"unread bytes made {resets} of {bench.tries} closes a reset")
+    resets = finding.evidence.get("left_by_reset")
+    left = finding.evidence.get("left") or bench.tries
+    if float(resets or 0) > float(left) / 2:
+        raise CannotDecideError(f"unread bytes made {resets} of {left} closes a reset")
     return finding
 
 
@@ -125,7 +127,7 @@ def last_token(bench: Bench) -> Finding:
         done = 0
         while done < races:
             left += _race(bench)
-            done += bench.slots
+            done += bench.crowd(MOST_RACING)
             if done >= races // 2 and not left:
                 raise CannotDecideError("every answer had ended before its client left")
         return left
@@ -158,7 +160,7 @@ def lengths_of(rows: list[RequestRow]) -> list[int]:
 
 def _race(bench: Bench) -> int:
     """A stream a slot; all leave around their last token. Returns how many left in time."""
-    streams = [bench.start(bench.short(LAST_TOKENS)) for _ in range(bench.slots)]
+    streams = [bench.start(bench.short(LAST_TOKENS)) for _ in range(bench.crowd(MOST_RACING))]
     for stream in streams:
         stream.wait_tokens(LAST_TOKENS - 1, 10.0)
     moments = sorted((2 * bench.rng.random() * bench.step_s, stream) for stream in streams)
@@ -203,7 +205,7 @@ def reused_conn(bench: Bench) -> Finding:
         return stream
 
     try:
-        return bench.recoveries.find(begin=begin_again)
+        return bench.recoveries.find(begin=begin_again, is_alone=True)
     finally:
         session.close()
 

@@ -1,0 +1,124 @@
+"""Does the server stop? From figures in seconds, against controls."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from harness.conform.judgement import Bound, judge_holds, judge_recovery
+from harness.conform.stopping import MOST_FALSE_ALARM, false_alarm, judge_stopping
+from harness.experiments.full_slots import Try
+from harness.experiments.holds import Holds
+from harness.experiments.outcome import CannotDecideError
+from harness.store.conform_result import Failure, Way
+from tests.harness.conform.test_verdict import CALM
+
+QUICK = [0.030, 0.031, 0.029, 0.033, 0.030]
+LONG = [0.31, 0.30, 0.33, 0.32, 0.35]
+HARM_S = 0.14
+NEVER_S = 2.0
+
+
+def holds(
+    tries: Sequence[float | None],
+    controls: Sequence[float],
+    *,
+    way: Way = "full_slots",
+    **more: Any,
+) -> Holds:
+    return Holds(way, tries, controls, 0.001, waited_s=NEVER_S, **more)
+
+
+@pytest.mark.parametrize("way", ["full_slots", "admission", "gauge", "pace", "quiet"])
+@pytest.mark.parametrize(
+    ("tries", "controls", "stops", "failure"),
+    [
+        (QUICK, QUICK, True, None),
+        (LONG, LONG, True, None),  # a slow machine, and no slower after a leave
+        (LONG, QUICK, False, Failure.LATE),
+        ([*LONG[:4], 0.03], QUICK, None, None),
+        ([*QUICK[:4], 0.9], QUICK, True, None),
+        ([*QUICK[:4], 1.1], QUICK, None, None),  # as late as the answer's own end, once
+        ([None], QUICK[:1], False, Failure.NEVER),
+        ([*QUICK, None], QUICK, False, Failure.NEVER),
+        ([None, None], [1.5, 0.03], None, None),  # a control waited, too
+        ([None], [], None, None),
+        ([0.31, 0.30, 0.33], QUICK[:3], None, None),  # too few to tell it from chance
+    ],
+)
+def test_tries_are_held_against_the_controls(
+    way: Way,
+    tries: list[float | None],
+    controls: list[float],
+    stops: bool | None,
+    failure: Failure | None,
+) -> None:
+    found = judge_stopping(holds(tries, controls, way=way, natural_s=2.0), HARM_S)
+    assert (found.stops, found.failure) == (stops, failure)
+
+
+def test_a_try_as_late_as_the_answers_own_end_shows_nothing() -> None:
+    found = judge_stopping(holds(QUICK, QUICK, natural_s=0.035), HARM_S)
+    assert found.stops is None
+    assert "a longer answer is needed" in found.said
+
+
+def test_the_false_alarm_is_the_share_of_all_orders() -> None:
+    orders = list(combinations(range(9), 5))  # the ranks of 5 tries among 4 controls
+    for longer in range(1, 6):
+        as_long = sum({*range(9 - longer, 9)} <= {*ranks} for ranks in orders)
+        assert false_alarm(longer, 5, 4) == pytest.approx(as_long / len(orders))
+    assert false_alarm(5, 5, 5) < false_alarm(5, 8, 8) < MOST_FALSE_ALARM < false_alarm(4, 5, 5)
+
+
+def test_a_stall_in_the_tries_and_in_no_control_is_harm() -> None:
+    """Each leave blocks the event loop, so that the other streams stand still as long."""
+    stalls: dict[str, Any] = {"stalls_s": LONG, "control_stalls_s": QUICK}
+    found = judge_holds(holds(LONG, QUICK, **stalls), 0.01, Bound())
+    assert found.failure is Failure.HARM
+    assert "320 ms" in found.reason
+    slow: dict[str, Any] = {"stalls_s": LONG, "control_stalls_s": LONG}
+    assert judge_holds(holds(LONG, LONG, **slow), 0.01, Bound()).failure is None
+
+
+def test_a_slow_machine_does_not_acquit_a_server_that_stalls_its_streams() -> None:
+    tries = [Try(one, one, others=1, stall_s=one) for one in (0.12, 0.13, 0.12, 0.12, 0.14)]
+    controls = [Try(one, one, others=1, stall_s=0.012) for one in QUICK]
+    found = judge_recovery(tries, CALM, Bound(), controls=controls)
+    assert found.failure is Failure.HARM
+
+
+def test_a_stream_that_is_cut_as_another_leaves_is_harm() -> None:
+    tries = [Try(0.01, 0.01, others=1, cut="the connection was closed")]
+    found = judge_recovery(tries, CALM, Bound(), controls=[Try(0.01, 0.01, 1)])
+    assert (found.failure, found.stops) == (Failure.HARM, True)
+    assert "the connection was closed" in found.reason
+
+
+def test_a_verdict_by_seconds_names_its_figures() -> None:
+    found = judge_holds(holds(QUICK, QUICK, way="admission"), 0.0016, Bound())
+    assert (found.stops, found.steps, found.way) == (True, None, "admission")
+    assert "within 33 ms in each of 5 tries" in found.reason
+    late = judge_holds(holds(LONG, QUICK), 0.0016, Bound())
+    assert late.evidence["false_alarm"] == pytest.approx(1 / 252, abs=1e-5)
+    assert "320 ms at the median" in late.reason
+    with pytest.raises(CannotDecideError, match="no control"):
+        judge_holds(holds(QUICK, []), 0.0016, Bound())
+
+
+def test_a_time_before_the_leave_is_within_one_step() -> None:
+    """The probe's idle time is subtracted, so that a figure may come out below nothing."""
+    tries = [Try(-0.0007, 0.01, 0) for _ in range(3)]
+    found = judge_recovery(tries, CALM, Bound(), controls=tries)
+    assert "-" not in found.reason
+    assert "within one step" in found.reason
+    assert found.evidence["median_steps"] == found.evidence["median_ms"] == 0
+
+
+def test_slots_that_change_hands_together_are_one_try() -> None:
+    """Those of one wave share a moment: a hundred probes of two waves are no hundred tries."""
+    late = [Try(0.3, 0.3, 30, wave=one % 2) for one in range(100)]
+    quick = [Try(0.03, 0.03, 3, wave=one % 2) for one in range(100)]
+    with pytest.raises(CannotDecideError):
+        judge_recovery(late, CALM._replace(lag_s=1.0), Bound(), controls=quick)
