@@ -16,6 +16,9 @@ from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
 
+ABOVE = "the line `invalid` above says why"
+
+
 def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     resolved = resolve_run(config)
@@ -42,6 +45,7 @@ def show_finished(
     if is_interrupted:
         raise InterruptedRunError(f"interrupted, but the run in {finished.folder.path} is whole")
     if why := _why_invalid(finished.summary):
+        why = why if as_json else ABOVE
         raise UndecidedError(f"the run is invalid, and no gate passes it: {why}")
 
 
@@ -50,7 +54,7 @@ def _not_said_yet(finished: FinishedRun, *, as_json: bool) -> str:
     why, summary = str(finished.failure), finished.summary
     said = [] if as_json or summary is None else [one.text for one in summary.validity]
     is_said = any(text.startswith(why) for text in said)
-    return "this run shows nothing: the line `invalid` above says why" if is_said else why
+    return f"this run shows nothing: {ABOVE}" if is_said else why
 
 
 def _why_invalid(summary: Summary | ArmsSummary | None) -> str:

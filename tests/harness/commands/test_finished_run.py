@@ -24,12 +24,13 @@ def end(
     *remarks: Remark,
     failure: WalkawayError | None = None,
     report: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     summary = folder.read_summary()
     assert isinstance(summary, Summary)
     summary.validity = list(remarks)
     finished = FinishedRun(folder=folder, summary=summary, failure=failure, report=report)
-    show_finished(finished, is_interrupted=False, as_json=False, shows_all=False)
+    show_finished(finished, is_interrupted=False, as_json=as_json, shows_all=False)
 
 
 def test_a_report_is_named_only_if_it_was_drawn(
@@ -44,13 +45,19 @@ def test_a_report_is_named_only_if_it_was_drawn(
         end(folder)
 
 
-def test_an_invalid_run_does_not_end_well(folder: RunFolder) -> None:
+def test_an_invalid_run_does_not_end_well(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     warning = Remark(level="warning", text="few requests")
     end(folder, warning, report=folder.report)
     with pytest.raises(UndecidedError) as raised:
         end(folder, BUSY, warning, report=folder.report)
-    assert str(raised.value) == f"the run is invalid, and no gate passes it: {BUSY.text}"
+    ends = "the run is invalid, and no gate passes it: "
+    assert str(raised.value) == f"{ends}the line `invalid` above says why"
     assert raised.value.exit_code == 4
+    assert BUSY.text in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UndecidedError, match=f"^{ends}{BUSY.text}$"):
+        end(folder, BUSY, report=folder.report, as_json=True)
     with pytest.raises(TargetError):
         end(folder, BUSY, failure=TargetError("the server died"), report=folder.report)
 
