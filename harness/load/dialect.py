@@ -129,7 +129,6 @@ def limit_key_of(target: Target) -> str | None:
     return None if target.limit_key == NO_LIMIT_KEY else target.limit_key
 
 
-
 def request_body(
     target: Target,
     model: str,

@@ -24,6 +24,7 @@ from harness.load.loose import (
     usage_of,
     values_of,
 )
+from harness.load.plain import END_FLAGS, plain_text
 from harness.load.server_error import (
     error_message,
     failure_in,
@@ -60,7 +61,6 @@ _FINISH_REASONS: Final = {
 }
 _PLAIN_KINDS: Final = frozenset({"", "message", "completion", "chunk", "delta", "token", "data"})
 _AT_THE_TOP: Final = ("delta", "message", "text", "content", "response")  # without `choices`
-_END_FLAGS: Final = frozenset({"done", "is_end", "is_finished", "finished", "stop", "eos"})
 _END_STATES: Final = frozenset({"object", "status", "state"})
 _DEEPEST_LIST: Final = 3
 _MESSAGES: Final = frozenset(
@@ -85,6 +85,10 @@ def _look(read: Read, family: str, data: bytes, name: bytes) -> list[Look]:
     except NONSENSE as error:
         text = data.decode("utf-8", "replace")
         return [*_look_at_text(text, called, f"{shown(data)} is no JSON ({error})"), *end]
+    if not name and family == "older" and len(values) == 1:
+        plain = plain_text(values[0])
+        if plain is not None:
+            return [plain]
     parts = (part for value in values for part in _flat(value))
     return [look for part in parts for look in _look_at(read, family, part, called)] + end
 
@@ -133,8 +137,8 @@ def _says_end(value: Event) -> bool:
 
 
 def _has_end_flag(fields: Event) -> bool:
-    is_there = not _END_FLAGS.isdisjoint(fields)
-    return is_there and any(fields.get(flag) in (True, "true") for flag in _END_FLAGS)
+    is_there = not END_FLAGS.isdisjoint(fields)
+    return is_there and any(fields.get(flag) in (True, "true") for flag in END_FLAGS)
 
 
 def _kind_of(value: Event) -> str:

@@ -167,7 +167,7 @@ def _parts_of(value: Any, key: str, *, is_call: bool) -> Iterator[tuple[str, Any
     elif isinstance(value, dict) and not _is_not_made(value):
         for name, one in value.items():
             is_in_call = is_call or name in _CALLS
-            if _may_be_text(name, is_call=is_in_call):
+            if may_be_text(name, is_call=is_in_call):
                 yield name, one, is_in_call
 
 
@@ -177,7 +177,7 @@ def _is_not_made(thing: Mapping[str, Any]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _may_be_text(key: str, *, is_call: bool) -> bool:
+def may_be_text(key: str, *, is_call: bool) -> bool:
     if key in _CALLS or key in _ARGUMENTS:
         return True
     plain = _CAPITAL.sub("_", key).lower().replace("-", "_")
@@ -210,18 +210,23 @@ def listed(value: Any, what: str, unread: Unread) -> list[Any]:
     return []
 
 
-def choice_of(one: Any, place: int, unread: Unread) -> Choice:
+def number_of(choice: Mapping[str, Any], place: int) -> int:
     """`place`: its number, if it names none that can be."""
+    index = count_of(choice.get("index"))
+    return place if index is None or index > LARGEST_ANSWER else index
+
+
+def choice_of(one: Any, place: int, unread: Unread) -> Choice:
     if not isinstance(one, dict):
         unread.note("a choice", one)
         return Choice(index=place, text="".join(texts(one)))
-    index, reason, ids = count_of(one.get("index")), _reason_in(one), one.get("token_ids")
+    reason, ids = _reason_in(one), one.get("token_ids")
     finish_reason = end_of(reason)
     if finish_reason is None and not isinstance(reason, str | dict):
         unread.note("`finish_reason`", reason)
     delta, message = _deltas_of(one, has_ended=finish_reason is not None)
     return Choice(
-        index=place if index is None or index > LARGEST_ANSWER else index,
+        index=number_of(one, place),
         delta=delta,
         message=message,
         finish_reason=finish_reason,
@@ -231,12 +236,12 @@ def choice_of(one: Any, place: int, unread: Unread) -> Choice:
 
 # vLLM's `stop_reason` says more about its `finish_reason`, which comes first.
 _IN_ORDER: Final = ("finish_reason", "finishReason", "done_reason", "stop_reason", "stopReason")
-_REASONS: Final = frozenset(_IN_ORDER)
+REASONS: Final = frozenset(_IN_ORDER)
 
 
 def reason_at(fields: Any) -> Any:
     """A finish reason by any of its names."""
-    if not isinstance(fields, dict) or _REASONS.isdisjoint(fields):
+    if not isinstance(fields, dict) or REASONS.isdisjoint(fields):
         return None
     return next((reason for key in _IN_ORDER if (reason := fields.get(key)) is not None), None)
 
@@ -258,16 +263,16 @@ def _deltas_of(choice: Mapping[str, Any], *, has_ended: bool) -> tuple[Delta | N
     delta, message = fields.pop("delta", None), fields.pop("message", None)
     own = [*texts(fields.pop("text", None), "text")]
     fields.pop("token_ids", None)
-    found = _delta_of(message if delta is None and not has_ended else delta)
+    found = delta_of(message if delta is None and not has_ended else delta)
     rest = "" if has_ended else "".join(texts(fields))
     if own or rest or (delta is not None and (found.content or found.reasoning)):
         content = "".join([*own, found.content or ""])
         return Delta(content=content, reasoning=f"{rest}{found.reasoning}"), None
-    found = _delta_of(message)
+    found = delta_of(message)
     return (None, found) if has_ended or delta is None else (found, None)
 
 
-def _delta_of(value: Any) -> Delta:
+def delta_of(value: Any) -> Delta:
     if not isinstance(value, dict):
         return Delta(content="".join(texts(value, "content")), reasoning="")
     more = dict(value)
@@ -282,8 +287,8 @@ def account_in(event: Mapping[str, Any], choices: list[Any], unread: Unread) -> 
     for part in () if found else (*choices, *event.values()):
         if isinstance(part, dict) and (found := part.get("usage") or part.get("usageMetadata")):
             break
-    if not found and not _NATIVE_COUNTS.isdisjoint(event):
-        found = {key: one for key, one in event.items() if key in _NATIVE_COUNTS}
+    if not found and not NATIVE_COUNTS.isdisjoint(event):
+        found = {key: one for key, one in event.items() if key in NATIVE_COUNTS}
     return usage_of(found, unread) if found else None
 
 
@@ -295,7 +300,7 @@ _COMPLETION: Final = (
     *("completion_tokens", "output_tokens", "completionTokens", "outputTokens"),
     *("candidatesTokenCount", "outputTokenCount", "eval_count", "tokens_predicted"),
 )
-_NATIVE_COUNTS: Final = frozenset(
+NATIVE_COUNTS: Final = frozenset(
     {"eval_count", "prompt_eval_count", "tokens_predicted", "tokens_evaluated"}
 )
 

@@ -55,10 +55,10 @@ _PARTS: Final = ("response", "data", "result", "results", "body", "payload", "he
 _MORE_PARTS: Final = ("meta", "status", "resp", "reply", "detail", "details", "value", "params")
 _ALL_PARTS: Final = (*_PARTS, *_MORE_PARTS)
 _OF_CHOICES: Final = ("choices", "delta", "message")  # only their `error` is one
-_KIND_KEYS: Final = frozenset(_KINDS)
+KIND_KEYS: Final = frozenset(_KINDS)
 _PART_KEYS: Final = frozenset(_ALL_PARTS)
-_CHOICE_KEYS: Final = frozenset(_OF_CHOICES)
-_FAILING_KEYS: Final = frozenset((*_CODES, *_STATES, *_FLAGS, *_BAD_FLAGS))
+CHOICE_KEYS: Final = frozenset(_OF_CHOICES)
+FAILING_KEYS: Final = frozenset((*_CODES, *_STATES, *_FLAGS, *_BAD_FLAGS))
 # Of a tool, of an account, or the client's own words, which the server repeats.
 _OF_OTHERS: Final = frozenset(
     {"item", "part", "content_block", "arguments", "input", "usage", "metadata"}
@@ -84,12 +84,12 @@ def error_in(event: Mapping[str, Any], *, has_name: bool) -> Any:
 
 
 def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> bool:
-    kinds = _strings(event, _KINDS) if not _KIND_KEYS.isdisjoint(event) else ()
+    kinds = _strings(event, _KINDS) if not KIND_KEYS.isdisjoint(event) else ()
     if any(names_aside(one) for one in (*kinds, *_strings(event, _STATES))):
         return False
     if _has_error(event) or any(names_failure(one) for one in kinds):
         return True
-    may_fail = not _FAILING_KEYS.isdisjoint(event) and not _has_text(event)
+    may_fail = not FAILING_KEYS.isdisjoint(event) and not _has_text(event)
     if may_fail and _fails(event, has_name=has_name):
         return True
     parts = event.items() if depth < _DEEPEST else ()
@@ -102,7 +102,7 @@ def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> b
 
 def _fails_inside(key: str, value: Any, *, has_name: bool, depth: int) -> bool:
     """A part can say all that an event can; a choice, and whatever else, only has an `error`."""
-    is_part, is_choice = key in _PART_KEYS, key in _CHOICE_KEYS
+    is_part, is_choice = key in _PART_KEYS, key in CHOICE_KEYS
     if isinstance(value, dict):
         value = (value,)
     elif not isinstance(value, list) or not (is_part or is_choice):
