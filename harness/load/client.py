@@ -1,7 +1,7 @@
 """One request from start to row: bytes from the transport go through a reader into the stream
 machine, and the user's rule says when to leave: before the sending, and after each receive.
 
-The think time passes while the answer is still read (a reader's screen goes on filling), then the
+The think time passes while the answer is still read (a reader's screen fills further), then the
 bytes that have already arrived are read, then t0 is stamped and the user leaves. So `tokens_read`
 is what this host had received at t0, and a token still unread in the kernel shows up as a reset.
 Connections that a way of leaving leaves open linger until the load ends, and are then reset.
@@ -450,7 +450,7 @@ class Exchange:
         self.stream.body_ended(now_ns)
 
     def _take(self, connection: Connection, chunk: bytes, t_ns: int) -> bool:
-        """Read; return whether reading simply goes on, as after most tokens."""
+        """Read; return whether to read on at once, as after most tokens."""
         stream = self.stream
         self.bytes_read += len(chunk)
         self._reader.read(chunk, t_ns)

@@ -6,7 +6,7 @@
 
 A connection is opened with prior knowledge, over TLS by ALPN. A greenlet reads it and hands each
 frame to its request. The only way to leave is RST_STREAM with the code CANCEL (RFC 9113, 7): the
-connection goes on.
+connection stays open.
 """
 
 import socket
@@ -272,8 +272,12 @@ class Http2Exchange:
         self._changed.set()
 
     def lost(self, why: str) -> None:
+        """Unless an event that is there without its blank line says how the answer ended."""
+        now_ns = time.perf_counter_ns()
         if self.stream.outcome is None:
-            self.stream.break_off(time.perf_counter_ns(), why)
+            self._reader.read_rest(now_ns)
+        if self.stream.outcome is None:
+            self.stream.break_off(now_ns, why)
         self._changed.set()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:

@@ -4,6 +4,7 @@ The load, the harness's own requests and the suite read streams with this one re
 """
 
 import time
+from contextlib import suppress
 from typing import Final, Protocol
 
 from harness.load.sse import EndlessEventError, SSEDecoder
@@ -45,9 +46,10 @@ class StreamReader:
                 self._step.observe(gap_ns)
 
     def read_rest(self, t_ns: int, /) -> None:
-        for name, data in self._decoder.end():
-            if self._stream.outcome in (None, Outcome.ABANDONED):
-                self._stream.last_event(data, t_ns, name)
+        with suppress(EndlessEventError):  # it has been raised before
+            for name, data in self._decoder.end():
+                if self._stream.outcome in (None, Outcome.ABANDONED):
+                    self._stream.last_event(data, t_ns, name)
 
     def end(self) -> None:
         now_ns = time.perf_counter_ns()

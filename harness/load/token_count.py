@@ -23,8 +23,8 @@ _MOST_AT_FIRST: Final = 4  # events' worth, and tokens more, that a first count 
 
 class _Answer:
     """`counted`: the server's latest count. `read`: tokens, once texts were counted too. `granted`
-    and `since`: tokens and texts since the count rose, with those of that event. `still`: texts
-    since it stood at `still_at`."""
+    and `since`: tokens and texts since the count rose, the rising event's own included. `still`:
+    texts since it stood at `still_at`."""
 
     __slots__ = ("counted", "granted", "read", "since", "still", "still_at")
 

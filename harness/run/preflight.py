@@ -330,8 +330,8 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
             raise CalibrationError(look.error)
     usage = next((one.usage for one in looks if one.usage is not None), None)
     if usage is None or usage.prompt_tokens is None:
-        unread = next((f": {one.unread}" for one in looks if one.unread), "")
-        raise CalibrationError(f"its answers do not count the tokens of their prompts{unread}")
+        said = next((f": {words}" for one in looks if (words := one.unread or one.notice)), "")
+        raise CalibrationError(f"its answers do not count the tokens of their prompts{said}")
     return usage.prompt_tokens
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from harness.load.client import StreamClient
 from harness.load.reader import StreamReader, UnaryReader
-from harness.load.sse import EndlessEventError
+from harness.load.sse import MAX_EVENT_BYTES, EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.transport import WireRequest
 from harness.records import Delivery, Outcome, TokenCounting, WireClose
-from harness.workload.abandon import RequestSpec
+from harness.workload.abandon import RequestSpec, never
 from tests.harness.load.asking import (
     LONG_NS,
     PLAN,
@@ -214,6 +214,17 @@ def test_a_token_came_when_its_bytes_did() -> None:
     StreamReader(stream, None).read(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n', 4711)
     stream.cut(4712)
     assert stream.row().token_times_ns == [4711]
+
+
+def test_an_event_without_end_fails_the_request(ask: Ask) -> None:
+    def endless(x: Exchange) -> None:
+        x.accept()
+        x.chunk(b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n')
+        x.chunk(b"data: " + b"x" * (MAX_EVENT_BYTES + 100))
+
+    row = ask(endless, never)
+    assert (row.outcome, row.tokens_read) == (Outcome.FAILED, 1)
+    assert row.error == f"the server sent an event of more than {MAX_EVENT_BYTES} bytes"
 
 
 def test_an_answer_in_one_piece_is_bounded() -> None:

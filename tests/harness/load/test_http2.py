@@ -1,9 +1,15 @@
-"""HTTP/2: what a server must begin with."""
+"""HTTP/2: what a server must begin with, and streams that break."""
+
+from collections.abc import Iterator
 
 import pytest
 from h2.exceptions import ProtocolError
 
-from harness.load.http2 import check_first_frame
+from harness.load.http2 import Http2Client, Http2Exchange, check_first_frame
+from harness.load.sse import MAX_EVENT_BYTES
+from harness.records import Outcome
+from harness.workload.abandon import never
+from tests.harness.load.asking import PLAN, SPEC
 
 SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
@@ -17,3 +23,32 @@ def test_a_server_of_another_protocol_is_known_by_its_first_bytes(said: bytes) -
 @pytest.mark.parametrize("received", [b"", SETTINGS[:3], SETTINGS[:4], SETTINGS * 2])
 def test_a_server_that_begins_with_settings_speaks_http2(received: bytes) -> None:
     check_first_frame(received)
+
+
+@pytest.fixture
+def exchange() -> Iterator[Http2Exchange]:
+    """Its answer has begun."""
+    client = Http2Client(PLAN, api_key=None)
+    begun = client.begin(SPEC, "Hello", never)
+    begun.headers(200)
+    begun.read(b'data: {"choices": [{"text": "a"}]}\n\n', 1)
+    yield begun
+    client.close()
+
+
+def test_a_stream_that_breaks_after_its_end_is_complete(exchange: Http2Exchange) -> None:
+    exchange.read(b"data: [DONE]\n", 2)  # the blank line is missing
+    exchange.lost("the server reset the stream")
+    assert exchange.stream.outcome is Outcome.COMPLETED
+
+
+def test_a_stream_that_breaks_fails_with_the_reason(exchange: Http2Exchange) -> None:
+    exchange.read(b'data: {"choices": [{"text": "b"', 2)
+    exchange.lost("the server reset the stream")
+    assert (exchange.stream.outcome, exchange.stream.tokens_read) == (Outcome.FAILED, 1)
+    assert exchange.stream.error == "the server reset the stream"
+
+
+def test_an_event_without_end_fails_the_request(exchange: Http2Exchange) -> None:
+    exchange.read(b"data: " + b"x" * (MAX_EVENT_BYTES + 100), 2)
+    assert exchange.stream.error == f"the server sent an event of more than {MAX_EVENT_BYTES} bytes"

@@ -243,6 +243,7 @@ def broken(_: httpx.Request) -> httpx.Response:
         (lambda _: httpx.Response(400, json={"error": {"message": "no"}}), "HTTP 400: no"),
         (lambda _: httpx.Response(200, json={"error": "out of blocks"}), "out of blocks"),
         (lambda _: httpx.Response(200, content=b"hm"), f"{NO_COUNT}: 'hm' is no JSON"),
+        (lambda _: httpx.Response(200, json={"detail": "it sleeps"}), f"{NO_COUNT}: it sleeps"),
         (lambda _: httpx.Response(200, content=b'{"choices":[{"text":"\xff"}]}'), NO_COUNT),
         (
             lambda _: httpx.Response(200, json={"usage": {"prompt_tokens": -1}}),
