@@ -125,6 +125,8 @@ class PaceWatcher:
         return None
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:
+        if leaver.is_alone:
+            raise CannotDecideError("pace needs many streams that leave at once")
         self._renew_witness()
         self.alone_s = self._pace()
         back_s, stall_s = self._slow_down()
