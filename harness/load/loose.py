@@ -43,6 +43,7 @@ NOT_TEXT: Final = frozenset(
         *("agent", "sender", "speaker", "lang", "locale", "state", "stage", "mode", "event"),
         # Why it ended.
         *("stop", "matched_stop", "stop_sequence", "finish_details", "end_turn"),
+        *("stop_details", "finish_message", "status_message"),
         # About the tokens, and about the text.
         *("logprobs", "top_logprobs", "prompt_logprobs", "tokens", "routed_experts"),
         *("hidden_states", "usage", "timings", "metadata", "system_fingerprint", "service_tier"),
@@ -52,6 +53,8 @@ NOT_TEXT: Final = frozenset(
         *("date", "time", "latency", "duration", "region", "server", "host", "backend", "worker"),
         *("engine", "node", "device", "tier", "priority", "session", "user", "tag", "etag", "kind"),
         *("class", "level", "source", "encoding", "confidence", "score", "ip", "ttft", "finish"),
+        *("progress", "step", "parent", "cursor", "voice", "attributes", "cached", "verbosity"),
+        *("elapsed", "hostname", "deployment", "cluster", "build", "sdk", "warning", "warnings"),
         # Sources that the text rests on.
         *("annotations", "citation", "citations", "references", "sources", "context", "documents"),
     }
@@ -61,7 +64,10 @@ _NOT_TEXT_ENDS: Final = (
     *("time", "timestamp", "date", "hash", "uuid", "guid", "url", "version", "seed", "digest"),
     *("checksum", "fingerprint", "metadata", "cost", "price", "nonce", "trace", "usage", "status"),
 )
-_NOT_TEXT_LATER_WORDS: Final = ("at", "ts", "reason", "result", "results", "params")
+_NOT_TEXT_LATER_WORDS: Final = (
+    *("at", "ts", "reason", "result", "results", "params", "name", "identifier", "key", "effort"),
+    *("budget", "format", "language"),
+)
 _CALLS: Final = frozenset({"tool_calls", "function_call"})  # a `name` in them is generated
 _ARGUMENTS: Final = frozenset({"arguments", "input", "partial_json"})  # all that is in them is
 # In the `type` of what nobody can read, or what a tool has brought.

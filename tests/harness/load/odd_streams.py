@@ -137,6 +137,13 @@ NOT_TEXTS = [
         "finishReason",
         "trace-id",
         "total_cost",
+        "model_name",
+        "prompt_cache_key",
+        "reasoning_effort",
+        "detected_language",
+        "stop_details",
+        "warning",
+        "progress",
     ),
 ]
 SHAPES = [
