@@ -25,6 +25,7 @@ ROUNDS: Final = 2
 MOST_ROUNDS: Final = 4
 TEXT_TOKENS: Final = 12
 READ_TOKENS: Final = 4  # before a leave in the answer
+BEFORE_TOKENS: Final = 16  # of the answers before the one that is left in the queue
 LONG_PROMPT: Final = 1024  # tokens, of which half are computed when its client leaves
 PREFILL_SHARES: Final = (0.2, 0.8)
 _RANDOM: Final = "{random}"
@@ -152,8 +153,8 @@ def in_prefill(bench: Bench) -> Finding:
     "same/queue",
     Level.MUST,
     "A request whose client left the queue has the same text when it is asked again.",
-    wire="A greedy request queues behind full slots and is left; all others leave, too, and when "
-    "the slots are free it is sent again. Its controls are two whole answers.",
+    wire="A greedy request queues behind full slots and is left; when the answers before it have "
+    "ended it is sent again. Its controls are two whole answers.",
     passes=PASSES,
     methods="R",
     why="What is prepared for a request in the queue, such as its cached prefix, is given back by "
@@ -163,14 +164,16 @@ def in_prefill(bench: Bench) -> Finding:
 )
 def in_queue(bench: Bench) -> Finding:
     def act(spec: RequestSpec, text: str) -> RequestRow:
-        fillers = bench.full_slots.fill()
+        tokens = BEFORE_TOKENS + int(bench.ttft_s / bench.step_s)
+        before = [bench.start(bench.short(tokens)) for _ in range(bench.slots)]
+        wait_each(before, 1)
         queued = bench.start(spec, text)
         bench.pause(bench.ttft_s + bench.step_s)
         if queued.tokens:
             raise CannotDecideError("a request that should queue was served: slots were free")
         leave_each(bench, [queued])
-        leave_each(bench, fillers)
-        bench.cleaning.rest()
+        rows_of(before)
+        bench.pause(TEXT_TOKENS * bench.step_s)  # if it is forgotten, it runs no longer
         return bench.ask(spec, text)
 
     return same_text(bench, bench.whole, act)
