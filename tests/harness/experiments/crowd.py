@@ -11,6 +11,7 @@ from harness.experiments.averaged import Leave
 Array = NDArray[np.float64]
 STEP_S = 0.02
 _CYCLE_S = 5.0
+_TURN_S = 3.0
 
 
 class World(NamedTuple):
@@ -70,3 +71,36 @@ def watched(
 
 def seeds(number: int) -> list[Any]:
     return [np.random.default_rng(seed) for seed in range(number)]
+
+
+class Twin(NamedTuple):
+    """Our leaves and natural ends in turn, and the pace of a stream of ours that stays."""
+
+    leaves: list[Leave]
+    ends: list[Leave]
+    times_s: Array
+    paces_s: Array
+
+
+def twin(rng: np.random.Generator, moments: int, *, ghosts: float, users: int = 12) -> Twin:
+    """A step takes 10 ms and 1 ms for each stream; tokens are read up to some ms late."""
+    seconds = 2 * moments * _TURN_S + 5
+    running = other_users(rng, seconds, users, think_s=1.0) + 1
+    leaves: list[Leave] = []
+    ends: list[Leave] = []
+    for number in range(2 * moments):
+        began_s = 2 + number * _TURN_S
+        t0_s = began_s + rng.uniform(0.6, 1.6)
+        is_leave = number % 2 == 0
+        (leaves if is_leave else ends).append(Leave(began_s, began_s, t0_s))
+        held_s = 0.013 * is_leave
+        if is_leave and rng.random() < ghosts:
+            held_s = rng.uniform(1.3, 1.4)
+        first, end = (int(np.ceil(at / STEP_S)) for at in (began_s, t0_s + held_s))
+        running[first:end] += 1
+    now_s, times = 0.0, [0.0]
+    while now_s < seconds - 1:
+        now_s += 0.01 + 0.001 * running[int(now_s / STEP_S)]
+        times.append(now_s + abs(rng.normal(0, 0.001)))
+    gaps = np.diff(times)
+    return Twin(leaves, ends, np.array(times[:-1]) + gaps / 2, gaps)

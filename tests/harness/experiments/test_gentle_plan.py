@@ -22,7 +22,7 @@ from harness.experiments.gentle_plan import (
     most_streams,
 )
 from harness.experiments.outcome import CannotDecideError
-from tests.harness.experiments.crowd import STEP_S, seeds, watched
+from tests.harness.experiments.crowd import STEP_S, seeds, twin, watched
 
 WINDOW = Window.of(poll_s=0.02, step_s=STEP_S, after_s=1.0)
 LOOKS = [8, 16, 32, 64]
@@ -121,6 +121,24 @@ def test_by_pace_the_end_of_an_answer_is_the_measure() -> None:
     half = GhostRate.by_pace(averaged(0.002, 0.0004), averaged(0.004, 0.0004))
     assert half.rate == pytest.approx(0.5)
     assert half.freed.error == pytest.approx(0.112, abs=0.001)
+
+
+@pytest.mark.parametrize("ghosts", [0.0, 0.5, 1.0])
+def test_beside_a_dozen_users_a_twins_pace_shows_the_share_of_ghosts(ghosts: float) -> None:
+    """40 leaves and 40 natural ends; a stream costs the twin 1 ms of about 20."""
+    window = Window.of(poll_s=STEP_S, step_s=STEP_S, after_s=1.0, level_steps=10)
+    found = []
+    for rng in seeds(12):
+        world = twin(rng, 40, ghosts=ghosts)
+        read = (world.times_s, world.paces_s, window, rng)
+        left, ended = average(world.leaves, *read), average(world.ends, *read)
+        assert left is not None
+        assert ended is not None
+        assert ended.freed.mean == pytest.approx(0.001, abs=0.0006)
+        found.append(GhostRate.by_pace(left, ended))
+    assert np.median([one.rate for one in found]) == pytest.approx(ghosts, abs=0.15)
+    covered = [one.interval().low <= ghosts <= one.interval().high for one in found]
+    assert np.mean(covered) >= 0.85
 
 
 def test_what_went_at_once_has_gone_but_what_did_not_may_have_gone_otherwise() -> None:
