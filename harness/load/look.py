@@ -62,6 +62,7 @@ _FINISH_REASONS: Final = {
 _PLAIN_KINDS: Final = frozenset({"", "message", "completion", "chunk", "delta", "token", "data"})
 _AT_THE_TOP: Final = ("delta", "message", "text", "content", "response")  # without `choices`
 _END_STATES: Final = frozenset({"object", "status", "state"})
+_WRAPPERS: Final = ("data", "result", "response", "output", "payload", "body", "chunk")
 _DEEPEST_LIST: Final = 3
 _MESSAGES: Final = frozenset(
     {"message_start", "message_delta", "content_block_start", "content_block_delta"}
@@ -231,8 +232,9 @@ def _of_gemini(what: str) -> str:
 
 
 def _look_older(event: Event, kind: str, unread: Unread) -> Look:
-    listed_choices = listed(event.get("choices"), "`choices`", unread)
-    if kind.lower() in _PLAIN_KINDS and "choices" not in event:
+    chunk = _chunk_in(event)
+    listed_choices = listed(chunk.get("choices"), "`choices`", unread)
+    if kind.lower() in _PLAIN_KINDS and "choices" not in chunk:
         at_top = {key: event[key] for key in _AT_THE_TOP if _may_be_of_an_answer(key, event)}
         listed_choices = [_renamed(at_top)] if at_top else []
     choices = [choice_of(one, place, unread) for place, one in enumerate(listed_choices)]
@@ -247,6 +249,12 @@ def _look_older(event: Event, kind: str, unread: Unread) -> Look:
         cancellation_info=_why_cancelled(event, listed_choices),
         repeats=any(one.message is not None and one.finish_reason for one in choices),
     )
+
+
+def _chunk_in(event: Event) -> Event:
+    """The event itself, or a part of it that a gateway has wrapped."""
+    parts = (event, *(event.get(key) for key in _WRAPPERS))
+    return next((one for one in parts if isinstance(one, dict) and "choices" in one), event)
 
 
 def _may_be_of_an_answer(key: str, event: Event) -> bool:

@@ -108,9 +108,11 @@ _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {}, False)
 
 def values_of(data: bytes) -> list[Any]:
     """The JSON values of an event: one, or one a line, where blank lines between events are
-    missing. `DONE` is a value, too. Raises NONSENSE."""
+    missing; an object may come as a text. `DONE` is a value, too. Raises NONSENSE."""
     try:
         value = msgspec.json.decode(data)
+        if isinstance(value, str) and value.startswith("{"):
+            return values_of(value.encode())
         return [DONE if isinstance(value, str) and is_done_text(value) else value]
     except NONSENSE:
         text = data.decode("utf-8", "replace").lstrip("\ufeff")

@@ -178,8 +178,7 @@ def _is_hollow(value: Any, key: str, depth: int = 0) -> bool:
         return all(_is_hollow(one, key, depth + 1) for one in value)
     is_code = key.lower().endswith(("code", "status", "no"))
     if isinstance(value, str):
-        is_zero = not value.strip().strip("0")
-        return is_zero or is_well(value) or (is_code and _is_good(value.strip()))
+        return is_well(value) or (is_code and _is_good(value.strip()))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_count = is_number and key.lower().endswith(_COUNTED)
     return not value or is_count or (is_code and _is_good(str(value)))

@@ -13,7 +13,7 @@ HEARTBEATS: Final = frozenset(
 )
 # In place of an error: there is none.
 _WELL: Final = frozenset(
-    {"", "ok", "okay", "success", "succeeded", "successful", "normal", "none", "null", "nil"}
+    {"ok", "okay", "success", "succeeded", "successful", "normal", "none", "null", "nil"}
     | {"no_error", "noerror", "false", "n/a", "healthy", "成功", "操作成功", "无"}
 )
 _PROGRESS: Final = frozenset(
@@ -70,7 +70,7 @@ _ERROR_TEXT: Final = re.compile(
     | \b(?:bad[ ]gateway|bad[ ]request|not[ ]found|too[ ]many|rate[ ]limit\w*|shutting[ ]down)\b
     | \b(?:reset[ ]by|broken[ ]pipe|out[ ]of|no[ ]healthy|could[ ]not|over[ ]capacity)\b
     | \b(?:went[ ]wrong|context[ ](?:length|window))\b
-    | ^\W*(?:http/\d\S*\s+)?[45]\d\d\b | ^\s*http/\d | ^\s*internal\s*$
+    | ^\W*(?:http/\d\S*\s+)?[45]\d\d\b | ^\s*internal\s*$
     | ^\s*<(?:!doctype|html|head|body|title|h1|\?xml)\b
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -186,7 +186,7 @@ def is_error_key(key: str) -> bool:
 
 def is_well(text: str) -> bool:
     plain = text.strip().strip(".!").lower()
-    return plain in _WELL or _NO_ERROR.fullmatch(plain) is not None
+    return not plain.strip("0") or plain in _WELL or _NO_ERROR.fullmatch(plain) is not None
 
 
 def is_progress(text: str) -> bool:

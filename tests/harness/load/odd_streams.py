@@ -233,6 +233,18 @@ ELSEWHERE = [
         *(3, 1, 2),
     ),
     Odd("a text outside the delta", [ROLE, *(choice(thought=t) for t in "abc"), *LAST], 3, 1, 2),
+    *(
+        Odd(
+            f"events that are wrapped in `{key}`",
+            [
+                *(data({"code": 0, key: {"choices": [{"delta": {"content": t}}]}}) for t in "abc"),
+                data({"code": 0, key: {"choices": [{"delta": {}, "finish_reason": "stop"}]}}),
+            ],
+            *(3, 0, 1),
+        )
+        for key in ("data", "result", "output")
+    ),
+    Odd("events that are texts of JSON", [data(one[6:].decode()) for one in (A, B, STOP)], 2, 0, 1),
     Odd(
         "`message` in place of `delta`",
         [*(choice(message={"role": "assistant", "content": text}) for text in "abc"), *LAST],
@@ -880,8 +892,15 @@ BEATS = [
     ),
     Odd(
         "a field that no event has",
-        [b"dataset: a\n\n", A, b"x-request-id: 7\n", B, *LAST],
+        [
+            b"dataset: a\n\nx-error-code: 0\n\nHTTP/1.1 200 OK\n\n",
+            A,
+            b"x-request-id: 7\n",
+            B,
+            *LAST,
+        ],
         *(2, 1, 3),
+        unread='"HTTP/1.1 200 OK" is in no event',
     ),
 ]
 NOTHINGS: list[Any] = [None, "", 0, False, {}, []]
