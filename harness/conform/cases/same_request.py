@@ -139,7 +139,8 @@ def in_answer(bench: Bench) -> Finding:
 )
 def in_prefill(bench: Bench) -> Finding:
     tokens = min(LONG_PROMPT, bench.room(0) // 2)
-    other = bench.whole(bench.short(1, prompt_tokens=tokens))
+    asked = bench.short(1, prompt_tokens=tokens)
+    other = bench.whole(asked, bench.session.prompt(asked, n=randbits(32)))
     takes_s = ((other.first_token_ns or other.ended_ns) - other.sent_ns) / 1e9
 
     def leave(stream: LiveStream) -> None:
