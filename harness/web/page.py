@@ -100,6 +100,7 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
 def _take_terminal(web_ui: Any, base: str) -> None:
     check_can_listen(web_ui.host, web_ui.port, flag="--web-port")
     logging.getLogger("harness").setLevel(logging.INFO)  # whatever Locust's own level is
+    logging.getLogger("locust.stats_logger").disabled = True  # tables of its counts, at the end
     _LOG.info(
         "the page is at http://%s:%d%s; Ctrl-C ends it",
         web_ui.host or "127.0.0.1",

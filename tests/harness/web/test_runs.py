@@ -73,6 +73,7 @@ def test_an_interrupted_page_saves_its_run_and_says_where(tmp_path: Path) -> Non
             process.kill()
     text = said.read_text()
     assert f"the page is at {url}; Ctrl-C ends it" in text
+    assert "Aggregated" not in text, "a table of Locust's own counts"
     assert "starting the reference engine (simulated runner)" in text
     assert f"run 1: judged: its report is at {run.folder / 'report.html'}" in text
     assert text.endswith("error: interrupted: the page has ended\n")
