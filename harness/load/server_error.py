@@ -85,9 +85,12 @@ def error_in(event: Mapping[str, Any], *, has_name: bool) -> Any:
 
 def failure_in(event: Mapping[str, Any], *, has_name: bool, depth: int = 0) -> bool:
     kinds = _strings(event, _KINDS) if not KIND_KEYS.isdisjoint(event) else ()
-    if any(names_aside(one) for one in (*kinds, *_strings(event, _STATES))):
-        return False
-    if _has_error(event) or any(names_failure(one) for one in kinds):
+    for one in (*kinds, *_strings(event, _STATES)):
+        if names_aside(one):
+            return False
+        if one in kinds and names_failure(one):
+            return True
+    if _has_error(event):
         return True
     may_fail = not FAILING_KEYS.isdisjoint(event) and not _has_text(event)
     if may_fail and _fails(event, has_name=has_name):
@@ -110,7 +113,7 @@ def _fails_inside(key: str, value: Any, *, has_name: bool, depth: int) -> bool:
     for one in value:
         if not isinstance(one, dict):
             continue
-        if _has_error(one) or (is_part and failure_in(one, has_name=has_name, depth=depth)):
+        if failure_in(one, has_name=has_name, depth=depth) if is_part else _has_error(one):
             return True
         if is_choice and depth < _DEEPEST:
             inner = ((name, one[name]) for name in _OF_CHOICES if name in one)

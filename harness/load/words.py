@@ -227,7 +227,8 @@ def words_of_text(text: str) -> str:
 def is_heartbeat(text: str) -> bool:
     """An event's name, or its data where that is no JSON: `ping`, `: PING`, `[heartbeat] 12`."""
     plain = text.strip().lower()
-    return plain in HEARTBEATS or plain.strip(_AROUND_A_BEAT) in HEARTBEATS
+    core = plain.strip(_AROUND_A_BEAT)
+    return plain in HEARTBEATS or (core != "." and core in HEARTBEATS)
 
 
 def is_done_text(text: str) -> bool:

@@ -702,6 +702,7 @@ OBJECTS: list[dict[str, Any]] = [
     {"__type": "ThrottlingException", "message": "engine died"},
     {"aborted": True, "reason": "engine died"},
     {"code": "E5001", "message": "engine died"},
+    {"type": "error", "level": "warning", "message": "engine died"},
     {"success": 0, "message": "engine died"},
     {"state": "errored", "message": "engine died"},
     {"status": "rejected", "message": "engine died"},
@@ -761,6 +762,7 @@ ERRORS += [
         *("aborted the request: engine died", DONE),
     ),
     failing("a status as a number", b"data: 503\n\n", "503", DONE),
+    failing("a status as a number, with a dot", b"data: 503.\n\n", "503.", DONE),
     failing("a status line", b"data: 502 Bad Gateway\n\n", "502 Bad Gateway", DONE),
     failing("Internal Server Error", b"data: Internal Server Error\n\n", "Internal Server", DONE),
     failing("an end of a file", b"data: unexpected EOF\n\n", "unexpected EOF", DONE),
@@ -941,6 +943,7 @@ NOTICES: list[dict[str, Any]] = [
     {"status": "retrying", "code": 503},
     {"type": "info", "code": 429, "message": "rate limited, waiting"},
     {"type": "tool_result", "error": "no such city"},
+    {"data": {"type": "tool_result", "error": "no such city"}},
     {"type": "timeout_warning"},
     {"metrics": {"errors": 3, "timeouts": 1}},
 ]
