@@ -211,18 +211,21 @@ class Http2Exchange:
         except (httpx.TransportError, NoHttp2Error) as error:
             stream.break_off(time.perf_counter_ns(), str(error))
             return
-        if stream.outcome is not None:
-            return
-        headers = self._headers()
+        if stream.outcome is None:
+            self._ask(self._connection, timeout_s)
+
+    def _ask(self, connection: Http2Connection, timeout_s: float) -> None:
+        headers, stream = self._headers(), self.stream
         if self._tap is not None:
             head = b"".join(b"%b: %b\r\n" % field for field in headers)
             self._tap.wrote(time.perf_counter_ns(), head + b"\r\n" + self._body)
-        self._number = self._connection.ask(headers, self._body, self)
+        self._number = connection.ask(headers, self._body, self)
         while stream.outcome is None:
             self._changed.clear()
             if not self._changed.wait(timeout_s):
                 stream.time_out(time.perf_counter_ns(), f"nothing came for {timeout_s:g} s")
-                self._connection.cancel(self._number)
+        if self._number in connection.calls:  # the server may send more
+            connection.cancel(self._number)
 
     def note_wire(self, row: RequestRow) -> None:
         row.frontend = self._frontend.number

@@ -1,11 +1,13 @@
 """HTTP/2: what a server must begin with, and streams that break."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from h2.exceptions import ProtocolError
 
-from harness.load.http2 import Http2Client, Http2Exchange, check_first_frame
+from harness.load.client import Frontend
+from harness.load.http2 import Http2Client, Http2Connection, Http2Exchange, check_first_frame
 from harness.load.sse import MAX_EVENT_BYTES
 from harness.records import Outcome
 from harness.workload.abandon import never
@@ -52,3 +54,34 @@ def test_a_stream_that_breaks_fails_with_the_reason(exchange: Http2Exchange) -> 
 def test_an_event_without_end_fails_the_request(exchange: Http2Exchange) -> None:
     exchange.read(b"data: " + b"x" * (MAX_EVENT_BYTES + 100), 2)
     assert exchange.stream.error == f"the server sent an event of more than {MAX_EVENT_BYTES} bytes"
+
+
+class Failing:
+    """A connection on which the answer fails while the server sends more."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Http2Exchange] = {}
+        self.cancelled: list[int] = []
+
+    def ask(self, _headers: object, _body: bytes, call: Http2Exchange) -> int:
+        self.calls[1] = call
+        call.headers(200)
+        call.read(b'data: {"error": "engine died"}\n\n', 1)
+        return 1
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+        del self.calls[number]
+
+
+def test_a_stream_that_has_failed_is_cancelled() -> None:
+    failing = Failing()
+
+    class Client(Http2Client):
+        def connection(self, _frontend: Frontend) -> Http2Connection:
+            return cast(Http2Connection, failing)
+
+    begun = Client(PLAN, api_key=None).begin(SPEC, "Hello", never)
+    begun.see_through()
+    assert begun.stream.error == "engine died"
+    assert failing.cancelled == [1]
