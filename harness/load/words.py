@@ -26,6 +26,7 @@ _FAILURES: Final = frozenset(
     | {"traceback", "overloaded", "unavailable", "killed", "interrupted", "insufficient", "died"}
     | {"errored"}
 )
+_FAILED_NAMES: Final = frozenset({"exceeded", "rejected", "denied"})  # no finish reasons
 _FAILED_REASONS: Final = frozenset(
     {"dead", "deadline", "evicted", "memory", "oom", "preempted", "rate", "throttled"}
 )
@@ -166,7 +167,8 @@ def names_failure(name: str) -> bool:
     words = _words(name)
     if name.startswith("response."):
         return name.count(".") == 1 and _fail(words)
-    return not names_aside(name) and (_abort(words) or _fail(words))
+    is_named = not _FAILED_NAMES.isdisjoint(words) and _NEGATIONS.isdisjoint(words)
+    return not names_aside(name) and (is_named or _abort(words) or _fail(words))
 
 
 @lru_cache(maxsize=256)

@@ -734,7 +734,10 @@ TEXTS = [
     b"RuntimeError: engine died\n\n",
     b'event: cancelled\ndata: "engine died"\n\n',
 ]
-NAMES = ["failed", "abort", "aborted", "timeout", "exception", "fatal", "server_error", "timed_out"]
+NAMES = [
+    *("failed", "abort", "aborted", "timeout", "exception", "fatal", "server_error", "timed_out"),
+    *("rate_limit_exceeded", "request_rejected"),
+]
 REASONS = [
     *("insufficient_system_resource", "failed", "failure", "timeout", "timed_out", "exception"),
     *("server_error", "overloaded", "network_error", "EngineError"),
@@ -747,7 +750,7 @@ ERRORS += [
     failing(f"an error as {one.decode().strip()!r}", one, "engine died", DONE) for one in TEXTS
 ]
 ERRORS += [
-    failing(f"event: {name}", named(name, {"message": "engine died"}), "engine died", DONE)
+    failing(f"event: {name}", named(name, {"message": "engine died"}), "engine died", *LAST)
     for name in NAMES
 ]
 ERRORS += [
