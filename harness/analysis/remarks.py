@@ -93,7 +93,7 @@ def remarks(
             _about_outcomes(requests[~kills.is_killed], summary.plan_failed),
             _too_long(requests, manifest),
             _empty(requests),
-            _errors(requests[~kills.is_killed]),
+            _errors(requests[~kills.is_killed], summary.plan_failed),
             _unread(requests),
             answered_too_soon(requests),
             textless_answers(requests),
@@ -504,7 +504,8 @@ def _empty(requests: pd.DataFrame) -> Iterator[str]:
         )
 
 
-def _errors(requests: pd.DataFrame) -> Iterator[str]:
+def _errors(requests: pd.DataFrame, plan_failed: str | None) -> Iterator[str]:
+    """Without the one that is the reason why the plan failed."""
     failed = requests[requests["outcome"].isin([Outcome.FAILED, Outcome.REJECTED])]
     texts = failed["error"].dropna().astype(str)
     if texts.empty:
@@ -512,8 +513,9 @@ def _errors(requests: pd.DataFrame) -> Iterator[str]:
     kinds = texts.map(error_kind)
     counts = kinds.value_counts()
     for kind, n in counts.head(_MOST_KINDS).items():
-        example = texts[kinds == kind].iloc[0]
-        yield f"{n} of {len(requests)} requests ended with: {example}"
+        found = texts[kinds == kind]
+        if plan_failed is None or found.min() not in plan_failed:
+            yield f"{n} of {len(requests)} requests ended with: {found.iloc[0]}"
     if len(counts) > _MOST_KINDS:
         yield f"and {len(counts) - _MOST_KINDS} more kinds of errors: see requests.parquet"
 

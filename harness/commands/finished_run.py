@@ -15,7 +15,6 @@ from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
-
 ABOVE = "the line `invalid` above says why"
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from harness.formatting import DASH, between, number, quantity, unit_in_figure
+from harness.formatting import DASH, between, number, quantity, spoken_outcome, unit_in_figure
 from harness.metrics import METRICS, headline_figures
 from harness.records import (
     Agreement,
@@ -60,7 +60,7 @@ def audit_cells(entry: AuditEntry) -> tuple[str, ...]:
 
 
 def client_facts(client: Mapping[str, float]) -> Sequence[tuple[str, str]]:
-    return [(name.replace("_", " "), number(value)) for name, value in client.items() if value]
+    return [(spoken_outcome(name), number(value)) for name, value in client.items() if value]
 
 
 def steady_in_words(steady: Steady | None) -> str:

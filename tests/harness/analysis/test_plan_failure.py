@@ -101,6 +101,10 @@ def test_a_run_without_an_answer_says_who_refused_and_in_what_words(
     assert without_advice(said) == (why, advice)
     assert plan_failure(run.frames().requests) == said
     assert "?. " not in said
+    invalid = rows[0]["error"]
+    others = remarks(run, "ended with", "warning")
+    assert not [text for text in others if invalid in text], "it is said above"
+    assert len(others) == len({row["error"] for row in rows[1:]} - {None, invalid})
 
 
 LEFT_AT_ONCE: dict[str, Any] = SENT | {"outcome": "abandoned", "tokens": [], "planned_abandon": 0}
