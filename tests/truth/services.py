@@ -150,7 +150,7 @@ class ServiceServer(DialectServer):
     async def _reply(self, writer: Writer, status: int, body: dict[str, Any]) -> None:
         writer.write(response(json.dumps(body).encode(), JSON, HTTPStatus(status)))
 
-    # Streams: resumable ones, those of an adapter, and tool calls in pieces
+    # Streams: resumable ones, an adapter's, and tool calls in pieces
 
     async def _generate_for(
         self,

@@ -48,8 +48,8 @@ class Responses:
         return self._routes.post(f"{self._path}/{name}/cancel", None)
 
     def status(self, name: str) -> str | None:
-        told = self._routes.get(f"{self._path}/{name}").body.get("status")
-        return told if isinstance(told, str) else None
+        status = self._routes.get(f"{self._path}/{name}").body.get("status")
+        return status if isinstance(status, str) else None
 
     def end_of(self, name: str, longest_s: float) -> str | None:
         """Its status once it no longer runs, or when this time is over."""
@@ -115,8 +115,8 @@ def wrong_in(replies: Mapping[str, Reply], *, was: str | None, now: str | None) 
 def _words(reply: Reply) -> str | None:
     """With which a cancel is refused."""
     error = reply.body.get("error", reply.body)
-    told = error.get("message") if isinstance(error, dict) else error
-    return told if 400 <= reply.status < 500 and isinstance(told, str) else None
+    words = error.get("message") if isinstance(error, dict) else error
+    return words if 400 <= reply.status < 500 and isinstance(words, str) else None
 
 
 def cancel_running(bench: Bench, responses: Responses, evidence: Evidence) -> Finding:

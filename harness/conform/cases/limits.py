@@ -2,7 +2,7 @@
 
 from secrets import randbits
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
@@ -16,7 +16,7 @@ from harness.store.conform_result import Failure, Level
 TRIES: Final = 3
 TOO_LONG: Final = 1.1  # times the context, since prompts are only about as long as they are to be
 ROOM: Final = 0.75  # of the context
-MOST_TOKENS: Final = 2048  # of the prompt whose time shows whether something is computed beside it
+MOST_TOKENS: Final = 2048  # of the prompt whose time shows whether another one is computed
 MOST_RATIO: Final = 1.5
 LONG_STEPS: Final = 6  # that it must at least take
 REFUSED: Final = (400, 413, 422)
@@ -78,18 +78,18 @@ def judge_refusals(
 ) -> Finding:
     """`alone`, `after`: a prompt's time to first token (s), by itself and right after a refusal.
     Raises CannotDecideError where it takes too short."""
-    usual, beside = median(alone), median(after)
+    usual, later = median(alone), median(after)
     evidence: Evidence = {
         "first_token_ms": round(1e3 * usual, 1),
-        "after_refusal_ms": round(1e3 * beside, 1),
+        "after_refusal_ms": round(1e3 * later, 1),
         "refused_after_ms": round(1e3 * median(refused_s), 1),
     }
     if usual < LONG_STEPS * step_s:
         raise CannotDecideError(
-            f"the longest prompt takes {1e3 * usual:.0f} ms: too short to see another one beside it"
+            f"the longest prompt takes {1e3 * usual:.0f} ms: too short to show another one"
         )
-    told = f"right after a refusal a prompt takes {beside / usual:.2f} times as long as by itself"
-    return found(told, told if beside > MOST_RATIO * usual else None, evidence, Failure.LATE)
+    said = f"right after a refusal a prompt takes {later / usual:.2f} times as long as by itself"
+    return found(said, said if later > MOST_RATIO * usual else None, evidence, Failure.LATE)
 
 
 @case(
@@ -131,42 +131,64 @@ def straddle(bench: Bench) -> Finding:
     ended = list(zip((one for one, _ in asked), rows_of([one for _, one in asked]), strict=True))
     held = bench.occupancy.held(lambda: 0)
     early_s = EARLY_STEPS * bench.step_s
-    return judge_deadlines(ended, held=held, early_s=early_s, settle_s=bench.settle_s)
+    seen = Deadlines.of(ended, early_s=early_s, settle_s=bench.settle_s)
+    return judge_deadlines(seen, held)
 
 
-def judge_deadlines(
-    ended: list[tuple[float, RequestRow]], *, held: int, early_s: float, settle_s: float
-) -> Finding:
-    """`ended`: each request with its deadline (s). Raises CannotDecideError if all ended alike."""
-    wholes, early, late, called_whole = 0, [], [], []
-    for deadline_s, row in ended:
-        took_s = (row.ended_ns - row.sent_ns) / 1e9
-        is_whole = (row.completion_tokens or row.tokens_read) >= QUEUED_TOKENS
-        wholes += is_whole and row.outcome is Outcome.COMPLETED
-        if took_s > deadline_s + settle_s:
-            late.append(took_s - deadline_s)
-        elif not is_whole and took_s < deadline_s - early_s:
-            early.append(deadline_s - took_s)
-        elif not is_whole and row.finish_reason in ("stop", "length"):
-            called_whole.append(row.finish_reason)
+class Deadlines(NamedTuple):
+    """Requests with deadlines. `early_s`, `late_s`: by how much some ended too soon or too late.
+    `called_whole`: finish reasons of requests that had expired."""
+
+    requests: int
+    whole: int
+    early_s: list[float]
+    late_s: list[float]
+    called_whole: list[str]
+
+    @classmethod
+    def of(
+        cls, ended: list[tuple[float, RequestRow]], *, early_s: float, settle_s: float
+    ) -> "Deadlines":
+        """`ended`: each request with its deadline (s). `early_s` and `settle_s` are allowed."""
+        seen = cls(len(ended), sum(map(_is_whole, (row for _, row in ended))), [], [], [])
+        for deadline_s, row in ended:
+            late_s = (row.ended_ns - row.sent_ns) / 1e9 - deadline_s
+            if late_s > settle_s:
+                seen.late_s.append(late_s)
+            elif not _is_whole(row) and late_s < -early_s:
+                seen.early_s.append(-late_s)
+            elif not _is_whole(row) and row.finish_reason in ("stop", "length"):
+                seen.called_whole.append(row.finish_reason)
+        return seen
+
+
+def _is_whole(row: RequestRow) -> bool:
+    tokens = row.completion_tokens or row.tokens_read
+    return row.outcome is Outcome.COMPLETED and tokens >= QUEUED_TOKENS
+
+
+def judge_deadlines(seen: Deadlines, held: int) -> Finding:
+    """`held`: slots. Raises CannotDecideError if all requests ended alike."""
+    expired = seen.requests - seen.whole
     evidence: Evidence = {
-        "requests": len(ended),
-        "whole": wholes,
-        "expired": len(ended) - wholes,
-        "early": len(early),
-        "late": len(late),
+        "requests": seen.requests,
+        "whole": seen.whole,
+        "expired": expired,
+        "early": len(seen.early_s),
+        "late": len(seen.late_s),
         "held": held,
     }
-    if called_whole:
-        said = f"{len(called_whole)} requests that expired say `{called_whole[0]}`, as a whole one"
+    if words := seen.called_whole:
+        said = f"{len(words)} requests that expired say `{words[0]}`, as a whole one"
         return Finding(Failure.HARM, said, evidence)
-    if early:
+    if early := seen.early_s:
         said = f"{len(early)} requests ended up to {max(early):.2f} s before their deadline"
         return Finding(Failure.HARM, said, evidence)
-    if late or held:
-        said = f"{held} slots are held" if held else f"a request ended {max(late):.2f} s late"
+    if seen.late_s or held:
+        late = max(seen.late_s, default=0.0)
+        said = f"{held} slots are held" if held else f"a request ended {late:.2f} s late"
         return Finding(Failure.NEVER, f"{said} after the deadlines", evidence)
-    if wholes in (0, len(ended)):
+    if not seen.whole or not expired:
         raise CannotDecideError("all requests ended on one side of their deadlines")
-    good = f"{wholes} requests were in time, {len(ended) - wholes} ended at their deadline"
+    good = f"{seen.whole} requests were in time, {expired} ended at their deadline"
     return Finding(None, good, evidence)

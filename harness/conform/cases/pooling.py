@@ -53,7 +53,7 @@ class Pooling:
         return time.perf_counter() - sent_s
 
     def wait_beside_s(self, documents: int, longest_s: float, *, leaves: bool) -> float:
-        """How long one document takes beside so many of a client that stays, or has just left."""
+        """How long one document takes when a client with `documents` is served, or has left."""
         bench = self._bench
         asked = self._body(documents)
         spec = bench.short(1, delivery=Delivery.UNARY, path=self._route.path, body=asked)
@@ -98,8 +98,8 @@ def leave(bench: Bench) -> Finding:
         raise RefusedError("the server neither ranks nor embeds documents")
     red = [one for one in findings if one.failure is not None]
     evidence = {key: value for one in findings for key, value in one.evidence.items()}
-    told = "; ".join(one.reason for one in red or findings)
-    return found(told, told if red else None, evidence, Failure.NEVER)
+    said = "; ".join(one.reason for one in red or findings)
+    return found(said, said if red else None, evidence, Failure.NEVER)
 
 
 def offered(bench: Bench, routes: Routes) -> Iterator[tuple[str, Pooling]]:
@@ -135,7 +135,7 @@ def enough_documents(pooling: Pooling) -> tuple[int, float, float]:
 def judge(
     name: str, documents: int, one_s: float, *, stays: list[float], left: list[float]
 ) -> Finding:
-    """`stays`, `left`: how long one document took (s) beside a client that stayed, or had left.
+    """`stays`, `left`: how long one document took (s) when a client stayed, or had left.
     Raises CannotDecideError if the one that stayed did not hold it up."""
     beside_s, after_s = median(stays) - one_s, median(left) - one_s
     evidence: Evidence = {
@@ -146,11 +146,11 @@ def judge(
     }
     if beside_s < max(one_s, LONG_S / 4):
         raise CannotDecideError(
-            f"{name}: beside {documents} documents of a client that stays, one more waits only "
+            f"{name}: when a client with {documents} documents stays, one more waits only "
             f"{1e3 * beside_s:.0f} ms: it would not show that they are still computed"
         )
-    told = (
+    said = (
         f"{name}: one document waits {1e3 * after_s:.0f} ms when the client with {documents} has "
         f"left, and {1e3 * beside_s:.0f} ms when it stays"
     )
-    return found(told, told if after_s > beside_s / 2 else None, evidence, Failure.NEVER)
+    return found(said, said if after_s > beside_s / 2 else None, evidence, Failure.NEVER)

@@ -1,4 +1,4 @@
-"""A target that declares `disconnect = "resume"`: an answer whose client has left goes on, can be
+"""A target that declares `disconnect = "resume"`: an answer whose client has left runs on, can be
 read back, and ends by an explicit stop."""
 
 import time
@@ -72,8 +72,8 @@ class Resumable:
     "An explicit stop ends an answer that a disconnect does not end.",
     wire="Behind full slots a resumable stream's connection is closed and its stop is sent at "
     "once. Then as many resumable requests as slots are stopped before their first token.",
-    passes=f"each stop has a status of 200 to 299; {FREED}; no slot is held by those that were "
-    "stopped before their first token",
+    passes=f"each stop has a status of 200 to 299; {FREED}; no slot is held by requests that "
+    "were stopped before their first token",
     methods="P O W",
     why="Where a disconnect is no cancel, the stop button is the only way to end an answer, and it "
     "is pressed before the first token, too.",
@@ -87,7 +87,7 @@ def stop(bench: Bench) -> Finding:
         finding = bench.recoveries.find(begin=resumable.begin, leave=resumable.leave_and_stop)
         if finding.failure is not None:
             return finding
-        bench.end()  # those that filled the slots
+        bench.end()  # the streams that filled the slots
         bench.cleaning.rest()
 
         def before_first() -> int:

@@ -133,7 +133,7 @@ def in_answer(bench: Bench) -> Finding:
     "of another prompt of that length, and sent again. Its controls are two whole answers.",
     passes=PASSES,
     methods="R",
-    why="Blocks of a prompt that is half computed look like those of a whole one to a cache.",
+    why="Blocks of a prompt that is half computed look to a cache like blocks of a whole one.",
     remedy=REMEDY,
     caught=CAUGHT,
 )

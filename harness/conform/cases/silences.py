@@ -92,8 +92,8 @@ def in_silence(bench: Bench) -> Finding:
     silence = Silence.of(bench.whole(bench.short(LOOK_TOKENS)))
     steps = silence.lasts_s / bench.step_s
     if silence.tokens and steps < LONG_SILENCE:
-        told = f"the longest silence of an answer is {steps:.1f} steps: none to leave in"
-        return Finding(None, told, {"silence_ms": round(1e3 * silence.lasts_s, 1)})
+        said = f"the longest silence of an answer is {steps:.1f} steps: none to leave in"
+        return Finding(None, said, {"silence_ms": round(1e3 * silence.lasts_s, 1)})
     return leave_in_silence(bench, bench.long(), silence)
 
 
@@ -133,6 +133,6 @@ def tools(bench: Bench) -> Finding:
     leave_each(bench, [leaves])
     (row,) = rows_of([stays])
     if row.outcome is not Outcome.COMPLETED:
-        said = f"a tool call beside one that was left was not answered whole: {row.error}"
+        said = f"a tool call was not answered whole when another one was left: {row.error}"
         return Finding(Failure.HARM, said, {})
     return leave_in_silence(bench, bench.long(**asked), silence)

@@ -10,7 +10,7 @@ import pytest
 from harness.conform.cases.background import wrong_in
 from harness.conform.cases.cancel_api import judge_labels_of_cancelled
 from harness.conform.cases.leaks import Used, judge_growth
-from harness.conform.cases.limits import judge_deadlines, judge_refusals
+from harness.conform.cases.limits import Deadlines, judge_deadlines, judge_refusals
 from harness.conform.cases.pooling import judge
 from harness.conform.cases.same_request import judge_texts, uncached
 from harness.conform.cases.silences import Silence
@@ -144,14 +144,14 @@ WHOLE, EXPIRED = ended(1.0, 0.9, 2), ended(0.5, 0.52, 0)
 def test_deadlines_are_kept_from_both_sides(
     rows: list[tuple[float, RequestRow]], held: int, failure: Failure | None
 ) -> None:
-    found = judge_deadlines(rows, held=held, early_s=0.04, settle_s=1.0)
+    found = judge_deadlines(Deadlines.of(rows, early_s=0.04, settle_s=1.0), held)
     assert found.failure is failure, found.reason
 
 
 @pytest.mark.parametrize("one", [WHOLE, EXPIRED])
 def test_deadlines_on_one_side_decide_nothing(one: tuple[float, RequestRow]) -> None:
     with pytest.raises(CannotDecideError, match="one side"):
-        judge_deadlines([one, one], held=0, early_s=0.04, settle_s=1.0)
+        judge_deadlines(Deadlines.of([one, one], early_s=0.04, settle_s=1.0), 0)
 
 
 def test_what_each_answer_keeps_is_said_though_a_leave_keeps_no_more() -> None:
