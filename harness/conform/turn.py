@@ -14,7 +14,6 @@ import gevent
 from harness.conform.bench import Bench
 from harness.conform.case import Case, Check
 from harness.conform.finding import Finding
-from harness.conform.judgement import AT_ONCE, WORST
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
 from harness.conform.verdict import accuse, by_contract, by_lag, settle_case
@@ -33,7 +32,6 @@ _FILLS: Final = {*"POK"}  # methods that are about all slots
 _TAKES_SLOTS: Final = {*"POKBR"}  # methods whose requests another load keeps waiting
 _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
-_CONTROL_TOKENS: Final = 32  # that other streams get during a control
 _LONG_PROMPTS: Final = ("prefill", "dose", "retry")  # groups of cases
 _HEALTH: Final = "wedge/health"
 
@@ -60,11 +58,10 @@ class Turns:
         self._be_patient(case)
         bench.wire.begin(self.folder / wire_log_name(case.id))
         bench.rng.seed(f"{bench.asked.seed}/{case.id}")
-        is_controlled = case.id in _PLAIN and not known.left and self._hands_over(case)
         outcome = self._attempt(case, partial(_check_free, case))
         again = None
         if _is_red_by_time(outcome, case):
-            outcome, again = self._confirmed(case, outcome, is_controlled=is_controlled)
+            outcome, again = self._confirmed(case, outcome)
         outcome = by_lag(outcome, lag_s=bench.lag_s, step_s=bench.step_s)
         bench.end()
         result = settle_case(case, outcome, again)
@@ -91,17 +88,8 @@ class Turns:
                 bench.patience = bench.patience._replace(answer_tokens=tokens)
         bench.settle_s = bench.patience.settle_s
 
-    def _hands_over(self, case: Case) -> bool:
-        """Whether a slot whose answer ends by itself serves another request in time: the control
-        of a plain leave, made before it, as long as no stream that was left can be in the way. The
-        streams in the other slots last for both: left, they would be in the way themselves."""
-        longer = self.bench.patience.answer_tokens + _CONTROL_TOKENS
-        self.bench.patience = self.bench.patience._replace(answer_tokens=longer)
-        finding = self._attempt(case, _check_hand_over)
-        return isinstance(finding, Finding) and finding.failure is None
-
     def _confirmed(
-        self, case: Case, outcome: Finding, *, is_controlled: bool
+        self, case: Case, outcome: Finding
     ) -> tuple[Finding | Exception, Finding | Exception | None]:
         """After a red: the control, if there was none before, and, if the server was late, a second
         run in the slots that are left. Where a server declares that answers run on, it is held to
@@ -117,8 +105,8 @@ class Turns:
                 return CannotDecideError(why), None
             free, slots = bench.cleaning.running, bench.facts.slots
             return by_contract(outcome, contract, free=free, slots=slots), None
-        is_controlled = is_controlled or outcome.stops is False
-        is_known = is_controlled or bench.known.never_stops is not None
+        has_controls = outcome.stops is False  # answers that ended by themselves, between the tries
+        is_known = has_controls or bench.known.never_stops is not None
         if outcome.failure is Failure.NEVER and is_known:
             return outcome, None
         facts = bench.facts
@@ -130,13 +118,14 @@ class Turns:
         bench = self.bench
         bench.end()
         bench.cleaning.rest()  # may take longer than a case
-        control = self._attempt(case, _check_alone)
-        bench.end()
-        if isinstance(control, Exception) or control.failure is not None:
-            return control
-        if "P" not in case.methods or outcome.failure is Failure.NEVER:
-            return None
-        bench.cleaning.rest()
+        if outcome.stops is not False:  # else the tries had controls between them
+            control = self._attempt(case, _check_alone)
+            bench.end()
+            if isinstance(control, Exception) or control.failure is not None:
+                return control
+            if "P" not in case.methods or outcome.failure is Failure.NEVER:
+                return None
+            bench.cleaning.rest()
         if bench.cleaning.running:
             bench.facts = bench.facts._replace(slots=bench.cleaning.running)
         return self._attempt(case, case.check)
@@ -161,7 +150,7 @@ class Turns:
         if not is_over:
             self._last = result if result.left else self._last
             return [result]
-        if aftermath is Aftermath.WEDGED:
+        if aftermath is Aftermath.WEDGED and not bench.facts.refuses:
             told = "the server answers no request any more"
             told += ", and /health says 200" if is_healthy else ""
         changed = accuse(result, aftermath, told, before=self._last)
@@ -221,13 +210,6 @@ def _is_red_by_time(outcome: Finding | Exception, case: Case) -> TypeGuard[Findi
 def _check_free(case: Case, bench: Bench) -> Finding:
     bench.cleaning.check_free(wholly=bool(_FILLS & {*case.methods}))
     return case.check(bench)
-
-
-def _check_hand_over(bench: Bench) -> Finding:
-    bench.full_slots.begin()
-    took_s = bench.full_slots.hand_over().recovery_s
-    is_good = took_s is not None and took_s <= WORST * AT_ONCE.steps * bench.step_s
-    return Finding(None if is_good else Failure.LATE, "a slot whose answer ended by itself", {})
 
 
 def _check_alone(bench: Bench) -> Finding:

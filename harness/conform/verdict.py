@@ -24,7 +24,18 @@ from harness.store.conform_result import (
     Failure,
     Level,
     Verdict,
+    Way,
 )
+
+_NONE_HELD: Final = {Verdict.PASS: True, Verdict.FAIL: False}  # slots, by their count
+# How a case is judged whose finding does not say so, by its first method.
+_WAY_OF: Final[dict[str, Way]] = {
+    "O": "occupancy",
+    "B": "text",
+    "R": "text",
+    "W": "wire",
+    "C": "counters",
+}
 
 
 def settle_case(
@@ -47,10 +58,9 @@ def settle_case(
     match outcome:
         case Finding(failure, reason, evidence, is_judged, stops, steps, way):
             result.reason, result.evidence = reason, evidence
-            result.stops, result.steps, result.way = stops, steps, way
-            result.verdict = Verdict.PASS if failure is None else Verdict.FAIL
-            if not is_judged:
-                result.verdict = Verdict.INFO
+            result.stops, result.steps = stops, steps
+            result.way = way or _WAY_OF.get(case.methods[:1])
+            result.verdict = _verdict_on(failure, is_judged=is_judged)
             result.kind = failure
         case RefusedError():
             result.verdict, result.reason = Verdict.NOT_SUPPORTED, str(outcome)
@@ -65,9 +75,17 @@ def settle_case(
             result.reason = f"the check itself crashed: {type(outcome).__name__}: {outcome}"
     if again is not None and result.verdict is Verdict.FAIL:
         _confirm(result, again)
+    if result.way == "occupancy" and result.stops is None:
+        result.stops = _NONE_HELD.get(result.verdict)
     if case.level is Level.INFO and result.verdict in (Verdict.PASS, Verdict.FAIL):
         result.verdict, result.kind = Verdict.INFO, None
     return result
+
+
+def _verdict_on(failure: Failure | None, *, is_judged: bool) -> Verdict:
+    if not is_judged:
+        return Verdict.INFO
+    return Verdict.PASS if failure is None else Verdict.FAIL
 
 
 def _confirm(result: CaseResult, again: Finding | Exception) -> None:
@@ -78,7 +96,7 @@ def _confirm(result: CaseResult, again: Finding | Exception) -> None:
         return
     result.evidence = {**result.evidence, "second_run": told}
     result.reason = f"{result.kind} in a first run ({result.reason}), then: {told}"
-    result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
+    result.verdict, result.kind, result.stops = Verdict.CANNOT_DECIDE, None, None
     if isinstance(again, HarnessError):
         result.verdict = Verdict.HARNESS
 

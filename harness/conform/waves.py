@@ -90,6 +90,22 @@ def start_greedy(
     return [bench.start(asked, canary_prompt(one, tokens=size, scale=scale)) for one in numbers]
 
 
+def greedy_when_admitted(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
+    """Of a server that refuses requests beyond its slots: each is sent until it is taken."""
+    until_s = time.perf_counter() + bench.patience.filler_s
+    rows: dict[int, RequestRow] = {}
+    while len(rows) < len(numbers):
+        missing = [one for one in numbers if one not in rows]
+        streams = start_greedy(bench, missing, tokens)
+        for number, stream in zip(missing, streams, strict=True):
+            row = stream.join(READY_S)
+            is_late = time.perf_counter() > until_s
+            if row is None or row.outcome is not Outcome.REJECTED or is_late:
+                rows[number] = rows_of([stream])[0]
+        bench.pause(bench.step_s)
+    return [rows[number] for number in numbers]
+
+
 def compared(
     control: Callable[[], Rows],
     act: Callable[[], Rows],

@@ -164,16 +164,20 @@ class FullSlots:
 
     @property
     def _crowd(self) -> int:
-        """Streams that leave at once."""
-        slots = self._streams.slots
-        return 1 if slots < _MANY else min(_MOST_LEAVE, slots // _LEAVING)
+        """Streams that leave at once: so few that the prompts of their probes take about a step."""
+        slots, turn_steps = self._streams.slots, self._streams.facts.turn_steps
+        if slots < _MANY:
+            return 1
+        in_a_step = int(1 / turn_steps) if turn_steps > 1 / _MOST_LEAVE else _MOST_LEAVE
+        return max(1, min(slots // _LEAVING, in_a_step))
 
     def begin(self, fillers: int | None = None) -> None:
-        """Fill all slots but one, or so many, and note the client's lag from now on. No stream is
-        left for this: a server that did not notice would still run it."""
+        """Fill the slots but those of the streams that are to leave, or so many, and note the
+        client's lag from now on. No stream is left for this: a server that did not notice would
+        still run it."""
         self.before, self.controls, self.resets, self.natural_s = [], [], 0, None
         self._streams.lag.latest_ns.clear()
-        self.fill(self._streams.slots - 1 if fillers is None else fillers)
+        self.fill(self._streams.slots - self._crowd if fillers is None else fillers)
         self._streams.pause(_FIRST_STEPS * self._streams.step_s)
 
     def note_steps(self) -> None:
@@ -228,7 +232,12 @@ class FullSlots:
         for ender in enders:
             if not ender.wait_tokens(1, server.patience.filler_s):
                 raise CannotDecideError(f"a short request did not begin: {end_of(ender)}")
-        probes = self._queue_probes(count)
+        try:
+            probes = self._queue_probes(count)
+        except _WaitedTooLittleError:
+            for ender in enders:
+                ender.join(READY_S)
+            raise
         self.note_steps()
         for ender in enders:
             if ender.join(READY_S) is None:

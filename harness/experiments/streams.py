@@ -23,6 +23,7 @@ LONGEST_PROBE_S: Final = 2.0  # a slot that comes back later is late whatever th
 LONGEST_PROBE_STEPS: Final = 30
 _BRIEF: Final = 2.2  # times a probe's wait: how long a stream that leaves would have run on
 _READ_TOKENS: Final = 96  # that it may have got before it leaves
+_PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
 _NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit that is known
 _SLOWER: Final = 1.5  # than typical: the steps of an answer that runs on for nobody
@@ -153,8 +154,16 @@ class Streams:
         """Of its answer. The tokens of a stream that is drained follow from the time."""
         left = stream.spec.max_tokens - stream.tokens
         if stream in self.drain.streams and stream.last_token_ns is not None:
-            left -= int((time.perf_counter_ns() - stream.last_token_ns) / 1e9 / self.step_s)
+            left -= int((time.perf_counter_ns() - stream.last_token_ns) / 1e9 / self._pace_s())
         return left
+
+    def _pace_s(self) -> float:
+        """The step of the streams that are read, or a short one: it may have changed."""
+        for one in self.fillers:
+            if one not in self.drain.streams and one.tokens > _PACE_TOKENS:
+                span_ns = one.token_times_ns[-1] - one.token_times_ns[0]
+                return min(self.step_s, max(span_ns, 1) / 1e9 / one.tokens)
+        return self.step_s / 2
 
     def together(self, acts: Sequence[Callable[[], object]]) -> None:
         """All at once, until all are done; raises what the first that fails raises."""

@@ -9,7 +9,15 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import Rows, compared, leave_each, leaver, rows_of, start_greedy
+from harness.conform.waves import (
+    Rows,
+    compared,
+    greedy_when_admitted,
+    leave_each,
+    leaver,
+    rows_of,
+    start_greedy,
+)
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.store.conform_result import Failure, Level
@@ -86,10 +94,12 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     for stream in before:
         stream.wait_tokens(1, READY_S)
     numbers = range(FIRST_NUMBER, FIRST_NUMBER + slots)
-    queued = start_greedy(bench, numbers, tokens)
+    queued = [] if bench.facts.refuses else start_greedy(bench, numbers, tokens)
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:
         leave_each(bench, before, within_s=bench.step_s)
+    if bench.facts.refuses:
+        return greedy_when_admitted(bench, numbers, tokens)
     queued += start_greedy(bench, numbers, tokens)
     return rows_of(queued)
 

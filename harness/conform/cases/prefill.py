@@ -8,6 +8,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
+from harness.experiments.facts import BUSY
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.experiments.patience import READY_S
@@ -143,6 +144,8 @@ def leave_prefill(bench: Bench) -> Finding:
 def harm(bench: Bench, finding: Finding) -> Finding:
     """The finding, unless a stream of this case failed that nobody had left."""
     for row in bench.rows():
+        if bench.facts.refuses and row.status_code in BUSY:
+            continue  # it came before the slot was free again
         if row.outcome in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED):
             said = f"a stream that was not left ended: {row.error or row.outcome}"
             return Finding(Failure.HARM, said, finding.evidence)
