@@ -137,8 +137,7 @@ class Bench(Streams):
         """A bench on the server behind it. Raises CannotDecideError if that is not known."""
         if self.asked.direct is None:
             raise CannotDecideError("the server behind the proxy is not known (--direct URL)")
-        plan = self.session.plan.model_copy(update={"url": self.asked.direct, "urls": []})
-        session = self.session.with_plan(plan)
+        session = self.session.with_plan(self.session.plan.at(self.asked.direct))
         facts = find_facts(session, slots=self.slots, context=self.facts.context)
         return Bench(session, facts, self.asked, self.lag, self.wire, self.pages)
 

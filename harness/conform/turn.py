@@ -84,17 +84,17 @@ class Turns:
             begin_s = self.patience.filler_s - self.patience.settle_s
             bench.patience = hurried(self.patience, step_s=bench.step_s, begin_s=begin_s)
             if case.group in _LONG_PROMPTS:
-                tokens = self.patience.answer_tokens
-                bench.patience = bench.patience._replace(answer_tokens=tokens)
+                tokens = bench.patience.answer_tokens + self.patience.answer_tokens
+                bench.patience = bench.patience._replace(answer_tokens=tokens // 2)
         bench.settle_s = bench.patience.settle_s
 
     def _confirmed(
         self, case: Case, outcome: Finding
     ) -> tuple[Finding | Exception, Finding | Exception | None]:
-        """After a red: the control, if there was none before, and, if the server was late, a second
-        run in the slots that are left. Where a server declares that answers run on, it is held to
-        that instead. None: the red stands. So does a `never` where the server is known never to
-        stop a plain stream."""
+        """After a red: the control, and, if the server was late, a second run in the slots that are
+        left. Where a server declares that answers run on, it is held to that instead. None: the red
+        stands. So does a `never` that was judged against controls, or where the server is known
+        never to stop a plain stream."""
         bench = self.bench
         contract = bench.session.plan.target.disconnect
         if contract != "cancel" and "resume" not in case.needs:
@@ -105,8 +105,7 @@ class Turns:
                 return CannotDecideError(why), None
             free, slots = bench.cleaning.running, bench.facts.slots
             return by_contract(outcome, contract, free=free, slots=slots), None
-        has_controls = outcome.stops is False  # answers that ended by themselves, between the tries
-        is_known = has_controls or bench.known.never_stops is not None
+        is_known = outcome.stops is False or bench.known.never_stops is not None
         if outcome.failure is Failure.NEVER and is_known:
             return outcome, None
         facts = bench.facts

@@ -33,6 +33,7 @@ _METRONOMES: Final = 4  # fillers that are read, where there are many
 _MANY: Final = 16  # slots
 _LEAVING: Final = 8  # of so many slots one leaves
 _MOST_LEAVE: Final = 32
+_CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes hands by itself
 _LONGER_S: Final = 10.0  # of fillers where there are many
 _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 _CONTROLS: Final = 2  # times that a control is begun
@@ -86,7 +87,7 @@ class FullSlots:
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
         reserve = patience.probe_s / server.step_s + max(READ_TOKENS) + _SPARE_TOKENS
-        longer = int(_LONGER_S / server.step_s) if wanted >= _MANY else 0
+        longer = int(_LONGER_S / server.step_s) if wanted >= _MANY else _CONTROL_TOKENS
         asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
         until_s = time.monotonic() + patience.filler_s
         while True:

@@ -274,11 +274,12 @@ def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) ->
     caught=reports("NVIDIA/TensorRT-LLM#13713 vllm-project/vllm#53130 ggml-org/llama.cpp#27388"),
 )
 def health(bench: Bench) -> Finding:
-    left = sum(storm(bench, asked=leaver(bench)) for _ in range(STORMS))
-    if bench.known.never_stops is None:
-        bench.pause(bench.settle_s)
-    else:  # what was left runs on, and must not be taken for a wedge
+    never_stops = bench.known.never_stops is not None
+    left = sum(storm(bench, asked=leaver(bench)) for _ in range(1 if never_stops else STORMS))
+    if never_stops:  # what was left runs on, and must not be taken for a wedge
         bench.cleaning.rest()
+    else:
+        bench.pause(bench.settle_s)
     limit_s = max(LEAST_LIMIT_S, SLOW * (bench.ttft_s + 8 * bench.step_s))
     rows = (bench.start(bench.short(8)).join(limit_s) for _ in range(2))
     serves = any(row is not None and row.outcome is Outcome.COMPLETED for row in rows)
