@@ -32,7 +32,7 @@ def _rank(case: Case) -> int:
 
 
 def typical_times() -> dict[str, float]:
-    """Seconds by case, measured on the bundled engine with 8 slots and a step of 20 ms."""
+    """Seconds by case, on the bundled engine with 8 slots and a step of 20 ms."""
     lines = (files("harness.conform") / "durations.txt").read_text(encoding="utf-8").splitlines()
     pairs = (line.split() for line in lines if line and not line.startswith("#"))
     return {name: float(seconds) for name, seconds in pairs}

@@ -36,7 +36,7 @@ def test_the_time_left_follows_from_the_cases_of_this_run() -> None:
     assert time_left([], {"a": 1.0}, typical) == 0.0
 
 
-def test_each_case_of_the_newest_suite_has_a_typical_time() -> None:
+def test_a_typical_time_is_that_of_a_case() -> None:
     ids = {case.id for case in all_cases()}
     assert typical_times().keys() <= ids
 
