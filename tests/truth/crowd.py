@@ -28,7 +28,10 @@ async def one_answer(host: str, port: int, tokens: int, leaves_after: int | None
         "ignore_eos": True,
     }
     body = json.dumps(asked).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     events = 0
     try:
