@@ -276,6 +276,9 @@ def _words_in(fields: Mapping[str, Any], depth: int = 0) -> str:
     errors = [value for key, value in fields.items() if is_error_key(key)]
     kind = next((text for one in errors if (text := _text(one))), "")
     words = _first_text(fields, _WORDS)
+    if words and not kind:  # of a title, the parts say more
+        parts = (_words_at(one, depth + 1) for one in errors if isinstance(one, dict | list))
+        kind, words = words, next((one for one in parts if one), "")
     if kind and words and kind != words:
         return cut(f"{kind}: {words}")
     if words or kind:
@@ -295,6 +298,9 @@ def _first_text(fields: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _text(value: Any) -> str:
+    """Of one text, or of several in a list."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        value = "; ".join(value)
     return value.strip() if isinstance(value, str) else ""
 
 

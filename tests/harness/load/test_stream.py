@@ -620,6 +620,26 @@ def test_an_answer_in_one_piece_that_is_none(body: bytes, error: str) -> None:
     assert error in (row.error or "")
 
 
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            {"title": "Bad Request", "errors": {"$": ["The property 'x' could not be mapped"]}},
+            "Bad Request: The property 'x' could not be mapped",
+        ),
+        (
+            {"statusCode": 400, "error": "Bad Request", "message": ["property x is bad", "y too"]},
+            "Bad Request: property x is bad; y too",
+        ),
+        ({"message": "Invalid", "errors": [{"field": "x", "message": "no"}]}, "Invalid: no"),
+        ({"title": "Too many", "errors": {}, "status": 400}, "Too many"),
+        ({"message": "no x", "errors": ["no x"]}, "no x"),
+    ],
+)
+def test_a_refusal_says_more_than_its_title(refusal: dict[str, Any], words: str) -> None:
+    assert refusal_message(400, msgspec.json.encode(refusal)) == f"HTTP 400: {words}"
+
+
 def test_an_error_that_is_nested_almost_too_deep_is_said() -> None:
     for depth in range(800, 1000):
         for data in (
