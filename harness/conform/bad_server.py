@@ -22,12 +22,12 @@ WAYS: Final = (
     Wrong(
         "queued-abort-ends-running", "queue/bystander", "a leave in the queue ends another's stream"
     ),
-    Wrong("prefill-runs-on", "prefill/leave", "a prompt is computed on without its client"),
     Wrong("abort-parent-only", "n/parent", "of n answers only the first is stopped"),
     Wrong("double-count", "count/aborts", "each leave is counted twice"),
     Wrong("cancel-does-nothing", "api/cancel", "the cancel endpoint says 200 and does nothing"),
     Wrong("forget-aborted-tokens", "count/tokens", "tokens of answers that were left do not count"),
     Wrong("label-length", "count/label", "a leave is counted as a whole answer"),
+    Wrong("abort-after-done", "done/read-to-eof", "who closes after the end is counted as a leave"),
 )
 
 

@@ -103,4 +103,4 @@ def test_the_bad_server_says_which_of_its_ways_were_found() -> None:
     assert "8 ways; 1 were found" in told[0]
     assert told[1].endswith("found by unary/leave")
     assert told[2].endswith("NOT FOUND by queue/bystander")
-    assert told[3].endswith("not looked for: prefill/leave was not run")
+    assert told[3].endswith("not looked for: n/parent was not run")
