@@ -34,7 +34,7 @@ _MANY: Final = 16  # slots
 _LEAVING: Final = 8  # of so many slots one leaves
 _MOST_LEAVE: Final = 32
 _CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes hands by itself
-_LONGER_S: Final = 10.0  # of fillers where there are many
+_LONGER_S: Final = 5.0  # of fillers where there are many
 _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 _CONTROLS: Final = 2  # times that a control is begun
 
