@@ -72,7 +72,7 @@ Configuration = Annotated[
 Tries = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Leaves a timed case. Default 8, quick 5.", rich_help_panel=CASES
+        metavar="N", min=1, help="Leaves a timed case. Default 8, quick 4.", rich_help_panel=CASES
     ),
 ]
 Strict = Annotated[

@@ -36,7 +36,7 @@ from harness.workload.target import Target
 from harness.workload.workload import why_unspoken
 
 TRIES: Final = 8
-QUICK_TRIES: Final = 5
+QUICK_TRIES: Final = 4  # with as many controls, the fewest that chance cannot explain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
