@@ -13,7 +13,7 @@ from harness.http_client import Place, http_client, request_headers, why_unread
 from harness.load.chunk import DONE, NONSENSE
 from harness.load.dialect import dialect_of, request_body
 from harness.load.loose import values_of
-from harness.load.sse import EndlessEventError, SSEDecoder
+from harness.load.sse import EndlessEventError, Event, events_of
 from harness.records import Delivery
 from harness.run.settle import read_health
 from harness.workload.plan import LoadPlan
@@ -119,8 +119,5 @@ class Routes:
         )
 
 
-def _events_of(answer: httpx.Response) -> Iterator[tuple[bytes, bytes]]:
-    """Name and data of each."""
-    decoder = SSEDecoder()
-    for chunk in answer.iter_bytes():
-        yield from decoder.feed(chunk, time.perf_counter_ns())
+def _events_of(answer: httpx.Response) -> Iterator[Event]:
+    return events_of(answer.iter_bytes(), time.perf_counter_ns)

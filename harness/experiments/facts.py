@@ -104,6 +104,8 @@ def find_facts(session: LoadSession, *, slots: int | None, context: int | None) 
         return _try(session, streams, max(tokens, fewest), step_s)
 
     found = _count_slots(trial) if slots is None else _check_slots(trial, slots)
+    if found.number is None:
+        _first(session, _FIRST_TOKENS)  # it may have died of the trials
     if found.number is not None and 1 < found.number <= MOST_SLOTS:
         step_s = _step_beside(session, found.number, max(TOGETHER_TOKENS, fewest)) or step_s
     return Facts(

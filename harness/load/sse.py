@@ -6,6 +6,7 @@
 https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 # Far above any token event, far below what could hurt the process.
@@ -160,3 +161,11 @@ class SSEDecoder:
             raise EndlessEventError(
                 f"an event had not come to an end {self._max_event_ns / 1e9:g} s after it began"
             )
+
+
+def events_of(chunks: Iterable[bytes], clock_ns: Callable[[], int]) -> Iterator[Event]:
+    """All events of a stream that is read to its end. Raises EndlessEventError."""
+    decoder = SSEDecoder()
+    for chunk in chunks:
+        yield from decoder.feed(chunk, clock_ns())
+    yield from decoder.end()

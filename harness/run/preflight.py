@@ -26,7 +26,7 @@ from harness.http_client import http_client, is_here
 from harness.load.chunk import Look
 from harness.load.dialect import dialect_of, limit_key_of, request_body
 from harness.load.server_error import refusal_message
-from harness.load.sse import EndlessEventError, SSEDecoder
+from harness.load.sse import EndlessEventError, events_of
 from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page
 from harness.run.process import Child
@@ -340,9 +340,8 @@ def _looks(target: Target, answer: httpx.Response) -> list[Look]:
     look = dialect_of(target).look
     if "event-stream" not in answer.headers.get("content-type", ""):
         return look(answer.content, b"")
-    decoder = SSEDecoder()
     try:
-        events = [*decoder.feed(answer.content, 0), *decoder.end()]
+        events = list(events_of([answer.content], lambda: 0))
     except EndlessEventError as error:
         raise CalibrationError(str(error)) from error
     return [one for name, data in events for one in look(data, name)]

@@ -22,7 +22,7 @@ from harness.records import Outcome, RequestRow
 from harness.run.settle import Asker, NotServedError
 from tests.harness.load.asking import PLAN, plan_of
 from tests.harness.load.conftest import Connect, Exchange, Script, Serve
-from tests.harness.load.odd_streams import ALL, HEAD, MANY, Odd
+from tests.harness.load.odd_streams import ALL, HEAD, MANY, ZERO, Odd
 from tests.truth.stream_docs import PAGE, page
 
 TOKENS = 24  # asked for
@@ -154,3 +154,13 @@ def test_the_suites_routes_do_not_cover_up_a_break(serve: Serve) -> None:
     said = pytest.raises(CannotDecideError, match="a stream broke")
     with closing(Routes(plan_of(serve(breaks).url))) as routes, said:
         list(routes.events("/v1/completions", {}))
+
+
+def test_the_suites_routes_read_a_last_event_without_its_blank_line(serve: Serve) -> None:
+    def ends(x: Exchange) -> None:
+        x.send(HEAD)
+        x.chunk(b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]')
+        x.send(ZERO)
+
+    with closing(Routes(plan_of(serve(ends).url))) as routes:
+        assert list(routes.events("/v1/completions", {}))[1:] == [DONE]
