@@ -185,7 +185,7 @@ def test_another_load_beside_the_run_is_no_red(tmp_path: Path) -> None:
     assert ended.returncode == UNDECIDED, ended.stdout
     results = read_conform(out / CONFORM_FILE).cases
     assert results[1].verdict is Verdict.CANNOT_DECIDE
-    assert "another load runs beside this one" in results[1].reason
+    assert "another load uses this server" in results[1].reason
 
 
 def test_an_earlier_result_is_not_overwritten(tmp_path: Path) -> None:
