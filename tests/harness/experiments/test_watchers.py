@@ -47,7 +47,7 @@ def test_a_pace_does_not_come_back_where_the_others_are_computed_for_nobody() ->
     assert max(told["controls_s"]) <= told["floor_s"]
 
 
-@pytest.mark.slow
+@pytest.mark.table
 @pytest.mark.parametrize(("every", "share"), [(0, 0.0), (2, 0.5)])
 def test_half_of_the_others_leave_and_a_share_of_them_is_still_computed(
     every: int, share: float
@@ -64,7 +64,7 @@ def test_where_others_slow_nobody_pace_says_that_it_sees_nothing() -> None:
     assert told["ratio"] == pytest.approx(1.0, abs=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.table
 def test_a_processor_is_at_rest_again_when_the_server_stopped() -> None:
     told, held_s = watch("quiet", tries=TRIES, **BUSY, **LATE)
     assert len(told["tries_s"]) == len(held_s) == TRIES
@@ -72,7 +72,7 @@ def test_a_processor_is_at_rest_again_when_the_server_stopped() -> None:
         assert seen_s == pytest.approx(true_s, abs=told["floor_s"])
 
 
-@pytest.mark.slow
+@pytest.mark.table
 def test_a_processor_stays_busy_for_nobody() -> None:
     told, _ = watch("quiet", tries=TRIES, **BUSY, **NEVER)
     assert told["tries_s"] == [None]
