@@ -115,7 +115,6 @@ def test_an_expected_failure_is_shown_and_does_not_fail_the_run(tmp_path: Path) 
         ("dies", 5, "connection refused"),
         ("instant", UNDECIDED, "the tokens of an answer come in one piece"),
         ("endless", UNDECIDED, "ignores max_tokens: 8 were asked for"),
-        ("none", UNDECIDED, "no limit was found"),
     ],
 )
 def test_an_odd_server(tmp_path: Path, oddity: Oddity, code: int, why: str) -> None:

@@ -26,7 +26,7 @@ from tests.harness.load.odd_streams import ALL, HEAD, MANY, ZERO, Odd
 from tests.truth.stream_docs import PAGE, page
 
 TOKENS = 24  # asked for
-SAYS_DONE = re.compile(rb'^(?:data: *)+"?\[?done\]?"? *\n+\n', re.IGNORECASE | re.MULTILINE)
+SAYS_DONE = re.compile(rb'^(?:data: *)+"?\[?done\]?"? *$', re.IGNORECASE | re.MULTILINE)
 by_name = pytest.mark.parametrize("odd", ALL, ids=[odd.name for odd in ALL])
 
 
