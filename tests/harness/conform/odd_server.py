@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-Oddity = Literal["none", "instant", "endless", "dies", "only short"] | int
+Oddity = Literal["instant", "endless", "dies", "only short"] | int
 
 STEP_S = 0.004
 TOO_MANY = 40  # tokens beyond those asked for
