@@ -232,7 +232,7 @@ class FullSlots:
         enders = [server.start(server.short(tokens, role=Role.FILLER)) for _ in range(count)]
         for ender in enders:
             if not ender.wait_tokens(1, server.patience.filler_s):
-                raise CannotDecideError(f"a short request did not begin: {end_of(ender)}")
+                raise CannotDecideError(_no_slot("a short request", ender))
         try:
             probes = self._queue_probes(count)
         except _WaitedTooLittleError:
@@ -257,7 +257,7 @@ class FullSlots:
         if leaver.spec.delivery is Delivery.UNARY:
             server.pause(server.ttft_s + 4 * server.step_s)
         elif not leaver.wait_tokens(1, server.patience.filler_s):
-            raise CannotDecideError(f"the stream that was to leave did not begin: {end_of(leaver)}")
+            raise CannotDecideError(_no_slot("the stream that was to leave", leaver))
 
     def _leave_and_time(
         self, way: Leaver, leavers: Sequence[LiveStream], probes: list[LiveStream]
@@ -406,3 +406,9 @@ class FullSlots:
         """Tokens by which a step is judged."""
         flush = self._streams.facts.flush_tokens
         return _SHOWN_STEPS if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
+
+
+def _no_slot(what: str, stream: LiveStream) -> str:
+    if stream.row is not None:
+        return f"{what} did not begin: {end_of(stream)}"
+    return f"{what} waits for a slot: another load uses this server, or a slot is lost"

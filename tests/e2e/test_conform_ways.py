@@ -51,8 +51,8 @@ def table(*values: object) -> object:
         (REFUSE, "admission"),
         table(SHORT, "full_slots"),
         table(changed(FLUSH, events=False), "full_slots"),
-        (MANY, "full_slots"),
-        (Manners(slots=0, step_s=0.01, stream_s=0.002), "pace"),
+        table(MANY, "full_slots"),
+        table(Manners(slots=0, step_s=0.01, stream_s=0.002), "pace"),
     ],
 )
 def test_a_good_server_of_any_kind_stops(tmp_path: Path, manners: Manners, way: str) -> None:
