@@ -112,6 +112,8 @@ class Served:
         finally:
             await client.close()
             await server.stop(None)
+        if self.answering:  # a handler that was cut off ends a few turns of the loop later
+            await asyncio.wait(self.answering, timeout=5.0)
         assert not self.answering
 
 
