@@ -8,7 +8,7 @@ raises `RefusedError` where the server does not offer what the case is about, an
 check, which cannot decide either.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Literal, NamedTuple
@@ -156,10 +156,19 @@ def select(cases: Iterable[Case], wanted: Sequence[str]) -> list[Case]:
     ]
 
 
-def no_such_case(word: str, known: Iterable[str]) -> str:
-    nearest = get_close_matches(word, list(known), n=1, cutoff=0.3)
-    hint = f"; the nearest is {nearest[0]}" if nearest else ""
+def no_such_case(word: str, known: Collection[str]) -> str:
+    hint = "".join(f"; the nearest is {one}" for one in _nearest(word, known))
     return f"there is no case {word!r}{hint} (walkaway conform --list)"
+
+
+def _nearest(word: str, known: Collection[str]) -> list[str]:
+    """At most one: in the nearest group, if a group is near."""
+    group, _, name = word.partition("/")
+    near = get_close_matches(group, {one.partition("/")[0] for one in known}, n=1)
+    if not near:
+        return get_close_matches(word, known, n=1, cutoff=0.3)
+    names = [one.partition("/")[2] for one in known if one.partition("/")[0] == near[0]]
+    return [f"{near[0]}/{one}" for one in get_close_matches(name, names, n=1, cutoff=0.0)]
 
 
 def _is_meant(entry: Case, word: str) -> bool:

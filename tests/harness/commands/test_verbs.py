@@ -41,6 +41,10 @@ def test_the_help_of_a_command(command: str, snapshot: Snapshot) -> None:
         ("targets up vlm", "did you mean `vllm`?"),
         ("workloads gat", "did you mean `gate`?"),
         ("conform stream/fin-decod", "the nearest is stream/fin-decode"),
+        ("conform steam/leave", "the nearest is stream/"),
+        ("conform queu/bystander", "the nearest is queue/bystander"),
+        ("conform fin-decode", "the nearest is stream/fin-decode"),
+        ("conform steam", "the nearest is stream/ ("),
     ],
 )
 def test_a_mistyped_name_is_answered_with_the_nearest(words: str, said: str) -> None:
