@@ -89,9 +89,12 @@ def _watch_gently(order: Order, session: LoadSession, tell: Callable[[Event], No
     def decided(result: CaseResult) -> None:
         tell(Event(event="case", id=result.id, case=result))
 
+    def so_far(result: CaseResult) -> None:
+        tell(Event(event="so_far", id=result.id, case=result))
+
     tell(Event(event="started", id=GENTLE_ID))
     try:
-        watch_gently(order, session, decided)
+        watch_gently(order, session, decided, so_far)
     except TargetError as error:
         tell(Event(event="gone", why=str(error)))
     session.close()

@@ -52,7 +52,8 @@ class Show(Protocol):
 @dataclass(slots=True, kw_only=True)
 class Suite:
     """`until_s`: when the time is up, by `clock_s`. `_rest`: the cases that are still to be
-    decided, in order. `_lost`: why no more can be; `_cut`: why no more are to be."""
+    decided, in order. `_lost`: why no more can be; `_cut`: why no more are to be. `_so_far`: of the
+    case that now runs."""
 
     config: ConformConfig
     secrets: Sequence[str]
@@ -69,6 +70,7 @@ class Suite:
     _rest: deque[Case] = field(default_factory=deque)
     _lost: str | None = None
     _cut: str | None = None
+    _so_far: CaseResult | None = None
     _has_begun: bool = False
 
     def run(self) -> TargetError | InterruptedRunError | None:
@@ -77,8 +79,8 @@ class Suite:
         self._decide_without_load()
         while self._rest and not self._is_over():
             self._run_child()
-        if self.interruption.requested:
-            return InterruptedRunError(f"interrupted; what was decided is in {self.folder.path}")
+        if self.interruption.requested and self._so_far is not None:
+            self._add(self._so_far)
         if self._lost is not None and not self._has_begun:
             return TargetError(self._lost)
         for case in list(self._rest):
@@ -86,7 +88,12 @@ class Suite:
                 self._add(settle_case(case, CannotDecideError(self._lost)))
             else:
                 self.result.not_run[case.id] = str(self._cut)
-        return None
+        return self._interrupted() if self.interruption.requested else None
+
+    def _interrupted(self) -> InterruptedRunError:
+        if not self.result.cases:
+            return InterruptedRunError("interrupted before a case was decided")
+        return InterruptedRunError(f"interrupted; what was decided is in {self.folder.path}")
 
     def finish(self) -> ConformResult:
         result = self.result
@@ -95,9 +102,11 @@ class Suite:
         return result
 
     def _is_over(self) -> bool:
+        if self._cut is None and self.interruption.requested:
+            self._cut = "the run was interrupted"
         if self._cut is None and self.clock_s() > self.until_s:
             self._cut = f"the time was up (--max-seconds {self.config.max_seconds:g})"
-        return self._lost is not None or self._cut is not None or self.interruption.requested
+        return self._lost is not None or self._cut is not None
 
     def _decide_without_load(self) -> None:
         for case in list(self._rest):
@@ -118,11 +127,13 @@ class Suite:
     def _follow(self, child: Child) -> None:
         current: Case | None = None
         until_s = self.clock_s() + _BEGIN_S
-        while (self._rest or current is not None) and not self._is_over():
+        while self._rest or current is not None:
             reports = child.read_reports(_POLL_S)
             for line in reports or ():
                 current = self._take(msgspec.json.decode(line, type=Event))
                 until_s = self.clock_s() + (_REST_S if current is None else self._limit_s(current))
+            if self._is_over():
+                return
             has_ended = reports is None
             if has_ended or self.clock_s() > until_s:
                 self._give_up(current, child, child.wait(_END_S) if has_ended else None)
@@ -148,9 +159,13 @@ class Suite:
                 return case
             case "case":
                 assert event.case is not None
+                self._so_far = None
                 self.order.left = max(self.order.left, event.case.left_in_all)
                 self._add(event.case)
                 return None if event.case.aftermath else self._case(event.id)
+            case "so_far":
+                self._so_far = event.case
+                return self._case(event.id)
             case "unusable":
                 self._has_begun, self._lost = True, event.why
             case "gone":

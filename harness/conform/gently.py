@@ -48,9 +48,15 @@ def _never_checked(_bench: Bench) -> Finding:
     raise AssertionError("a gentle watch has no bench")
 
 
-def watch_gently(order: Order, session: LoadSession, decided: Callable[[CaseResult], None]) -> None:
-    """Each result replaces the one before; the last one says how the server is afterwards. Raises
-    TargetError if the server does not serve from the beginning."""
+def watch_gently(
+    order: Order,
+    session: LoadSession,
+    decided: Callable[[CaseResult], None],
+    so_far: Callable[[CaseResult], None],
+) -> None:
+    """Each result replaces the one before; the last one says how the server is afterwards. `so_far`
+    gets those between two looks. Raises TargetError if the server does not serve from the
+    beginning."""
     assert order.gentle_s is not None
     case, contract = gentle_case(order.gentle_s), session.plan.target.disconnect
     terms = Terms(
@@ -64,8 +70,8 @@ def watch_gently(order: Order, session: LoadSession, decided: Callable[[CaseResu
             result = judged(case, found, contract)
             if found.is_final:
                 result.aftermath = _aftermath(session)
-            if found.is_final or is_look(found.moments):
-                decided(result)
+            say = decided if found.is_final or is_look(found.moments) else so_far
+            say(result)
     except CannotDecideError as error:
         result = settle_case(case, error)
         result.aftermath = _aftermath(session)

@@ -33,10 +33,11 @@ class Order(msgspec.Struct, kw_only=True):
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`case`: as soon as it is decided, and again when it is known what it left behind. `unusable`:
-    no further case can be decided; `gone`: the server does not serve."""
+    """`case`: as soon as it is decided, and again when it is known what it left behind. `so_far`:
+    what is known of a case that goes on. `unusable`: no further case can be decided; `gone`: the
+    server does not serve."""
 
-    event: Literal["facts", "started", "case", "unusable", "gone"]
+    event: Literal["facts", "started", "so_far", "case", "unusable", "gone"]
     facts: dict[str, Any] = {}  # slots, step_s, ttft_s, lag_s, settle_s
     id: str = ""
     case: CaseResult | None = None

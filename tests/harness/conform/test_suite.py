@@ -19,7 +19,7 @@ from harness.conform.order import Order
 from harness.conform.pacing import Place
 from harness.conform.reports import as_junit, as_markdown
 from harness.conform.verdict import Expectation
-from harness.errors import TargetError
+from harness.errors import InterruptedRunError, TargetError
 from harness.run.process import Interruption
 from harness.store.conform_result import (
     CONFORM_FILE,
@@ -46,7 +46,7 @@ GIVEN = ConformConfig(
 )
 # A load process that says what stands in its arguments, case by case, as far as they go.
 CHILD = """
-import json, sys, time
+import json, os, signal, sys, time
 order = json.loads(sys.stdin.readline())
 script = json.loads(sys.argv[1])
 def say(**event): print(json.dumps(event), flush=True)
@@ -61,7 +61,14 @@ for name in order["cases"]:
         sys.exit("Segmentation fault, the key was sk-secret-of-a-test")
     if act == "hang":
         sys.stdin.read()
+    if act == "ctrl-c":
+        os.kill(os.getppid(), signal.SIGINT)
+        sys.stdin.read()
     case = {"id": name, "level": "must", "verdict": "pass", "requirement": "", "reason": "good"}
+    if act == "ctrl-c, some known":
+        say(event="so_far", id=name, case={**case, "verdict": "cannot_decide", "left": 3})
+        os.kill(os.getppid(), signal.SIGINT)
+        sys.stdin.read()
     if act == "die":
         first = {**case, "id": order["cases"][0], "verdict": "fail", "aftermath": "dead"}
         say(event="case", id=first["id"], case={**first, "left": 3, "left_in_all": 5})
@@ -169,6 +176,28 @@ def test_the_rest_is_not_run_when_the_time_is_up(tmp_path: Path) -> None:
     assert result.not_run.keys() | {one.id for one in result.cases} == set(IDS)
     assert result.not_run
     assert "--max-seconds 5" in result.not_run[IDS[-1]]
+    assert result.exit_code == 4, "a case that must be decided is missing"
+
+
+@pytest.mark.parametrize(
+    ("acts", "known", "missing", "said"),
+    [
+        (["ctrl-c", "", ""], [], [*IDS], "interrupted before a case was decided"),
+        (["pass", "ctrl-c", ""], ["pass"], [*IDS[1:]], "interrupted; what was decided is in"),
+        (["ctrl-c, some known", "", ""], ["cannot_decide"], [*IDS[1:]], "what was decided is in"),
+    ],
+)
+def test_an_interruption_keeps_all_that_is_known(
+    tmp_path: Path, acts: list[str], known: list[str], missing: list[str], said: str
+) -> None:
+    suite = a_suite(tmp_path, acts)
+    with suite.interruption:
+        failure = suite.run()
+    assert isinstance(failure, InterruptedRunError)
+    assert said in str(failure)
+    result = suite.finish()
+    assert verdicts(tmp_path) == known
+    assert result.not_run == dict.fromkeys(missing, "the run was interrupted")
     assert result.exit_code == 4, "a case that must be decided is missing"
 
 
