@@ -18,7 +18,7 @@ from harness.conform.finding import Evidence, Finding
 from harness.conform.stopping import AT_MEDIAN, HARM_S, Stopping, judge_stalls, judge_stopping
 from harness.experiments.full_slots import Try
 from harness.experiments.holds import Holds
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.formatting import quantity
 from harness.store.conform_result import Failure, Steps
 
@@ -71,12 +71,12 @@ class Conditions(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """The second question. `steps` and `failure` None, and `why`: it is open."""
+    """The second question. `steps` and `failure` None, and `why_open`: it is open."""
 
     steps: Steps | None
     failure: Failure | None
     said: str
-    why_open: str | None = None
+    why_open: CannotDecideError | None = None
 
 
 def judge_recovery(
@@ -109,7 +109,7 @@ def judge_holds(holds: Holds, step_s: float, bound: Bound) -> Finding:
     """By a way that counts no steps. Raises CannotDecideError where the question is open."""
     stopping = judge_stopping(holds, bound.steps * step_s + HARM_S)
     floor = quantity(max(holds.floor_s, step_s), "s")
-    counted = _Counted(None, None, "", f"nothing shorter than {floor} is seen this way")
+    counted = _open(f"nothing shorter than {floor} is seen this way")
     now = Conditions(step_s, step_s, step_s, 0.0)
     return _settled(holds, stopping, counted, _evidence(holds, stopping), now)
 
@@ -186,7 +186,11 @@ def _settled(
         return finding(counted.failure, counted.said)
     if stopping.stops:
         return finding(None, f"{stopping.said}; {counted.why_open}")
-    raise CannotDecideError(f"{stopping.said}; {counted.why_open}")
+    raise type(counted.why_open)(f"{stopping.said}; {counted.why_open}")
+
+
+def _open(why: str) -> _Counted:
+    return _Counted(None, None, "", CannotDecideError(why))
 
 
 def _evidence(holds: Holds, stopping: Stopping) -> Evidence:
@@ -217,7 +221,7 @@ def _ms(seconds: float) -> float:
 def _count_steps(tries: Sequence[Try], now: Conditions, bound: Bound) -> _Counted:
     came_s = [one.recovery_s for one in tries if one.recovery_s is not None]
     if not came_s or len(came_s) < len(tries):
-        return _Counted(None, None, "", "a slot that does not come back has no steps to count")
+        return _open("a slot that does not come back has no steps to count")
     if (trouble := disturbance(now)) is not None:
         return _Counted(None, None, "", trouble)
     steps = Steps(*(round(max(0.0, one) / now.step_s, 2) for one in (median(came_s), max(came_s))))
@@ -236,14 +240,14 @@ def _count_steps(tries: Sequence[Try], now: Conditions, bound: Bound) -> _Counte
             f"{said}, of the step before the leaves ({quantity(now.step_s, 's')}) or after them "
             f"({quantity(now.step_after_s, 's')}): late by the one, in time by the other"
         )
-        return _Counted(None, None, said, why)
+        return _open(why)
     others = [one.others for one in tries if one.others is not None]
     if others and median(others) <= bound.tokens and max(others) <= WORST * bound.tokens:
         why = (
             f"{said}, but the streams that stayed got only {median(others):g} tokens in that time "
             f"({max(others)} at most), as on a machine that was slow"
         )
-        return _Counted(None, None, said, why)
+        return _open(why)
     said += f"; at most {bound.steps:g} and {most:g} were allowed"
     return _Counted(steps, Failure.LATE, said)
 
@@ -252,18 +256,18 @@ def in_steps(steps: float) -> str:
     return "within one step" if steps < 1 else quantity(steps, "steps")
 
 
-def disturbance(now: Conditions) -> str | None:
+def disturbance(now: Conditions) -> CannotDecideError | None:
     """Why no steps of this case can be counted; None if they can."""
     if now.step_s < LEAST_STEP_S:
-        return "the streams show no step: their tokens come in one piece"
+        return CannotDecideError("the streams show no step: their tokens come in one piece")
     step = quantity(now.step_s, "s")
     if now.lag_s > MOST_LAG_STEPS * now.step_s:
-        return (
+        return HarnessError(
             f"a step of {step} is too short to count steps here: this client is "
             f"{quantity(now.lag_s, 's')} late at the median"
         )
     if now.step_p90_s > WIDEST_STEP * now.step_s:
-        return (
+        return CannotDecideError(
             f"the steps are too uneven to count: {step} at the median, "
             f"{quantity(now.step_p90_s, 's')} at the 90th percentile"
         )

@@ -16,7 +16,7 @@ from harness.experiments.facts import MOST_SLOTS
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, Try
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.occupancy import Occupancy
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams
 from harness.load.live import LiveStream
@@ -25,6 +25,25 @@ from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
 
 _SEE_EARLY: Final = ("admission",)  # beside full slots
+
+
+def by_first(
+    ways: Sequence[tuple[Way, str | None, Callable[[], Finding]]], *, give_up: Callable[[], object]
+) -> Finding:
+    """By the first way that can judge, and decides. `give_up` is called after each that does not.
+    Raises CannotDecideError, and HarnessError if a way failed by our own side."""
+    kind, open_ones = CannotDecideError, dict[str, list[str]]()
+    for way, why_not, look in ways:
+        if why_not is None:
+            try:
+                return look()
+            except CannotDecideError as error:
+                why_not = str(error)
+                kind = HarnessError if isinstance(error, HarnessError) else kind
+                give_up()
+        open_ones.setdefault(why_not, []).append(way.replace("_", " "))
+    reasons = [f"by {' or '.join(names)}: {why}" for why, names in open_ones.items()]
+    raise kind("; ".join(reasons))
 
 
 class Recoveries:
@@ -91,21 +110,7 @@ class Recoveries:
             if leaver.is_early and one.way not in _SEE_EARLY:
                 why_not = why_not or "it sees no stream that leaves before its first token"
             ways.append((one.way, why_not, look))
-        return self._by_first(ways)
-
-    def _by_first(self, ways: Sequence[tuple[Way, str | None, Callable[[], Finding]]]) -> Finding:
-        """By the first way that can judge, and decides."""
-        open_ones: dict[str, list[str]] = {}
-        for way, why_not, look in ways:
-            if why_not is None:
-                try:
-                    return look()
-                except CannotDecideError as error:
-                    why_not = str(error)
-                    self._streams.end()
-            open_ones.setdefault(why_not, []).append(way.replace("_", " "))
-        reasons = [f"by {' or '.join(names)}: {why}" for why, names in open_ones.items()]
-        raise CannotDecideError("; ".join(reasons))
+        return by_first(ways, give_up=streams.end)
 
     def _by_full_slots(self, leaver: Leaver, bound: Bound) -> Finding:
         slots = self._full_slots

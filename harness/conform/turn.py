@@ -16,7 +16,7 @@ from harness.conform.case import Case, Check
 from harness.conform.finding import Finding
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
-from harness.conform.verdict import accuse, by_contract, by_lag, settle_case
+from harness.conform.verdict import accuse, by_contract, settle_case
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
 from harness.load.wire_log import masked
@@ -62,7 +62,6 @@ class Turns:
         again = None
         if _is_red_by_time(outcome, case):
             outcome, again = self._confirmed(case, outcome)
-        outcome = by_lag(outcome, lag_s=bench.lag_s, step_s=bench.step_s)
         bench.end()
         result = settle_case(case, outcome, again)
         bench.wire.end()

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 
 from harness.conform.case import Case, no_such_case
 from harness.conform.finding import Finding
-from harness.conform.judgement import MOST_LAG_STEPS
 from harness.errors import ConfigError, in_words
 from harness.experiments.outcome import (
     CannotDecideError,
@@ -15,7 +14,6 @@ from harness.experiments.outcome import (
     RefusedError,
     TooQuickError,
 )
-from harness.formatting import quantity
 from harness.records import Disconnect
 from harness.store.conform_result import (
     Aftermath,
@@ -114,14 +112,6 @@ def by_contract(
     told = f"it declares `{contract}`, but when the answers that were left must have ended"
     said = f"{told}, only {free} of {slots} slots were free"
     return Finding(Failure.NEVER, said, red.evidence)
-
-
-def by_lag(outcome: Finding | Exception, *, lag_s: float, step_s: float) -> Finding | Exception:
-    """What our own client left open by its lateness is no word about the server."""
-    if not isinstance(outcome, CannotDecideError) or lag_s <= MOST_LAG_STEPS * step_s:
-        return outcome
-    late = f"this client is {quantity(lag_s, 's')} late at the median, more than half a step"
-    return HarnessError(f"{late} of {quantity(step_s, 's')}; {outcome}")
 
 
 def accuse(

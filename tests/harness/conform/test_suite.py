@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -96,7 +97,7 @@ def a_suite(
     all_cases()
     clock = count(0.0, SECONDS_A_LOOK)
     script = json.dumps(dict(zip(IDS, acts, strict=True)))
-    changes = {"config": GIVEN} | changes
+    changes = {"config": GIVEN, "clock_s": lambda: next(clock)} | changes
     return Suite(
         secrets=[KEY],
         order=Order(
@@ -122,7 +123,6 @@ def a_suite(
         show=Shown(),
         interruption=Interruption(),
         command=lambda: [sys.executable, "-c", CHILD, script],
-        clock_s=lambda: next(clock),
         **changes,
     )
 
@@ -190,7 +190,7 @@ def test_the_rest_is_not_run_when_the_time_is_up(tmp_path: Path) -> None:
 def test_an_interruption_keeps_all_that_is_known(
     tmp_path: Path, acts: list[str], known: list[str], missing: list[str], said: str
 ) -> None:
-    suite = a_suite(tmp_path, acts)
+    suite = a_suite(tmp_path, acts, clock_s=time.monotonic)
     with suite.interruption:
         failure = suite.run()
     assert isinstance(failure, InterruptedRunError)

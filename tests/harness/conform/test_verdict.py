@@ -1,5 +1,6 @@
 """Verdicts from figures: late, never, disturbed; a second run; expected failures; the exit code."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ from harness.conform.case import Case
 from harness.conform.finding import Finding
 from harness.conform.judgement import Bound, Conditions, judge_recovery
 from harness.conform.known import Known, hurried
+from harness.conform.recoveries import by_first
 from harness.conform.verdict import (
     Expectation,
     accuse,
     by_contract,
-    by_lag,
     exit_code,
     hold_against,
     read_expectations,
@@ -36,6 +37,7 @@ from harness.store.conform_result import (
     Failure,
     Level,
     Verdict,
+    Way,
 )
 from tests.made_up.rows import request_row
 
@@ -240,16 +242,25 @@ def test_a_server_that_declares_to_drain_must_have_its_slots_back(
     assert "`drain`" in held.reason
 
 
-def test_what_a_late_client_left_open_is_no_word_about_the_server() -> None:
-    opened = CannotDecideError("the slots did not fill")
-    blamed = by_lag(opened, lag_s=0.011, step_s=0.02)
-    assert isinstance(blamed, HarnessError)
-    assert str(blamed) == (
-        "this client is 11 ms late at the median, more than half a step of 20 ms; the slots did "
-        "not fill"
-    )
-    assert by_lag(opened, lag_s=0.01, step_s=0.02) is opened
-    assert by_lag(NEVER, lag_s=0.5, step_s=0.02) is NEVER
+@pytest.mark.parametrize(("lag_s", "verdict"), [(0.006, "harness"), (0.005, "cannot_decide")])
+def test_what_a_late_client_left_open_is_no_word_about_the_server(
+    lag_s: float, verdict: str
+) -> None:
+    now = CALM._replace(lag_s=lag_s, step_p90_s=0.04)
+    with pytest.raises(CannotDecideError, match=r"too uneven to say .* median") as opened:
+        judge_recovery(tried(1, 90, 90), now, Bound(), controls=CONTROLS[:1])
+    assert settle_case(a_case(), opened.value).verdict == verdict
+
+    def look() -> Finding:
+        raise opened.value
+
+    ways: list[tuple[Way, str | None, Callable[[], Finding]]] = [
+        ("full_slots", None, look),
+        ("gauge", "no page shows it", look),
+    ]
+    with pytest.raises(type(opened.value), match="by gauge: no page shows it"):
+        by_first(ways, give_up=lambda: None)
+    assert by_first([*ways, ("quiet", None, lambda: GOOD)], give_up=lambda: None) is GOOD
 
 
 def a_row(left_ns: int | None = None, heard_ns: int | None = None) -> RequestRow:
