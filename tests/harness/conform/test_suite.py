@@ -97,7 +97,7 @@ def a_suite(
     all_cases()
     clock = count(0.0, SECONDS_A_LOOK)
     script = json.dumps(dict(zip(IDS, acts, strict=True)))
-    changes = {"config": GIVEN, "clock_s": lambda: next(clock)} | changes
+    more: dict[str, Any] = {"config": GIVEN, "clock_s": lambda: next(clock)} | changes
     return Suite(
         secrets=[KEY],
         order=Order(
@@ -123,7 +123,7 @@ def a_suite(
         show=Shown(),
         interruption=Interruption(),
         command=lambda: [sys.executable, "-c", CHILD, script],
-        **changes,
+        **more,
     )
 
 
