@@ -170,7 +170,7 @@ def test_a_death_is_laid_at_an_earlier_case_and_nothing_more_is_decided(tmp_path
 
 def test_the_rest_is_not_run_when_the_time_is_up(tmp_path: Path) -> None:
     short = dataclasses.replace(GIVEN, max_seconds=5.0)
-    suite = a_suite(tmp_path, ["pass"] * 3, config=short, until_s=SECONDS_A_LOOK)
+    suite = a_suite(tmp_path, ["pass", "hang", "hang"], config=short, until_s=SECONDS_A_LOOK)
     assert suite.run() is None
     result = suite.finish()
     assert result.not_run.keys() | {one.id for one in result.cases} == set(IDS)
