@@ -2,12 +2,15 @@
 
 Method B, bystander: greedy streams beside clients that leave, against a control without. Servers
 whose texts depend on the batch repeat themselves only by chance. So another text is held against a
-server only if it comes twice, while the control repeats itself.
+server only if it comes twice, while the control repeats itself; where the control does not, only if
+texts differ from it far more often than it differs from itself.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+
+from scipy import stats
 
 from harness.conform.bench import Bench
 from harness.conform.finding import Evidence, Finding
@@ -24,6 +27,9 @@ MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
 SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
 _SPARE_TOKENS: Final = 24  # that an answer still has when its client leaves
 SHOWN: Final = 200  # characters
+VARYING_ROUNDS: Final = 4  # of control and act, where the control does not repeat itself
+_CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
+_LIKELY: Final = 0.05  # above it they do not
 Rows = list[RequestRow]
 
 
@@ -124,12 +130,53 @@ def compared(
         return first
     settle()
     again = control()
-    if list(map(seen, again)) != list(map(seen, before)):
-        raise CannotDecideError(f"a {what} differs between two runs without any leave")
     second = _beside(again, act(), seen, what, whose)
+    if second.failure is not None and "changed" not in second.evidence:
+        return second
+    varying = _beside(before, again, seen, what, whose)
+    if varying.failure is not None:
+        controls, acts = [varying], [first, second]
+        while len(acts) < VARYING_ROUNDS:
+            settle()
+            before, again = again, control()
+            controls.append(_beside(before, again, seen, what, whose))
+            acts.append(_beside(again, act(), seen, what, whose))
+        return _more_often(acts, controls, what)
     if second.failure is None:
         raise CannotDecideError(f"{first.reason}, but not a second time")
     return second
+
+
+def _more_often(acts: Sequence[Finding], controls: Sequence[Finding], what: str) -> Finding:
+    """Fisher's exact test of how often a stream differs from the control before it: in the act, and
+    in the next control. Raises CannotDecideError."""
+    cut = next((one for one in acts if one.failure and "changed" not in one.evidence), None)
+    if cut is not None:
+        return cut
+    changed, streams, own, own_streams = (
+        sum(int(one.evidence.get(name) or 0) for one in findings)
+        for findings in (acts, controls)
+        for name in ("changed", "streams")
+    )
+    if own == own_streams:
+        raise CannotDecideError(f"each {what} differs between two runs without any leave")
+    table = [[changed, streams - changed], [own, own_streams - own]]
+    chance = float(stats.fisher_exact(table, alternative="greater").pvalue)
+    shares = (
+        f"{changed} of {streams} differ from the control, and without any leave "
+        f"{own} of {own_streams}"
+    )
+    evidence: Evidence = {
+        "streams": streams,
+        "changed": changed,
+        "control_streams": own_streams,
+        "control_changed": own,
+    }
+    if chance < _CERTAIN:
+        return Finding(Failure.HARM, f"a {what} changes with leaves: {shares}", evidence)
+    if chance < _LIKELY:
+        raise CannotDecideError(f"a {what} may change with leaves: {shares}")
+    return Finding(None, f"this server's {what}s vary, but not with leaves: {shares}", evidence)
 
 
 def _beside(
