@@ -279,17 +279,20 @@ class _Outputs:
 
 
 def _run(config: "ConformConfig", outputs: _Outputs, *, quiet: bool) -> int:
+    from harness.conform import reports
     from harness.conform.bad_server import table
-    from harness.conform.badge import BADGE_MARK, as_badge
-    from harness.conform.reports import MARKDOWN_MARK, as_junit, as_markdown, draw_page
     from harness.conform.suite import conform
     from harness.gate.reports import JUNIT_MARK
     from harness.run.process import Interruption
     from harness.run.progress import ProgressConsole, choose_progress
 
-    check_output(outputs.junit, ours=JUNIT_MARK)
-    check_output(outputs.markdown, ours=MARKDOWN_MARK)
-    check_output(outputs.badge, ours=BADGE_MARK)
+    files = (
+        (outputs.junit, JUNIT_MARK, reports.as_junit),
+        (outputs.markdown, reports.MARKDOWN_MARK, lambda one: reports.as_markdown(one).encode()),
+        (outputs.badge, reports.BADGE_MARK, reports.as_badge),
+    )
+    for file, mark, _ in files:
+        check_output(file, ours=mark)
     show = Terminal(Console(stderr=outputs.is_stdout_taken), is_quiet=quiet)
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     with Interruption() as interruption:
@@ -298,13 +301,10 @@ def _run(config: "ConformConfig", outputs: _Outputs, *, quiet: bool) -> int:
         finally:
             show.close()
         result = finished.result
-        if outputs.junit is not None:
-            write_output(outputs.junit, as_junit(result), ours=JUNIT_MARK)
-        if outputs.markdown is not None:
-            write_output(outputs.markdown, as_markdown(result).encode(), ours=MARKDOWN_MARK)
-        if outputs.badge is not None:
-            write_output(outputs.badge, as_badge(result), ours=BADGE_MARK)
-        page = draw_page(finished.folder)
+        for file, mark, made in files:
+            if file is not None:
+                write_output(file, made(result), ours=mark)
+        page = reports.draw_page(finished.folder)
     if outputs.as_json:
         print((finished.folder / CONFORM_FILE).read_text(), end="")  # noqa: T201
     if config.against == "bad" and not config.gentle:

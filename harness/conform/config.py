@@ -1,7 +1,12 @@
-"""One `walkaway conform`, as typed, and the cases that it asks for."""
+"""One `walkaway conform`, as typed, and the cases that it asks for.
 
-from collections.abc import Sequence
+The dated suites are lists of cases that stay as they are once they are released: suites/DATE.txt
+names a case a line. A case that comes later is in a later suite, and none is ever renamed.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +15,6 @@ from harness.conform.case import CASES, Case, select
 from harness.conform.cases import load_cases
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
-from harness.conform.suites import cases_of
 from harness.errors import ConfigError
 from harness.http_client import LOAD_THIS_HOST
 from harness.load.wire_log import MASK
@@ -26,6 +30,9 @@ OWN_ENGINE: Final = EngineSettings(
     max_num_batched_tokens=256,  # a long prompt in many chunks
     num_blocks=512,
 )
+
+
+_SUITES: Final = files("harness.conform") / "suites"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,21 @@ class ConformConfig:
 def all_cases() -> list[Case]:
     load_cases()
     return list(CASES.values())
+
+
+def known_suites() -> list[str]:
+    """The oldest first."""
+    names = (file.name for file in _SUITES.iterdir())
+    return sorted(name.removesuffix(".txt") for name in names if name.endswith(".txt"))
+
+
+def cases_of(suite: str, cases: Iterable[Case]) -> list[Case]:
+    """Those of `cases` that are in the suite. Raises ConfigError for an unknown one."""
+    known = known_suites()
+    if suite not in known:
+        raise ConfigError(f"--suite {suite}: there is no such suite; known: {', '.join(known)}")
+    ids = set((_SUITES / f"{suite}.txt").read_text(encoding="utf-8").split())
+    return [case for case in cases if case.id in ids]
 
 
 def _gentle(config: ConformConfig) -> Case:

@@ -1,5 +1,7 @@
-"""A conformance run for others: JUnit for a CI's tests, Markdown for a step summary, the page."""
+"""A conformance run for others: JUnit for a CI's tests, Markdown for a step summary, a badge, the
+page."""
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +13,8 @@ from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, V
 
 PAGE: Final = "index.html"
 MARKDOWN_MARK: Final = b"### walkaway conform: "  # in the head of each such file
+BADGE_MARK: Final = b'"label": "walkaway conform'  # likewise
+_BADGE_COLORS: Final = {0: "brightgreen", 3: "red", 4: "yellow"}  # by exit code
 _PAGE_S: Final = 60.0
 _SIGNS: Final = {
     Verdict.PASS: "✅",
@@ -93,6 +97,21 @@ def _tag(one: CaseResult, *, strict: bool) -> Tag:
     if one.verdict in UNDECIDED and is_judged(one, strict=strict):
         return "error"
     return "system-out" if one.verdict in (Verdict.PASS, Verdict.INFO) else "skipped"
+
+
+def as_badge(result: ConformResult) -> bytes:
+    """For shields.io, which reads such a file from an address (its "endpoint")."""
+    suite = f" {result.suite}" if result.suite else ""
+    verdicts = [one.verdict for one in result.cases]
+    passed, undecided = verdicts.count(Verdict.PASS), sum(one in UNDECIDED for one in verdicts)
+    said = f"{passed} of {passed + verdicts.count(Verdict.FAIL)} pass"
+    badge = {
+        "schemaVersion": 1,
+        "label": f"walkaway conform{suite}",
+        "message": f"{said}, {undecided} undecided" if undecided else said,
+        "color": _BADGE_COLORS.get(result.exit_code, "lightgrey"),
+    }
+    return json.dumps(badge, indent=2).encode() + b"\n"
 
 
 def draw_page(folder: Path) -> Path | None:

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from harness.conform.bad_server import WAYS, table
-from harness.conform.badge import as_badge
-from harness.conform.config import ConformConfig, all_cases, chosen_cases
+from harness.conform.config import (
+    ConformConfig,
+    all_cases,
+    cases_of,
+    chosen_cases,
+    known_suites,
+)
 from harness.conform.pacing import in_order, time_left, typical_times
+from harness.conform.reports import as_badge
 from harness.conform.sentence import sentence
-from harness.conform.suites import cases_of, known_suites
 from harness.errors import ConfigError
 from harness.store.conform_result import CaseResult, Level, Verdict
 from tests.made_up.conform import conform_result
