@@ -1,15 +1,16 @@
 """Clients that leave in numbers, and those that stay beside them: what several cases do.
 
-Method B, bystander: greedy streams beside clients that leave, against a control without. Servers
-whose texts depend on the batch repeat themselves only by chance. So another text is held against a
-server only if it comes twice, while the control repeats itself; where the control does not, only if
-texts differ from it far more often than it differs from itself.
+Method B, bystander: greedy streams beside clients that leave, against a control without. Some
+servers' texts depend on the batch. So another text is held against a server only if it comes twice,
+and the control repeats itself, also without a neighbour; where it does not, only if texts change
+far more often with leaves than without.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
 from scipy import stats
 
 from harness.conform.bench import Bench
@@ -27,7 +28,6 @@ MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
 SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
 _SPARE_TOKENS: Final = 24  # that an answer still has when its client leaves
 SHOWN: Final = 200  # characters
-VARYING_ROUNDS: Final = 4  # of control and act, where the control does not repeat itself
 _CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
 _LIKELY: Final = 0.05  # above it they do not
 Rows = list[RequestRow]
@@ -96,6 +96,11 @@ def start_greedy(
     return [bench.start(asked, canary_prompt(one, tokens=size, scale=scale)) for one in numbers]
 
 
+def one_by_one(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
+    """The same streams, with no other request beside them."""
+    return [rows_of(start_greedy(bench, [one], tokens))[0] for one in numbers]
+
+
 def greedy_when_admitted(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
     """Of a server that refuses requests beyond its slots: each is sent until it is taken."""
     until_s = time.perf_counter() + bench.patience.filler_s
@@ -117,61 +122,49 @@ def compared(
     act: Callable[[], Rows],
     seen: Callable[[RequestRow], object] = lambda row: row.answer,
     *,
+    alone: Callable[[], Rows],
     what: str = "text",
     whose: str = "streams that stayed",
     settle: Callable[[], None],
 ) -> Finding:
     """Method B: what is `seen` of the streams of the act, against those of the control. A stream
-    that is not whole is red at once. `whose`: what these streams are, in words. `settle` waits
-    until the leaves have no effect any more. Raises CannotDecideError."""
+    that is not whole is red at once. `alone`: the same streams one by one. `whose`: what these
+    streams are, in words. `settle` waits until the leaves have no effect any more. Raises
+    CannotDecideError."""
     before = control()
     first = _beside(before, act(), seen, what, whose)
     if "changed" not in first.evidence:
         return first
     settle()
     again = control()
+    own = max(_num_changed(before, again, seen), _num_changed(before, alone(), seen))
     second = _beside(again, act(), seen, what, whose)
     if second.failure is not None and "changed" not in second.evidence:
         return second
-    varying = _beside(before, again, seen, what, whose)
-    if varying.failure is not None:
-        controls, acts = [varying], [first, second]
-        while len(acts) < VARYING_ROUNDS:
-            settle()
-            before, again = again, control()
-            controls.append(_beside(before, again, seen, what, whose))
-            acts.append(_beside(again, act(), seen, what, whose))
-        return _more_often(acts, controls, what)
+    if own:
+        changed = sum(int(one.evidence.get("changed") or 0) for one in (first, second))
+        return _more_often(changed, own, len(before), what)
     if second.failure is None:
         raise CannotDecideError(f"{first.reason}, but not a second time")
     return second
 
 
-def _more_often(acts: Sequence[Finding], controls: Sequence[Finding], what: str) -> Finding:
-    """Fisher's exact test of how often a stream differs from the control before it: in the act, and
-    in the next control. Raises CannotDecideError."""
-    cut = next((one for one in acts if one.failure and "changed" not in one.evidence), None)
-    if cut is not None:
-        return cut
-    changed, streams, own, own_streams = (
-        sum(int(one.evidence.get(name) or 0) for one in findings)
-        for findings in (acts, controls)
-        for name in ("changed", "streams")
-    )
-    if own == own_streams:
+def _num_changed(before: Rows, rows: Rows, seen: Callable[[RequestRow], object]) -> int:
+    return sum(seen(one) != seen(other) for one, other in zip(before, rows, strict=True))
+
+
+def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
+    """Fisher's exact test. `changed`: streams of two acts that differ from their control; `own`:
+    those of one that differ without a leave. Raises CannotDecideError."""
+    if own == streams:
         raise CannotDecideError(f"each {what} differs between two runs without any leave")
-    table = [[changed, streams - changed], [own, own_streams - own]]
+    table = np.array([[changed, 2 * streams - changed], [own, streams - own]])
     chance = float(stats.fisher_exact(table, alternative="greater").pvalue)
     shares = (
-        f"{changed} of {streams} differ from the control, and without any leave "
-        f"{own} of {own_streams}"
+        f"{changed} of {2 * streams} differ from the control, and without any leave "
+        f"{own} of {streams}"
     )
-    evidence: Evidence = {
-        "streams": streams,
-        "changed": changed,
-        "control_streams": own_streams,
-        "control_changed": own,
-    }
+    evidence: Evidence = {"streams": 2 * streams, "changed": changed, "changed_without_leaves": own}
     if chance < _CERTAIN:
         return Finding(Failure.HARM, f"a {what} changes with leaves: {shares}", evidence)
     if chance < _LIKELY:
@@ -252,4 +245,4 @@ def _start(
     bench: Bench, prompt_tokens: int | None, asked: RequestSpec | None = None
 ) -> list[LiveStream]:
     size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
-    return [bench.start(asked or bench.long(**size)) for _ in range(bench.slots)]
+    return [bench.start(asked or bench.long(**size)) for _ in range(bench.crowded)]

@@ -17,7 +17,7 @@ from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.waves import Rows, compared, leaver, rows_of, start_greedy
+from harness.conform.waves import Rows, compared, leaver, one_by_one, rows_of, start_greedy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import is_refused
@@ -49,7 +49,7 @@ FEWEST_TURNS, MOST_TURNS = 3, 8
     ),
 )
 def text(bench: Bench) -> Finding:
-    return compared(*turns_of(bench), settle=bench.cleaning.rest)
+    return compared(*turns_of(bench), alone=lambda: alone(bench), settle=bench.cleaning.rest)
 
 
 @case(
@@ -118,7 +118,13 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     ),
 )
 def ends(bench: Bench) -> Finding:
-    return compared(*turns_of(bench), end_of, what="end", settle=bench.cleaning.rest)
+    return compared(
+        *turns_of(bench),
+        end_of,
+        alone=lambda: alone(bench),
+        what="end",
+        settle=bench.cleaning.rest,
+    )
 
 
 def end_of(row: RequestRow) -> tuple[str | None, int | None]:
@@ -136,8 +142,7 @@ def beside(bench: Bench, *, leaving: bool) -> Rows:
     most = bench.crowd(2 * MOST_STREAMS)
     if most < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
-    tokens = QUICK_TOKENS if bench.is_quick else TOKENS
-    streams = start_greedy(bench, range(most // 2), tokens)
+    streams = start_greedy(bench, range(most // 2), greedy_tokens(bench))
     visits: Rows = []
     visitors = [
         Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})
@@ -154,6 +159,14 @@ def beside(bench: Bench, *, leaving: bool) -> Rows:
         why = next((row.error or row.outcome for row in visits if row not in went), "no end")
         raise CannotDecideError(f"only {len(went)} clients beside the streams {how}: {why}")
     return rows
+
+
+def alone(bench: Bench) -> Rows:
+    return one_by_one(bench, range(bench.crowd(2 * MOST_STREAMS) // 2), greedy_tokens(bench))
+
+
+def greedy_tokens(bench: Bench) -> int:
+    return QUICK_TOKENS if bench.is_quick else TOKENS
 
 
 def visit(

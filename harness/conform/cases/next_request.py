@@ -15,6 +15,7 @@ from harness.conform.waves import (
     greedy_when_admitted,
     leave_each,
     leaver,
+    one_by_one,
     rows_of,
     start_greedy,
 )
@@ -78,6 +79,7 @@ def text(bench: Bench) -> Finding:
     return compared(
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=False),
         lambda: queued_behind(bench, TEXT_TOKENS, leaving=True),
+        alone=lambda: alone(bench),
         whose="requests that came next",
         settle=bench.cleaning.rest,
     )
@@ -93,7 +95,7 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     before = [bench.start(asked) for _ in range(slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)
-    numbers = range(FIRST_NUMBER, FIRST_NUMBER + slots)
+    numbers = numbers_of(slots)
     queued = [] if bench.facts.refuses else start_greedy(bench, numbers, tokens)
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:
@@ -102,6 +104,15 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
         return greedy_when_admitted(bench, numbers, tokens)
     queued += start_greedy(bench, numbers, tokens)
     return rows_of(queued)
+
+
+def alone(bench: Bench) -> Rows:
+    rows = one_by_one(bench, numbers_of(bench.crowd(MOST_BEFORE)), TEXT_TOKENS)
+    return rows if bench.facts.refuses else [*rows, *rows]
+
+
+def numbers_of(slots: int) -> range:
+    return range(FIRST_NUMBER, FIRST_NUMBER + slots)
 
 
 @case(

@@ -7,7 +7,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case
 from harness.conform.cases.stream import unary_leave
 from harness.conform.finding import Finding
-from harness.conform.waves import compared, leaver, rows_of, start_greedy
+from harness.conform.waves import compared, leaver, one_by_one, rows_of, start_greedy
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
@@ -108,6 +108,7 @@ def queue_bystander(bench: Bench) -> Finding:
     return compared(
         lambda: _beside(bench, leavers=0),
         lambda: _beside(bench, leavers=LEAVERS),
+        alone=lambda: one_by_one(bench, range(bench.crowd(MOST_GREEDY)), GREEDY_TOKENS),
         settle=bench.cleaning.rest,
     )
 

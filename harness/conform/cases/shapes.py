@@ -6,7 +6,7 @@ from typing import Final
 from harness.conform.bench import Bench
 from harness.conform.case import FREED, case, reports
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import Rows, compared, rows_of, start_greedy, wait_each
+from harness.conform.waves import Rows, compared, one_by_one, rows_of, start_greedy, wait_each
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.formatting import quantity
@@ -170,6 +170,7 @@ def rst_one(bench: Bench) -> Finding:
         beside = compared(
             lambda: _siblings(bench, leaves=False),
             lambda: _siblings(bench, leaves=True),
+            alone=lambda: one_by_one(bench, range(1, SIBLINGS), SIBLING_TOKENS),
             settle=bench.cleaning.rest,
         )
         return bench.recoveries.find() if beside.failure is None else beside
