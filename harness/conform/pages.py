@@ -11,7 +11,7 @@ import httpx
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.http_client import Place, http_client, request_headers
+from harness.load.session import asking_client
 from harness.records import MetricSample
 from harness.workload.plan import LoadPlan
 
@@ -40,7 +40,7 @@ class Pages:
         self._plan = plan
         self.judged = judged
         self._every = every
-        self._client = self._new_client()
+        self._client = asking_client(plan, _PAGE_S)
 
     def counters(self) -> dict[str, float]:
         """The target's metrics by role, read now. Raises RefusedError without any."""
@@ -59,19 +59,9 @@ class Pages:
     def polling(self) -> Iterator[Polled]:
         """Read the first page ten times a second, and look at nothing in it."""
         polled = Polled(self._every[0])
-        with self._new_client() as client:
+        with asking_client(self._plan, _PAGE_S) as client:
             reader = gevent.spawn(polled.keep_reading, client)
             try:
                 yield polled
             finally:
                 reader.kill()
-
-    def _new_client(self) -> httpx.Client:
-        headers = request_headers(self._plan.headers, self._plan.api_key_env)
-        return http_client(
-            headers,
-            ca_file=self._plan.ca_file,
-            timeout_s=_PAGE_S,
-            longest_s=_PAGE_S,
-            place=Place(self._plan.url, self._plan.address),
-        )

@@ -9,10 +9,11 @@ from urllib.parse import quote
 import httpx
 
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.http_client import Place, http_client, request_headers, why_unread
+from harness.http_client import why_unread
 from harness.load.chunk import DONE, NONSENSE
 from harness.load.dialect import dialect_of, request_body
 from harness.load.loose import values_of
+from harness.load.session import asking_client
 from harness.load.sse import EndlessEventError, Event, events_of
 from harness.records import Delivery
 from harness.run.settle import read_health
@@ -35,14 +36,7 @@ class Routes:
         if not plan.target.http:
             raise RefusedError("the target speaks no HTTP")
         self._plan = plan
-        headers = request_headers(plan.headers, plan.api_key_env)
-        self._client = http_client(
-            headers,
-            ca_file=plan.ca_file,
-            timeout_s=longest_s,
-            longest_s=longest_s,
-            place=Place(plan.url, plan.address),
-        )
+        self._client = asking_client(plan, longest_s)
 
     def close(self) -> None:
         self._client.close()

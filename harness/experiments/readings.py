@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from harness.collect.scrape import fetch_page, parse_page, read_roles
 from harness.collect.source import SourceError, jittered
 from harness.experiments.outcome import CannotDecideError
-from harness.http_client import Place, http_client, request_headers
+from harness.load.session import asking_client
 from harness.workload.plan import LoadPlan
 from harness.workload.target import MetricSource, Target
 
@@ -110,13 +110,7 @@ class RunningGauge:
         self._sources = [metrics["running"]]
         if with_waiting and "waiting" in metrics and metrics["waiting"].trust in _TRUSTED:
             self._sources.append(metrics["waiting"])
-        self._client = http_client(
-            request_headers(plan.headers, plan.api_key_env),
-            ca_file=plan.ca_file,
-            timeout_s=_PAGE_S,
-            longest_s=_PAGE_S,
-            place=Place(plan.url, plan.address),
-        )
+        self._client = asking_client(plan, _PAGE_S)
 
     def read(self) -> float:
         pages = [fetch_page(self._client, url) for url in self._urls]

@@ -10,6 +10,9 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
+import httpx
+
+from harness.http_client import Place, http_client, request_headers
 from harness.load.client import LoadClient, StreamClient
 from harness.load.rows import ShardWriter
 from harness.load.wire_log import WireLog
@@ -19,6 +22,17 @@ from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, paged_prompt, prompt
+
+
+def asking_client(plan: LoadPlan, longest_s: float) -> httpx.Client:
+    """For questions to the load's server that are no load. `longest_s`: of a whole answer."""
+    return http_client(
+        request_headers(plan.headers, plan.api_key_env),
+        ca_file=plan.ca_file,
+        timeout_s=longest_s,
+        longest_s=longest_s,
+        place=Place(plan.url, plan.address),
+    )
 
 
 class LoadSession:
