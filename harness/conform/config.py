@@ -5,7 +5,7 @@ names a case a line. A case that comes later is in a later suite, and none is ev
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from harness.conform.pacing import in_order
 from harness.errors import ConfigError
 from harness.http_client import LOAD_THIS_HOST
 from harness.load.wire_log import MASK
+from harness.run.run_config import ServerConfig
 from harness.workload.workload import EngineSettings
 
 # The bundled engine as a target: steps of a fixed length, and so few blocks that memory has an end.
@@ -36,18 +37,10 @@ _SUITES: Final = files("harness.conform") / "suites"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConformConfig:
+class ConformConfig(ServerConfig):
     """One `walkaway conform`, as typed."""
 
     wanted: Sequence[str] = ()
-    target_url: str | None = None
-    engine: str = "reference"
-    model: str | None = None
-    metrics_urls: list[str] = field(default_factory=list)
-    api_key_env: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    ca_file: str | None = None
-    loads_any_host: bool = False
     slots: int | None = None
     pid: int | None = None
     direct: str | None = None
@@ -63,8 +56,6 @@ class ConformConfig:
     gentle: bool = False
     seed: int = 0
     expected: Path | None = None
-    out: Path | None = None
-    command: list[str] = field(default_factory=list)
 
     @property
     def gentle_s(self) -> float:

@@ -95,15 +95,7 @@ def _access(config: ConformConfig) -> Access:
     target = find_target(config.engine, is_named=config.target_url is not None)
     if (why := why_unspoken(target.protocol, target)) is not None:
         raise ConfigError(f"--engine {config.engine}: {why}")
-    return Access.of(
-        target,
-        url=config.target_url,
-        metrics_urls=config.metrics_urls,
-        headers=config.headers,
-        api_key_env=config.api_key_env,
-        ca_file=config.ca_file,
-        loads_any_host=config.loads_any_host,
-    )
+    return Access.of(target, config)
 
 
 def _blank(config: ConformConfig, target: Target) -> ConformResult:

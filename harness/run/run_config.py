@@ -52,6 +52,23 @@ UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """What any command is told about a server and its result, as typed. `loads_any_host`: loopback
+    or not."""
+
+    target_url: str | None = None
+    engine: str = "reference"
+    model: str | None = None
+    metrics_urls: list[str] = field(default_factory=list)
+    api_key_env: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
+    loads_any_host: bool = False
+    out: Path | None = None
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """How the server is reached: flags, checked. `url` None: it is started. `headers` includes the
     API key's. `place`: of the server at `url`, for everything that is sent to it."""
@@ -64,26 +81,16 @@ class Access:
     ca_file: str | None
 
     @classmethod
-    def of(
-        cls,
-        target: Target,
-        *,
-        url: str | None,
-        metrics_urls: Sequence[str],
-        headers: dict[str, str],
-        api_key_env: str | None,
-        ca_file: str | None,
-        loads_any_host: bool,
-    ) -> Self:
+    def of(cls, target: Target, config: ServerConfig) -> Self:
         """Raises ConfigError."""
-        url = None if url is None else _check_url(url, target)
+        url = None if config.target_url is None else _check_url(config.target_url, target)
         return cls(
             target=target,
             url=url,
-            place=None if url is None else check_host(url, is_allowed=loads_any_host),
-            metrics_urls=[check_metrics_url(url) for url in metrics_urls],
-            headers=request_headers(headers, api_key_env),
-            ca_file=ca_file,
+            place=None if url is None else check_host(url, is_allowed=config.loads_any_host),
+            metrics_urls=[check_metrics_url(url) for url in config.metrics_urls],
+            headers=request_headers(config.headers, config.api_key_env),
+            ca_file=config.ca_file,
         )
 
     def new_client(self, timeout_s: float, *, longest_s: float) -> httpx.Client:
@@ -97,29 +104,19 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class RunConfig(ServerConfig):
     """One `walkaway run`, as typed.
 
     Without `target_url` the run starts a server: an arm's own `target_command`, which must serve
-    within `ready_s` seconds, else the bundled engine. `loads_any_host`: loopback or not.
+    within `ready_s` seconds, else the bundled engine.
     """
 
     workload: str
     settings: list[str] = field(default_factory=list)
-    target_url: str | None = None
     target_command: list[str] | None = None
     ready_s: float = 0.0
-    engine: str = "reference"
-    model: str | None = None
-    metrics_urls: list[str] = field(default_factory=list)
-    api_key_env: str | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    ca_file: str | None = None
-    loads_any_host: bool = False
-    out: Path | None = None
     has_scraping: bool = True
     has_probe_phase: bool = False
-    command: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,15 +224,7 @@ def _resolve(
     check_trace(workload, folder)
     if (gpu_url := workload.collect.gpu_metrics_url) is not None:
         check_metrics_url(gpu_url, flag="--gpu-metrics-url")
-    access = Access.of(
-        target,
-        url=config.target_url,
-        metrics_urls=config.metrics_urls,
-        headers=config.headers,
-        api_key_env=config.api_key_env,
-        ca_file=config.ca_file,
-        loads_any_host=config.loads_any_host,
-    )
+    access = Access.of(target, config)
     return ResolvedRun(config=config, workload=workload, access=access, folder=folder, arm=arm)
 
 
