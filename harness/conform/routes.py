@@ -28,6 +28,14 @@ class Reply(NamedTuple):
     status: int
     body: dict[str, Any]
 
+    @property
+    def is_good(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def is_refused(self) -> bool:
+        return 400 <= self.status < 500
+
 
 class Routes:
     """Raises RefusedError for a target without HTTP, CannotDecideError if no answer comes."""

@@ -8,13 +8,12 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import MOST_AT_ONCE, leave_each
+from harness.conform.waves import MOST_AT_ONCE, SPREAD_STEPS, leave_each
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.load.dialect import route
 from harness.records import Outcome
 from harness.store.conform_result import Failure, Level
 
-SPREAD_STEPS: Final = 8  # of the moments at which clients leave: prefill and answer
 NOT_OFFERED: Final = (404, 405, 501)
 
 
@@ -94,14 +93,13 @@ def swap(adapter: Adapter) -> float:
     if unloaded.status in NOT_OFFERED:
         raise RefusedError(f"adapters cannot be unloaded here: status {unloaded.status}")
     for reply, what in ((unloaded, "its unload"), (adapter.load(), "its load")):
-        if not 200 <= reply.status < 300:
+        if not reply.is_good:
             raise CannotDecideError(f"{what} has status {reply.status}")
     return time.perf_counter() - began_s
 
 
 def leave_in_numbers(bench: Bench, asked: dict[str, Any]) -> int:
-    count = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE)
-    streams = [bench.start(bench.long(**asked)) for _ in range(count)]
+    streams = [bench.start(bench.long(**asked)) for _ in range(bench.crowd(MOST_AT_ONCE))]
     bench.pause(0)  # the requests go out
     spread_s = bench.ttft_s + SPREAD_STEPS * bench.step_s
     return len(leave_each(bench, streams, within_s=spread_s))

@@ -36,7 +36,7 @@ class Responses:
         """The id of one in the background. Raises RefusedError if the server has none."""
         reply = self.ask(tokens, background=True)
         name, status = reply.body.get("id"), reply.body.get("status")
-        if not 200 <= reply.status < 300 or not isinstance(name, str):
+        if not reply.is_good or not isinstance(name, str):
             raise RefusedError(
                 f"POST {self._path} with `background` was answered with status {reply.status}"
             )
@@ -105,7 +105,7 @@ def wrong_in(replies: Mapping[str, Reply], *, was: str | None, now: str | None) 
         return f"the cancel of a background answer that was {was} made it {now}"
     if foreground is None:
         return None
-    if not 400 <= foreground.status < 500:
+    if not foreground.is_refused:
         return f"the cancel of an answer without `background` has status {foreground.status}"
     if (words := _words(ended)) and words == _words(foreground):
         return f"an ended background answer is refused like one without `background`: {words}"
@@ -116,28 +116,28 @@ def _words(reply: Reply) -> str | None:
     """With which a cancel is refused."""
     error = reply.body.get("error", reply.body)
     words = error.get("message") if isinstance(error, dict) else error
-    return words if 400 <= reply.status < 500 and isinstance(words, str) else None
+    return words if reply.is_refused and isinstance(words, str) else None
 
 
 def cancel_running(bench: Bench, responses: Responses, evidence: Evidence) -> Finding:
-    statuses: list[int] = []
+    replies: list[Reply] = []
     ends: list[str | None] = []
 
     def leave() -> int:
         names = [responses.begin(bench.patience.answer_tokens) for _ in range(bench.slots)]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
-        statuses.extend(responses.cancel(name).status for name in names)
+        replies.extend(map(responses.cancel, names))
         ends.extend(responses.end_of(name, bench.settle_s) for name in names)
         return len(names)
 
     held = bench.occupancy.held(leave)
-    evidence = evidence | {"cancelled": len(statuses), "held": held, "ended_as": ends[0]}
-    if refused := [status for status in statuses if not 200 <= status < 300]:
+    evidence = evidence | {"cancelled": len(replies), "held": held, "ended_as": ends[0]}
+    if refused := [reply.status for reply in replies if not reply.is_good]:
         said = f"the cancel of a running background answer has status {refused[0]}"
         return Finding(Failure.HARM, said, evidence)
     said = f"{held} of {bench.slots} slots are held after as many background answers were cancelled"
     if not held and set(ends) != {CANCELLED}:
         other = next(end for end in ends if end != CANCELLED)
         return Finding(Failure.HARM, f"a cancelled background answer is {other}", evidence)
-    good = f"{len(statuses)} background answers ended when they were cancelled"
+    good = f"{len(replies)} background answers ended when they were cancelled"
     return found(good, said if held else None, evidence, Failure.NEVER)

@@ -9,6 +9,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
+from harness.conform.waves import wait_each
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Delivery, Outcome, Way
@@ -35,8 +36,7 @@ WHOLE: Final = ("stop", "length")  # finish reasons
 def cancel(bench: Bench) -> Finding:
     routes = Routes(bench.session.plan)
     live = bench.start(bench.long())
-    if not live.wait_tokens(2, READY_S):
-        raise CannotDecideError("the request that was to be cancelled did not begin")
+    wait_each([live], 2)
     name = live.spec.request_id
     done = bench.whole(bench.short(4)).request_id
     names = {"live": name, "twice": name, "finished": done, "unknown": f"unknown-{token_hex(4)}"}
@@ -53,7 +53,7 @@ def judge_answers(answers: Mapping[str, tuple[str, Reply]]) -> Finding:
     """`answers`: the request's id and the reply, by the kind of request."""
     wrong = None
     for kind, (name, reply) in answers.items():
-        if reply.status >= 500 or (kind == "live" and not 200 <= reply.status < 300):
+        if reply.status >= 500 or (kind == "live" and not reply.is_good):
             wrong = wrong or f"cancelling a request ({kind}) has status {reply.status}"
         if kind in ("finished", "unknown") and gist(name, reply) == gist(*answers["live"]):
             wrong = wrong or f"cancelling a request ({kind}) is answered like that of a live one"
@@ -82,10 +82,9 @@ def ids(bench: Bench) -> Finding:
     name = f"w{token_hex(4)}"
     cancelled = bench.start(bench.long(request_id=name))
     namesake = bench.start(bench.short(64, request_id=f"{name}1"))
-    if not (cancelled.wait_tokens(4, READY_S) and namesake.wait_tokens(4, READY_S)):
-        raise CannotDecideError("two requests did not run at once")
+    wait_each([cancelled, namesake], 4)
     reply = Routes(bench.session.plan).cancel(name)
-    if not 200 <= reply.status < 300:
+    if not reply.is_good:
         raise CannotDecideError(f"the server keeps no ids of clients (status {reply.status})")
     if cancelled.join(bench.settle_s) is None:
         return Finding(Failure.NEVER, "the cancelled request went on", {})
@@ -118,10 +117,10 @@ def label(bench: Bench) -> Finding:
         live = bench.start(bench.long(delivery=delivery))
         if delivery is Delivery.UNARY:
             bench.pause(bench.ttft_s + LABEL_TOKENS * bench.step_s)
-        elif not live.wait_tokens(LABEL_TOKENS, READY_S):
-            raise CannotDecideError("the request that was to be cancelled did not begin")
+        else:
+            wait_each([live], LABEL_TOKENS)
         reply = routes.cancel(live.spec.request_id)
-        if not 200 <= reply.status < 300:
+        if not reply.is_good:
             raise CannotDecideError(f"a live request was not cancelled (status {reply.status})")
         if (row := live.join(bench.settle_s)) is None:
             return Finding(Failure.NEVER, "a cancelled request went on", evidence)

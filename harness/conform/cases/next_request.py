@@ -21,6 +21,7 @@ from harness.conform.waves import (
 )
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
+from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
 
 ROUNDS: Final = 3
@@ -29,7 +30,6 @@ TEXT_TOKENS: Final = 16
 MOST_BEFORE: Final = 16  # that leave or end before them
 CACHED_PROMPT: Final = 2000
 FIRST_NUMBER: Final = 100  # of the prompts here
-RESPONSES: Final = "/v1/responses"
 STOPPED_AFTER: Final = 64  # pieces
 TEMPLATE_TOKENS: Final = 12  # that a chat template may put around an empty answer
 
@@ -174,6 +174,7 @@ def session_clean(bench: Bench) -> Finding:
     plan = bench.session.plan
     return stop_a_turn(
         Routes(plan),
+        route(plan.target.path, "responses"),
         plan.model,
         long_tokens=bench.patience.answer_tokens,
         settle=lambda: bench.pause(bench.settle_s),
@@ -181,30 +182,31 @@ def session_clean(bench: Bench) -> Finding:
 
 
 def stop_a_turn(
-    routes: Routes, model: str, *, long_tokens: int, settle: Callable[[], None]
+    routes: Routes, path: str, model: str, *, long_tokens: int, settle: Callable[[], None]
 ) -> Finding:
     asked: dict[str, Any] = {"model": model, "input": "And what happened then?", "store": True}
 
     def turn(previous: str | None) -> Reply:
         chain = {} if previous is None else {"previous_response_id": previous}
-        return routes.post(RESPONSES, {**asked, **chain, "max_output_tokens": SHORT})
+        return routes.post(path, {**asked, **chain, "max_output_tokens": SHORT})
 
     first, alone = turn(None), turn(None)
     if first.status != 200:
-        raise RefusedError(f"POST {RESPONSES} was answered with status {first.status}")
+        raise RefusedError(f"POST {path} was answered with status {first.status}")
     second = turn(first.body.get("id"))
     if prompt_of(second) <= prompt_of(alone):
         raise RefusedError("the server keeps no answers: `previous_response_id` changes nothing")
-    stopped = stop(routes, {**asked, "max_output_tokens": long_tokens, "stream": True})
+    stopped = stop(routes, path, {**asked, "max_output_tokens": long_tokens, "stream": True})
     settle()
     after = turn(stopped)
     clean = prompt_of(second) - int(first.body["usage"]["output_tokens"])
     said = f"the next turn's prompt has {prompt_of(after)} tokens, {clean} without the stopped text"
-    is_refused = 400 <= after.status < 500
     is_clean = after.status == 200 and prompt_of(after) <= clean + TEMPLATE_TOKENS
     return found(
-        f"a stopped answer cannot be continued (status {after.status})" if is_refused else said,
-        None if is_refused or is_clean else f"{said} (status {after.status})",
+        f"a stopped answer cannot be continued (status {after.status})"
+        if after.is_refused
+        else said,
+        None if after.is_refused or is_clean else f"{said} (status {after.status})",
         {"status": after.status, "prompt_tokens": prompt_of(after), "clean_prompt_tokens": clean},
         Failure.HARM,
     )
@@ -214,10 +216,10 @@ def prompt_of(reply: Reply) -> int:
     return int((reply.body.get("usage") or {}).get("input_tokens", 0))
 
 
-def stop(routes: Routes, asked: dict[str, Any]) -> str | None:
+def stop(routes: Routes, path: str, asked: dict[str, Any]) -> str | None:
     """Leave a streamed answer; its id."""
     name, pieces = None, 0
-    with closing(routes.events(RESPONSES, asked)) as events:
+    with closing(routes.events(path, asked)) as events:
         for event in events:
             if not isinstance(event, dict):
                 continue

@@ -62,7 +62,7 @@ class Resumable:
         return stream.spec.headers[self._declared.header]
 
     def refused_stop(self) -> str | None:
-        wrong = [reply.status for reply in self.stops if not 200 <= reply.status < 300]
+        wrong = [reply.status for reply in self.stops if not reply.is_good]
         return f"a stop was answered with status {wrong[0]}" if wrong else None
 
 

@@ -93,7 +93,9 @@ def serving(keeps: int | str | None) -> Iterator[tuple[Server, Routes]]:
 
 def stop(keeps: int | str | None) -> Finding:
     with serving(keeps) as (server, routes):
-        return stop_a_turn(routes, "m", long_tokens=500, settle=lambda: closed(server))
+        return stop_a_turn(
+            routes, "/v1/responses", "m", long_tokens=500, settle=lambda: closed(server)
+        )
 
 
 def closed(server: Server) -> None:
