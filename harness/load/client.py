@@ -10,37 +10,31 @@ Connections that a way of leaving leaves open linger until the load ends, and ar
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 import httpx
-import msgspec
 
 from harness.http_client import is_out_of_handles
-from harness.load.connection import Connection, Deadline
-from harness.load.dialect import dialect_of, request_body
+from harness.load.connection import Connection
+from harness.load.conversation import Conversation, limits
 from harness.load.discarded import Discarded
+from harness.load.http_requests import HttpClient
 from harness.load.leave import leave
 from harness.load.reader import Reader, StreamReader, TappedReader, UnaryReader
 from harness.load.sse import EndlessEventError
-from harness.load.stream import ENDED_EARLY, StreamMachine
-from harness.load.transport import GaveUpError, SocketTransport, WireRequest, head_of
+from harness.load.stream import ENDED_EARLY
+from harness.load.transport import GaveUpError, WireRequest, head_of
 from harness.load.wire_log import WireLog
-from harness.records import Delivery, Outcome, RequestRow, Role, Way, WireClose
+from harness.records import Delivery, Outcome, RequestRow, Way, WireClose
 from harness.workload.abandon import LeaveRule, RequestSpec
-from harness.workload.event_scale import EventScale
-from harness.workload.observed_latency import StepEstimate
 from harness.workload.plan import LoadPlan
-from harness.workload.target import Target
-from harness.workload.workload import RunSettings
 
 _MAX_REFUSAL_BYTES: Final = 65536
 _SHOWN_CHARS: Final = 200
-Message = tuple[bytes, list[tuple[bytes, bytes]], bytes]  # path, header fields, body
 _KEEP_OPEN: Final = "import os\nwhile os.read(0, 4096): pass"
 
 
@@ -49,94 +43,7 @@ def keep_open(descriptors: Sequence[int]) -> None:
     subprocess.Popen([sys.executable, "-I", "-S", "-c", _KEEP_OPEN], pass_fds=descriptors)
 
 
-class Conversation(Protocol):
-    """One request and its answer."""
-
-    stream: StreamMachine
-
-    def see_through(self) -> None:
-        """Up to an outcome. Raises only for a mistake of ours, or because the load ends."""
-
-    def note_wire(self, row: RequestRow) -> None:
-        """Add what only the wire knows."""
-
-    def leave_at_once(self, way: Way | None) -> None:
-        """The user leaves now; `way` instead of the planned one. Called from another greenlet."""
-
-    @property
-    def waits_for_interrupt(self) -> bool:
-        """`leave_at_once` takes effect only when GaveUpError is raised in the waiting greenlet."""
-
-
-class LoadClient(ABC):
-    """`open_streams`: the requests now in flight."""
-
-    def __init__(self, plan: LoadPlan) -> None:
-        self.plan = plan
-        self.step = StepEstimate()
-        self.event_scale = EventScale(plan.counted_answers)
-        self.open_streams = 0
-        self.connect_s = plan.run.connect_timeout_s or plan.run.timeout_s
-
-    @abstractmethod
-    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> Conversation: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    def ask(
-        self,
-        spec: RequestSpec,
-        prompt: str,
-        leave_rule: LeaveRule,
-        keep: Callable[[RequestRow], None],
-    ) -> RequestRow:
-        """Send one request and see it through. `keep` gets its row, even if this call is killed."""
-        return self.see_through(self.begin(spec, prompt, leave_rule), keep)
-
-    def see_through(self, exchange: Conversation, keep: Callable[[RequestRow], None]) -> RequestRow:
-        stream = exchange.stream
-        self.open_streams += 1
-        try:
-            exchange.see_through()
-        except Exception as error:
-            if stream.outcome is None:
-                stream.break_off(time.perf_counter_ns(), f"a bug of the client: {error!r}")
-            raise
-        except BaseException:
-            if stream.outcome is None:
-                stream.cut(time.perf_counter_ns())
-            raise
-        finally:
-            self.open_streams -= 1
-            row = stream.row()
-            if self.plan.learns_events and (counted := stream.counted) is not None:
-                self.event_scale.observe(counted)
-            exchange.note_wire(row)
-            keep(row)
-        return row
-
-
-class Frontend:
-    """One of the server's frontends. A user keeps to one."""
-
-    def __init__(self, url: str, number: int, plan: LoadPlan, api_key: str | None) -> None:
-        self.number = number
-        self._base = url.rstrip("/")
-        self.url = httpx.URL(self._base + plan.target.path)
-        self.transport = SocketTransport(
-            self.url,
-            ca_file=plan.ca_file,
-            keep_alive=plan.run.keep_alive,
-            address=plan.address,
-        )
-        self.fields = _fields(plan, self.url, api_key)
-
-    def path(self, path: str) -> bytes:
-        return httpx.URL(self._base + path).raw_path
-
-
-class StreamClient(LoadClient):
+class StreamClient(HttpClient):
     """`give_up` is called with the reason when the client itself cannot go on."""
 
     def __init__(
@@ -147,12 +54,9 @@ class StreamClient(LoadClient):
         give_up: Callable[[str], None] = lambda _why: None,
         wire: WireLog | None = None,
     ) -> None:
-        super().__init__(plan)
-        self.wire = wire
+        super().__init__(plan, api_key=api_key, wire=wire)
         self.lingering: list[Connection] = []
         self.give_up = give_up
-        urls = enumerate(plan.urls or [plan.url])
-        self._frontends = [Frontend(url, number, plan, api_key) for number, url in urls]
 
     def close(self) -> None:
         """Close the idle connections and reset the lingering ones: now, or, if the plan says so,
@@ -162,30 +66,15 @@ class StreamClient(LoadClient):
         for connection in self.lingering:
             connection.reset()
         self.lingering.clear()
-        for frontend in self._frontends:
-            frontend.transport.close()
+        super().close()
 
     @property
     def num_reused(self) -> int:
         """Requests that went over a connection which had served another one."""
         return sum(frontend.transport.num_reused for frontend in self._frontends)
 
-    def frontend_of(self, user: int) -> Frontend:
-        return self._frontends[user % len(self._frontends)]
-
     def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> Conversation:
         return Exchange(self, self.build(spec, prompt), spec, leave_rule)
-
-    def machine(self, spec: RequestSpec, sent_ns: int) -> StreamMachine:
-        target = self._target_of(spec)
-        return StreamMachine(
-            spec,
-            sent_ns=sent_ns,
-            continuous_usage=target.continuous_usage,
-            usage_per_choice=target.usage_per_choice,
-            dialect=dialect_of(target),
-            calibration=self.event_scale.now,
-        )
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         raw_path, fields, encoded = self.message(spec, prompt)
@@ -197,37 +86,6 @@ class StreamClient(LoadClient):
             way=spec.way,
         )
 
-    def message(self, spec: RequestSpec, prompt: str) -> Message:
-        frontend, target = self.frontend_of(spec.user), self._target_of(spec)
-        raw_path = frontend.url.raw_path if spec.path is None else frontend.path(spec.path)
-        body = request_body(
-            target,
-            self.plan.model,
-            prompt,
-            max_tokens=spec.max_tokens,
-            delivery=spec.delivery,
-            n=spec.n,
-            temperature=0.0 if spec.role is Role.CANARY else None,
-        )
-        if spec.text is not None:
-            body |= spec.text.conditions(has_tasks=target.lifecycle)
-        encoded = msgspec.json.encode(body if spec.body is None else {**body, **spec.body})
-        is_stream, given = spec.delivery is Delivery.STREAM, spec.headers or {}
-        fields = [
-            *frontend.fields,
-            (b"x-request-id", spec.request_id.encode()),
-            (b"accept", b"text/event-stream" if is_stream else b"application/json"),
-            *((name.lower().encode(), text.encode()) for name, text in given.items()),
-        ]
-        return raw_path, fields, encoded
-
-    def _target_of(self, spec: RequestSpec) -> Target:
-        """As the request sees it: another route has a dialect of its own."""
-        if spec.path is None:
-            return self.plan.target
-        other = {"path": spec.path, "dialect": None, "limit_key": None}
-        return self.plan.target.model_copy(update=other)
-
     def build_cancel(self, spec: RequestSpec) -> WireRequest:
         path, frontend = self.plan.target.cancel_path, self.frontend_of(spec.user)
         assert path is not None
@@ -237,38 +95,6 @@ class StreamClient(LoadClient):
             connect_s=self.connect_s,
             next_byte_s=self.connect_s,
         )
-
-
-def _fields(plan: LoadPlan, url: httpx.URL, api_key: str | None) -> list[tuple[bytes, bytes]]:
-    headers = httpx.Headers(
-        {
-            "host": url.netloc.decode("ascii"),
-            "user-agent": "walkaway",
-            "accept-encoding": "identity",
-            "connection": "keep-alive" if plan.run.keep_alive else "close",
-            "content-type": "application/json",
-        }
-    )
-    if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
-    headers.update(plan.headers)
-    ours = (b"accept", b"x-request-id", b"content-length")
-    return [pair for pair in headers.raw if pair[0].lower() not in ours]
-
-
-def limits(
-    run: RunSettings, delivery: Delivery, sent_ns: int
-) -> tuple[Deadline | None, Deadline | None]:
-    total = first = None
-    if (total_s := run.total_timeout_s) is not None:
-        complaint = f"the answer was not complete {total_s:g} s after the sending"
-        total = first = Deadline(sent_ns + int(total_s * 1e9), complaint)
-    if (first_s := run.first_token_timeout_s) is not None and delivery is Delivery.STREAM:
-        first_token = Deadline(
-            sent_ns + int(first_s * 1e9), f"no token came {first_s:g} s after the sending"
-        )
-        first = first_token if total is None else min(first_token, total)
-    return first, total
 
 
 def _read_refusal(connection: Connection) -> bytes:

@@ -32,8 +32,8 @@ from h2.exceptions import ProtocolError
 
 from harness.errors import in_words
 from harness.http_client import tls_context
-from harness.load.client import Frontend, StreamClient
 from harness.load.connect import Tls, connect, dns_of
+from harness.load.http_requests import Frontend, HttpClient
 from harness.load.reader import Reader, StreamReader, TappedReader
 from harness.load.sse import EndlessEventError
 from harness.load.wire_log import WireLog
@@ -143,7 +143,7 @@ def check_first_frame(head: bytes) -> None:
         raise ProtocolError(f"the server begins with {said!r}")
 
 
-class Http2Client(StreamClient):
+class Http2Client(HttpClient):
     """Up to `STREAMS` requests share a connection."""
 
     def __init__(self, plan: LoadPlan, *, api_key: str | None, wire: WireLog | None = None) -> None:

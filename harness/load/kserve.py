@@ -38,8 +38,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from harness.errors import in_words
 from harness.load.chunk import Choice, Chunk, Usage
-from harness.load.client import LoadClient, limits
 from harness.load.connection import Deadline, RelayProcess
+from harness.load.conversation import LoadClient, limits
 from harness.load.states import State
 from harness.load.stream import StreamMachine
 from harness.load.wire_log import WireLog

@@ -12,7 +12,8 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from harness.load.client import Conversation, Exchange
+from harness.load.client import Exchange
+from harness.load.conversation import Conversation
 from harness.load.session import LoadSession
 from harness.load.transport import GaveUpError
 from harness.records import RequestRow, Way

@@ -13,7 +13,8 @@ from typing import Final
 import httpx
 
 from harness.http_client import Place, http_client, request_headers
-from harness.load.client import LoadClient, StreamClient
+from harness.load.client import StreamClient
+from harness.load.conversation import LoadClient
 from harness.load.rows import ShardWriter
 from harness.load.wire_log import WireLog
 from harness.records import Outcome, Protocol, RequestRow

@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 from h2.exceptions import ProtocolError
 
-from harness.load.client import Frontend
 from harness.load.http2 import Http2Client, Http2Connection, Http2Exchange, check_first_frame
+from harness.load.http_requests import Frontend
 from harness.load.sse import MAX_EVENT_BYTES
 from harness.records import Outcome
 from harness.workload.abandon import never
