@@ -16,7 +16,7 @@ from typing import Final
 import gevent
 
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.experiments.patience import READY_S, prompts_s
+from harness.experiments.patience import READY_S, SLOWER, prompts_s
 from harness.experiments.streams import Streams, whole, without_token
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
@@ -28,7 +28,6 @@ _LONGEST_PROMPT: Final = 2000  # tokens
 _LONGEST_PREFILL_S: Final = 8.0  # of all slots together
 _HELD_TOKENS: Final = 16  # beyond the time that the prompts are waited for
 _FEWEST_TOKENS: Final = 16  # by which two lengths of prompts differ
-_SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
 _STANDS_STILL_STEPS: Final = 6
 
 
@@ -133,7 +132,7 @@ class HeldTokens:
                 one.leave()
             for one in holders:
                 one.join(self._session.plan.run.timeout_s)
-            ghost_s = _SLOWER * CAPACITY_ANSWER_TOKENS * self._step_s
+            ghost_s = SLOWER * CAPACITY_ANSWER_TOKENS * self._step_s
             self.ghosts_end_ns = time.perf_counter_ns() + int(ghost_s * 1e9)
 
     def _hold(self, prompt_tokens: int, trial: int) -> LiveStream:

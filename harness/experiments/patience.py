@@ -4,6 +4,7 @@ from typing import Final, NamedTuple, Self
 
 READY_S: Final = 30.0  # for what a server that serves at all does at once
 QUEUED_STEPS: Final = 6  # beyond its time on the idle server, after which a request surely waits
+SLOWER: Final = 1.5  # than typical: the steps of an answer that runs on for nobody
 _UNKNOWN_SETTLE_S: Final = 2.0
 _LIFE_IN_SETTLES: Final = 2.2  # of a stream that holds a slot
 _READ_TOKENS: Final = 96  # that it may have got before it leaves

@@ -21,7 +21,7 @@ import gevent
 
 from harness.experiments.capacity import HeldTokens
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.patience import QUEUED_STEPS, Patience
+from harness.experiments.patience import QUEUED_STEPS, SLOWER, Patience
 from harness.experiments.streams import without_token
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
@@ -35,7 +35,6 @@ _WARM_UP_TOKENS: Final = 8
 _FEWEST_TOKENS: Final = 12  # of a stream that leaves: it ends earlier than those sent after it
 _SPARE_STEPS: Final = 4
 _MOST_FILLS: Final = 4
-_SLOWER: Final = 1.5  # than typical: the steps of a ghost that is waited for
 
 
 class Rounds:
@@ -118,7 +117,7 @@ class Rounds:
     def _wait_for_steps(self, checks: list[LiveStream], steps: int) -> None:
         """By the tokens of one that has begun; it lasts longer than any of those that left."""
         clock = next((one for one in checks if one.tokens), None)
-        longest_s = _SLOWER * steps * self.step_s + self._settle_s
+        longest_s = SLOWER * steps * self.step_s + self._settle_s
         if clock is not None:
             clock.wait_tokens(min(steps, clock.spec.max_tokens - 1), longest_s)
         else:

@@ -10,7 +10,7 @@ import gevent
 
 from harness.experiments.facts import BUSY, MOST_SLOTS, PROBE_TOKENS, PROMPT_TOKENS, Facts
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.experiments.patience import READY_S, Patience
+from harness.experiments.patience import READY_S, SLOWER, Patience
 from harness.load.lag import LagWatch
 from harness.load.live import Drain, LiveStream, join_all
 from harness.load.session import LoadSession
@@ -26,7 +26,6 @@ _READ_TOKENS: Final = 96  # that it may have got before it leaves
 _PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
 _NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit that is known
-_SLOWER: Final = 1.5  # than typical: the steps of an answer that runs on for nobody
 
 
 class Streams:
@@ -184,7 +183,7 @@ class Streams:
             row = stream.row
             if row is not None and row.abandoned_ns is not None:
                 left = stream.spec.n * stream.spec.max_tokens - row.tokens_read
-                ends.append(row.abandoned_ns + int(_SLOWER * 1e9 * left * self.step_s))
+                ends.append(row.abandoned_ns + int(SLOWER * 1e9 * left * self.step_s))
         return ends
 
     def rows(self) -> list[RequestRow]:
