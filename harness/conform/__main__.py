@@ -25,7 +25,7 @@ from harness.conform.order import Event, Order
 from harness.conform.pages import Pages
 from harness.conform.turn import Turns
 from harness.errors import TargetError
-from harness.experiments.facts import find_facts
+from harness.experiments.facts import COUNT_S, QUICK_COUNT_S, find_facts
 from harness.experiments.outcome import CannotDecideError
 from harness.http_client import read_api_key, request_headers
 from harness.load.fd_limit import allow_streams
@@ -138,7 +138,8 @@ def _bench(
         adapter=order.adapter,
     )
     pages = Pages(plan, judged=order.metrics_urls, every=order.page_urls)
-    facts = find_facts(session, slots=order.slots, context=order.context)
+    count_s = QUICK_COUNT_S if order.quick else COUNT_S
+    facts = find_facts(session, slots=order.slots, context=order.context, count_s=count_s)
     bench = Bench(session, facts, asked, lag, wire, pages, known)
     bench.cleaning.learn_canary()
     return bench

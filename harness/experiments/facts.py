@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from harness.errors import TargetError
 from harness.experiments.flushes import Flush, flushes_of, step_of, typical_tokens
-from harness.experiments.limit import find_limit, is_limit, look_at
+from harness.experiments.limit import find_limit, four_times, is_limit, look_at
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.load.live import Drain, LiveStream, join_all
@@ -32,7 +32,8 @@ _READ_STREAMS: Final = 32  # of a trial; of the others only the first token is
 _PACE_TOKENS: Final = (32, 128, 512)  # of one answer, until it comes in a few flushes
 _FEWEST_FLUSHES: Final = 3
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
-_LONGEST_COUNT_S: Final = 20.0
+COUNT_S, QUICK_COUNT_S = 60.0, 20.0  # at most, for slots that are not known
+_LEAST_MORE: Final = 1.2  # times as many streams, or the limit is too far away to be found
 _SETTLED_STEPS: Final = 4
 
 
@@ -88,8 +89,11 @@ class _Trial(NamedTuple):
     refused: int
 
 
-def find_facts(session: LoadSession, *, slots: int | None, context: int | None) -> Facts:
-    """The idle server's first-token time, its step, and its slots, if they were not named.
+def find_facts(
+    session: LoadSession, *, slots: int | None, context: int | None, count_s: float = COUNT_S
+) -> Facts:
+    """The idle server's first-token time, its step, and its slots, if they were not named: counted
+    for `count_s` at most.
 
     Raises TargetError if it does not serve, and CannotDecideError if it ignores `max_tokens`, or
     shows no step.
@@ -103,7 +107,7 @@ def find_facts(session: LoadSession, *, slots: int | None, context: int | None) 
     def trial(streams: int, tokens: int) -> _Trial:
         return _try(session, streams, max(tokens, fewest), step_s)
 
-    found = _count_slots(trial) if slots is None else _check_slots(trial, slots)
+    found = _count_slots(trial, count_s) if slots is None else _check_slots(trial, slots)
     if found.number is None:
         _first(session, _FIRST_TOKENS)  # it may have died of the trials
     if found.number is not None and 1 < found.number <= MOST_SLOTS:
@@ -188,7 +192,7 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Tri
         is_refused = row is not None and row.status_code in BUSY
         if not is_refused and (row is None or row.outcome is not Outcome.COMPLETED):
             why = "no answer" if row is None else row.error or row.outcome
-            raise _NotServedError(f"of {streams} streams at once one had {why}")
+            raise _NotServedError(f"of {streams} streams at once one was not answered: {why}")
     if refused:
         time.sleep(_SETTLED_STEPS * step_s)  # noqa: TID251  until slots are given back
     times: list[Sequence[int]] = []
@@ -198,17 +202,14 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Tri
     return _Trial(times, refused)
 
 
-def _count_slots(trial: Callable[[int, int], _Trial]) -> _Slots:
+def _count_slots(trial: Callable[[int, int], _Trial], longest_s: float) -> _Slots:
     """The number, or why there is none."""
-    most, sent, took_s, until_s = 0, 0, 0.0, time.monotonic() + _LONGEST_COUNT_S
+    most, took_s, until_s = 0, 0.0, time.monotonic() + longest_s
     turn_steps = 0.0
 
     def ask(streams: int, tokens: int) -> list[Sequence[int]]:
-        nonlocal most, sent, took_s, turn_steps
+        nonlocal most, took_s, turn_steps
         began_s = time.monotonic()
-        if streams > sent and began_s + 2 * took_s > until_s:  # fewer confirm what was found
-            raise _NotServedError(f"{most} requests ran at once, and more take too long to try")
-        sent = max(sent, streams)
         tried = trial(streams, tokens)
         seen = look_at(tried.times, tokens)
         took_s = time.monotonic() - began_s
@@ -218,8 +219,15 @@ def _count_slots(trial: Callable[[int, int], _Trial]) -> _Slots:
                 raise _FullError(seen.running)
         return tried.times
 
+    def more(streams: int) -> int:
+        """As many as can be tried, and confirmed, in the time that is left."""
+        in_time = int(streams * (until_s - time.monotonic()) / max(2 * took_s, _LEAST_STEP_S))
+        if in_time < _LEAST_MORE * streams:
+            raise _NotServedError(f"{most} requests ran at once, and more take too long to try")
+        return min(four_times(streams), in_time)
+
     try:
-        found = find_limit(ask, most=MOST_SLOTS)
+        found = find_limit(ask, most=MOST_SLOTS, more=more)
     except _NotServedError as error:
         return _Slots(None, str(error), ran_at_once=most)
     except _FullError as full:

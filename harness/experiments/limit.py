@@ -11,7 +11,7 @@ FIRST_STREAMS: Final = 8
 MOST_STREAMS: Final = 512
 FIRST_TOKENS: Final = 16
 MOST_TOKENS: Final = 1024
-_MORE: Final = 4  # times as many streams, while all run at once
+_MORE: Final = 4  # times as many streams, while all run at once and time allows
 _CLEAR: Final = 4  # times the usual distance of two first tokens, and of two steps
 
 
@@ -43,13 +43,21 @@ def look_at(answers: Iterable[Sequence[int]], tokens: int) -> Look | None:
     return Look(len(running), len(late), is_clear, spacing / step if step else 0.0)
 
 
+def four_times(streams: int) -> int:
+    return _MORE * streams
+
+
 def find_limit(
-    ask: Callable[[int, int], Iterable[Sequence[int]]], *, most: int = MOST_STREAMS
+    ask: Callable[[int, int], Iterable[Sequence[int]]],
+    *,
+    most: int = MOST_STREAMS,
+    more: Callable[[int], int] = four_times,
 ) -> int | None:
     """The smallest number of parallel streams at which one more waits; None: not up to `most`.
 
     `ask` starts as many streams, each of as many tokens. Where prompts take turns, answers must be
-    so long that the first still runs when the last begins.
+    so long that the first still runs when the last begins. `more`: how many are tried after a
+    number that all ran at once.
     """
     streams, spacing = FIRST_STREAMS, 0.0
     while True:
@@ -60,7 +68,7 @@ def find_limit(
             return seen.running if is_limit(ask, seen.running, seen.spacing) else None
         if streams >= most:
             return None
-        streams, spacing = min(most, _MORE * streams), max(spacing, seen.spacing)
+        streams, spacing = min(most, more(streams)), max(spacing, seen.spacing)
 
 
 def is_limit(

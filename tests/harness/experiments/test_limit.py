@@ -29,3 +29,14 @@ def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequenc
 )
 def test_slots_are_found_by_trying(slots: int, stagger: int, found: int | None) -> None:
     assert find_limit(server_with(slots, stagger=stagger)) == found
+
+
+def test_where_four_times_as_many_take_too_long_fewer_more_are_tried() -> None:
+    asked = []
+
+    def ask(num_streams: int, tokens: int) -> Sequence[Sequence[int]]:
+        asked.append(num_streams)
+        return server_with(128)(num_streams, tokens)
+
+    assert find_limit(ask, more=lambda streams: min(4 * streams, streams + 32)) == 128
+    assert max(asked) == 160
