@@ -28,7 +28,7 @@ _TURNS: Final = 1.25  # as many steps as the requests of all slots take to begin
 BUSY: Final = frozenset({409, 429, 503})  # how a server refuses a request beyond its slots
 _IDLE_PROBES: Final = 7
 _FIRST_TOKENS: Final = 8  # of the request that warms the server up
-_READ_STREAMS: Final = 32  # of a trial; of the others only the first token is
+_READ_STREAMS: Final = 32  # of a trial, the first to begin; of the others only the first token is
 _PACE_TOKENS: Final = (32, 128, 512)  # of one answer, until it comes in a few flushes
 _FEWEST_FLUSHES: Final = 3
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
@@ -182,10 +182,9 @@ def _step_beside(session: LoadSession, streams: int, tokens: int) -> float | Non
 
 def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Trial:
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.CHECK)
-    started, drain = [LiveStream(session, spec) for _ in range(streams)], Drain()
-    for stream in started[_READ_STREAMS:]:
-        if stream.wait_tokens(1, READY_S):
-            drain.add(stream)
+    started = [LiveStream(session, spec) for _ in range(streams)]
+    drain = Drain()
+    drain.add_later_ones(started, _READ_STREAMS, READY_S)  # the first to begin end first
     rows = join_all(started, READY_S)
     refused = sum(row is not None and row.status_code in BUSY for row in rows)
     for row in rows:
@@ -196,9 +195,9 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Tri
     if refused:
         time.sleep(_SETTLED_STEPS * step_s)  # noqa: TID251  until slots are given back
     times: list[Sequence[int]] = []
-    for number, row in enumerate(rows):
+    for stream, row in zip(started, rows, strict=True):
         if row is not None and row.outcome is Outcome.COMPLETED:
-            times.append(row.token_times_ns[: 1 if number >= _READ_STREAMS else None])
+            times.append(row.token_times_ns[: 1 if stream in drain.taken else None])
     return _Trial(times, refused)
 
 

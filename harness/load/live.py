@@ -7,6 +7,7 @@ stream's token came, when a probe is queued, in the middle of another's prefill.
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Final
 
 import gevent
@@ -150,10 +151,11 @@ def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow
 
 class Drain:
     """Holds streams open without reading them: what they get is thrown away a few times a second.
-    `streams`: those that it holds now."""
+    `streams`: those that it holds now; `taken`: those that it has held."""
 
     def __init__(self) -> None:
         self.streams: list[LiveStream] = []
+        self.taken = set[LiveStream]()
         self._is_running = False
 
     def add(self, stream: LiveStream) -> None:
@@ -161,9 +163,21 @@ class Drain:
         if stream.has_ended or not stream.set_aside():
             return
         self.streams.append(stream)
+        self.taken.add(stream)
         if not self._is_running:
             self._is_running = True
             gevent.spawn(self._run)
+
+    def add_later_ones(self, streams: Sequence[LiveStream], first: int, longest_s: float) -> None:
+        """All but the first to begin, each after its first token. It does not wait."""
+        begun = count(1)
+
+        def watch(stream: LiveStream) -> None:
+            if stream.wait_tokens(1, longest_s) and next(begun) > first:
+                self.add(stream)
+
+        for stream in streams:
+            gevent.spawn(watch, stream)
 
     def _run(self) -> None:
         while self.streams:

@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 import msgspec
 
-from harness.load.live import Drain, LiveStream
+from harness.load.live import Drain, LiveStream, join_all
 from harness.load.session import LoadSession
 from harness.records import Delivery, Protocol, Way
 from harness.workload.abandon import RequestSpec
@@ -60,6 +60,16 @@ def hold(session: LoadSession, drain: Drain, scenario: dict[str, Any]) -> LiveSt
     return stream
 
 
+def read_first(session: LoadSession, scenario: dict[str, Any]) -> LiveStream:
+    """The one of two that is not drained."""
+    drain, spec = Drain(), RequestSpec(user=0, max_tokens=scenario["max_tokens"], prompt_tokens=8)
+    both = [LiveStream(session, spec) for _ in range(2)]
+    drain.add_later_ones(both, 1, LONG_S)
+    assert None not in join_all(both, LONG_S)
+    (read,) = set(both) - drain.taken
+    return read
+
+
 def main() -> None:
     plan = read_plan(Path(sys.argv[1]))
     if plan.protocol is Protocol.GRPC:
@@ -71,8 +81,12 @@ def main() -> None:
     )
     drain, rows = Drain(), []
     for scenario in json.load(sys.stdin):
-        is_drained = "leaves_after_s" in scenario
-        rows.append((hold(session, drain, scenario) if is_drained else play(session, scenario)).row)
+        if "leaves_after_s" in scenario:
+            rows.append(hold(session, drain, scenario).row)
+        elif "is_first_read" in scenario:
+            rows.append(read_first(session, scenario).row)
+        else:
+            rows.append(play(session, scenario).row)
     session.close()
     sys.stdout.buffer.write(msgspec.json.encode(rows))
 

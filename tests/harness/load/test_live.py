@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -115,6 +117,27 @@ def test_a_stream_that_is_drained_ends_or_leaves_like_any_other(
     assert cut.outcome is Outcome.FAILED
     assert (left.outcome, left.wire_close) == (Outcome.ABANDONED, WireClose.FIN)
     assert started.exchanges[left.request_id].closed_how == "fin"
+
+
+def test_of_streams_at_once_the_first_to_begin_is_read(serve: Serve, tmp_path: Path) -> None:
+    """Whichever was asked for first: here the last to ask begins first."""
+    last_has_ended, asked = Event(), count(1)
+    last: list[Exchange] = []
+
+    def in_turn(x: Exchange) -> None:
+        is_last = next(asked) == 2
+        assert is_last or last_has_ended.wait(30)
+        x.accept(tokens=3)
+        x.client_left_within(0.2)  # the other one may be drained by then
+        x.finish()
+        if is_last:
+            last.append(x)
+            assert x.client_left_within(30)
+            last_has_ended.set()
+
+    started = serve(in_turn)
+    [row] = play(tmp_path, plan_of(started.url), [{"max_tokens": WHOLE, "is_first_read": True}])
+    assert [started.exchanges[row.request_id]] == last
 
 
 def test_a_user_leaves_before_there_is_a_connection(full: str, tmp_path: Path) -> None:
