@@ -37,14 +37,14 @@ Slots = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Requests that it runs at once. Default: found out.",
+        help="How many requests it runs at once. Default: measured.",
         rich_help_panel=SERVER,
     ),
 ]
 Pid = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Its process here, for leak/process.", rich_help_panel=SERVER
+        metavar="N", min=1, help="The server's process on this machine.", rich_help_panel=SERVER
     ),
 ]
 Direct = Annotated[
@@ -66,13 +66,13 @@ Adapter = Annotated[
 Configuration = Annotated[
     str | None,
     typer.Option(
-        metavar="TEXT", help="How it was started, for walkaway matrix.", rich_help_panel=SERVER
+        metavar="TEXT", help="How the server was started, for a matrix.", rich_help_panel=SERVER
     ),
 ]
 Tries = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Leaves a timed case. Default 8, quick 4.", rich_help_panel=CASES
+        metavar="N", min=1, help="Tries of a timed case. Default 8, quick 4.", rich_help_panel=CASES
     ),
 ]
 Strict = Annotated[
@@ -92,14 +92,17 @@ Suite = Annotated[
 MaxSeconds = Annotated[
     float | None,
     typer.Option(
-        metavar="S", min=1, help="End after this time, with what is decided.", rich_help_panel=CASES
+        metavar="S",
+        min=1,
+        help="End after this time; decided cases are kept.",
+        rich_help_panel=CASES,
     ),
 ]
 Gentle = Annotated[
     bool,
     typer.Option(
         "--gentle",
-        help="Beside its users, by one or two streams, for --max-seconds (default 300).",
+        help="Judge a server in use, by two streams, for --max-seconds (default 300).",
         rich_help_panel=CASES,
     ),
 ]
@@ -122,7 +125,7 @@ Expected = Annotated[
     typer.Option(
         "--expected-failures",
         metavar="FILE",
-        help="Known failures, one a line.",
+        help="Known failures, one per line.",
         rich_help_panel=RESULT,
     ),
 ]

@@ -27,7 +27,11 @@ WAYS: Final = (
     Wrong("cancel-does-nothing", "api/cancel", "the cancel endpoint says 200 and does nothing"),
     Wrong("forget-aborted-tokens", "count/tokens", "tokens of answers that were left do not count"),
     Wrong("label-length", "count/label", "a leave is counted as a whole answer"),
-    Wrong("abort-after-done", "done/read-to-eof", "who closes after the end is counted as a leave"),
+    Wrong(
+        "abort-after-done",
+        "done/read-to-eof",
+        "a client that closes after the end is counted as a leave",
+    ),
 )
 
 

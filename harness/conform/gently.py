@@ -28,9 +28,9 @@ def gentle_case(max_seconds: float) -> Case:
     return Case(
         id=GENTLE_ID,
         level=Level.MUST,
-        requirement="streams that leave beside the server's users are let go of",
-        wire="a stream or two begin, run for a random time and leave, again and again; never more "
-        "than two at once, or 1 % of the slots",
+        requirement="A server in use lets go of streams whose clients leave.",
+        wire="One or two streams begin, run for a random time and leave, again and again. Never "
+        "more than two, or 1 % of the slots, run at once.",
         passes="averaged over the leaves, the server's own gauge (without one: another stream's "
         "pace) shows that they are gone",
         methods="G",

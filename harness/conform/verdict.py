@@ -145,7 +145,7 @@ def _leaves(result: CaseResult) -> str:
 def _blamed(result: CaseResult, told: str) -> CaseResult:
     if result.verdict is not Verdict.FAIL:
         result.verdict, result.kind = Verdict.FAIL, Failure.HARM
-        result.remedy = "find in its log what ended it when these clients left"
+        result.remedy = "find in the server's log what ended it when these clients left"
     result.reason = f"{told}; {result.reason}" if result.reason else told
     return result
 

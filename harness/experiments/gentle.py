@@ -160,15 +160,15 @@ class Judged(NamedTuple):
         if self.why_not:
             return None, self.why_not
         if not is_seen(self.averaged, level):
+            return None, "no reading shows yet that our streams begin (is it this server's gauge?)"
+        if drifts(self.averaged, level):
             return (
                 None,
-                "it is not seen yet that streams of ours begin (is it this server's gauge?)",
+                "others come and go as our streams do: a leave is seen where there was none",
             )
-        if drifts(self.averaged, level):
-            return None, "others come and go at our moments: a leave is seen where there was none"
         stops = decide(self.ghosts, level)
         if stops is None:
-            return None, "too few leaves yet for what the other users do"
+            return None, "too few leaves yet, for the load of the other users varies"
         return stops, ""
 
     def is_sure(self, wanted: Wanted, step_s: float) -> bool:
@@ -188,7 +188,7 @@ def _first_look(session: LoadSession) -> float:
     stream = LiveStream(session, asked)
     row = stream.join(READY_S)
     if row is None or row.error or not row.token_times_ns:
-        why = "no end in time" if row is None else row.error or row.outcome
+        why = "it did not end in time" if row is None else row.error or row.outcome
         stream.leave()
         raise TargetError(f"{session.plan.url} does not answer a short request: {why}")
     gaps = [gap.pace_s for gap in gaps_of(row.token_times_ns)]
@@ -318,9 +318,7 @@ class _ByTwin:
             return None
         why_not = ""
         if ended.freed.interval().low <= 0:
-            why_not = (
-                "the end of one stream is not seen in another's pace yet, or never on this server"
-            )
+            why_not = "another stream's pace does not show yet that one ends (here it may never)"
         ghosts = GhostRate.by_pace(left, ended)
         return Judged(left, ghosts, left.place_s, left.place_ci95, why_not)
 

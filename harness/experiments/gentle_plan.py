@@ -199,16 +199,17 @@ class Gentle(NamedTuple):
             said = f"not known yet whether it stops: {self.why}"
         else:
             said = "it stops" if self.stops else "it does not stop"
-        said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} beside its users"
+        said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} beside other users"
         if self.latency_s is not None and self.latency_s < self.floor_s:
-            said += f"; let go of within {quantity(self.floor_s, 's')}, the least that can be seen"
+            floor = quantity(self.floor_s, "s")
+            said += f"; a stream is held for at most {floor}, the least that can be seen"
         elif self.latency_s is not None and self.latency_ci95 is not None:
-            low, high = (quantity(one, "s") for one in self.latency_ci95)
-            said += f"; let go of {quantity(self.latency_s, 's')} after a leave ({low} to {high})"
+            held, low, high = (quantity(one, "s") for one in (self.latency_s, *self.latency_ci95))
+            said += f"; a stream is held for {held} after its client left ({low} to {high})"
         if self.ghost_rate is not None and self.ghost_ci95 is not None:
             rate, low, high = (_share(one) for one in (self.ghost_rate, *self.ghost_ci95))
             within = quantity(self.seen_by_s, "s")
-            said += f"; {rate} of the streams not let go of within {within} ({low} to {high})"
+            said += f"; {rate} of the streams are still held after {within} ({low} to {high})"
         if self.share_of_load is not None:
             said += f"; {_share(self.share_of_load)} of its load was ours"
         return said

@@ -64,15 +64,15 @@ class Responses:
     Level.SHOULD,
     "A background answer ends when it is cancelled; no other kind of answer is cancelled.",
     wire="As many requests to /v1/responses with `background` as there are slots are cancelled "
-    "while they run. A background one that has ended, and a stored one without `background`, are "
-    "cancelled, too.",
+    "while they run. A background answer that has ended, and a stored answer without "
+    "`background`, are cancelled, too.",
     passes="running: 2xx, its status becomes `cancelled`, and no slot is held; ended: it keeps its "
     "status, and is not refused in the words for one without `background`; without `background`: "
     "4xx",
     methods="O W",
     why="Nobody holds a connection to a background answer: its cancel is the only way to end it.",
-    remedy="let the cancel of a background answer abort its request, and tell running, ended and "
-    "foreground answers apart",
+    remedy="let the cancel of a background answer abort its request, and answer "
+    "differently for running, ended and foreground answers",
     needs=("http",),
     caught=reports("vllm-project/vllm#57999 sgl-project/sglang#38002"),
 )

@@ -16,6 +16,7 @@ from harness.records import Delivery, Outcome, Way
 from harness.store.conform_result import Failure, Level
 
 LABEL_TOKENS: Final = 4
+STILL_RUNS: Final = "a cancelled request still ran after the settle time"
 WHOLE: Final = ("stop", "length")  # finish reasons
 
 
@@ -23,7 +24,7 @@ WHOLE: Final = ("stop", "length")  # finish reasons
     "api/cancel",
     Level.MUST,
     "The cancel endpoint does what it answers.",
-    wire="A live request is cancelled twice, then a finished one and one that never was; then "
+    wire="A live request is cancelled twice, then a finished request and an unknown id; then "
     "requests are cancelled behind full slots.",
     passes="live: 2xx, and the slot works for a probe within 4 steps at the median, 12 at worst; "
     "the answers for a finished and an unknown request differ from it",
@@ -44,7 +45,7 @@ def cancel(bench: Bench) -> Finding:
     if told.failure is not None:
         return told
     if live.join(bench.settle_s) is None:
-        return Finding(Failure.NEVER, "a cancelled request went on", told.evidence)
+        return Finding(Failure.NEVER, STILL_RUNS, told.evidence)
     timed = bench.recoveries.find(leave=lambda stream: stream.leave(Way.CANCEL))
     return timed._replace(evidence=told.evidence | timed.evidence)
 
@@ -58,7 +59,8 @@ def judge_answers(answers: Mapping[str, tuple[str, Reply]]) -> Finding:
         if kind in ("finished", "unknown") and gist(name, reply) == gist(*answers["live"]):
             wrong = wrong or f"cancelling a request ({kind}) is answered like that of a live one"
     evidence: Evidence = {f"{kind}_status": reply.status for kind, (_, reply) in answers.items()}
-    return found("live, finished and unknown are told apart", wrong, evidence, Failure.HARM)
+    good = "live, finished and unknown requests are answered differently"
+    return found(good, wrong, evidence, Failure.HARM)
 
 
 def gist(name: str, reply: Reply) -> tuple[int, str]:
@@ -87,7 +89,7 @@ def ids(bench: Bench) -> Finding:
     if not reply.is_good:
         raise CannotDecideError(f"the server keeps no ids of clients (status {reply.status})")
     if cancelled.join(bench.settle_s) is None:
-        return Finding(Failure.NEVER, "the cancelled request went on", {})
+        return Finding(Failure.NEVER, STILL_RUNS, {})
     again = bench.ask(bench.short(16, request_id=name))
     for row, what in ((namesake.join(READY_S), f"{name}1"), (again, f"the next {name}")):
         if row is None or row.outcome is not Outcome.COMPLETED:
@@ -106,7 +108,7 @@ def ids(bench: Bench) -> Finding:
     passes="the last event, or the body, has no finish reason of a whole answer (`stop`, `length`)",
     methods="W",
     remedy="give a cancelled answer a finish reason of its own, such as `abort`",
-    why="Who collects answers, for training or for a bill, takes half a sentence for a whole one.",
+    why="A client that keeps answers, for training or a bill, takes half a sentence for a whole.",
     needs=("cancel_path", "http"),
     caught=reports("ai-dynamo/dynamo#14418"),
 )
@@ -123,7 +125,7 @@ def label(bench: Bench) -> Finding:
         if not reply.is_good:
             raise CannotDecideError(f"a live request was not cancelled (status {reply.status})")
         if (row := live.join(bench.settle_s)) is None:
-            return Finding(Failure.NEVER, "a cancelled request went on", evidence)
+            return Finding(Failure.NEVER, STILL_RUNS, evidence)
         evidence[f"{delivery}_finish_reason"] = row.finish_reason
     return judge_labels_of_cancelled(evidence)
 

@@ -169,7 +169,7 @@ def read_to_eof(bench: Bench) -> Finding:
     evidence: Evidence = {f"{role}_moved_at_eof": value for role, value in at_eof.items()}
     evidence |= {f"{role}_moved_at_done": value for role, value in at_done.items()}
     wrong = [
-        f"{role} moved by {value:g} in {LEAVES} of them, closed {where}"
+        f"{role} moved by {value:g} for {LEAVES} answers that were closed {where}"
         for where, moved in (("after the end", at_eof), ("at [DONE]", at_done))
         for role, value in moved.items()
         if value
@@ -201,7 +201,7 @@ def rest(bench: Bench) -> Finding:
     before = bench.pages.counters()
     gauges = [role for role in GAUGES if role in before]
     if not gauges:
-        raise RefusedError("the target shows no gauge")
+        raise RefusedError("the server shows no gauge")
     if (stuck := _waits_on_idle(bench, before)) is not None:
         return stuck
     moved = _moved_by_a_queue(bench, before, gauges)
@@ -230,7 +230,7 @@ def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:
     first_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
     if after < waiting or first_s > bench.ttft_s + QUEUED_STEPS * bench.step_s:
         return None  # somebody else's
-    said = f"waiting reads {after:g} before this case, and a short request is served at once"
+    said = f"the gauge of waiting requests reads {after:g}, but a short request is served at once"
     return Finding(Failure.NEVER, said, {"waiting_before": waiting})
 
 
@@ -265,5 +265,5 @@ def _moved_by(
     after = bench.pages.counters()
     moved = {role: after[role] - before.get(role, 0.0) for role in roles if role in after}
     if not moved:
-        raise RefusedError(f"the target shows no counter {roles[0]}")
+        raise RefusedError(f"the server shows no counter `{roles[0]}`")
     return moved, done

@@ -12,7 +12,7 @@ from harness.load.dialect import route
 from harness.store.conform_result import Level
 from harness.workload.abandon import RequestSpec
 
-CHECK_TOKENS: Final = 64  # an answer of so many shows that its length can be asked for
+CHECK_TOKENS: Final = 64  # of an answer, to see that its length can be asked for
 MOST_STEPS: Final = 20.0
 FEWEST_STEPS: Final = 4.0  # that a compilation must take
 FIELDS: Final = 400  # of the schema
@@ -24,7 +24,7 @@ def _on_route(bench: Bench, name: str) -> Finding:
     if row.tokens_read < CHECK_TOKENS // 2:
         raise CannotDecideError(
             f"an answer of {CHECK_TOKENS} tokens was asked for and {row.tokens_read} came: a "
-            "stream that leaves could as well have ended"
+            "stream that is to leave may have ended before"
         )
     return bench.recoveries.find(bench.long(path=path))
 
@@ -62,7 +62,7 @@ _declare("messages", "messages", "Anthropic's ")
     passes="the short request's first token comes at most 20 steps later than on the idle server "
     "at the median of the tries, and at most 60 in each",
     methods="P",
-    remedy="compile grammars off the engine's thread, and drop those of clients that left",
+    remedy="compile grammars off the engine's thread, and drop the grammars of clients that left",
     why="Compiling a schema takes seconds, often on the thread that steps the engine, and nobody "
     "looks at the connection meanwhile.",
     needs=("http",),

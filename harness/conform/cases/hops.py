@@ -44,7 +44,7 @@ def tax(bench: Bench) -> Finding:
         finally:
             direct.end()
         if before.failure is not None:
-            raise CannotDecideError(f"the server itself does not pass: {before.reason}")
+            raise CannotDecideError(f"asked directly, the server does not pass: {before.reason}")
         after = recovery_of(bench, delivery)
         one = judge_tax(delivery, before, after, most_steps=most)
         told |= one.evidence
@@ -87,7 +87,7 @@ def recovery_of(bench: Bench, delivery: Delivery) -> Finding:
     "A proxy that reads on after its client left says for how long.",
     wire="As many streams as slots, of 4,000 tokens, are left after 64 tokens through the proxy; "
     "then as many probes as slots start directly, again and again.",
-    passes="not judged: the time until all slots are free is told",
+    passes="not judged; the reason says after which time all slots are free",
     methods="O",
     why="Some proxies read on for seconds or minutes on purpose, to store or to bill the answer.",
     needs=("direct",),
@@ -106,7 +106,9 @@ def drain(bench: Bench) -> Finding:
     longest_s = min(LONGEST_DRAIN_S, (tokens - DRAINED_AFTER) * bench.step_s)
     while direct.occupancy.running_at_once() < direct.slots:
         if time.monotonic() - left_s > longest_s:
-            raise CannotDecideError(f"slots were held for {longest_s:.0f} s, as long as answers")
+            raise CannotDecideError(
+                f"slots were held for {longest_s:.0f} s, as long as answers run"
+            )
     drained_s = time.monotonic() - left_s
     told = f"all slots were free {drained_s:.1f} s after the leaves"
     return Finding(None, told, {"drained_s": round(drained_s, 2)})

@@ -43,7 +43,7 @@ TEMPLATE_TOKENS: Final = 12  # that a chat template may put around an empty answ
     passes="each gets 8 tokens, as in the control",
     methods="R",
     remedy="reset the state of a slot before the next request gets it",
-    why="State of the request that was left, such as its stop flag, can end the one after it.",
+    why="State of the request that was left, such as its stop flag, can end the next request.",
     caught=reports("tenstorrent/tt-inference-server#3605"),
 )
 def length(bench: Bench) -> Finding:
@@ -121,7 +121,7 @@ def numbers_of(slots: int) -> range:
     "A stopped turn leaves its prompt in the cache.",
     wire="A prompt of 2,000 tokens is sent, and its answer left after 8; then the prompt is sent "
     "again, with a question behind it. Three times, and once more for `cached_tokens`.",
-    passes="not judged: the ratio of the two times to first token, and `cached_tokens`, are told",
+    passes="not judged; the evidence has the ratio of the two times to first token",
     methods="R",
     why="Users stop an answer and ask again; without the cache the prompt is computed twice.",
     caught=reports("ggml-org/llama.cpp#29163"),
@@ -166,7 +166,7 @@ def stopped_turn(bench: Bench, turn: int) -> tuple[str, int]:
     "there is no such answer",
     methods="R",
     remedy="keep a stopped answer out of the stored conversation",
-    why="A model that goes on from half a sentence answers a conversation that no user saw.",
+    why="A model that continues half a sentence answers a conversation that no user saw.",
     needs=("http",),
     caught=reports("sgl-project/sglang#36475"),
 )

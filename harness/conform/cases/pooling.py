@@ -87,7 +87,7 @@ class Pooling:
     methods="R W",
     why="A list of documents becomes many requests inside; what is not yet dispatched when the "
     "client leaves is forgotten by the abort, and computed.",
-    remedy="abort all documents of a request with it, also those that are not yet queued",
+    remedy="abort all documents of a request with it, also documents that are not yet queued",
     needs=("http",),
     caught=reports("vllm-project/vllm#55502 antflydb/antfly#838 ggml-org/llama.cpp#6421"),
 )
@@ -146,7 +146,7 @@ def judge(
     }
     if beside_s < max(one_s, LONG_S / 4):
         raise CannotDecideError(
-            f"{name}: when a client with {documents} documents stays, one more waits only "
+            f"{name}: when a client with {documents} documents stays, another document waits only "
             f"{1e3 * beside_s:.0f} ms: it would not show that they are still computed"
         )
     said = (
