@@ -16,8 +16,8 @@ from harness.conform.cases import load_cases
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.errors import ConfigError
-from harness.http_client import LOAD_THIS_HOST
 from harness.load.wire_log import MASK
+from harness.place import LOAD_THIS_HOST
 from harness.run.run_config import ServerConfig
 from harness.workload.workload import EngineSettings
 

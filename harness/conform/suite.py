@@ -21,8 +21,9 @@ from harness.conform.gently import GENTLE_ID
 from harness.conform.order import Order
 from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
-from harness.http_client import check_host, check_target_url
+from harness.http_client import check_target_url
 from harness.load.wire_log import masked, secrets_of
+from harness.place import check_host
 from harness.run.preflight import published_context, published_slots
 from harness.run.process import Interruption
 from harness.run.progress import Progress

@@ -12,11 +12,12 @@ from typing import Final
 
 import httpx
 
-from harness.http_client import Place, http_client, request_headers
+from harness.http_client import http_client, request_headers
 from harness.load.client import StreamClient
 from harness.load.conversation import LoadClient
 from harness.load.rows import ShardWriter
 from harness.load.wire_log import WireLog
+from harness.place import Place
 from harness.records import Outcome, Protocol, RequestRow
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import AbandonLoad

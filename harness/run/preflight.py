@@ -22,11 +22,12 @@ from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.experiments.limit import find_limit
-from harness.http_client import http_client, is_here
+from harness.http_client import http_client
 from harness.load.chunk import Look
 from harness.load.dialect import dialect_of, limit_key_of, request_body
 from harness.load.server_error import refusal_message
 from harness.load.sse import EndlessEventError, events_of
+from harness.place import is_here
 from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page
 from harness.run.process import Child

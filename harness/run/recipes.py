@@ -26,7 +26,8 @@ import msgspec
 import psutil
 
 from harness.errors import ConfigError, TargetError, did_you_mean
-from harness.http_client import address_elsewhere, check_target_url
+from harness.http_client import check_target_url
+from harness.place import address_elsewhere
 from harness.run.process import LOG_TAIL_LINES, Interruption
 from harness.run.tiny_model import SHAPES, Format, make_model
 

@@ -12,14 +12,13 @@ import httpx
 
 from harness.errors import ConfigError
 from harness.http_client import (
-    Place,
     check_ca_file,
-    check_host,
     check_metrics_url,
     check_target_url,
     http_client,
     request_headers,
 )
+from harness.place import Place, check_host
 from harness.records import Protocol
 from harness.run.load_plan import (
     check_files,

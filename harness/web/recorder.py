@@ -30,8 +30,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
-from harness.http_client import LOAD_THIS_HOST, check_target_url
+from harness.http_client import check_target_url
 from harness.load.rows import ShardReader
+from harness.place import LOAD_THIS_HOST
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
 from harness.run.pipeline import execute

@@ -25,21 +25,18 @@ from harness.collect.scrape import fetch_page
 from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.http_client import (
-    Place,
     check_ca_file,
-    check_host,
     check_metrics_url,
     check_target_url,
     http_client,
-    is_here,
     parse_headers,
     read_api_key,
     request_headers,
-    split_place,
     tls_context,
     typed_command,
     why_unreached,
 )
+from harness.place import Place, check_host, is_here, split_place
 from tests.conftest import ServePages
 from tests.harness.load.asking import limited, listening
 

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from harness.errors import ConfigError
-from harness.http_client import look_up, tls_context
+from harness.http_client import tls_context
 from harness.load.connect import Address, Dns, Tls, connect, dns_of, known
+from harness.place import look_up
 from harness.records import Way
 from tests.harness.load.asking import (
     Client,
