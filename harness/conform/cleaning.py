@@ -10,8 +10,9 @@ from harness.conform.stopping import ANOTHER_LOAD
 from harness.experiments.facts import BUSY, MOST_SLOTS, PROMPT_TOKENS
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.patience import READY_S
+from harness.experiments.patience import READY_S, SLOWER
 from harness.experiments.streams import Streams
+from harness.load.live import join_all
 from harness.load.session import canary_prompt
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Aftermath
@@ -65,6 +66,14 @@ class Cleaning:
             return Aftermath.SLOW, f"first token after {ttft_s:.2f} s"
         return Aftermath.CLEAN, ""
 
+    def outlast(self) -> None:
+        """The streams of a case end by themselves: those that it leaves would hold their slots as
+        long, on a server that never stops."""
+        server = self._streams
+        open_ones = [one for one in server.opened if not one.has_ended]
+        tokens = max((server.tokens_left(one) for one in open_ones), default=0)
+        join_all(open_ones, SLOWER * (server.ttft_s + tokens * server.step_s))
+
     def rest(self) -> None:
         """Wait until the slots are free for the next case, at most until every stream that was left
         must have ended by itself."""
@@ -116,7 +125,9 @@ class Cleaning:
             if row is not None and row.outcome is Outcome.ABANDONED:
                 left += stream.spec.n * stream.spec.max_tokens - row.tokens_read
         longest = min(left, server.patience.answer_tokens)
-        return 1.5 * (server.ttft_s + (longest + left / (server.facts.slots or 1)) * server.step_s)
+        return SLOWER * (
+            server.ttft_s + (longest + left / (server.facts.slots or 1)) * server.step_s
+        )
 
 
 def _why_unanswered(row: RequestRow, refusals: int) -> tuple[Aftermath, str]:

@@ -39,10 +39,12 @@ class Known:
 
 
 def hurried(patience: Patience, *, step_s: float, begin_s: float) -> Patience:
-    """For a server that is known not to stop: a slot that it holds for so long is held for good."""
+    """For a server that is known not to stop: a slot that it holds for so long is held for good.
+    What is left runs on, so that streams last only as long as they must."""
     settle_s = max(_FEWEST_STEPS * step_s, patience.settle_s / _HASTE)
     if settle_s >= patience.settle_s:
         return patience
-    return Patience.of(
+    short = Patience.of(
         settle_s, None, step_s=step_s, begin_s=begin_s, most_tokens=patience.answer_tokens
     )
+    return short._replace(outlives=1.0)

@@ -10,8 +10,15 @@ from functools import partial
 from typing import Final
 
 from harness.conform.finding import Finding
-from harness.conform.judgement import AT_ONCE, Bound, Conditions, judge_holds, judge_recovery
-from harness.conform.stopping import ANOTHER_LOAD
+from harness.conform.judgement import (
+    AT_ONCE,
+    Bound,
+    Conditions,
+    holds_of,
+    judge_holds,
+    judge_recovery,
+)
+from harness.conform.stopping import ANOTHER_LOAD, HARM_S, is_suspicious
 from harness.experiments.facts import MOST_SLOTS
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, Try
 from harness.experiments.holds import Leaver, Watcher
@@ -25,6 +32,7 @@ from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
 
 _SEE_EARLY: Final = ("admission",)  # beside full slots
+_AFTER_STEPS: Final = 12  # of which the median is taken, after the tries
 
 
 def by_first(
@@ -115,19 +123,53 @@ class Recoveries:
     def _by_full_slots(self, leaver: Leaver, bound: Bound) -> Finding:
         slots = self._full_slots
         one_try = slots.leave_before_probe if leaver.is_early else slots.leave_behind_probe
-        tries: list[Try] = []
-        slots.begin()
-        for number in range(self.tries):
-            slots.hand_over(alone=leaver.is_alone)
-            if leaver.is_early:
-                slots.before = slots.before or slots.steps_at_rest()
-            self._wire.begin_try(number)
-            tries += one_try(leaver, number)
-            if tries[-1].recovery_s is None:
-                break
-        finding = self.judged(tries, bound, natural_s=slots.natural_s)
+        finding = self.by_turns(partial(one_try, leaver), bound, is_alone=leaver.is_alone)
         finding.evidence["left_by_reset"] = slots.resets
         return finding
+
+    def by_turns(
+        self, one_try: Callable[[int], list[Try]], bound: Bound = AT_ONCE, *, is_alone: bool = False
+    ) -> Finding:
+        """By full slots: a look, and the test if the look does not acquit (see
+        harness/conform/stopping.py). Raises CannotDecideError."""
+        tries = self._turns(one_try, bound, is_alone=is_alone, is_look=True)
+        if tries[-1].recovery_s is None:
+            return self.judged(tries, bound)
+        if not self._is_suspicious(tries, bound):
+            try:
+                finding = self.judged(tries, bound)
+            except CannotDecideError:
+                finding = None
+            if finding is not None and finding.failure is None and finding.stops:
+                return finding
+        return self.judged(self._turns(one_try, bound, is_alone=is_alone), bound)
+
+    def _turns(
+        self,
+        one_try: Callable[[int], list[Try]],
+        bound: Bound,
+        *,
+        is_alone: bool,
+        is_look: bool = False,
+    ) -> list[Try]:
+        """Tries and controls by turns; in a look only one control, and no try after a long one."""
+        slots, tries = self._full_slots, list[Try]()
+        slots.begin()
+        for number in range(self.tries):
+            if not is_look or not number:
+                slots.hand_over(alone=is_alone)
+            self._wire.begin_try(number)
+            tries += one_try(number)
+            if tries[-1].recovery_s is None or (is_look and self._is_suspicious(tries, bound)):
+                break
+        return tries
+
+    def _is_suspicious(self, tries: Sequence[Try], bound: Bound) -> bool:
+        streams, slots = self._streams, self._full_slots
+        step_s = streams.step_s
+        now = Conditions(step_s, step_s, step_s, streams.lag_s, streams.facts.flush_tokens)
+        holds = holds_of(tries, slots.controls, now, slots.natural_s)
+        return is_suspicious(holds, bound.steps * step_s + HARM_S, step_s, now.flush_s)
 
     def _by_watcher(self, watcher: Watcher, leaver: Leaver, bound: Bound) -> Finding:
         self._wire.begin_try(0)
@@ -153,15 +195,18 @@ class Recoveries:
         bound: Bound = AT_ONCE,
         *,
         before: Sequence[float] = (),
-        natural_s: float | None = None,
     ) -> Finding:
         """After the tries and their controls (`FullSlots.begin`, `hand_over`). `before`: the steps
         before the first leave, if `FullSlots` did not note them. Raises CannotDecideError."""
         streams, slots = self._streams, self._full_slots
-        after = slots.steps_at_rest()
-        flush_tokens = streams.facts.flush_tokens
-        now = Conditions.of(before or slots.before or after, after, streams.lag_s, flush_tokens)
-        finding = judge_recovery(tries, now, bound, controls=slots.controls, natural_s=natural_s)
+        before = before or slots.before
+        # A slot that did not come back has no steps to count.
+        is_missing = any(one.recovery_s is None for one in tries)
+        after = before if before and is_missing else slots.steps_at_rest(_AFTER_STEPS)
+        now = Conditions.of(before or after, after, streams.lag_s, streams.facts.flush_tokens)
+        finding = judge_recovery(
+            tries, now, bound, controls=slots.controls, natural_s=slots.natural_s
+        )
         finding.evidence["ttft_ms"] = round(1e3 * streams.ttft_s, 3)
         if len({one.wave for one in tries}) < len(tries):
             finding.evidence["left"] = len(tries)

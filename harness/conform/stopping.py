@@ -10,6 +10,12 @@ longer than the slowest control by more than a harm: some steps and a tenth of a
 - No try is long, or a few are and all came well before the answers' ends: the server stops.
 - Otherwise the question is open.
 
+A look comes before the test: all tries, and one control. If no try is long and no stream stalled,
+it acquits: the test would have, since more controls only raise the slowest. Else the test is made
+afresh, and the look counts for nothing, so that the test's probability of a false alarm holds. To
+stop early only in order to acquit never raises it (stopping for futility: Jennison and Turnbull,
+Group Sequential Methods, 2000).
+
 Streams that stayed are judged by the same rule: a stall in the tries and in no control is harm that
 the server does, not a slow machine.
 """
@@ -98,20 +104,32 @@ def judge_stopping(holds: Holds, harm_s: float) -> Stopping:
     return Stopping(None, None, _open(holds, longer), chance)
 
 
+def is_suspicious(holds: Holds, harm_s: float, step_s: float, flush_s: float) -> bool:
+    """A try is long, or a stream that stayed was cut or stalled: a look does not acquit."""
+    slowest_s = max(holds.controls_s, default=0.0)
+    is_long = any(one is None or one > slowest_s + harm_s for one in holds.tries_s)
+    return is_long or bool(holds.cuts) or bool(_long_stalls(holds, step_s, flush_s))
+
+
+def _long_stalls(holds: Holds, step_s: float, flush_s: float) -> int:
+    """Half of a hold at least must be a stall: a longer wait sees longer gaps."""
+    stalls, controls = holds.stalls_s, holds.control_stalls_s
+    if not stalls or not controls:
+        return 0
+    came = [one for one in holds.tries_s if one is not None]
+    if came and 2 * median(stalls) < median(came):
+        return 0
+    least_s = max(*controls, _FLUSH_SPREAD * flush_s) + max(STALL_S, 4 * step_s)
+    return sum(one > least_s for one in stalls)
+
+
 def judge_stalls(holds: Holds, step_s: float, flush_s: float) -> str | None:
     """What the leaves did to streams that stayed; None if nothing that the controls did not.
-    `flush_s`: between two flushes. Half of a hold at least must be a stall: a longer look sees
-    longer gaps."""
+    `flush_s`: between two flushes."""
     if holds.cuts:
         return f"a stream that stayed was cut as another one left: {holds.cuts[0]}"
     stalls, controls = holds.stalls_s, holds.control_stalls_s
-    if not stalls or not controls:
-        return None
-    came = [one for one in holds.tries_s if one is not None]
-    if came and 2 * median(stalls) < median(came):
-        return None
-    least_s = max(*controls, _FLUSH_SPREAD * flush_s) + max(STALL_S, 4 * step_s)
-    longer = sum(one > least_s for one in stalls)
+    longer = _long_stalls(holds, step_s, flush_s)
     if not longer or false_alarm(longer, len(stalls), len(controls)) > MOST_FALSE_ALARM:
         return None
     return (

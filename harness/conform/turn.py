@@ -34,6 +34,7 @@ _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, an
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
 _LONG_PROMPTS: Final = ("prefill", "dose", "retry")  # groups of cases
 _HEALTH: Final = "wedge/health"
+_SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Turns:
     decided: Callable[[CaseResult], object]
     end: str | None = None
     _last: CaseResult | None = None  # the latest in which a client left
+    _has_stopped: bool = False  # the server, when a client left a plain stream
 
     def run(self, case: Case, coming: Sequence[Case]) -> list[CaseResult]:
         """Its result; those of other cases that change with it, if the server has ended. `coming`:
@@ -62,30 +64,37 @@ class Turns:
         again = None
         if _is_red_by_time(outcome, case):
             outcome, again = self._confirmed(case, outcome)
-        bench.end()
         result = settle_case(case, outcome, again)
-        bench.wire.end()
         result.wire_log = wire_log_name(case.id)
-        if case.id in _PLAIN and result.kind is Failure.NEVER:
-            known.never_stops = known.never_stops or case.id
+        if case.id in _PLAIN:
+            self._has_stopped = self._has_stopped or bool(result.stops)
+            if result.kind is Failure.NEVER:
+                known.never_stops = known.never_stops or case.id
         self.decided(result)
+        if known.never_stops is not None:
+            bench.cleaning.outlast()
+        bench.end()
+        bench.wire.end()
         changed = self._look_after(result, coming)
         result.took_s = round(time.monotonic() - started_s, 2)
         return changed
 
     def _be_patient(self, case: Case) -> None:
-        """A server that never stops is not waited for as long, but where slots are counted or other
-        streams must last for a long prompt."""
-        bench = self.bench
+        """A server that never stops is not waited for as long, but where memory is filled. Streams
+        beside a long prompt must last for it."""
+        bench, usual = self.bench, self.patience
         bench.limit_tries()
-        bench.patience = self.patience
-        if bench.known.never_stops is not None and not {*case.methods} & {*"OK"}:
-            begin_s = self.patience.filler_s - self.patience.settle_s
-            bench.patience = hurried(self.patience, step_s=bench.step_s, begin_s=begin_s)
+        patience = usual._replace(spare_s=_SPARE_S if self._has_stopped else 0.0)
+        if bench.known.never_stops is not None and "K" not in case.methods:
+            begin_s = usual.filler_s - usual.settle_s
+            patience = hurried(usual, step_s=bench.step_s, begin_s=begin_s)
             if case.group in _LONG_PROMPTS:
-                tokens = bench.patience.answer_tokens + self.patience.answer_tokens
-                bench.patience = bench.patience._replace(answer_tokens=tokens // 2)
-        bench.settle_s = bench.patience.settle_s
+                tokens = (patience.answer_tokens + usual.answer_tokens) // 2
+                patience = patience._replace(answer_tokens=tokens, outlives=usual.outlives)
+            if "O" not in case.methods:  # a stream waits until the one that it replaces has ended
+                ends_s = patience.answer_tokens * bench.step_s
+                patience = patience._replace(filler_s=patience.filler_s + ends_s)
+        bench.patience, bench.settle_s = patience, patience.settle_s
 
     def _confirmed(
         self, case: Case, outcome: Finding

@@ -26,7 +26,7 @@ from harness.records import Delivery, Outcome, Role, WireClose
 
 READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
 _SPARE_TOKENS: Final = 32
-_FIRST_STEPS: Final = 12  # that the streams run before the first try
+_FIRST_STEPS: Final = 4  # that the streams run before the first control
 _SHOWN_STEPS: Final = 24  # by which a step is judged
 _SHOWN_FLUSHES: Final = 4
 _METRONOMES: Final = 4  # fillers that are read, where there are many
@@ -34,7 +34,6 @@ _MANY: Final = 16  # slots
 _LEAVING: Final = 8  # of so many slots one leaves
 _MOST_LEAVE: Final = 32
 _CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes hands by itself
-_LONGER_S: Final = 5.0  # of fillers where there are many
 _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 _CONTROLS: Final = 2  # times that a control is begun
 
@@ -87,7 +86,8 @@ class FullSlots:
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
         reserve = patience.probe_s / server.step_s + max(READ_TOKENS) + _SPARE_TOKENS
-        longer = int(_LONGER_S / server.step_s) if wanted >= _MANY else _CONTROL_TOKENS
+        spare_s = patience.spare_s if wanted >= _MANY else 0.0
+        longer = max(_CONTROL_TOKENS, int(spare_s / server.step_s))
         asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
         until_s = time.monotonic() + patience.filler_s
         while True:
@@ -383,12 +383,13 @@ class FullSlots:
         ended = (one for one in self._streams.fillers if one.row is not None)
         return next((end_of(one) for one in ended if one.row and one.row.outcome in _CUT), None)
 
-    def steps_now(self) -> list[float]:
+    def steps_now(self, steps: int = _SHOWN_STEPS) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
+        latest = self._shown(steps)
         gaps = [
             gap
             for one in self.metronomes
-            for gap in latest_gaps(one.token_times_ns, one.event_tokens, latest=self._shown)
+            for gap in latest_gaps(one.token_times_ns, one.event_tokens, latest=latest)
         ]
         if not self._streams.fillers:  # no stream runs beside the one that leaves
             return [self._streams.step_s, self._streams.step_s]
@@ -396,16 +397,15 @@ class FullSlots:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
         return gaps
 
-    def steps_at_rest(self) -> list[float]:
+    def steps_at_rest(self, steps: int = _SHOWN_STEPS) -> list[float]:
         """The next steps, in seconds: no prompt is computed beside them."""
-        self._streams.pause(self._shown * self._streams.step_s)
-        return self.steps_now()
+        self._streams.pause(self._shown(steps) * self._streams.step_s)
+        return self.steps_now(steps)
 
-    @property
-    def _shown(self) -> int:
-        """Tokens by which a step is judged."""
+    def _shown(self, steps: int) -> int:
+        """Tokens that show so many steps, or a few flushes."""
         flush = self._streams.facts.flush_tokens
-        return _SHOWN_STEPS if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
+        return steps if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
 
 
 def _no_slot(what: str, stream: LiveStream) -> str:

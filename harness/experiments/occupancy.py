@@ -6,14 +6,19 @@ server that refuses requests beyond its slots refuses as many as are held.
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from math import ceil
+from typing import Final, NamedTuple
 
+from harness.experiments.facts import TOGETHER_FLUSHES, TOGETHER_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams, is_refused, whole
 from harness.load.live import join_all
 from harness.load.rows import most_at_once
 from harness.records import RequestRow, Role
+
+_TOGETHER_S: Final = 0.3  # that requests run together, which begin within this client's lateness
+_FEWEST_TOKENS: Final = 12
 
 
 class Counted(NamedTuple):
@@ -52,13 +57,21 @@ class Occupancy:
     def _together_s(self) -> float:
         """As many short requests as slots take half of it on a server with nothing else to do."""
         server = self._streams
-        steps = 2 * server.facts.together_tokens
-        return 2 * (server.ttft_s * (1 + server.slots) + steps * server.step_s)
+        return 2 * (server.ttft_s * (1 + server.slots) + 2 * self._tokens * server.step_s)
+
+    @property
+    def _tokens(self) -> int:
+        """Of a request that counts: shorter than one that finds the slots, where steps are long."""
+        server = self._streams
+        spared = max(0, TOGETHER_TOKENS - max(_FEWEST_TOKENS, ceil(_TOGETHER_S / server.step_s)))
+        return max(
+            server.facts.together_tokens - spared, int(TOGETHER_FLUSHES * server.facts.flush_tokens)
+        )
 
     def _count(self, longest_s: float, extra: int = 0) -> Counted:
         """They are read to their end: abandoned, they could themselves hold slots."""
         server = self._streams
-        asked = server.short(server.facts.together_tokens, role=Role.CHECK)
+        asked = server.short(self._tokens, role=Role.CHECK)
         streams = [server.start(asked) for _ in range(server.slots + extra)]
         until_ns = time.perf_counter_ns() + int(longest_s * 1e9)
         join_all(streams, longest_s)

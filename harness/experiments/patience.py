@@ -27,12 +27,17 @@ class Patience(NamedTuple):
     - A stream that is to fill a slot is waited for `filler_s`: the settle time, for the slot, and
       what as many requests as slots take to begin on the idle server. The requests that count
       what is still held have the same time.
+    - A stream that leaves would have run on for `outlives` times a probe's wait. One that fills a
+      slot lasts for `spare_s` longer, so that it serves for more than one try: where many slots are
+      filled, of a server that is known to stop.
     """
 
     settle_s: float
     answer_tokens: int
     probe_s: float
     filler_s: float
+    outlives: float = 2.2
+    spare_s: float = 0.0
 
     @classmethod
     def of(

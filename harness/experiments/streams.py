@@ -21,7 +21,6 @@ _NO_LIMIT: Final = 1 << 20  # tokens of an unknown context
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 LONGEST_PROBE_S: Final = 2.0  # a slot that comes back later is late whatever the settle time is
 LONGEST_PROBE_STEPS: Final = 30
-_BRIEF: Final = 2.2  # times a probe's wait: how long a stream that leaves would have run on
 _READ_TOKENS: Final = 96  # that it may have got before it leaves
 _PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
@@ -97,7 +96,7 @@ class Streams:
     def brief_tokens(self) -> int:
         """Of an answer that outlives a probe's wait, and no more: if the server does not stop it,
         the next case waits for its end."""
-        wanted = int(_BRIEF * self.patience.probe_s / self.step_s) + _READ_TOKENS
+        wanted = int(self.patience.outlives * self.patience.probe_s / self.step_s) + _READ_TOKENS
         return min(self.patience.answer_tokens, wanted)
 
     def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:

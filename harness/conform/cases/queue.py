@@ -46,15 +46,7 @@ MOST_GREEDY: Final = 16
 )
 def queue_leave(bench: Bench) -> Finding:
     bench.check_queues()
-    tries: list[Try] = []
-    bench.full_slots.begin()
-    for number in range(bench.tries):
-        bench.full_slots.hand_over(alone=True)
-        bench.wire.begin_try(number)
-        tries.append(_leave_queue(bench))
-        if tries[-1].recovery_s is None:
-            break
-    return bench.recoveries.judged(tries)
+    return bench.recoveries.by_turns(lambda _number: [_leave_queue(bench)], is_alone=True)
 
 
 def _leave_queue(bench: Bench) -> Try:

@@ -2,12 +2,18 @@
 
 from collections.abc import Sequence
 from itertools import combinations
+from random import Random
 from typing import Any
 
 import pytest
 
 from harness.conform.judgement import Bound, judge_holds, judge_recovery
-from harness.conform.stopping import MOST_FALSE_ALARM, false_alarm, judge_stopping
+from harness.conform.stopping import (
+    MOST_FALSE_ALARM,
+    false_alarm,
+    is_suspicious,
+    judge_stopping,
+)
 from harness.experiments.full_slots import Try
 from harness.experiments.holds import Holds
 from harness.experiments.outcome import CannotDecideError
@@ -70,6 +76,35 @@ def test_the_false_alarm_is_the_share_of_all_orders() -> None:
         as_long = sum({*range(9 - longer, 9)} <= {*ranks} for ranks in orders)
         assert false_alarm(longer, 5, 4) == pytest.approx(as_long / len(orders))
     assert false_alarm(5, 5, 5) < false_alarm(5, 8, 8) < MOST_FALSE_ALARM < false_alarm(4, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("tries", "more", "suspects"),
+    [
+        (QUICK, {}, False),
+        ([*QUICK[:4], 0.3], {}, True),
+        ([*QUICK, None], {}, True),
+        (QUICK, {"cuts": ["the connection was closed"]}, True),
+        (QUICK, {"stalls_s": [0.02, 0.2], "control_stalls_s": [0.02]}, True),
+        (QUICK, {"stalls_s": [0.02, 0.03], "control_stalls_s": [0.02]}, False),
+    ],
+)
+def test_a_look_acquits_only_where_nothing_is_long(
+    tries: list[float | None], more: dict[str, Any], *, suspects: bool
+) -> None:
+    assert is_suspicious(holds(tries, QUICK[:1], **more), HARM_S, 0.01, 0.01) is suspects
+
+
+def test_what_a_look_acquits_no_test_would_call_late() -> None:
+    """The look has the first of the test's controls."""
+    rng = Random(0)
+    acquitted = 0
+    for _ in range(2000):
+        tries, controls = ([rng.choice((0.03, 0.1, 0.3)) for _ in range(4)] for _ in range(2))
+        if not is_suspicious(holds(tries, controls[:1]), HARM_S, 0.01, 0.01):
+            acquitted += 1
+            assert judge_stopping(holds(tries, controls), HARM_S).stops
+    assert 500 < acquitted < 1500
 
 
 def test_a_stall_in_the_tries_and_in_no_control_is_harm() -> None:

@@ -293,6 +293,7 @@ def test_a_server_that_never_stops_is_waited_for_a_shorter_time() -> None:
     short = hurried(usual, step_s=0.02, begin_s=0.2)
     assert short.probe_s == pytest.approx(0.6)
     assert short.answer_tokens * 0.02 > 2 * short.probe_s
+    assert short.outlives < usual.outlives
     slow = Patience.of(2.0, None, step_s=0.5, begin_s=0.2, most_tokens=4000)
     assert hurried(slow, step_s=0.5, begin_s=0.2) == slow
 
