@@ -4,15 +4,20 @@ Importing this module imports Locust, which monkey-patches the process.
 """
 
 import logging
+import math
 import random
+from collections.abc import Sequence
+from typing import Final
 
+from harness.experiments.beat import LeavePlan
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.rounds import Rounds
-from harness.experiments.train import Leaver, Train
+from harness.experiments.train import Train
 from harness.load.users import Director
 from harness.records import Delivery
 from harness.workload.load import OccupancyLoad, SlotRecoveryLoad
 
+_Z95: Final = 1.96
 logger = logging.getLogger(__name__)
 
 
@@ -26,7 +31,7 @@ class SlotRecoveryDirector(Director):
         train = Train(
             session,
             load.slots,
-            _leaver(load),
+            _leave_plan(load),
             random.Random(f"{session.plan.run.seed}/train"),
             prompt_tokens=(low, high),
             answer_tokens=load.answer_tokens,
@@ -40,23 +45,31 @@ class SlotRecoveryDirector(Director):
                 session.give_up(f"no stream left while a probe waited: {error}")
 
 
-def _leaver(load: SlotRecoveryLoad) -> Leaver:
+def _leave_plan(load: SlotRecoveryLoad) -> LeavePlan:
     match load.variant:
         case "decode":
-            return Leaver(tokens=load.abandon_after_tokens)
+            return LeavePlan(tokens=load.abandon_after_tokens)
         case "queue":
-            return Leaver(where="queued")
+            return LeavePlan(where="queued")
         case "prefill":
-            return Leaver(where="prefill", changes={"prompt_tokens": load.prefill_tokens})
+            return LeavePlan(where="prefill", changes={"prompt_tokens": load.prefill_tokens})
         case "unary":
-            return Leaver(tokens=load.abandon_after_tokens, changes={"delivery": Delivery.UNARY})
+            return LeavePlan(tokens=load.abandon_after_tokens, changes={"delivery": Delivery.UNARY})
 
 
 def _is_enough(train: Train, load: SlotRecoveryLoad) -> bool:
     if load.trials is not None and len(train.recoveries_s) >= load.trials:
         return True
-    width_s = None if load.width_s is None else train.median_width_s()
+    width_s = None if load.width_s is None else median_width_s(train.recoveries_s)
     return width_s is not None and width_s <= (load.width_s or 0.0)
+
+
+def median_width_s(recoveries_s: Sequence[float]) -> float | None:
+    """The width of the median's 95 % interval, by order statistics; None: too few."""
+    times = sorted(recoveries_s)
+    reach = math.ceil(_Z95 * math.sqrt(len(times)) / 2) + 1  # ranks on either side of the median
+    low, high = len(times) // 2 - reach, len(times) // 2 + reach
+    return times[high] - times[low] if low >= 0 and high < len(times) else None
 
 
 class OccupancyDirector(Director):

@@ -24,29 +24,26 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import count
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 import gevent
 
+from harness.experiments.beat import Beat, LeavePlan
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import Patience
 from harness.experiments.streams import refill
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
-from harness.records import Outcome, RequestRow, Role, TrialArm, Way
+from harness.records import RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
 
-Where = Literal["decode", "queued", "prefill"]
 Edit = Callable[[RequestRow], None]
 
 _nap = gevent.monkey.get_original("time", "sleep")
 logger = logging.getLogger(__name__)
 
-_Z95: Final = 1.96
-_SAYS_NOTHING: Final = (Outcome.CUT_OFF, Outcome.FAILED, Outcome.REJECTED)  # of a server's slots
 _LOOKS: Final = 5  # probes on the idle server
 _GOLDEN: Final = (5**0.5 - 1) / 2  # its multiples spread evenly over the phases of a step
 _DRAWN_STEPS: Final = 2
@@ -65,26 +62,6 @@ class _VoidError(Exception):
     """This cycle gives no sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaver:
-    """Which stream leaves, and when: after so many tokens and a random part of a step ("decode"; a
-    unary answer: so many steps), in the queue, or at a random part of its prefill. `changes` are
-    made to its RequestSpec."""
-
-    where: Where = "decode"
-    tokens: int = 1
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_filler(self) -> bool:
-        """It is one of the streams that keep the slots full."""
-        return self.where == "decode" and "delivery" not in self.changes
-
-    @property
-    def plan(self) -> str:
-        return f"tokens:{self.tokens}" if self.where == "decode" else self.where
-
-
 class Train:
     """`recoveries_s`: each sample's wait; infinite: longer than a probe is waited for. `_ttft_ns`:
     that of a probe on the idle server, which the train measures first. `_seats`: how many fillers
@@ -96,7 +73,7 @@ class Train:
         self,
         session: LoadSession,
         slots: int,
-        leaver: Leaver,
+        leaves: LeavePlan,
         rng: random.Random,
         *,
         prompt_tokens: tuple[int, int],
@@ -107,12 +84,12 @@ class Train:
         self._ttft_ns = 0
         self._patience: Patience
         self._session = session
-        self._leaver = leaver
+        self._leaves = leaves
         self._rng = rng
         self._prompt_tokens = prompt_tokens
         self._answer_tokens, self._probe_tokens = answer_tokens, probe_tokens
         self._slots = slots
-        self._seats = slots if leaver.is_filler else slots - 1
+        self._seats = slots if leaves.is_filler else slots - 1
         self._fillers: list[LiveStream] = []
         self._metronome: LiveStream | None = None
         self._short: LiveStream | None = None
@@ -126,13 +103,6 @@ class Train:
     @property
     def step_ns(self) -> int:
         return self._session.client.step.median_ns()
-
-    def median_width_s(self) -> float | None:
-        """The width of the median recovery's 95 % interval, by order statistics; None: too few."""
-        times = sorted(self.recoveries_s)
-        reach = math.ceil(_Z95 * math.sqrt(len(times)) / 2) + 1  # ranks beside the median
-        low, high = len(times) // 2 - reach, len(times) // 2 + reach
-        return times[high] - times[low] if low >= 0 and high < len(times) else None
 
     def run(self, until: Callable[["Train"], bool]) -> None:
         """Raises CannotDecideError; the streams have ended then, too."""
@@ -154,7 +124,7 @@ class Train:
         trial = next(self._trials)
         try:
             self._fill()
-            if self._leaver.is_filler:
+            if self._leaves.is_filler:
                 self._rotate(trial)
             else:
                 self._pass_through(trial)
@@ -168,7 +138,7 @@ class Train:
 
     def _rotate(self, trial: int) -> None:
         leaver = self._next_to_leave()
-        beat = _Beat()
+        beat = Beat()
         probe = self._start(Role.PROBE, arm=TrialArm.ABANDON, trial=trial, edit=beat.edit)
         self._pace(1)
         next_filler = self._start_filler(arm=TrialArm.CONTROL, trial=trial, edit=beat.edit_control)
@@ -189,7 +159,7 @@ class Train:
             if not short.wait_tokens(1, self._patience.filler_s):
                 short.leave()
                 raise _VoidError("no slot was free")
-        beat = _Beat()
+        beat = Beat()
         leaver = self._start(
             Role.FILLER, trial=trial, max_tokens=self._answer_tokens, **self._planned()
         )
@@ -212,10 +182,10 @@ class Train:
             raise
         self._observe(beat, probe, self._short)
 
-    def _leave_in_time(self, short: LiveStream, leaver: LiveStream, beat: "_Beat") -> None:
+    def _leave_in_time(self, short: LiveStream, leaver: LiveStream, beat: Beat) -> None:
         self._wait_until_queued(leaver)
         _check_is_running(short)
-        if self._leaver.where == "queued":
+        if self._leaves.where == "queued":
             left = short.spec.max_tokens - short.tokens
             gevent.sleep(next(self._phases) * left * self.step_ns / 1e9)
             _check_is_running(short)
@@ -233,7 +203,7 @@ class Train:
         if ended is None or ended.last_token_ns is None:
             raise _VoidError("the short request did not end")
         began_ns = ended.last_token_ns
-        if self._leaver.where == "prefill":
+        if self._leaves.where == "prefill":
             if len(self._prefills_ns) < _PREFILLS_TO_LEARN:
                 if leaver.wait_tokens(1, self._session.plan.run.timeout_s):
                     self._prefills_ns.append((leaver.first_token_ns or 0) - began_ns)
@@ -242,10 +212,10 @@ class Train:
             share = low + next(self._phases) * (high - low)
             wait_ns = int(share * statistics.median(self._prefills_ns))
         else:  # a unary answer, which shows no tokens
-            wait_ns = int(self._ttft_ns + (self._leaver.tokens + next(self._phases)) * self.step_ns)
+            wait_ns = int(self._ttft_ns + (self._leaves.tokens + next(self._phases)) * self.step_ns)
         gevent.sleep(max(0, began_ns + wait_ns - time.perf_counter_ns()) / 1e9)
 
-    def _observe(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
+    def _observe(self, beat: Beat, probe: LiveStream, follower: LiveStream) -> bool:
         """Wait for the probe's first token, and for its follower's: False if its slot is lost."""
         has_begun = self._has_begun(beat, probe, follower)
         since_ns = beat.since_ns
@@ -270,13 +240,13 @@ class Train:
             self._give_up_slot()
         return is_kept
 
-    def _has_begun(self, beat: "_Beat", probe: LiveStream, follower: LiveStream) -> bool:
+    def _has_begun(self, beat: Beat, probe: LiveStream, follower: LiveStream) -> bool:
         until_ns = time.perf_counter_ns() + self._ttft_ns + int(self._patience.probe_s * 1e9)
         while not probe.wait_tokens(1, 2 * self.step_ns / 1e9) and not probe.has_ended:
             if follower.tokens:  # it holds the slot for as long as it likes
                 beat.is_void = True
                 probe.leave()
-                if self._leaver.is_filler:
+                if self._leaves.is_filler:
                     self._fillers.append(follower)
                 raise _VoidError("the request behind the probe was served before it")
             if time.perf_counter_ns() > until_ns:
@@ -286,10 +256,10 @@ class Train:
     def _give_up_slot(self) -> None:
         self._short = None
         self._seats -= 1
-        if not self._leaver.is_filler and len(self._fillers) > max(0, self._seats):
+        if not self._leaves.is_filler and len(self._fillers) > max(0, self._seats):
             self._fillers.pop().leave()  # its slot is the one through which the leavers go now
         if self._seats < 1 and self._slots > 1:
-            self._seats = self._slots if self._leaver.is_filler else self._slots - 1
+            self._seats = self._slots if self._leaves.is_filler else self._slots - 1
 
     def _take_in(self, probe: LiveStream, next_filler: LiveStream) -> NoReturn:
         """The slots were not full. The next filler fills one that was free."""
@@ -330,7 +300,7 @@ class Train:
             longest_s=self._patience.filler_s,
         )
         self._seats -= len(waiting)
-        if not self._fillers and self._seats < 1 and self._leaver.is_filler:
+        if not self._fillers and self._seats < 1 and self._leaves.is_filler:
             self._seats = self._slots
             raise _VoidError("no slot was free")
 
@@ -340,15 +310,15 @@ class Train:
         for filler in fillers:  # the oldest first
             if self._is_near_end(filler, self._slots):
                 return filler
-        if not any(one.tokens >= self._leaver.tokens for one in fillers):
-            fillers[0].wait_tokens(self._leaver.tokens, self._session.plan.run.timeout_s)
-        ready = [one for one in fillers if one.tokens >= self._leaver.tokens and not one.has_ended]
+        if not any(one.tokens >= self._leaves.tokens for one in fillers):
+            fillers[0].wait_tokens(self._leaves.tokens, self._session.plan.run.timeout_s)
+        ready = [one for one in fillers if one.tokens >= self._leaves.tokens and not one.has_ended]
         if not ready:
-            raise _VoidError(f"a stream ended before it had {self._leaver.tokens} tokens")
+            raise _VoidError(f"a stream ended before it had {self._leaves.tokens} tokens")
         return ready[-1]
 
     def _is_near_end(self, stream: LiveStream, cycles: int) -> bool:
-        """It may end by itself within so many cycles."""
+        """It may end by itself within this number of cycles."""
         longest_s = max(filter(math.isfinite, self.recoveries_s), default=0.0)
         cycle_tokens = _MARGIN_TOKENS + int(1e9 * longest_s / self.step_ns)
         margin = min(cycle_tokens * cycles, stream.spec.max_tokens // 2)
@@ -363,10 +333,10 @@ class Train:
         if self._slots > 1 and is_needed:
             self._metronome = filler = self._start(Role.METRONOME, **more)
             return filler
-        return self._start(Role.FILLER, **more, **self._planned() if self._leaver.is_filler else {})
+        return self._start(Role.FILLER, **more, **self._planned() if self._leaves.is_filler else {})
 
     def _planned(self) -> dict[str, Any]:
-        return {"plan": self._leaver.plan, "way": Way.FIN, **self._leaver.changes}
+        return {"plan": self._leaves.plan, "way": Way.FIN, **self._leaves.changes}
 
     def _start(
         self,
@@ -428,32 +398,3 @@ class Train:
 def _check_is_running(short: LiveStream) -> None:
     if short.has_ended:
         raise _VoidError("the short request ended before the leaver's turn to be tried")
-
-
-class _Beat:
-    """A cycle's rows: what they say is known only when they end."""
-
-    def __init__(self) -> None:
-        self.leaver: LiveStream | None = None
-        self.slot_from: LiveStream | None = None
-        self.probe_ended_ns: int | None = None
-        self.is_void = False
-
-    @property
-    def since_ns(self) -> int | None:
-        """When it left; where it waited in the queue, when the slot came free after that."""
-        left_ns = None if self.leaver is None else self.leaver.abandoned_ns
-        if left_ns is None or self.slot_from is None:
-            return left_ns
-        return self.slot_from.last_token_ns
-
-    def edit(self, row: RequestRow) -> None:
-        since_ns = self.since_ns
-        is_unserved = row.first_token_ns is None
-        if self.is_void or (is_unserved and row.outcome in _SAYS_NOTHING):
-            return
-        if since_ns is not None and (row.first_token_ns or since_ns) >= since_ns:
-            row.reference_ns = since_ns
-
-    def edit_control(self, row: RequestRow) -> None:
-        row.reference_ns = self.probe_ended_ns
