@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from harness.conform.bench import Bench
-from harness.conform.case import Case
+from harness.conform.case import ABORT, Case
 from harness.conform.finding import Evidence, Finding
 from harness.conform.order import Order
 from harness.conform.verdict import settle_case
@@ -40,7 +40,7 @@ def gentle_case(max_seconds: float) -> Case:
         caught=(),
         why="A server in use cannot be filled to find out; its users cancel out in the average.",
         limit_s=max_seconds,
-        remedy="abort a request in the scheduler as soon as its connection closes",
+        remedy=ABORT,
     )
 
 
