@@ -18,8 +18,8 @@ from harness.conform.finding import Finding
 from harness.errors import ConfigError
 from harness.store.conform_result import Level
 
-# A case may need this beside a streaming route. Without it the case is listed as not run, or, if
-# the server is the one to offer it, as not supported.
+# What a case may need besides a streaming route. A case that lacks it is listed as not run, or, if
+# the server should offer it, as not supported.
 Need = Literal[
     "pid",
     "direct",
@@ -44,8 +44,8 @@ ABORT: Final = "abort a request in the scheduler as soon as its connection close
 
 
 def reports(short: str) -> tuple[str, ...]:
-    """The links of "owner/name#number owner/name#number": issues or pull requests of GitHub, which
-    leads from the one to the other."""
+    """The links of "owner/name#number owner/name#number". GitHub leads from an issue's link to the
+    pull request of that number."""
     return tuple(f"https://github.com/{one.replace('#', '/issues/')}" for one in short.split())
 
 
@@ -177,8 +177,8 @@ def _is_meant(entry: Case, word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The cases to run. With their reasons: those that are not run for want of something, those
-    that are named and lack it, and those that the server does not offer."""
+    """`cases`: to run. With reasons: `not_run`, cases that lack what they need; `missing`, cases
+    that lack it and are named; `refused`, cases that the server does not offer."""
 
     cases: list[Case]
     not_run: dict[str, str]

@@ -109,7 +109,7 @@ def known_suites() -> list[str]:
 
 
 def cases_of(suite: str, cases: Iterable[Case]) -> list[Case]:
-    """Those of `cases` that are in the suite. Raises ConfigError for an unknown one."""
+    """The cases of the suite. Raises ConfigError for an unknown suite."""
     known = known_suites()
     if suite not in known:
         raise ConfigError(f"--suite {suite}: there is no such suite; known: {', '.join(known)}")

@@ -157,8 +157,8 @@ def check_serves(
             raise silent
         asker.ask("is anybody there?", 4, longest_s=_PAGE_S)
     except NotServedError as error:
-        told = masked(str(error), secrets)
-        said = f"{asker.url}{asker.target.path} does not answer a first request: {told}"
+        why = masked(str(error), secrets)
+        said = f"{asker.url}{asker.target.path} does not answer a first request: {why}"
         status = error.status
         if status in (401, 403):
             said += "; name the variable with its key: --api-key-env"

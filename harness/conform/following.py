@@ -1,4 +1,4 @@
-"""Case after case: a load process gets those that are left, and its reports become results.
+"""Case after case: a load process gets the cases that are left, and its reports become results.
 
 Where that process crashes or a case takes too long, no verdict is about the server, and a new
 process takes the rest. Each result is on disk before the next case begins.

@@ -1,4 +1,4 @@
-"""The gentle watch as a run of its own: one case, decided again and again beside real users.
+"""The gentle watch as a run of its own: one case, decided again and again on a server in use.
 
 No slots are counted or filled for it; see harness/experiments/gentle.py.
 """
@@ -55,7 +55,7 @@ def watch_gently(
     so_far: Callable[[CaseResult], None],
 ) -> None:
     """Each result replaces the one before; the last one says how the server is afterwards. `so_far`
-    gets those between two looks. Raises TargetError if the server does not serve from the
+    gets the results between two looks. Raises TargetError if the server does not serve from the
     beginning."""
     assert order.gentle_s is not None
     case, contract = gentle_case(order.gentle_s), session.plan.target.disconnect

@@ -11,8 +11,8 @@ from harness.store.conform_result import CaseResult
 class Order(msgspec.Struct, kw_only=True):
     """`plan`: a LoadPlan. `slots`: None: to be found. `folder`: of the results. `metrics_urls`:
     read by cases that judge the server's own counters, and by no others; empty without any that
-    is understood. `page_urls`: the pages, understood or not. `gentle_s`: how long to watch beside
-    real users, instead of any case."""
+    is understood. `page_urls`: the pages, understood or not. `gentle_s`: how long to watch a
+    server in use, instead of any case."""
 
     plan: msgspec.Raw
     cases: list[str]
@@ -34,7 +34,7 @@ class Order(msgspec.Struct, kw_only=True):
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`case`: as soon as it is decided, and again when it is known what it left behind. `so_far`:
-    what is known of a case that goes on. `unusable`: no further case can be decided; `gone`: the
+    what is known of a case that still runs. `unusable`: no further case can be decided; `gone`: the
     server does not serve."""
 
     event: Literal["facts", "started", "so_far", "case", "unusable", "gone"]

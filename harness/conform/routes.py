@@ -78,10 +78,10 @@ class Routes:
             why = why_unread(error)
             raise CannotDecideError(f"{method} {path} had no answer ({why})") from error
         try:
-            told = answer.json()
+            body = answer.json()
         except ValueError:
-            told = {}
-        return Reply(answer.status_code, told if isinstance(told, dict) else {})
+            body = {}
+        return Reply(answer.status_code, body if isinstance(body, dict) else {})
 
     def close_at_done(self, prompt: str, *, max_tokens: int) -> None:
         """Read a stream up to `[DONE]`, and close the connection there, before its end."""

@@ -29,11 +29,11 @@ def sentence(
     ]
     parts = [f"{passed} of {len(judged)} cases passed"]
     parts += [f"{count} {words}" for count, words in others if count]
-    told = _listed(parts)
+    said = _listed(parts)
     if not_run and not failed:
-        told += f" ({len(not_run)} not run)"
+        said += f" ({len(not_run)} not run)"
     remedies = _listed([*_remedies(failed)], between="; ", last="; and ")
-    return f"{told}: to mend the server, {remedies}." if remedies else f"{told}."
+    return f"{said}: to mend the server, {remedies}." if remedies else f"{said}."
 
 
 def _remedies(failed: Sequence[CaseResult]) -> list[str]:

@@ -75,8 +75,8 @@ class Capacity:
         return fitting
 
     def fits(self, prompt_tokens: int | None = None) -> bool:
-        """They end by themselves: left, they could themselves hold memory. Only those that have to
-        wait are left, since they hold none."""
+        """They end by themselves: left, they could themselves hold memory. Only requests that
+        have to wait are left, since they hold none."""
         server, size = self._streams, prompt_tokens or self.prompt_tokens
         longest_s = prompts_s(server.slots * size * self._token_s, server.step_s)
         asked = server.short(int(longest_s / server.step_s) + _HELD_TOKENS, prompt_tokens=size)
@@ -94,8 +94,8 @@ class Capacity:
 
 
 class HeldTokens:
-    """`ghosts_end_ns`: when the answers of the last count have ended, even if the server goes on
-    with them."""
+    """`ghosts_end_ns`: when the answers of the last count have ended, even if the server
+    computes them to their ends."""
 
     def __init__(self, session: LoadSession, rng: random.Random) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Whether a server stops, beside its real users: by a stream or two that leave now and then.
+"""Whether a server in use stops, by one or two streams of ours that leave now and then.
 
 Never more than two streams of ours at once, or 1 % of the slots. They leave at random moments; what
 the server's gauge of its requests shows around them is averaged (`averaged`). Where no gauge can be
@@ -6,8 +6,8 @@ trusted, it is the pace of a stream of ours that stays, a twin: there each secon
 ends by itself, to show what an end looks like.
 
 It cannot see a latency below half a poll and the gauge's own lag, nor, by pace, anything on a
-server whose streams do not slow each other down. One leave in a hundred that is forgotten takes
-hours to find beside busy users, half of them a minute.
+server whose streams do not slow each other down. One forgotten leave in a
+hundred takes hours to find among busy users; one in two takes a minute.
 """
 
 import random
@@ -259,7 +259,7 @@ def _usual_lag_s(target: Target, step_s: float) -> float:
 
 
 class _ByTwin:
-    """The pace of the one that stays, at each of its tokens."""
+    """The pace of the stream that stays, at each of its tokens."""
 
     def __init__(self, visitors: Visitors) -> None:
         self.visitors = visitors

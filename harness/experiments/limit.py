@@ -1,6 +1,6 @@
 """How many requests a server runs at once, found by trying.
 
-Requests start at once. Those whose first token comes after another's end had to wait for a slot.
+Requests start at once. A request whose first token comes after another's end waited for a slot.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +16,8 @@ _CLEAR: Final = 4  # times the usual distance of two first tokens, and of two st
 
 
 class Look(NamedTuple):
-    """Requests that started at once. `is_clear`: those that waited came long after those that did
-    not. `spacing`: the steps between two first tokens, as where prompts take turns."""
+    """Requests that started at once. `is_clear`: the requests that waited came long after the
+    others. `spacing`: the steps between two first tokens, as where prompts take turns."""
 
     running: int
     waiting: int

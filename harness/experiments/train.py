@@ -257,7 +257,7 @@ class Train:
         self._short = None
         self._seats -= 1
         if not self._leaves.is_filler and len(self._fillers) > max(0, self._seats):
-            self._fillers.pop().leave()  # its slot is the one through which the leavers go now
+            self._fillers.pop().leave()  # the leavers go through its slot now
         if self._seats < 1 and self._slots > 1:
             self._seats = self._slots if self._leaves.is_filler else self._slots - 1
 
@@ -305,7 +305,7 @@ class Train:
             raise _VoidError("no slot was free")
 
     def _next_to_leave(self) -> LiveStream:
-        """The newest of the fillers that have enough tokens, but first those near their end."""
+        """The newest of the fillers that have enough tokens, but first a filler near its end."""
         fillers = [one for one in self._fillers if one is not self._metronome] or self._fillers
         for filler in fillers:  # the oldest first
             if self._is_near_end(filler, self._slots):
@@ -378,7 +378,7 @@ class Train:
             due_ns = time.perf_counter_ns() + wait_ns
             is_next = pacer.wait_tokens(next_token, max(0, wait_ns - _COARSE_NS) / 1e9)
             while not is_next and time.perf_counter_ns() < due_ns:
-                _nap(_NAP_S)  # a busy loop would take the core from a server beside it
+                _nap(_NAP_S)  # a busy loop would take the core from a server on this machine
                 gevent.sleep(0)
                 is_next = pacer.tokens >= next_token
 

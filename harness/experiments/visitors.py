@@ -59,7 +59,7 @@ class Visitors:
         if self._refused == _MOST_REFUSED:
             why = next((row.error for row in rows if row is not None and row.error), "it waited")
             raise CannotDecideError(
-                f"in {self._refused} tries in a row no stream of ours ran beside the others: {why}"
+                f"in {self._refused} tries in a row no stream of ours could run: {why}"
             )
         gevent.sleep(max(_PAUSE_S, tokens * self.step_s))
         return None

@@ -1,4 +1,4 @@
-"""File handles: each open stream takes one, and systems allow a process only so many."""
+"""File handles: each open stream takes one, and a system limits how many a process may open."""
 
 import resource
 from collections.abc import Callable

@@ -135,7 +135,7 @@ def _prepared(session: LoadSession, arrival: Arrival, begins_ns: int) -> Prepare
 
 def share_out(environment: Environment, schedule: OpenArrivals) -> None:
     """Give each load process one director, and all of them one schedule. Raises ConfigError if a
-    single process may not open so many streams."""
+    single process may not open as many streams."""
     options, runner = environment.parsed_options, environment.runner
     assert options is not None
     options.num_users = options.spawn_rate = max(1, options.expect_workers)

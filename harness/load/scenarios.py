@@ -1,9 +1,9 @@
 """Loads directed from one place: the chunk frontier and the cancel storm.
 
-Chunk frontier: bystanders stream all along. Beside them a director sends long prompts in pairs: it
+Chunk frontier: bystanders stream all along. Meanwhile a director sends long prompts in pairs: it
 reads a few tokens of the first, and leaves the second by the plan `prefill`, which knows the times
-to first token of those read. Cancel storm: many streams leave at one moment, wave after wave,
-beside stayers.
+to first token of the prompts read. Cancel storm: many streams leave at one moment, wave after wave,
+while others stay.
 """
 
 import random

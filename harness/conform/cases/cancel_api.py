@@ -132,9 +132,9 @@ def label(bench: Bench) -> Finding:
 
 def judge_labels_of_cancelled(evidence: Evidence) -> Finding:
     """`evidence`: the finish reasons."""
-    wrong = {name: told for name, told in evidence.items() if told in WHOLE}
-    said = ", ".join(f"{name} is {told}" for name, told in wrong.items())
-    good = ", ".join(str(told) for told in evidence.values())
+    wrong = {name: reason for name, reason in evidence.items() if reason in WHOLE}
+    said = ", ".join(f"{name} is {reason}" for name, reason in wrong.items())
+    good = ", ".join(map(str, evidence.values()))
     return found(
         f"cancelled requests end with the finish reasons {good}",
         f"a cancelled request looks whole: {said}" if wrong else None,

@@ -235,8 +235,8 @@ def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:
 
 
 def _moved_by_a_queue(bench: Bench, before: Values, gauges: Sequence[str]) -> list[str]:
-    """Which gauges full slots and a queue have moved; at the end all clients have left, those in
-    the queue first."""
+    """Which gauges full slots and a queue have moved; at the end all clients have left, first the
+    clients in the queue."""
     streams = bench.full_slots.fill()
     queued = [bench.start(bench.long()) for _ in range(bench.slots)]
     began_s = time.monotonic()

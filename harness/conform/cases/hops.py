@@ -37,7 +37,7 @@ LONGEST_DRAIN_S: Final = 45.0
 def tax(bench: Bench) -> Finding:
     direct = bench.past_the_proxy()
     most = 1 + max(0.0, bench.ttft_s - direct.ttft_s) / bench.step_s
-    told: Evidence = {}
+    evidence: Evidence = {}
     for delivery in Delivery:
         try:
             before = recovery_of(direct, delivery)
@@ -47,10 +47,10 @@ def tax(bench: Bench) -> Finding:
             raise CannotDecideError(f"asked directly, the server does not pass: {before.reason}")
         after = recovery_of(bench, delivery)
         one = judge_tax(delivery, before, after, most_steps=most)
-        told |= one.evidence
+        evidence |= one.evidence
         if one.failure is not None:
-            return one._replace(evidence=told)
-    return Finding(None, "the proxy passes leaves on within a step and a round trip", told)
+            return one._replace(evidence=evidence)
+    return Finding(None, "the proxy passes leaves on within a step and a round trip", evidence)
 
 
 def judge_tax(
@@ -110,5 +110,5 @@ def drain(bench: Bench) -> Finding:
                 f"slots were held for {longest_s:.0f} s, as long as answers run"
             )
     drained_s = time.monotonic() - left_s
-    told = f"all slots were free {drained_s:.1f} s after the leaves"
-    return Finding(None, told, {"drained_s": round(drained_s, 2)})
+    said = f"all slots were free {drained_s:.1f} s after the leaves"
+    return Finding(None, said, {"drained_s": round(drained_s, 2)})

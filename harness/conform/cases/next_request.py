@@ -140,8 +140,8 @@ def survives(bench: Bench) -> Finding:
         answer = Routes(bench.session.plan).complete(f"{prompt} And then?", max_tokens=1)
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         evidence["cached_tokens"] = details.get("cached_tokens")
-    told = f"the next turn's first token takes {median(ratios):.2f} times that of the first turn"
-    return Finding(None, told, evidence)
+    said = f"the next turn's first token takes {median(ratios):.2f} times that of the first turn"
+    return Finding(None, said, evidence)
 
 
 def stopped_turn(bench: Bench, turn: int) -> tuple[str, int]:

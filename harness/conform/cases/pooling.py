@@ -136,7 +136,7 @@ def judge(
     name: str, documents: int, one_s: float, *, stays: list[float], left: list[float]
 ) -> Finding:
     """`stays`, `left`: how long one document took (s) when a client stayed, or had left.
-    Raises CannotDecideError if the one that stayed did not hold it up."""
+    Raises CannotDecideError if the client that stayed did not hold it up."""
     beside_s, after_s = median(stays) - one_s, median(left) - one_s
     evidence: Evidence = {
         f"{name}_documents": documents,
