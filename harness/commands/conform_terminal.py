@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from harness.store.conform_result import Aftermath, Verdict, counted
+from harness.store.conform_result import Aftermath, Verdict, counts_in_words
 
 if TYPE_CHECKING:
     from harness.conform.case import Case
@@ -87,7 +87,7 @@ class Terminal:
 
     def end(self, result: "ConformResult", where: Path) -> None:
         self._say_likewise()
-        counts = [f"{num} {SIGNS[one][0].lower()}" for one, num in counted(result.cases).items()]
+        counts = list(filter(None, [counts_in_words(result.cases)]))
         reasons: dict[str, list[str]] = {}
         for name, why in result.not_run.items():
             reasons.setdefault(why, []).append(name)

@@ -9,40 +9,33 @@ from harness.conform.verdict import UNDECIDED, is_judged, is_unexpected_failure
 from harness.formatting import quantity
 from harness.gate.reports import JunitTest, Tag, junit, markdown_cell, markdown_code
 from harness.run.process import Child, python_module
-from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, Verdict, counted
+from harness.store.conform_result import (
+    NOT_MEANT,
+    CaseResult,
+    ConformResult,
+    Verdict,
+    counts_in_words,
+)
 
 PAGE: Final = "index.html"
 MARKDOWN_MARK: Final = b"### walkaway conform: "  # in the head of each such file
 BADGE_MARK: Final = b'"label": "walkaway conform'  # likewise
 _BADGE_COLORS: Final = {0: "brightgreen", 3: "red", 4: "yellow"}  # by exit code
 _PAGE_S: Final = 60.0
-_SIGNS: Final = {
-    Verdict.PASS: "✅",
+_SIGNS: Final = {  # the gravest first
     Verdict.FAIL: "❌",
-    Verdict.NOT_SUPPORTED: "🚫",
     Verdict.CANNOT_DECIDE: "❔",
     Verdict.HARNESS: "🔧",
+    Verdict.NOT_SUPPORTED: "🚫",
     Verdict.INFO: "📋",
+    Verdict.PASS: "✅",
 }
-_GRAVEST: Final = (
-    Verdict.FAIL,
-    Verdict.CANNOT_DECIDE,
-    Verdict.HARNESS,
-    Verdict.NOT_SUPPORTED,
-    Verdict.INFO,
-    Verdict.PASS,
-)
-
-
-def words(verdict: Verdict) -> str:
-    return verdict.value.replace("_", " ")
 
 
 def as_markdown(result: ConformResult) -> str:
     target = result.target
-    counts = ", ".join(f"{number} {words(one)}" for one, number in counted(result.cases).items())
     lines = [
-        f"### walkaway conform: {counts or 'nothing was decided'}",
+        f"### walkaway conform: {counts_in_words(result.cases) or 'nothing was decided'}",
         "",
         f"{markdown_cell(target.engine)} {markdown_cell(target.version or '')}, "
         f"`{markdown_code(target.model)}`, {result.slots or 'unknown'} slots, step "
@@ -50,7 +43,7 @@ def as_markdown(result: ConformResult) -> str:
         "",
         "| | case | level | why |",
         "|---|---|---|---|",
-        *(_row(one) for one in sorted(result.cases, key=lambda one: _GRAVEST.index(one.verdict))),
+        *(_row(one) for one in sorted(result.cases, key=lambda one: [*_SIGNS].index(one.verdict))),
     ]
     if result.not_run:
         left_out = (f"`{name}` ({why})" for name, why in result.not_run.items())
@@ -61,10 +54,10 @@ def as_markdown(result: ConformResult) -> str:
 
 
 def _row(one: CaseResult) -> str:
-    told = words(one.verdict) if one.kind is None else f"{words(one.verdict)}: {one.kind}"
+    verdict = one.verdict.words if one.kind is None else f"{one.verdict.words}: {one.kind}"
     expected = {"listed": " (listed)", "stale": " (stale: remove the line)", None: ""}
     return (
-        f"| {_SIGNS[one.verdict]} {told}{expected[one.expected]} | `{markdown_code(one.id)}` | "
+        f"| {_SIGNS[one.verdict]} {verdict}{expected[one.expected]} | `{markdown_code(one.id)}` | "
         f"{one.level} | {markdown_cell(one.reason)} |"
     )
 
@@ -86,9 +79,9 @@ def _test(one: CaseResult, *, strict: bool) -> JunitTest:
 
 def _message(one: CaseResult) -> str:
     if one.expected == "stale":
-        return f"{words(one.verdict)}, but listed as an expected failure: remove the line"
+        return f"{one.verdict.words}, but listed as an expected failure: remove the line"
     kind = "" if one.kind is None else f"{one.kind}: "
-    return f"{words(one.verdict)}: {kind}{one.reason}"
+    return f"{one.verdict.words}: {kind}{one.reason}"
 
 
 def _tag(one: CaseResult, *, strict: bool) -> Tag:

@@ -41,6 +41,10 @@ class Verdict(StrEnum):
     HARNESS = "harness"  # our client was late, broke the protocol or crashed; never a pass
     INFO = "info"
 
+    @property
+    def words(self) -> str:
+        return self.value.replace("_", " ")
+
 
 class Failure(StrEnum):
     LATE = "late"
@@ -188,14 +192,18 @@ def conformance_beside(run: Path, engine: str | None) -> str | None:
     if not found:
         return None
     _, file, result = max(found, key=lambda one: one[0])
-    counts = [f"{n} {one.replace('_', ' ')}" for one, n in counted(result.cases).items()]
     page = file.with_name("index.html")
-    return f"{', '.join(counts)}: {page if page.is_file() else file}"
+    return f"{counts_in_words(result.cases)}: {page if page.is_file() else file}"
 
 
 def counted(results: Sequence[CaseResult]) -> dict[Verdict, int]:
     verdicts = [one.verdict for one in results]
     return {one: verdicts.count(one) for one in Verdict if one in verdicts}
+
+
+def counts_in_words(results: Sequence[CaseResult]) -> str:
+    """Such as "3 pass, 1 cannot decide"; "" without a result."""
+    return ", ".join(f"{count} {one.words}" for one, count in counted(results).items())
 
 
 class WireEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
