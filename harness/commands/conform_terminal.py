@@ -11,7 +11,7 @@ from harness.store.conform_result import Aftermath, Verdict, counts_in_words
 
 if TYPE_CHECKING:
     from harness.conform.case import Case
-    from harness.conform.pacing import Place
+    from harness.conform.pacing import Standing
     from harness.store.conform_result import CaseResult, ConformResult
 
 SIGNS: Final = {
@@ -52,7 +52,7 @@ class Terminal:
             self._print(Text(f"  {note}", style="dim"))
         self._show("measuring the idle server: its first token, its step, its slots")
 
-    def started(self, case: "Case", place: "Place") -> None:
+    def started(self, case: "Case", place: "Standing") -> None:
         self._show(f"{place}: {case.id}: {case.requirement}")
 
     def decided(self, result: "CaseResult") -> None:

@@ -17,7 +17,7 @@ import msgspec
 from harness.conform.case import Case, Selection
 from harness.conform.config import ConformConfig
 from harness.conform.order import Event, Order
-from harness.conform.pacing import Place, time_left, typical_times
+from harness.conform.pacing import Standing, time_left, typical_times
 from harness.conform.sentence import sentence
 from harness.conform.verdict import (
     Expectation,
@@ -45,7 +45,7 @@ class Show(Protocol):
     of it later."""
 
     def begin(self, result: ConformResult, total: int) -> None: ...
-    def started(self, case: Case, place: Place) -> None: ...
+    def started(self, case: Case, place: Standing) -> None: ...
     def decided(self, result: CaseResult) -> None: ...
 
 
@@ -175,14 +175,14 @@ class Suite:
     def _case(self, name: str) -> Case:
         return next(case for case in self.selection.cases if case.id == name)
 
-    def _place(self) -> Place:
+    def _place(self) -> Standing:
         total = len(self.selection.cases)
         took = {one.id: one.took_s for one in self.result.cases if one.took_s}
         typical = typical_times()
         if self.config.gentle:
             typical = {case.id: case.limit_s for case in self._rest}
         left_s = time_left([case.id for case in self._rest], took, typical)
-        return Place(total - len(self._rest) + 1, total, left_s)
+        return Standing(total - len(self._rest) + 1, total, left_s)
 
     def _give_up(self, current: Case | None, child: Child, code: int | None) -> None:
         if self._lost is not None or (code == 0 and not self._rest):

@@ -11,7 +11,7 @@ from harness.formatting import quantity
 _PRIOR_S: Final = 10.0  # so much the typical times weigh against those of this run
 
 
-class Place(NamedTuple):
+class Standing(NamedTuple):
     """Where a run stands. `left_s`: with the case that now runs."""
 
     number: int

@@ -17,7 +17,7 @@ from harness.conform.case import CASES, NOT_GIVEN, Case, Selection
 from harness.conform.config import ConformConfig, all_cases
 from harness.conform.following import Suite
 from harness.conform.order import Order
-from harness.conform.pacing import Place
+from harness.conform.pacing import Standing
 from harness.conform.reports import as_junit, as_markdown
 from harness.conform.verdict import Expectation
 from harness.errors import InterruptedRunError, TargetError
@@ -85,7 +85,7 @@ class Shown:
 
     def begin(self, result: ConformResult, total: int) -> None: ...
 
-    def started(self, case: Case, place: Place) -> None: ...
+    def started(self, case: Case, place: Standing) -> None: ...
 
     def decided(self, result: CaseResult) -> None:
         self.decisions.append((result.id, result.verdict))
