@@ -27,6 +27,7 @@ from harness.experiments.capacity import Capacity
 from harness.experiments.facts import MOST_SLOTS, Facts, find_facts
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.gauge import GaugeWatcher
+from harness.experiments.held import Held
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.pace import PaceWatcher
@@ -39,6 +40,7 @@ from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
 
 SOME_STREAMS: Final = 8  # beside what is looked at, on a server without a known number of slots
+CROWD: Final = 32  # clients that come at once, on such a server
 
 
 class Asked(NamedTuple):
@@ -77,6 +79,8 @@ class Bench(Streams):
         self.full_slots = FullSlots(self, self.rng)
         self.occupancy = Occupancy(self)
         self.capacity = Capacity(self)
+        gauge, pace = GaugeWatcher(self, pages.judged, self.rng), PaceWatcher(self, self.rng)
+        self.held = Held(self, self.occupancy, gauge, pace)
         self.recoveries = Recoveries(
             self.full_slots,
             self,
@@ -85,8 +89,8 @@ class Bench(Streams):
             occupancy=self.occupancy,
             watchers=[
                 Admission(self, self.full_slots, self.rng),
-                GaugeWatcher(self, pages.judged, self.rng),
-                PaceWatcher(self, self.rng),
+                gauge,
+                pace,
                 QuietWatcher(self, _meters_of(asked.pid), self.rng),
             ],
         )
@@ -98,9 +102,14 @@ class Bench(Streams):
         self.recoveries.tries = self.tries
 
     @property
+    def crowded(self) -> int:
+        """As many clients as slots; where these cannot be filled, a crowd."""
+        return self.crowd(MOST_SLOTS if self.can_fill else CROWD)
+
+    @property
     def beside(self) -> int:
-        """Long streams that leave one slot free; some, where slots are not known."""
-        return self.crowd(MOST_SLOTS) - 1 if self.facts.slots else SOME_STREAMS
+        """Long streams that leave one slot free; some, where slots cannot be filled."""
+        return self.crowd(MOST_SLOTS) - 1 if self.can_fill else SOME_STREAMS
 
     @property
     def can_fill(self) -> bool:

@@ -31,7 +31,6 @@ from harness.load.wire_log import WireLog
 from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
 
-_SEE_EARLY: Final = ("admission",)  # beside full slots
 _AFTER_STEPS: Final = 12  # of which the median is taken, after the tries
 
 
@@ -115,8 +114,6 @@ class Recoveries:
         for one in self._watchers:
             look = partial(self._by_watcher, one, leaver, bound)
             why_not = one.can_judge(streams.facts)
-            if leaver.is_early and one.way not in _SEE_EARLY:
-                why_not = why_not or "it sees no stream that leaves before its first token"
             ways.append((one.way, why_not, look))
         return by_first(ways, give_up=streams.end)
 
@@ -173,6 +170,8 @@ class Recoveries:
 
     def _by_watcher(self, watcher: Watcher, leaver: Leaver, bound: Bound) -> Finding:
         self._wire.begin_try(0)
+        if watcher.way != "admission":
+            self._streams.end()  # what this case has begun would move what is watched
         holds = watcher.holds(leaver, self.tries)
         finding = judge_holds(holds, self._streams.step_s, bound)
         if finding.failure is None and watcher.way == "admission":

@@ -2,20 +2,23 @@
 
 For a server that nobody else uses at the time; beside others see `averaged` and `gentle`. The count
 is read many times a step. The controls are answers that end by themselves: a gauge that is late
-is late for both. It cannot see below half a poll and its own lag, nor anything that the server
-does not count: a stream that it computes for nobody after it took it off the gauge.
+is late for both. A stream that leaves early may be counted after it has left only: the gauge must
+then be down for longer than a request takes to be counted. It cannot see below half a poll and its
+own lag, nor anything that the server does not count: a stream that it computes for nobody after it
+took it off the gauge.
 """
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from harness.experiments.facts import Facts
 from harness.experiments.holds import Holds, Leaver
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.patience import READY_S
+from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.readings import (
     Reading,
     Readings,
@@ -58,28 +61,48 @@ def find_fall(readings: Sequence[Reading], since_s: float, rest: float) -> Fall 
 
 
 class GaugeWatcher:
-    """`left_over`: by how much the gauge at rest is higher after the tries than before them."""
-
     way: Way = "gauge"
 
     def __init__(self, streams: Streams, urls: Sequence[str], rng: random.Random) -> None:
         self._streams = streams
         self._urls = urls
         self._rng = rng
-        self.left_over = 0.0
 
     def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
         return why_no_gauge(self._streams.session.plan.target, self._urls)
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:
+        with self._reading() as readings:
+            return self._holds(readings, leaver, tries)
+
+    def held(self, leave: Callable[[], int]) -> int:
+        """`leave` makes some leave and returns how many: the streams that are still counted when
+        the settle time is over. Raises CannotDecideError."""
+        server = self._streams
+        with self._reading() as readings:
+            rest = self._at_rest(readings)
+            leave()
+            since_s = time.perf_counter()
+            self._fall(readings, since_s, rest, sure_s=self._sure_s, longest_s=server.settle_s)
+            return max(0, round(min(readings.level(_AT_REST_READINGS)) - rest))
+
+    @contextmanager
+    def _reading(self) -> Iterator[Readings]:
         server, plan = self._streams, self._streams.session.plan
         gauge = RunningGauge(plan, self._urls)
         poll_s = poll_of(plan.target, server.step_s)
         try:
             with Readings(gauge.read, poll_s=poll_s, rng=self._rng) as readings:
-                return self._holds(readings, leaver, tries)
+                yield readings
         finally:
             gauge.close()
+
+    @property
+    def _sure_s(self) -> float:
+        """After which a request that was sent is counted."""
+        server = self._streams
+        lag_s = gauge_lag_s(server.session.plan.target, server.step_s)
+        return server.ttft_s + lag_s + QUEUED_STEPS * server.step_s
 
     def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
         server, target = self._streams, self._streams.session.plan.target
@@ -99,8 +122,6 @@ class GaugeWatcher:
             controls_s.append(self._control(readings, rest))
         if not controls_s:  # a ghost of ours may still be counted
             controls_s.append(self._control(readings, min(readings.level(2))))
-        else:
-            self.left_over = min(readings.level(_AT_REST_READINGS)) - rest
         half_s = max(halves_s, default=readings.poll_s / 2)
         return Holds(
             way=self.way,
@@ -114,6 +135,7 @@ class GaugeWatcher:
     def _at_rest(self, readings: Readings) -> float:
         """Raises CannotDecideError if it does not rest: others come and go."""
         readings.level(1)
+        self._streams.wait_for_ghosts(lambda: readings.latest() == 0)
         levels = readings.level(max(_AT_REST_READINGS, int(_AT_REST_S / readings.poll_s)))
         if min(levels) != max(levels):
             raise CannotDecideError(
@@ -127,9 +149,11 @@ class GaugeWatcher:
     ) -> tuple[LiveStream, Fall | None]:
         server = self._streams
         stream = leaver.begin(replace(leaver.spec, role=Role.USER))
-        self._wait_counted(readings, stream, rest)
+        if not leaver.is_early:
+            self._wait_counted(readings, stream, rest)
         leaver.ready(stream, number)
-        server.pause(self._rng.random() * server.step_s)
+        if not leaver.is_early:
+            server.pause(self._rng.random() * server.step_s)
         if stream.has_ended:
             raise CannotDecideError(
                 f"the stream that was to leave ended by itself: {end_of(stream)}"
@@ -138,7 +162,8 @@ class GaugeWatcher:
         stream.join(READY_S)
         if stream.abandoned_ns is None:
             raise CannotDecideError("the stream that was to leave could not")
-        return stream, self._fall(readings, stream.abandoned_ns / 1e9, rest)
+        sure_s = self._sure_s if leaver.is_early else 0.0
+        return stream, self._fall(readings, stream.abandoned_ns / 1e9, rest, sure_s=sure_s)
 
     def _wait_counted(self, readings: Readings, stream: LiveStream, rest: float) -> None:
         is_unary = stream.spec.delivery is Delivery.UNARY
@@ -148,13 +173,24 @@ class GaugeWatcher:
         if not readings.wait(lambda: readings.latest() > rest, longest_s):
             raise CannotDecideError("the gauge of running requests does not count a stream of ours")
 
-    def _fall(self, readings: Readings, since_s: float, rest: float) -> Fall | None:
-        """Two readings at rest are a fall: one may have been taken between two requests."""
-        until_s = since_s + self._streams.patience.probe_s
+    def _fall(
+        self,
+        readings: Readings,
+        since_s: float,
+        rest: float,
+        *,
+        sure_s: float = 0.0,
+        longest_s: float = 0.0,
+    ) -> Fall | None:
+        """Two readings at rest are a fall: one may have been taken between two requests. It counts
+        once it has lasted until `sure_s` after `since_s`. It is waited for as long as a probe is,
+        or for `longest_s`."""
+        until_s = since_s + sure_s + (longest_s or self._streams.patience.probe_s)
 
         def is_down() -> bool:
             latest = readings.since(since_s)[-2:]
-            return len(latest) == 2 and all(one.value <= rest for one in latest)
+            is_at_rest = len(latest) == 2 and all(one.value <= rest for one in latest)
+            return is_at_rest and latest[-1].at_s >= since_s + sure_s
 
         readings.wait(is_down, max(0.0, until_s - time.perf_counter()))
         return find_fall(readings.since(since_s), since_s, rest)

@@ -18,7 +18,7 @@ from harness.workload.abandon import RequestSpec
 class Leaver(NamedTuple):
     """How a stream comes and goes. `begin` starts it. `ready` waits until it may leave, and gets
     the number of the try. `leave` is the act; the stream's `abandoned_ns` is t0. `is_early`: it
-    leaves before its first token. `is_alone`: streams of its kind cannot leave by the dozen."""
+    may leave before its first token. `is_alone`: streams of its kind cannot leave by the dozen."""
 
     spec: RequestSpec
     begin: Callable[[RequestSpec], LiveStream]

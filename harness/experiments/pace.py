@@ -2,13 +2,16 @@
 
 Needs no metrics and no full slots, but a server that is slower with more streams: any CPU, a GPU
 near its limits. The number of others is raised until the witness is half as slow again as alone.
-The controls are others that end by themselves. It cannot see below one of its slow steps, nor one
-forgotten stream among many: `share_left` says what share of those that left is still computed.
+The controls are others that end by themselves. A prompt alone slows the witness while it is
+computed, and so shows how long it is computed for a client that left. It cannot see below one of
+its slow steps, nor one forgotten stream among many: `held` says what share of those that left is
+still computed.
 """
 
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -37,6 +40,10 @@ _TOGETHER: Final = 0.1  # of the fast pace: tokens closer than this were read in
 _DRAWS: Final = 1000
 _SPARE_TOKENS: Final = 64
 _PHASES: Final = 3  # of a try: before, as long after, and some to spare
+_LASTS: Final = 3  # times as long as a witness must last: it serves for several tries
+_TURNS: Final = 3  # times as long as alone a prompt may take beside others
+_AS_ALONE: Final = 1.25  # times the idle step, at which nothing else is computed
+_LEAST_SHARE: Final = 0.1  # of those that left, which is seen
 
 
 class Gap(NamedTuple):
@@ -85,20 +92,20 @@ def back_after_s(
 def share_left(
     full_s: Sequence[float],
     after_s: Sequence[float],
-    fewer_s: Sequence[float],
+    alone_s: Sequence[float],
     rng: np.random.Generator,
 ) -> tuple[float, Interval]:
     """What share of the streams that left is still computed, with its interval of 95 %: the paces
-    beside all, after some left, and beside as many as should be left, which ended by themselves."""
+    beside as many that ended by themselves, after the others left, and alone."""
 
     def medians(paces: Sequence[float]) -> NDArray[np.float64]:
         drawn: NDArray[np.float64] = np.median(rng.choice(paces, (_DRAWS, len(paces))), axis=1)
         return drawn
 
-    full, after, fewer = map(medians, (full_s, after_s, fewer_s))
-    shares = (after - fewer) / np.where(full > fewer, full - fewer, np.nan)
+    full, after, alone = map(medians, (full_s, after_s, alone_s))
+    shares = (after - alone) / np.where(full > alone, full - alone, np.nan)
     low, high = np.nanpercentile(shares, (2.5, 97.5)) if np.isfinite(shares).any() else (0.0, 1.0)
-    share = (median(after_s) - median(fewer_s)) / max(median(full_s) - median(fewer_s), 1e-9)
+    share = (median(after_s) - median(alone_s)) / max(median(full_s) - median(alone_s), 1e-9)
     return share, Interval(float(low), float(high))
 
 
@@ -115,6 +122,8 @@ class PaceWatcher:
         self._rng = rng
         self._most = most_others
         self._witness: LiveStream | None = None
+        self._prompt_s = 0.0  # of a request that leaves alone
+        self._full_s: dict[int, list[float]] = {}  # the paces beside as many, once measured
         self.others, self.ratio = 0, 1.0
         self.alone_s = self.beside_s = streams.step_s
 
@@ -125,23 +134,23 @@ class PaceWatcher:
         return None
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:
-        if leaver.is_alone:
+        if leaver.is_alone and not leaver.is_early:
             raise CannotDecideError("pace needs many streams that leave at once")
-        self._renew_witness()
-        self.alone_s = self._pace()
-        back_s, stall_s = self._slow_down()
+        self._find_alone()
+        end = partial(self._end_prompt, leaver) if leaver.is_alone else self._end_others
+        back_s, stall_s = self._slow_down(end, 1 if leaver.is_alone else self._most)
         controls_s, control_stalls_s = [back_s], [stall_s]
         tries_s, stalls_s = list[float | None](), list[float]()
         natural_s = None
         for number in range(tries):
             if number:
-                back_s, stall_s = self._control()
-                controls_s.append(back_s)
+                self._renew_witness()
+                came_back_s, stall_s = self._after(end)
+                controls_s.append(self._came_back(came_back_s))
                 control_stalls_s.append(stall_s)
             self._renew_witness()
             others = self._begin(leaver)
-            for one in others:
-                leaver.ready(one, number)
+            self._streams.together([partial(leaver.ready, one, number) for one in others])
             natural_s = self.beside_s * min(one.spec.max_tokens - one.tokens for one in others)
             came_back_s, stall_s = self._after(partial(self._leave, leaver, others))
             tries_s.append(came_back_s)
@@ -167,21 +176,32 @@ class PaceWatcher:
         """Before others begin: one that lasts while they come and go. The one before it ends by
         itself first: left, it might still slow the next one."""
         server, old = self._streams, self._witness
-        seconds = _PHASES * self._waited_s + self.others * server.ttft_s
+        seconds = _PHASES * self._waited_s + self.others * server.ttft_s + 2 * self._prompt_s
         tokens = int(seconds / server.step_s) + _SPARE_TOKENS
         if old is not None and not old.has_ended:
             left = old.spec.max_tokens - old.tokens
             if left >= tokens:
                 return
             old.join(READY_S + left * server.step_s)
-        wanted = server.short(max(tokens, server.patience.answer_tokens), role=Role.PROBE)
+        wanted = server.short(_LASTS * tokens, role=Role.PROBE)
         self._witness = witness = server.start(wanted)
         if not witness.wait_tokens(2, server.patience.filler_s):
             raise CannotDecideError(f"a stream did not begin: {end_of(witness)}")
 
-    def _pace(self) -> float:
-        """Of the witness, now: the median of its next gaps."""
-        return median(self._paces())
+    def _find_alone(self) -> list[float]:
+        """The paces of a witness beside nothing: what this run left earlier may run on at first."""
+        paces_s = list[float]()
+
+        def are_gone() -> bool:
+            self._renew_witness()
+            paces_s[:] = self._paces()
+            return median(paces_s) <= _AS_ALONE * self._streams.step_s
+
+        if not are_gone():
+            self._streams.wait_for_ghosts(are_gone)
+            are_gone()
+        self.alone_s = median(paces_s)
+        return paces_s
 
     def _paces(self) -> list[float]:
         """Of its next gaps, in seconds a token."""
@@ -195,49 +215,62 @@ class PaceWatcher:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
         return [gap.pace_s for gap in gaps]
 
-    def _slow_down(self) -> tuple[float, float]:
+    def _slow_down(self, end: Callable[[], int], most: int) -> tuple[float, float]:
         """Find as many others as slow the witness by half, with streams that end by themselves: the
         first control. Raises CannotDecideError if none do."""
         slots = self._streams.facts.slots
-        most = self._most if slots is None else min(self._most, slots - 1)
+        most = most if slots is None else min(most, slots - 1)
         self.others = min(most, FIRST_OTHERS)
         while True:
             self._renew_witness()
-            back_s, stall_s = self._after(self._end_others)
+            back_s, stall_s = self._after(end)
             self.ratio = self.beside_s / self.alone_s
             if self.ratio >= LEAST_RATIO:
                 return self._came_back(back_s), stall_s
             if self.others >= most:
-                raise CannotDecideError(
-                    f"by pace it cannot be seen here: beside {self.others} others a stream is "
-                    f"{self.ratio:.2f} times as slow as alone, and {LEAST_RATIO:g} are needed"
-                )
+                raise self._too_fast(self.others)
             self.others = min(most, 2 * self.others)
 
-    def lost_share(self, leaver: Leaver, rng: np.random.Generator) -> tuple[float, Interval]:
-        """Half of the others leave: what share of these is still computed when the settle time is
-        over, with its interval of 95 %. After `holds`, which finds how many others it takes."""
-        remaining = self.others - self.others // 2
-        self._renew_witness()
-        fewer_s = self._paces_beside_enders(remaining)
-        self._renew_witness()
-        others = self._begin(leaver)
-        for number, one in enumerate(others):
-            leaver.ready(one, number)
-        full_s = self._paces()
-        self._leave(leaver, others[remaining:])
-        self._streams.pause(self._streams.patience.probe_s)
-        after_s = self._paces()
-        if any(one.has_ended for one in others[:remaining]):
-            raise CannotDecideError("a stream that was to stay ended by itself")
-        for one in others[:remaining]:
-            one.leave()
-        return share_left(full_s, after_s, fewer_s, rng)
+    def held(self, leave: Callable[[], int]) -> int:
+        """`leave` makes some leave and returns how many: how many of these are still computed when
+        the settle time is over, and no longer when they must have ended. Raises CannotDecideError
+        where as many streams do not slow the witness by half."""
+        server = self._streams
+        alone_s = self._find_alone()
+        left = leave()
+        server.pause(server.settle_s)
+        after_s = ended_s = self._beside_nothing()
+        must_end_s = 2 * median(after_s) * server.patience.answer_tokens + time.perf_counter()
+        while median(ended_s) > _AS_ALONE * self.alone_s and time.perf_counter() < must_end_s:
+            ended_s = self._beside_nothing()
+        full_s = self._full_s.setdefault(left, [])
+        if not full_s:
+            self._renew_witness()
+            full_s += self._paces_beside_enders(left)
+        self.ratio = median(full_s) / self.alone_s
+        if self.ratio < LEAST_RATIO:
+            raise self._too_fast(left)
+        rng = np.random.default_rng(self._rng.getrandbits(32))
+        share, interval = share_left(full_s, after_s, alone_s, rng)
+        if interval.low <= _LEAST_SHARE:
+            return 0
+        if share_left(full_s, after_s, ended_s, rng)[1].low <= _LEAST_SHARE:
+            raise CannotDecideError(
+                "a stream is slower after the others have left than before they came, and still "
+                "is when their answers must have ended: another load, or a machine that slowed down"
+            )
+        return max(1, round(share * left))
 
-    def _control(self) -> tuple[float, float]:
+    def _beside_nothing(self) -> list[float]:
         self._renew_witness()
-        back_s, stall_s = self._after(self._end_others)
-        return self._came_back(back_s), stall_s
+        return self._paces()
+
+    def _too_fast(self, others: int) -> CannotDecideError:
+        what = f"{others} others" if others > 1 else "another one's prompt"
+        return CannotDecideError(
+            f"by pace it cannot be seen here: beside {what} a stream is {self.ratio:.2f} times as "
+            f"slow as alone, and {LEAST_RATIO:g} are needed"
+        )
 
     def _came_back(self, back_s: float | None) -> float:
         if back_s is None:
@@ -248,10 +281,12 @@ class PaceWatcher:
 
     def _begin(self, leaver: Leaver) -> list[LiveStream]:
         others = [leaver.begin(leaver.spec) for _ in range(self.others)]
+        if leaver.is_early:
+            return others
         if leaver.spec.delivery is Delivery.UNARY:
             self._streams.pause((1 + self.others) * self._streams.ttft_s + 4 * self.beside_s)
             return others
-        waiting = without_token(others, self._streams.patience.filler_s)
+        waiting = without_token(others, self._begin_s(len(others)))
         if waiting:
             for one in others:
                 one.leave()
@@ -260,8 +295,14 @@ class PaceWatcher:
             )
         return others
 
+    def _begin_s(self, count: int) -> float:
+        """How long as many streams are waited for, whose prompts take turns."""
+        server = self._streams
+        return server.patience.filler_s + _TURNS * count * server.ttft_s
+
     def _leave(self, leaver: Leaver, others: Sequence[LiveStream]) -> int:
-        self._streams.pause(self._rng.random() * self.beside_s)
+        if not leaver.is_early:
+            self._streams.pause(self._rng.random() * self.beside_s)
         for one in others:
             leaver.leave(one)
         join_all(others, READY_S)
@@ -274,8 +315,25 @@ class PaceWatcher:
         """As many others run, and end by themselves together; returns when the last one did.
         `beside_s` is the pace beside them all."""
         others = self._begin_enders(self.others)
-        self.beside_s = self._pace()
+        self.beside_s = median(self._paces())
         return self._end(others)
+
+    def _end_prompt(self, leaver: Leaver) -> int:
+        """A request like the one that leaves, which ends with its first token; returns when it did.
+        `beside_s` is the pace beside its prompt."""
+        witness = self._witness
+        assert witness is not None
+        since = witness.tokens
+        prompt = leaver.begin(replace(leaver.spec, max_tokens=1))
+        ended_ns = self._end([prompt])
+        began_ns = prompt.spec.intended_start_ns
+        self._prompt_s = (ended_ns - began_ns) / 1e9
+        gaps = gaps_of(witness.token_times_ns[since:], self._streams.step_s)
+        beside = [gap.pace_s for gap in gaps if began_ns / 1e9 <= gap.since_s < ended_ns / 1e9]
+        if len(beside) < _FEWEST_GAPS:
+            raise CannotDecideError("a prompt is computed within a few tokens of another stream")
+        self.beside_s = median(beside)
+        return ended_ns
 
     def _paces_beside_enders(self, count: int) -> list[float]:
         others = self._begin_enders(count)
@@ -288,7 +346,7 @@ class PaceWatcher:
         server = self._streams
         tokens = int((1 + count) * server.ttft_s / server.step_s) + 2 * _SHOWN_GAPS
         others = [server.start(server.short(tokens)) for _ in range(count)]
-        if without_token(others, server.patience.filler_s):
+        if without_token(others, self._begin_s(count)):
             raise CannotDecideError(f"{count} streams do not run at once on this server")
         return others
 

@@ -158,6 +158,8 @@ class QuietWatcher:
         raise CannotDecideError("; ".join(why))
 
     def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
+        readings.level(2)
+        self._streams.wait_for_ghosts(lambda: readings.latest() < _LEAST_BUSY)
         idle = readings.level(_SHOWN_READINGS + 1)[1:]
         tries_s: list[float | None] = []
         controls_s: list[float] = []
@@ -167,7 +169,8 @@ class QuietWatcher:
             stream = self._leave(leaver, number)
             left_s = (stream.spec.max_tokens - stream.tokens) * self._streams.step_s
             natural_s = left_s if natural_s is None else min(left_s, natural_s)
-            tries_s.append(self._quiet(readings, (stream.abandoned_ns or 0) / 1e9))
+            sure_s = self._streams.ttft_s + readings.poll_s if leaver.is_early else 0.0
+            tries_s.append(self._quiet(readings, (stream.abandoned_ns or 0) / 1e9, sure_s))
             if tries_s[-1] is None:
                 break
         return Holds(
@@ -205,18 +208,24 @@ class QuietWatcher:
     def _leave(self, leaver: Leaver, number: int) -> LiveStream:
         stream = leaver.begin(leaver.spec)
         leaver.ready(stream, number)
-        self._streams.pause(self._rng.random() * self._streams.step_s)
+        if not leaver.is_early:
+            self._streams.pause(self._rng.random() * self._streams.step_s)
         leaver.leave(stream)
         stream.join(READY_S)
         if stream.abandoned_ns is None:
             raise CannotDecideError(f"a stream that was to leave ended: {end_of(stream)}")
         return stream
 
-    def _quiet(self, readings: Readings, t0_s: float) -> float | None:
+    def _quiet(self, readings: Readings, t0_s: float, sure_s: float = 0.0) -> float | None:
+        """A rest counts once it has lasted until `sure_s` after t0: a request that has left early
+        may be computed later only."""
         assert self.rest is not None
-        limit, until_s = self.rest.limit, t0_s + self._waited_s(readings)
-        readings.wait(
-            lambda: quiet_after_s(readings.since(t0_s), t0_s, limit) is not None,
-            max(0.0, until_s - time.perf_counter()),
-        )
+        limit, until_s = self.rest.limit, t0_s + sure_s + self._waited_s(readings)
+
+        def is_quiet() -> bool:
+            read = readings.since(t0_s)
+            is_sure = bool(read) and read[-1].at_s >= t0_s + sure_s
+            return is_sure and quiet_after_s(read, t0_s, limit) is not None
+
+        readings.wait(is_quiet, max(0.0, until_s - time.perf_counter()))
         return quiet_after_s(readings.since(t0_s), t0_s, limit)

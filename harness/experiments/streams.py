@@ -176,6 +176,11 @@ class Streams:
         ends = [*self._ghosts_end_ns, *self._ends_of_left()]
         return sum(end_ns > now_ns for end_ns in ends)
 
+    def wait_for_ghosts(self, are_gone: Callable[[], bool]) -> None:
+        """Until they are seen to be gone, or must have ended by themselves."""
+        while self.ghosts() and not are_gone():
+            self.pause(self.step_s)
+
     def _ends_of_left(self) -> list[int]:
         ends = []
         for stream in self.opened:

@@ -1,6 +1,7 @@
 """Clean and defective servers of any number of slots, with a queue or without one, with short steps
 and with flushes: `walkaway conform` as it is typed, on scripted servers whose truth is known."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,24 +17,31 @@ bytes_are_tokens = true
 slots_from = "workload"
 settle_s = 1.0
 """
+GAUGES = """
+[metrics]
+running = { name = "slots_running", refresh = "at once", trust = "exact" }
+waiting = { name = "slots_waiting", refresh = "at once", trust = "exact" }
+"""
 CASE = "stream/fin-decode"
 QUEUE = Manners(step_s=0.01)
 REFUSE = Manners(step_s=0.01, full=429)
 SHORT = Manners(step_s=0.0016)
 FLUSH = Manners(step_s=0.01, flush=16)
 MANY = Manners(slots=64, step_s=0.02)
+GAUGE = Manners(slots=0, metrics=True)
+PACE = Manners(slots=0, stream_s=0.003, chunk_s=0.03)
 
 
-def judged(folder: Path, manners: Manners, case: str = CASE) -> CaseResult:
-    target = folder / "target.toml"
-    target.write_text(TARGET)
+def judged(folder: Path, manners: Manners, *cases: str, target: str = TARGET) -> list[CaseResult]:
+    (folder / "target.toml").write_text(target + (GAUGES if manners.metrics else ""))
     with serving(manners, folder / "server.log") as url:
-        flags = ["--target", url, "--engine", str(target), "--tries", "5"]
-        (result,) = conform(folder / "out", case, *flags).cases
-    return result
+        flags = ["--target", url, "--engine", str(folder / "target.toml"), "--tries", "4"]
+        flags += ["--metrics-url", f"{url}/metrics"] if manners.metrics else []
+        flags += [] if manners.slots else ["--slots", "5000"]  # they need not be counted
+        return conform(folder / "out", *cases, *flags).cases
 
 
-def changed(manners: Manners, **changes: float | bool) -> Manners:
+def changed(manners: Manners, **changes: float | str) -> Manners:
     fields = {name: getattr(manners, name) for name in Manners.__slots__}
     return Manners(**{**fields, **changes})
 
@@ -52,11 +60,10 @@ def table(*values: object) -> object:
         table(SHORT, "full_slots"),
         table(changed(FLUSH, events=False), "full_slots"),
         table(MANY, "full_slots"),
-        table(Manners(slots=0, step_s=0.01, stream_s=0.002), "pace"),
     ],
 )
 def test_a_good_server_of_any_kind_stops(tmp_path: Path, manners: Manners, way: str) -> None:
-    result = judged(tmp_path, manners)
+    (result,) = judged(tmp_path, manners, CASE)
     assert (result.verdict, result.stops, result.way) == (Verdict.PASS, True, way), result.reason
 
 
@@ -76,7 +83,47 @@ def test_a_good_server_of_any_kind_stops(tmp_path: Path, manners: Manners, way: 
 def test_a_bad_server_of_any_kind_is_red_for_its_fault(
     tmp_path: Path, manners: Manners, kind: Failure
 ) -> None:
-    result = judged(tmp_path, manners)
+    (result,) = judged(tmp_path, manners, CASE)
     assert (result.verdict, result.kind) == (Verdict.FAIL, kind), result.reason
     if kind is not Failure.HARM:
         assert result.stops is False
+
+
+EARLY = ("stream/before-first", "prefill/leave")
+CROWDS = ("storm/all", "leak/slots", "wedge/health")
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("manners", "way", "cases"),
+    [
+        (GAUGE, "gauge", EARLY),
+        table(GAUGE, "gauge", (CASE, *CROWDS)),
+        table(PACE, "pace", (CASE, *EARLY, *CROWDS)),
+    ],
+)
+def test_a_good_server_whose_slots_cannot_be_filled_passes(
+    tmp_path: Path, manners: Manners, way: str, cases: Sequence[str]
+) -> None:
+    for result in judged(tmp_path, manners, *cases):
+        assert result.verdict is Verdict.PASS, result.reason
+        assert result.way == ("text" if result.id == "wedge/health" else way)
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+@pytest.mark.parametrize("manners", [GAUGE, PACE], ids=["gauge", "pace"])
+@pytest.mark.parametrize(
+    ("forgets", "kinds"),
+    [
+        ("early", {"stream/before-first": Failure.NEVER}),
+        ("prefill", {"prefill/leave": Failure.LATE}),
+        ("resets", {CASE: None, "stream/rst-decode": Failure.NEVER}),
+        (True, {CASE: Failure.NEVER, "storm/all": Failure.NEVER, "leak/slots": Failure.NEVER}),
+    ],
+)
+def test_a_bad_server_whose_slots_cannot_be_filled_is_red_for_its_fault(
+    tmp_path: Path, manners: Manners, forgets: bool | str, kinds: Mapping[str, Failure | None]
+) -> None:
+    results = judged(tmp_path, changed(manners, forgets=forgets), *kinds)
+    assert {one.id: one.kind for one in results} == kinds, [one.reason for one in results]

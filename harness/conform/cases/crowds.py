@@ -12,7 +12,7 @@ from harness.conform.finding import Evidence, Finding
 from harness.conform.waves import leave_each, leaver, rows_of, start_greedy
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.streams import whole
+from harness.experiments.streams import whole, without_token
 from harness.load.live import LiveStream
 from harness.records import Role
 from harness.store.conform_result import Failure, Level
@@ -53,8 +53,9 @@ def storm_all(bench: Bench) -> Finding:
 
     def leave() -> int:
         nonlocal left, spread_ms
-        running = bench.full_slots.fill()
-        queues = 0 if bench.facts.refuses else bench.crowd(MOST_QUEUED)
+        running = bench.full_slots.fill() if bench.can_fill else begun(bench)
+        has_queue = bench.can_fill and not bench.facts.refuses
+        queues = bench.crowd(MOST_QUEUED) if has_queue else 0
         queued = [bench.start(leaver(bench, role=Role.USER)) for _ in range(queues)]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
         rows = leave_each(bench, [*running, *queued])
@@ -63,20 +64,29 @@ def storm_all(bench: Bench) -> Finding:
         left = len(rows)
         return left
 
-    held = bench.occupancy.held(leave)
+    count = bench.held.after(leave)
     evidence: Evidence = {
         "left": left,
         "within_ms": round(spread_ms, 1),
-        "held": held,
+        "held": count.held,
         "texts": CANARIES,
     }
-    if held:
-        return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
+    finding = Finding(None, f"{left} left at once: {count.good}", evidence, way=count.way)
+    if count.held:
+        return finding._replace(failure=Failure.NEVER, reason=count.said, stops=False)
     if texts() != before and texts() != before:
         if again != before:
-            raise CannotDecideError("no slot is held, but greedy texts differ without any leave")
-        return Finding(Failure.HARM, "a greedy text has changed after the storm, twice", evidence)
-    return Finding(None, f"{evidence['left']} left at once: no slot is held", evidence)
+            raise CannotDecideError(f"{count.good}, but greedy texts differ without any leave")
+        said = "a greedy text has changed after the storm, twice"
+        return finding._replace(failure=Failure.HARM, reason=said)
+    return finding._replace(stops=True)
+
+
+def begun(bench: Bench) -> list[LiveStream]:
+    """A crowd on a server whose slots cannot be filled; most of them run."""
+    streams = [bench.start(bench.long(role=Role.USER)) for _ in range(bench.crowded)]
+    without_token(streams, bench.patience.filler_s + len(streams) * bench.ttft_s)
+    return streams
 
 
 @case(

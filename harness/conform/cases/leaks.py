@@ -16,6 +16,7 @@ from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
 from harness.conform.waves import leave_after, leaver, read_whole, storm, wave
 from harness.experiments.capacity import Capacity
+from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome
 from harness.store.conform_result import Failure, Level
@@ -51,12 +52,13 @@ STILL_STEPS: Final = 8  # without a change of the handles
     limit_s=120.0,
 )
 def ghost_rate(bench: Bench) -> Finding:
-    left = held = 0
+    left = 0
     block = BLOCK if bench.known.never_stops is None else 1
-    while left < LEAVES and not held:
-        held, now = held_after_waves(bench, block)
+    while True:
+        count, now = held_after_waves(bench, block, sees_one=True)
         left += now
-    return judge_ghosts(left, held)
+        if count.held or left >= LEAVES:
+            return judge_ghosts(left, count.held)._replace(way=count.way)
 
 
 def judge_ghosts(left: int, held: int) -> Finding:
@@ -65,7 +67,7 @@ def judge_ghosts(left: int, held: int) -> Finding:
     low, high = round(float(bounds.low), 5), round(float(bounds.high), 5)
     if not held and high > MOST_GHOSTS:
         raise CannotDecideError(f"{left} leaves are too few: {100 * high:.2f} % are possible")
-    said = f"{held} of {left} requests still hold a slot after the settle time"
+    said = f"{held} of {left} requests are still held after the settle time"
     evidence: Evidence = {"left": left, "held": held, "rate_lower95": low, "rate_upper95": high}
     good = f"none of {left} requests was forgotten"
     return found(good, said if held else None, evidence, Failure.NEVER)
@@ -85,18 +87,22 @@ def judge_ghosts(left: int, held: int) -> Finding:
     caught=reports("NVIDIA/TensorRT-LLM#12314 am17an/llama.cpp#20"),
 )
 def slots(bench: Bench) -> Finding:
-    left = held = loops = 0
-    while loops < (QUICK_LOOPS if bench.is_quick else LOOPS) and not held:
-        held, now = held_after_waves(bench, 1)
+    left = loops = 0
+    while True:
+        count, now = held_after_waves(bench, 1)
         left, loops = left + now, loops + 1
-    said = f"{held} of {bench.slots} slots are held after {left} clients have left"
-    evidence: Evidence = {"loops": loops, "left": left, "held": held}
-    good = f"all {bench.slots} slots are free after each of {loops} loops"
-    return found(good, said if held else None, evidence, Failure.NEVER)
+        most = QUICK_LOOPS if bench.is_quick or count.way == "pace" else LOOPS
+        if count.held or loops == most:
+            break
+    told = f"after {left} clients have left, in {loops} loops"
+    evidence: Evidence = {"loops": loops, "left": left, "held": count.held}
+    said = f"{count.said} {told}" if count.held else None
+    finding = found(f"{count.good} {told}", said, evidence, Failure.NEVER)
+    return finding._replace(way=count.way, stops=not count.held)
 
 
-def held_after_waves(bench: Bench, fewest: int) -> tuple[int, int]:
-    """The slots still held after so many or a few more clients have left, and how many left."""
+def held_after_waves(bench: Bench, fewest: int, *, sees_one: bool = False) -> tuple[Count, int]:
+    """What is still held after so many or a few more clients have left, and how many left."""
     left = 0
 
     def leave() -> int:
@@ -105,7 +111,7 @@ def held_after_waves(bench: Bench, fewest: int) -> tuple[int, int]:
             left += wave(bench)
         return left
 
-    return bench.occupancy.held(leave), left
+    return bench.held.after(leave, sees_one=sees_one), left
 
 
 @case(

@@ -8,6 +8,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
+from harness.conform.stopping import HARM_S
 from harness.experiments.facts import BUSY
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, TooQuickError
@@ -20,9 +21,11 @@ from harness.workload.abandon import RequestSpec
 
 # Shares of the prompt's time, after which its client leaves. Mostly early: late, little is saved.
 SHARES: Final = (0.1, 0.5, 0.1, 0.9, 0.1)
+EARLY_SHARE: Final = 0.1  # where seconds alone are judged: each try has the longest way to go
 CHUNKS: Final = 2  # that may still be computed
 STEPS: Final = 4  # and the steps beside them
 _FEWEST_CHUNKS: Final = 8
+_HARMS: Final = 2.5  # that a prompt's time must be, where a harm is seen in seconds
 _LONG_ENOUGH_STEPS: Final = 20
 _MOST_LOOKS: Final = 3
 _FIRST_GUESS: Final = 256  # tokens
@@ -55,9 +58,10 @@ class Prefill(NamedTuple):
         }
 
 
-def long_prefill(bench: Bench) -> Prefill:
+def long_prefill(bench: Bench, *, in_seconds: bool = False) -> Prefill:
     """The shortest prompt that takes 20 steps and 8 chunks, by doubling. A stall of the machine
-    looks like a chunk, so the longest one is looked at again.
+    looks like a chunk, so the longest one is looked at again. `in_seconds`: it must also take so
+    long that its rest is surely longer than a harm.
 
     Raises CannotDecideError if its chunks are too long for that, and TooQuickError if all of the
     longest prompt may be computed for nobody within the bound.
@@ -68,17 +72,19 @@ def long_prefill(bench: Bench) -> Prefill:
     while True:
         seen = _watched(bench, tokens)
         is_longest = tokens == most or seen.ttft_s > _LONGEST_S
-        is_long = is_longest or seen.ttft_s >= _LONG_ENOUGH_STEPS * bench.step_s
+        harm_s = seen.bound(bench.step_s).steps * bench.step_s + HARM_S if in_seconds else 0.0
+        least_s = max(_LONG_ENOUGH_STEPS * bench.step_s, _HARMS * harm_s)
+        is_long = seen.ttft_s >= (harm_s if is_longest else least_s)
         if is_long and seen.ttft_s >= _FEWEST_CHUNKS * seen.chunk_s:
             return seen
         looks += is_longest
         if looks == _MOST_LOOKS:
             break
-        if is_longest and seen.ttft_s <= STEPS * bench.step_s:
+        may_take_s = max(STEPS * bench.step_s, harm_s)
+        if is_longest and seen.ttft_s <= may_take_s:
             raise TooQuickError(
                 f"the longest prompt, of {tokens} tokens, is computed in "
-                f"{quantity(seen.ttft_s, 's')}, and a leave may take {STEPS} steps of "
-                f"{quantity(bench.step_s, 's')}"
+                f"{quantity(seen.ttft_s, 's')}, and a leave may take {quantity(may_take_s, 's')}"
             )
         tokens = tokens if is_longest else min(2 * tokens, most)
     raise CannotDecideError(
@@ -125,10 +131,12 @@ def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill
     ),
 )
 def leave_prefill(bench: Bench) -> Finding:
-    prefill = long_prefill(bench)
+    in_seconds = bench.full_slots.can_judge(bench.facts) is not None
+    prefill = long_prefill(bench, in_seconds=in_seconds)
 
     def wait(_leaver: LiveStream, number: int) -> None:
-        bench.pause(SHARES[number % len(SHARES)] * prefill.ttft_s)
+        share = EARLY_SHARE if in_seconds else SHARES[number % len(SHARES)]
+        bench.pause(share * prefill.ttft_s)
 
     finding = bench.recoveries.find(
         prefill.spec(bench.patience.answer_tokens),

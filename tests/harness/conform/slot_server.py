@@ -18,6 +18,7 @@ from harness.run.process import Child, python_module
 
 EVENT: Final = b'data: {"choices":[{"index":0,"text":"%b","finish_reason":null}]}\n\n'
 PROMPT_TOKENS: Final = 128  # that a step computes
+AWAY_S: Final = 1.0
 WORD: Final = b" w"
 HEAD: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -27,23 +28,38 @@ HEAD: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manners:
-    """`slots`: 0 for any number. `full`: the status of a request beyond them; 0: it queues.
-    `stream_s`: by which each running request makes a step longer. `flush`: tokens sent at once, in
-    `events` events each time.
+    """`slots`: 0 for any number; `slots_later`: from request number `later` on. `full`: the status
+    of a request beyond them; 0: it queues. `stream_s`, `chunk_s`: by which each running request,
+    and a step's part of a prompt, make a step longer. `first_s`: until a prompt is begun. `flush`:
+    tokens sent at once, in `events` events each time. `memory`: the tokens, of prompts and answers,
+    that fit at once; 0: any number. `metrics`: a page shows the requests that run and wait.
+    `rate`: requests a second that are taken; others get a 429. `restarts`: before this request all
+    connections are cut, and for a second none is taken.
 
     Of clients that leave: `hold_s`: their slots are held for so long; -1: for ever. `forgets`:
-    their answers run to their ends. `stall_s`: the whole server stops for so long. `cuts`: another
-    stream is cut. `asks_again`: of one that left before its first token, as a gateway does.
+    their answers run to their ends; "early": those without a token, "resets": those that were
+    reset, "prefill": their prompts alone. `leaks`: of the tokens of each, so many stay in memory.
+    `stall_s`: the whole server stops for so long. `cuts`: another stream is cut. `asks_again`: of
+    one that left before its first token, as a gateway does.
     """
 
     slots: int = 4
+    slots_later: int = 0
+    later: int = 0
     step_s: float = 0.02
     full: int = 0
     stream_s: float = 0.0
+    chunk_s: float = 0.0
+    first_s: float = 0.0
     flush: int = 1
     events: bool = True
+    memory: int = 0
+    metrics: bool = False
+    rate: float = 0.0
+    restarts: int = 0
     hold_s: float = 0.0
-    forgets: bool = False
+    forgets: bool | str = False
+    leaks: int = 0
     stall_s: float = 0.0
     cuts: bool = False
     asks_again: bool = False
@@ -61,6 +77,11 @@ class Work:
     sent: int = 0
     is_over: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    size: int = 0
+    came_s: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.size = self.prompt + self.tokens
 
 
 class SlotServer:
@@ -69,17 +90,32 @@ class SlotServer:
         self.queue: deque[Work] = deque()
         self.running: list[Work] = []
         self.held = 0
+        self.leaked = 0
+        self.asked = 0
+        self.taken_s = deque[float]()
         self.arrival = asyncio.Event()
+        self.away_until_s = 0.0
+        self.connections = set[asyncio.StreamWriter]()
+
+    @property
+    def slots(self) -> int:
+        manners = self.manners
+        is_later = 0 < manners.later <= self.asked
+        return manners.slots_later if is_later else manners.slots
 
     @property
     def is_full(self) -> bool:
-        slots = self.manners.slots
-        return slots > 0 and len(self.running) + self.held >= slots
+        return self.slots > 0 and len(self.running) + self.held >= self.slots
+
+    def has_room(self, work: Work) -> bool:
+        """In memory, for its prompt and its whole answer."""
+        taken = self.leaked + sum(one.size for one in self.running)
+        return not self.manners.memory or taken + work.size <= self.manners.memory
 
     async def run(self) -> None:
         due_s = time.perf_counter()
         while True:
-            while self.queue and not self.is_full:
+            while self.queue and not self.is_full and self.has_room(self.queue[0]):
                 self.running.append(self.queue.popleft())
             if not self.running:
                 self.arrival.clear()
@@ -90,6 +126,7 @@ class SlotServer:
                 due_s = time.perf_counter()
                 continue
             due_s += self.manners.step_s + self.manners.stream_s * len(self.running)
+            due_s += self.manners.chunk_s * any(work.prompt > 0 for work in self.running)
             due_s = max(due_s, time.perf_counter())
             await asyncio.sleep(due_s - time.perf_counter())
             self._step()
@@ -97,6 +134,8 @@ class SlotServer:
     def _step(self) -> None:
         room = PROMPT_TOKENS
         for work in list(self.running):
+            if not work.made and time.perf_counter() < work.came_s + self.manners.first_s:
+                continue
             if work.prompt > 0:
                 computed = min(room, work.prompt)
                 work.prompt, room = work.prompt - computed, room - computed
@@ -106,7 +145,7 @@ class SlotServer:
             is_last = work.made >= work.tokens
             if is_last or work.made - work.sent >= self.manners.flush:
                 self._send(work, is_last=is_last)
-            if is_last:
+            if is_last or (work.writer is None and self.manners.forgets == "prefill"):
                 self._end(work)
 
     def _send(self, work: Work, *, is_last: bool) -> None:
@@ -126,7 +165,7 @@ class SlotServer:
         self.running.remove(work)
         work.ended.set()
 
-    def left(self, work: Work) -> None:
+    def left(self, work: Work, *, is_reset: bool) -> None:
         if work.is_over:
             return
         work.writer = None
@@ -134,7 +173,8 @@ class SlotServer:
             time.sleep(self.manners.stall_s)  # noqa: TID251  the fault is that all stand still
         if self.manners.cuts:
             self._cut_another(work)
-        if self.manners.forgets:
+        self.leaked += self.manners.leaks
+        if self._forgets(work, is_reset=is_reset):
             return
         if self.manners.asks_again and not work.made:
             self.queue.append(Work(work.prompt, work.tokens, None))
@@ -148,6 +188,17 @@ class SlotServer:
         if self.manners.hold_s > 0:
             asyncio.get_running_loop().call_later(self.manners.hold_s, self._give_back)
 
+    def _forgets(self, work: Work, *, is_reset: bool) -> bool:
+        match self.manners.forgets:
+            case "early":
+                return not work.made
+            case "prefill":
+                return work.prompt > 0
+            case "resets":
+                return is_reset
+            case forgets:
+                return bool(forgets)
+
     def _cut_another(self, leaver: Work) -> None:
         for work in self.running:
             if work is not leaver and work.writer is not None:
@@ -159,26 +210,59 @@ class SlotServer:
         self.arrival.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.add(writer)
         try:
+            if time.perf_counter() < self.away_until_s:
+                return
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
             size = int(head.partition("content-length:")[2].split("\r\n")[0] or 0)
             asked = json.loads(await reader.readexactly(size) or b"{}")
-            if head.startswith("get /v1/models"):
-                writer.write(plain(200, {"data": [{"id": "scripted"}]}))
+            if head.startswith("get /metrics"):
+                writer.write(plain(200, self._metrics(), "text/plain"))
+            elif head.startswith("get /v1/models"):
+                writer.write(plain(200, as_json({"data": [{"id": "scripted"}]})))
             elif head.startswith("post /v1/completions"):
                 await self._complete(asked, reader, writer)
             else:
-                writer.write(plain(404, {"error": {"message": "no such page"}}))
+                writer.write(plain(404, as_json({"error": {"message": "no such page"}})))
         except (ConnectionError, asyncio.IncompleteReadError):
             return
         finally:
+            self.connections.discard(writer)
             writer.close()
+
+    def _metrics(self) -> bytes:
+        gauges = {"running": len(self.running) + self.held, "waiting": len(self.queue)}
+        return "".join(f"slots_{name} {value}\n" for name, value in gauges.items()).encode()
+
+    def _refusal(self) -> int:
+        """The status; 0: the request is taken."""
+        now_s, rate = time.perf_counter(), self.manners.rate
+        while self.taken_s and self.taken_s[0] < now_s - 1:
+            self.taken_s.popleft()
+        if rate and len(self.taken_s) >= rate:
+            return 429
+        self.taken_s.append(now_s)
+        return self.manners.full if self.manners.full and self.is_full else 0
+
+    def _restart(self) -> None:
+        self.away_until_s = time.perf_counter() + AWAY_S
+        for writer in self.connections:
+            writer.transport.abort()
+        for work in (*self.queue, *self.running):
+            work.is_over = True
+        self.queue.clear()
+        self.running.clear()
 
     async def _complete(
         self, asked: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if self.manners.full and self.is_full:
-            writer.write(plain(self.manners.full, {"error": {"message": "no slot is free"}}))
+        self.asked += 1
+        if self.asked == self.manners.restarts:
+            self._restart()
+            return
+        if (status := self._refusal()) != 0:
+            writer.write(plain(status, as_json({"error": {"message": "no slot is free"}})))
             return
         is_stream = bool(asked.get("stream"))
         work = Work(len(asked["prompt"]), asked["max_tokens"], writer, is_stream)
@@ -191,9 +275,9 @@ class SlotServer:
         await asyncio.wait([gone, ended], return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and not is_stream:
             choice = {"index": 0, "text": " w" * work.made, "finish_reason": "length"}
-            writer.write(plain(200, {"choices": [choice], "usage": usage(work)}))
+            writer.write(plain(200, as_json({"choices": [choice], "usage": usage(work)})))
         elif not ended.done():
-            self.left(work)
+            self.left(work, is_reset=gone.result())
         gone.cancel()
         ended.cancel()
 
@@ -202,20 +286,25 @@ def usage(work: Work) -> dict[str, int]:
     return {"prompt_tokens": 24, "completion_tokens": work.made}
 
 
-def plain(status: int, body: dict[str, Any]) -> bytes:
-    encoded = json.dumps(body).encode()
+def as_json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def plain(status: int, body: bytes, kind: str = "application/json") -> bytes:
     return (
-        b"HTTP/1.1 %d -\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        b"content-length: %d\r\n\r\n%b" % (status, len(encoded), encoded)
+        b"HTTP/1.1 %d -\r\ncontent-type: %b\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n%b" % (status, kind.encode(), len(body), body)
     )
 
 
-async def wait_for_close(reader: asyncio.StreamReader) -> None:
+async def wait_for_close(reader: asyncio.StreamReader) -> bool:
+    """Whether the client reset the connection."""
     try:
         while await reader.read(4096):
             pass
     except ConnectionError:
-        return
+        return True
+    return False
 
 
 async def main(manners: Manners) -> None:

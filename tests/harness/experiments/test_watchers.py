@@ -48,14 +48,11 @@ def test_a_pace_does_not_come_back_where_the_others_are_computed_for_nobody() ->
 
 
 @pytest.mark.table
-@pytest.mark.parametrize(("every", "share"), [(0, 0.0), (2, 0.5)])
-def test_half_of_the_others_leave_and_a_share_of_them_is_still_computed(
-    every: int, share: float
-) -> None:
+@pytest.mark.parametrize(("every", "held"), [(0, 0), (2, 8)])
+def test_a_pace_shows_how_many_of_those_that_left_are_still_computed(every: int, held: int) -> None:
+    """Of 16; every other one is forgotten."""
     told, _ = watch("pace", tries=0, is_share=True, ghost_every=every, **SLOWER)
-    lost, (low, high) = told["lost"]
-    assert lost == pytest.approx(share, abs=0.2)
-    assert low - 0.1 <= share <= high + 0.1
+    assert told["held"] == pytest.approx(held, abs=3 if held else 0)
 
 
 def test_where_others_slow_nobody_pace_says_that_it_sees_nothing() -> None:

@@ -10,8 +10,6 @@ import random
 import sys
 from typing import Any
 
-import numpy as np
-
 from harness.experiments.facts import Facts
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.gentle import Terms
@@ -23,13 +21,14 @@ from harness.experiments.pace import PaceWatcher
 from harness.experiments.quiet import QuietWatcher, meters_of
 from harness.experiments.streams import Streams
 from harness.load.lag import LagWatch
-from harness.load.live import LiveStream
+from harness.load.live import LiveStream, join_all
 from harness.load.session import LoadSession
 from harness.workload.plan import LoadPlan
 from harness.workload.workload import load_target
 from tests.harness.load.asking import plan_of
 
 READ_TOKENS = 4
+OTHERS = 16  # that leave at once
 LONG_S = 30.0
 
 
@@ -109,9 +108,19 @@ def holds(session: LoadSession, asked: dict[str, Any]) -> dict[str, Any]:
     if isinstance(way, PaceWatcher):
         told["ratio"] = way.ratio
         if asked.get("is_share"):
-            told["lost"] = way.lost_share(leaver, np.random.default_rng(1))
+            told["held"] = way.held(lambda: leave_all(streams))
     streams.end()
     return told
+
+
+def leave_all(streams: Streams) -> int:
+    others = [streams.start(streams.long()) for _ in range(OTHERS)]
+    for one in others:
+        one.wait_tokens(READ_TOKENS, LONG_S)
+    for one in others:
+        one.leave()
+    join_all(others, LONG_S)
+    return len(others)
 
 
 if __name__ == "__main__":
