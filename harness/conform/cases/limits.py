@@ -69,7 +69,8 @@ def _refused_s(bench: Bench, tokens: int) -> float:
     if row.outcome is Outcome.COMPLETED:
         raise RefusedError(f"a prompt of {tokens} tokens is not refused, but answered")
     if row.status_code not in REFUSED:
-        raise CannotDecideError(f"a prompt of {tokens} tokens was not refused as such: {row.error}")
+        why = f"a prompt of {tokens} tokens was refused for another reason"
+        raise CannotDecideError(f"{why}: {row.error}")
     return (row.ended_ns - row.sent_ns) / 1e9
 
 
@@ -105,7 +106,7 @@ def judge_refusals(
     methods="O W",
     why="Under overload waits straddle the deadline, and its two sides race: the request is "
     "admitted and expires in the same step.",
-    remedy="decide an expiry once, in the scheduler at a step's boundary, and report it as such",
+    remedy="decide an expiry once, in the scheduler at a step's boundary, and report an expiry",
     needs=("deadline", "http"),
     caught=(
         *reports("sgl-project/sglang#27221 sgl-project/sglang#37143"),

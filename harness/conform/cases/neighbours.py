@@ -38,8 +38,8 @@ FEWEST_TURNS, MOST_TURNS = 3, 8
     "bystander/text",
     Level.MUST,
     "The text of other clients does not change when clients leave.",
-    wire="Greedy streams in half of the slots, beside answers that end and then beside clients "
-    "that leave; both a second time if a text differs.",
+    wire="Greedy streams in half of the slots, while other answers end and then while clients "
+    "leave; both a second time if a text differs.",
     passes="each text is that of the control",
     methods="B",
     remedy="reuse a block only when the last step that reads it has ended",
@@ -56,8 +56,8 @@ def text(bench: Bench) -> Finding:
     "bystander/pace",
     Level.SHOULD,
     "Other clients are not slowed when clients leave.",
-    wire="Greedy streams in half of the slots, by turns beside answers that end and beside clients "
-    "that leave.",
+    wire="Greedy streams in half of the slots, by turns while other answers "
+    "end and while clients leave.",
     passes="the p99 of the gaps between tokens is at most 1.5 times that of the control",
     methods="B",
     remedy="abort without stopping the batch",
@@ -92,7 +92,7 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     low, ratio, high = (float(np.exp(log)) for log in (interval[0], logs.mean(), interval[1]))
     told = f"the p99 gap is {ratio:.2f} times the control's (95 %: {low:.2f} to {high:.2f})"
     if low <= MOST_RATIO < high:
-        raise CannotDecideError(f"{told}: too uneven to tell it from {MOST_RATIO}")
+        raise CannotDecideError(f"{told}: too uneven to say whether it exceeds {MOST_RATIO}")
     evidence: Evidence = {
         "turns": len(turns),
         "p99_ratio": round(ratio, 3),
@@ -106,8 +106,8 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     "bystander/ends",
     Level.MUST,
     "No other client's stream ends early when clients leave.",
-    wire="Greedy streams in half of the slots, beside answers that end and then beside clients "
-    "that leave; both a second time if an end differs.",
+    wire="Greedy streams in half of the slots, while other answers end and then while clients "
+    "leave; both a second time if an end differs.",
     passes="all are whole, with the finish reasons and lengths of the control",
     methods="B W",
     remedy="abort by the request, not by its slot or its place",
@@ -157,7 +157,7 @@ def beside(bench: Bench, *, leaving: bool) -> Rows:
     if len(went) < FEWEST_VISITS and all(row.outcome is Outcome.COMPLETED for row in rows):
         how = "left" if leaving else "ended"
         why = next((row.error or row.outcome for row in visits if row not in went), "no end")
-        raise CannotDecideError(f"only {len(went)} clients beside the streams {how}: {why}")
+        raise CannotDecideError(f"only {len(went)} clients {how} while the streams ran: {why}")
     return rows
 
 

@@ -119,8 +119,8 @@ def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill
     wire="All slots but one are full. A long prompt that no cache holds is sent, and its "
     "connection closed after 10, 50 or 90 % of the time that it takes; a short request comes then.",
     passes="the short request's first token comes at most two chunks and 4 steps later than on the "
-    "idle server at the median of the tries, and at most three times that in each; no stream "
-    "beside it fails",
+    "idle server at the median of the tries, and at most three times that in each; no other "
+    "stream fails",
     methods="P B",
     remedy="look for aborts before each chunk of a prompt",
     why="A long prompt is the most expensive thing that a server computes, and the wait for it is "
@@ -206,13 +206,13 @@ def _all_whole(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Fi
 @case(
     "prefill/beside",
     Level.MUST,
-    "A leave harms no prefill beside it.",
+    "A leave harms no other client's prefill.",
     wire="One stream decodes, a long prompt is sent, and in mid-prefill the first stream's "
     "connection is closed; when the long prompt is answered, a short request comes.",
     passes="the long prompt is answered whole; the short request's first token comes at most two "
     "chunks and 4 steps later than on the idle server",
     methods="B R",
-    remedy="keep the state of a prefill apart from requests that are aborted beside it",
+    remedy="keep the state of a prefill apart from requests that are aborted meanwhile",
     why="The batch changes while one of its members is half computed: positions, block tables and "
     "chunk counters must follow.",
     caught=reports("ggml-org/llama.cpp#27604"),
@@ -237,5 +237,5 @@ def beside(bench: Bench) -> Finding:
         if rows[-1] is None or rows[-1].outcome is not Outcome.COMPLETED:
             break
         tries.append(bench.full_slots.time_probe(bench.start(bench.probe())))
-    finding = _all_whole(rows, "a long prompt beside the stream that was left", prefill)
+    finding = _all_whole(rows, "a long prompt, computed as another stream was left,", prefill)
     return finding if finding.failure is not None else judged(bench, tries, before, prefill)

@@ -30,8 +30,8 @@ MOST_GREEDY: Final = 16
     "queue/leave",
     Level.MUST,
     "Nothing is computed for clients that left the queue.",
-    wire="All slots are full; twice as many requests queue, and a short one behind them. Those "
-    "before it close their connections; then one of the running streams ends.",
+    wire="All slots are full; twice as many requests queue, and a short one behind them. The "
+    "requests before it close their connections; then a running stream ends.",
     passes="the short request's first token comes at most 4 steps after that end at the median of "
     "the tries, and at most 12 in each",
     methods="P",

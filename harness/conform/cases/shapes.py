@@ -42,8 +42,8 @@ LOOK_S: Final = 1.0
     passes=f"the answer comes whole; or the server closes too, and {FREED}",
     methods="W P",
     remedy="answer a half-closed client, or abort its request",
-    why="HTTP allows it and a FIN does not tell the two apart. A server may take either view; one "
-    "that stops to send and goes on to compute takes both.",
+    why="HTTP allows it and a FIN does not tell the two apart. A server may take either view; a "
+    "server that stops sending and keeps computing takes both.",
     needs=("http",),
     quick=True,
     caught=reports("antirez/ds4#707"),
@@ -193,7 +193,7 @@ def _siblings(bench: Bench, *, leaves: bool) -> Rows:
     wire="Two streams read 8 tokens; then all packets of theirs are dropped before the kernel "
     "acknowledges them, and nothing is sent. Each second as many probes as slots start at once.",
     passes="no slot is held after the time that the target's file declares (`silence_s`); without "
-    "one the time is told",
+    "it the reason says the time",
     methods="O",
     remedy="set a time limit for clients that acknowledge nothing",
     why="A laptop that is shut sends no FIN. Without a time limit of the server's own, the request "
