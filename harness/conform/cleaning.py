@@ -4,6 +4,7 @@ A greedy answer, the canary, is compared with that of the beginning.
 """
 
 import time
+from heapq import heapreplace
 from typing import Final
 
 from harness.conform.stopping import ANOTHER_LOAD
@@ -74,6 +75,18 @@ class Cleaning:
         tokens = max((server.tokens_left(one) for one in open_ones), default=0)
         join_all(open_ones, SLOWER * (server.ttft_s + tokens * server.step_s))
 
+    def stand_still(self) -> bool:
+        """Streams run, and none of them has had a token for the settle time: the server has
+        stopped to work, and no answer that was left can be what it is busy with."""
+        server = self._streams
+        since_ns = time.perf_counter_ns() - int(1e9 * server.settle_s)
+        last_ns = [
+            one.last_token_ns
+            for one in server.opened
+            if not one.has_ended and one not in server.drain.streams and one.last_token_ns
+        ]
+        return bool(last_ns) and max(last_ns) < since_ns
+
     def rest(self) -> None:
         """Wait until the slots are free for the next case, at most until every stream that was left
         must have ended by itself."""
@@ -117,17 +130,16 @@ class Cleaning:
         return f"a case before lost the others, or {ANOTHER_LOAD}"
 
     def _ghosts_s(self) -> float:
-        """How long the streams that were left would run on, if the server has not noticed."""
+        """How long the streams that were left would run on, if the server has not noticed: in its
+        slots, one after the other."""
         server = self._streams
-        left = 0
+        slots = [0] * (server.facts.slots or 1)
         for stream in server.opened:
             row = stream.row
             if row is not None and row.outcome is Outcome.ABANDONED:
-                left += stream.spec.n * stream.spec.max_tokens - row.tokens_read
-        longest = min(left, server.patience.answer_tokens)
-        return SLOWER * (
-            server.ttft_s + (longest + left / (server.facts.slots or 1)) * server.step_s
-        )
+                left = stream.spec.n * stream.spec.max_tokens - row.tokens_read
+                heapreplace(slots, slots[0] + left)
+        return SLOWER * (server.ttft_s + max(slots) * server.step_s)
 
 
 def _why_unanswered(row: RequestRow, refusals: int) -> tuple[Aftermath, str]:

@@ -71,11 +71,12 @@ class Turns:
             if result.kind is Failure.NEVER:
                 known.never_stops = known.never_stops or case.id
         self.decided(result)
-        if known.never_stops is not None:
+        is_still = _prompts_are_short(case) and bench.cleaning.stand_still()
+        if known.never_stops is not None and not is_still:
             bench.cleaning.outlast()
         bench.end()
         bench.wire.end()
-        changed = self._look_after(result, coming)
+        changed = self._look_after(result, coming, is_still=is_still)
         result.took_s = round(time.monotonic() - started_s, 2)
         return changed
 
@@ -137,8 +138,11 @@ class Turns:
             bench.facts = bench.facts._replace(slots=bench.cleaning.running)
         return self._attempt(case, case.check)
 
-    def _look_after(self, result: CaseResult, coming: Sequence[Case]) -> list[CaseResult]:
-        """What the case left behind, and the results that change."""
+    def _look_after(
+        self, result: CaseResult, coming: Sequence[Case], *, is_still: bool
+    ) -> list[CaseResult]:
+        """What the case left behind, and the results that change. `is_still`: streams of the case
+        stood still at its end."""
         bench, known = self.bench, self.bench.known
         aftermath, told = bench.cleaning.aftermath()
         is_healthy = None
@@ -146,10 +150,11 @@ class Turns:
             is_healthy = self._health()
         if aftermath is Aftermath.DEAD and is_healthy:
             aftermath = Aftermath.WEDGED
-        if aftermath is not Aftermath.DEAD:
+        is_over = aftermath is Aftermath.DEAD or (is_still and aftermath is Aftermath.WEDGED)
+        if not is_over:
             self._rest(result, aftermath)
-        is_over = aftermath is Aftermath.DEAD
-        if aftermath is Aftermath.WEDGED and not bench.cleaning.running:  # what was left has ended
+        if aftermath is Aftermath.WEDGED and not is_over and not bench.cleaning.running:
+            # What was left has ended.
             is_over = bench.cleaning.aftermath()[0] in (Aftermath.WEDGED, Aftermath.DEAD)
         result.aftermath = aftermath
         result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
@@ -212,6 +217,11 @@ class Turns:
 def _is_red_by_time(outcome: Finding | Exception, case: Case) -> TypeGuard[Finding]:
     takes_slots = bool(_TAKES_SLOTS & {*case.methods})
     return takes_slots and isinstance(outcome, Finding) and outcome.failure in _TIMES
+
+
+def _prompts_are_short(case: Case) -> bool:
+    """So that no prompt that was left can be what makes the other streams wait."""
+    return case.group not in _LONG_PROMPTS and "K" not in case.methods
 
 
 def _check_free(case: Case, bench: Bench) -> Finding:

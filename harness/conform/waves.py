@@ -218,12 +218,12 @@ def leave_each(
     return left
 
 
-def wave(bench: Bench, *, prompt_tokens: int | None = None) -> int:
-    """As many clients as slots leave: in the queue, in their prefill, or between tokens. Returns
-    how many did."""
+def wave(bench: Bench, *, prompt_tokens: int | None = None, steps: int = SPREAD_STEPS) -> int:
+    """As many clients as slots leave: in the queue, in their prefill, or between their first so
+    many tokens. Returns how many did."""
     streams = _start(bench, prompt_tokens)
     bench.pause(0)  # the requests go out
-    spread_s = bench.ttft_s + SPREAD_STEPS * bench.step_s
+    spread_s = bench.ttft_s + steps * bench.step_s
     return len(leave_each(bench, streams, within_s=spread_s))
 
 

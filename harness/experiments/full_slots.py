@@ -22,7 +22,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused, refill
 from harness.load.live import LiveStream
-from harness.records import Delivery, Outcome, Role, WireClose
+from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
 
 READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
 _SPARE_TOKENS: Final = 32
@@ -34,6 +34,8 @@ _MANY: Final = 16  # slots
 _LEAVING: Final = 8  # of so many slots one leaves
 _MOST_LEAVE: Final = 32
 _CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes hands by itself
+_MANY_TOKENS: Final = 112  # the same where many fill their slots one after the other
+_ENDS_IN: Final = 4  # times its typical time
 _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 _CONTROLS: Final = 2  # times that a control is begun
 
@@ -86,8 +88,9 @@ class FullSlots:
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
         reserve = patience.probe_s / server.step_s + max(READ_TOKENS) + _SPARE_TOKENS
-        spare_s = patience.spare_s if wanted >= _MANY else 0.0
-        longer = max(_CONTROL_TOKENS, int(spare_s / server.step_s))
+        longer = _CONTROL_TOKENS
+        if wanted >= _MANY:
+            longer = max(_MANY_TOKENS, int(patience.spare_s / server.step_s))
         asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
         until_s = time.monotonic() + patience.filler_s
         while True:
@@ -214,14 +217,15 @@ class FullSlots:
         count = 1 if alone else self._crowd
         for attempt in range(1, _CONTROLS + 1):
             try:
-                tries = self._hand_over(count, attempt * self._ender_tokens(count) + more_tokens)
+                tries = self._hand_over(count, attempt * self.ender_tokens(count) + more_tokens)
             except _WaitedTooLittleError:
                 continue
             self.controls += tries
             return tries[-1]
         raise self._not_full()
 
-    def _ender_tokens(self, count: int) -> int:
+    def ender_tokens(self, count: int) -> int:
+        """Of an answer behind which as many probes are queued before it ends."""
         server = self._streams
         flush = int(server.facts.flush_tokens)
         return int(2 * server.ttft_s / server.step_s) + 2 * QUEUED_STEPS + count // 2 + 4 + flush
@@ -241,9 +245,18 @@ class FullSlots:
             raise
         self.note_steps()
         for ender in enders:
-            if ender.join(READY_S) is None:
-                raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
+            self.await_end(ender)
         return self.time_probes(probes, lambda: [ender.last_token_ns for ender in enders])
+
+    def await_end(self, ender: LiveStream) -> RequestRow:
+        """Raises CannotDecideError if a short answer that has begun does not end."""
+        server = self._streams
+        longest_s = server.patience.filler_s + _ENDS_IN * ender.spec.max_tokens * server.step_s
+        if (row := ender.join(longest_s)) is None:
+            raise CannotDecideError(
+                f"a short answer that had begun did not end in {longest_s:.1f} s"
+            )
+        return row
 
     def _begin_leavers(self, way: Leaver, count: int) -> list[LiveStream]:
         self.fill(self._streams.slots - count)

@@ -26,12 +26,13 @@ from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 
 TOKENS: Final = 96  # of a greedy answer
-QUICK_TOKENS: Final = 56
+QUICK_TOKENS: Final = 40
+PACE_TOKENS: Final = 48  # of a turn: more and shorter turns narrow the interval sooner
 MOST_STREAMS: Final = 8  # that are compared; as many clients come and go
 VISIT_TOKENS: Final = (3, 12)  # of those that come and go
 FEWEST_VISITS: Final = 3
 MOST_RATIO: Final = 1.5
-FEWEST_TURNS, MOST_TURNS = 3, 8
+FEWEST_TURNS, MOST_TURNS = 4, 12
 
 
 @case(
@@ -67,7 +68,8 @@ def text(bench: Bench) -> Finding:
 def pace(bench: Bench) -> Finding:
     turns: list[tuple[float, float]] = []
     while True:
-        turns.append((p99_gap(beside(bench, leaving=False)), p99_gap(beside(bench, leaving=True))))
+        control, act = (beside(bench, leaving=one, tokens=PACE_TOKENS) for one in (False, True))
+        turns.append((p99_gap(control), p99_gap(act)))
         if len(turns) < FEWEST_TURNS:
             continue
         try:
@@ -136,13 +138,13 @@ def turns_of(bench: Bench) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
     return lambda: beside(bench, leaving=False), lambda: beside(bench, leaving=True)
 
 
-def beside(bench: Bench, *, leaving: bool) -> Rows:
+def beside(bench: Bench, *, leaving: bool, tokens: int | None = None) -> Rows:
     """The rows of the greedy streams. Raises CannotDecideError if hardly any other request came and
     went as it should."""
     most = bench.crowd(2 * MOST_STREAMS)
     if most < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
-    streams = start_greedy(bench, range(most // 2), greedy_tokens(bench))
+    streams = start_greedy(bench, range(most // 2), tokens or greedy_tokens(bench))
     visits: Rows = []
     visitors = [
         Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})

@@ -15,8 +15,12 @@ from harness.load.live import LiveStream
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 
-ENDER_TOKENS: Final = 40  # of the stream whose end frees a slot
+ENDER_TOKENS: Final = 40  # at most, of the stream whose end frees a slot
+ENDER_S: Final = 0.4  # for which it lasts at least, up to these
+LEAVE_STEPS: Final = 8  # in which others leave the queue
+QUEUED_TOKENS: Final = 32  # of the answers that nobody is to compute
 GREEDY_TOKENS: Final = 60
+QUICK_GREEDY_TOKENS: Final = 40
 LEAVERS: Final = 3
 MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
 WATCHED_TRIES: Final = 4  # of each of the four
@@ -51,10 +55,12 @@ def queue_leave(bench: Bench) -> Finding:
 
 def _leave_queue(bench: Bench) -> Try:
     bench.full_slots.fill(bench.slots - 1)
-    ender = bench.start(bench.short(ENDER_TOKENS, role=Role.FILLER))
+    tokens = bench.full_slots.ender_tokens(1) + LEAVE_STEPS
+    tokens = max(tokens, min(ENDER_TOKENS, int(ENDER_S / bench.step_s)))
+    ender = bench.start(bench.short(tokens, role=Role.FILLER))
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
-    asked = leaver(bench, role=Role.USER)
+    asked = bench.short(QUEUED_TOKENS, role=Role.USER)
     queued = [bench.start(asked) for _ in range(2 * bench.crowd(MOST_LEAVING))]
     bench.pause(bench.step_s)
     probe = bench.full_slots.queue_probe()
@@ -65,9 +71,7 @@ def _leave_queue(bench: Bench) -> Try:
         bench.pause(bench.rng.random() * bench.step_s / len(queued))
     if ender.has_ended:
         raise CannotDecideError("the stream whose end frees a slot ended too early")
-    ended = ender.join(READY_S)
-    if ended is None:
-        raise CannotDecideError("the stream whose end frees a slot did not end")
+    ended = bench.full_slots.await_end(ender)
     return bench.full_slots.time_probe(probe, lambda: ended.last_token_ns)
 
 
@@ -100,9 +104,13 @@ def queue_bystander(bench: Bench) -> Finding:
     return compared(
         lambda: _beside(bench, leavers=0),
         lambda: _beside(bench, leavers=LEAVERS),
-        alone=lambda: one_by_one(bench, range(bench.crowd(MOST_GREEDY)), GREEDY_TOKENS),
+        alone=lambda: one_by_one(bench, range(bench.crowd(MOST_GREEDY)), _greedy_tokens(bench)),
         settle=bench.cleaning.rest,
     )
+
+
+def _greedy_tokens(bench: Bench) -> int:
+    return QUICK_GREEDY_TOKENS if bench.is_quick else GREEDY_TOKENS
 
 
 def _was_cut(stream: LiveStream) -> bool:
@@ -112,7 +120,7 @@ def _was_cut(stream: LiveStream) -> bool:
 def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
     greedy = bench.crowd(MOST_GREEDY)
     bench.full_slots.fill(bench.slots - greedy)
-    streams = start_greedy(bench, range(greedy), GREEDY_TOKENS)
+    streams = start_greedy(bench, range(greedy), _greedy_tokens(bench))
     if not all(stream.wait_tokens(1, READY_S) for stream in streams):
         raise CannotDecideError("the streams do not run at once")
     for _ in range(leavers):

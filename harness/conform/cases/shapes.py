@@ -63,6 +63,8 @@ def half_close(bench: Bench) -> Finding:
     evidence: Evidence = {"tokens": came, "finish_reason": row.finish_reason}
     if row.finish_reason not in (None, ABORT):
         return Finding(None, "a half-closed client is answered whole", evidence)
+    if bench.known.never_stops is not None:  # the rest of that answer may still hold a slot
+        bench.pause(HALF_CLOSED_TOKENS * bench.step_s)
     finding = bench.recoveries.find(leave=lambda leaver: leaver.leave(Way.HALF_CLOSE))
     said = f"the stream of a half-closed client is cut: {finding.reason}"
     return finding._replace(reason=said, evidence=finding.evidence | evidence)

@@ -1,0 +1,51 @@
+"""What a case left behind, by the streams that it began."""
+
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from harness.conform.cleaning import Cleaning
+from harness.experiments.occupancy import Occupancy
+from harness.experiments.streams import Streams
+
+SETTLE_S = 2.0
+
+
+@dataclass
+class Stream:
+    """`silent_s`: since its last token; None: it has none."""
+
+    silent_s: float | None
+    has_ended: bool = False
+    drained: bool = False
+    last_token_ns: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        now_ns = time.perf_counter_ns()
+        self.last_token_ns = None if self.silent_s is None else now_ns - int(1e9 * self.silent_s)
+
+
+def cleaning(*opened: Stream) -> Cleaning:
+    drain = SimpleNamespace(streams=[one for one in opened if one.drained])
+    streams: Any = SimpleNamespace(opened=list(opened), settle_s=SETTLE_S, drain=drain)
+    return Cleaning(cast(Streams, streams), cast(Occupancy, None))
+
+
+@pytest.mark.parametrize(
+    ("opened", "still"),
+    [
+        ([Stream(3.0), Stream(5.0)], True),
+        ([Stream(3.0), Stream(0.1)], False),
+        ([Stream(3.0), Stream(0.1, has_ended=True)], True),
+        ([Stream(None)], False),  # it may queue
+        ([Stream(3.0, drained=True)], False),  # nobody looks at what it gets
+        ([], False),
+    ],
+)
+def test_a_server_stands_still_whose_running_streams_all_have_no_token(
+    opened: list[Stream], *, still: bool
+) -> None:
+    assert cleaning(*opened).stand_still() is still
