@@ -40,7 +40,7 @@ from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
 
 SOME_STREAMS: Final = 8  # beside what is looked at, on a server without a known number of slots
-CROWD: Final = 32  # clients that come at once, on such a server
+CROWD: Final = 16  # clients that come at once, on such a server
 
 
 class Asked(NamedTuple):

@@ -20,6 +20,7 @@ from harness.conform.verdict import accuse, by_contract, settle_case
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
 from harness.load.wire_log import masked
+from harness.records import Disconnect
 from harness.store.conform_result import (
     Aftermath,
     CaseResult,
@@ -108,12 +109,8 @@ class Turns:
         contract = bench.session.plan.target.disconnect
         if contract != "cancel" and "resume" not in case.needs:
             bench.end()
-            bench.cleaning.rest()
-            if "K" in case.methods:
-                why = f"`{contract}` is declared: memory of answers that run on is not lost memory"
-                return CannotDecideError(why), None
-            free, slots = bench.cleaning.running, bench.facts.slots
-            return by_contract(outcome, contract, free=free, slots=slots), None
+            bench.cleaning.rest()  # may take longer than a case
+            return self._attempt(case, partial(_held_to, contract, outcome, case)), None
         is_known = outcome.stops is False or bench.known.never_stops is not None
         if outcome.failure is Failure.NEVER and is_known:
             return outcome, None
@@ -227,6 +224,17 @@ def _prompts_are_short(case: Case) -> bool:
 def _check_free(case: Case, bench: Bench) -> Finding:
     bench.cleaning.check_free(wholly=bool(_FILLS & {*case.methods}))
     return case.check(bench)
+
+
+def _held_to(contract: Disconnect, red: Finding, case: Case, bench: Bench) -> Finding:
+    """What is still held when the answers that were left must have ended; in memory, too, where it
+    was measured."""
+    count, memory = bench.held.now(), bench.capacity
+    good, wrong = count.good, count.said if count.held else None
+    if wrong is None and "K" in case.methods and memory.prompt_tokens:
+        good += f", and {memory.tokens} tokens of prompts fit as before"
+        wrong = None if memory.fits() else f"{memory.tokens} tokens of prompts fitted no longer"
+    return by_contract(red, contract, good=good, wrong=wrong)
 
 
 def _check_alone(bench: Bench) -> Finding:

@@ -99,19 +99,14 @@ def _confirm(result: CaseResult, again: Finding | Exception) -> None:
         result.verdict = Verdict.HARNESS
 
 
-def by_contract(
-    red: Finding, contract: Disconnect, *, free: int | None, slots: int | None
-) -> Finding:
+def by_contract(red: Finding, contract: Disconnect, *, good: str, wrong: str | None) -> Finding:
     """The verdict on a server that declares `drain` or `resume`, from a red by time: what was left
-    may run on to its end. `free`: the slots that were free after that."""
-    if free is None or slots is None:
-        raise AssertionError("a case about slots has counted them")
-    if free >= slots:
+    may run on to its end. `good`, `wrong`: what was seen after that."""
+    if wrong is None:
         told = f"as it declares (`{contract}`), answers run on when their clients have left"
-        return Finding(None, f"{told}, and then all {slots} slots are free", red.evidence)
+        return Finding(None, f"{told}, and then {good}", red.evidence)
     told = f"it declares `{contract}`, but when the answers that were left must have ended"
-    said = f"{told}, only {free} of {slots} slots were free"
-    return Finding(Failure.NEVER, said, red.evidence)
+    return Finding(Failure.NEVER, f"{told}, {wrong}", red.evidence)
 
 
 def accuse(

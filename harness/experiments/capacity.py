@@ -76,14 +76,15 @@ class Capacity:
 
     def fits(self, prompt_tokens: int | None = None) -> bool:
         """They end by themselves: left, they could themselves hold memory. Only requests that
-        have to wait are left, since they hold none."""
+        have to wait are left, since they hold none, and not where a server drains them, too."""
         server, size = self._streams, prompt_tokens or self.prompt_tokens
         longest_s = prompts_s(server.slots * size * self._token_s, server.step_s)
         asked = server.short(int(longest_s / server.step_s) + _HELD_TOKENS, prompt_tokens=size)
         streams = [server.start(asked) for _ in range(server.slots)]
         waiting = without_token(streams, longest_s)
-        for stream in waiting:
-            stream.leave()
+        if server.session.plan.target.disconnect == "cancel":
+            for stream in waiting:
+                stream.leave()
         for stream in streams:
             row = stream.join(READY_S)
             if stream not in waiting:

@@ -27,7 +27,7 @@ class Count(NamedTuple):
     def said(self) -> str:
         match self.way:
             case "gauge":
-                return f"{self.held} more requests run than before, by the server's gauge"
+                return f"{self.held} requests still run, by the server's gauge"
             case "pace":
                 return f"about {self.held} of {self.of} streams that left are still computed"
             case _:
@@ -37,7 +37,7 @@ class Count(NamedTuple):
     def good(self) -> str:
         match self.way:
             case "gauge":
-                return "no more requests run than before, by the server's gauge"
+                return "no request runs any more, by the server's gauge"
             case "pace":
                 return "none is computed any more, by the pace of another stream"
             case _:
@@ -78,3 +78,14 @@ class Held:
             return Count(self._pace.held(counted), left, "pace")
         except CannotDecideError as error:
             raise CannotDecideError(f"{why_not}; {error}") from error
+
+    def now(self) -> Count:
+        """What is held though all answers of this run must have ended. Raises CannotDecideError."""
+        facts = self._streams.facts
+        if facts.slots is not None and facts.slots <= MOST_SLOTS:
+            running = self._occupancy.running_at_once()
+            return Count(max(0, facts.slots - running), facts.slots, "occupancy")
+        if self._gauge.can_judge(facts) is None:
+            return Count(self._gauge.now(), 0, "gauge")
+        self._pace.check_alone()
+        return Count(0, 0, "pace")

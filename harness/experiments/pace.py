@@ -26,6 +26,7 @@ from harness.experiments.holds import Holds, Leaver
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams, end_of, without_token
+from harness.formatting import quantity
 from harness.load.live import LiveStream, join_all
 from harness.records import Delivery, Role
 from harness.store.conform_result import Way
@@ -260,6 +261,16 @@ class PaceWatcher:
                 "is when their answers must have ended: another load, or a machine that slowed down"
             )
         return max(1, round(share * left))
+
+    def check_alone(self) -> None:
+        """Raises CannotDecideError if a stream is slow though all others must have ended."""
+        self._find_alone()
+        if self.alone_s > _AS_ALONE * self._streams.step_s:
+            raise CannotDecideError(
+                f"when all answers must have ended, a step takes {quantity(self.alone_s, 's')}, "
+                f"and {quantity(self._streams.step_s, 's')} at the beginning: another load, or "
+                "answers that never end"
+            )
 
     def _beside_nothing(self) -> list[float]:
         self._renew_witness()

@@ -22,6 +22,7 @@ GAUGES = """
 running = { name = "slots_running", refresh = "at once", trust = "exact" }
 waiting = { name = "slots_waiting", refresh = "at once", trust = "exact" }
 """
+DRAINS = 'disconnect = "drain"\n'
 CASE = "stream/fin-decode"
 QUEUE = Manners(step_s=0.01)
 REFUSE = Manners(step_s=0.01, full=429)
@@ -119,7 +120,8 @@ def test_a_good_server_whose_slots_cannot_be_filled_passes(
         ("early", {"stream/before-first": Failure.NEVER}),
         ("prefill", {"prefill/leave": Failure.LATE}),
         ("resets", {CASE: None, "stream/rst-decode": Failure.NEVER}),
-        (True, {CASE: Failure.NEVER, "storm/all": Failure.NEVER, "leak/slots": Failure.NEVER}),
+        (True, {CASE: Failure.NEVER, "storm/all": Failure.NEVER}),
+        (True, {"leak/slots": Failure.NEVER}),
     ],
 )
 def test_a_bad_server_whose_slots_cannot_be_filled_is_red_for_its_fault(
@@ -127,3 +129,24 @@ def test_a_bad_server_whose_slots_cannot_be_filled_is_red_for_its_fault(
 ) -> None:
     results = judged(tmp_path, changed(manners, forgets=forgets), *kinds)
     assert {one.id: one.kind for one in results} == kinds, [one.reason for one in results]
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+@pytest.mark.parametrize(("leaks", "kind"), [(0, None), (60, Failure.NEVER)])
+def test_a_server_that_drains_must_have_its_memory_back(
+    tmp_path: Path, leaks: int, kind: Failure | None
+) -> None:
+    manners = Manners(step_s=0.005, memory=4000, forgets=True, leaks=leaks)
+    results = judged(tmp_path, manners, "leak/kv", "rest/no-traffic", target=DRAINS + TARGET)
+    assert [one.kind for one in results] == [kind, kind], [one.reason for one in results]
+    assert all(one.verdict in (Verdict.PASS, Verdict.FAIL) for one in results)
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+def test_a_server_that_drains_and_shows_its_slots_to_nobody_passes(tmp_path: Path) -> None:
+    for manners in (GAUGE, PACE):
+        forgetful = changed(manners, forgets=True)
+        (result,) = judged(tmp_path, forgetful, CASE, target=DRAINS + TARGET)
+        assert (result.verdict, "`drain`" in result.reason) == (Verdict.PASS, True), result.reason

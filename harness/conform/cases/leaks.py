@@ -138,7 +138,8 @@ def held_after_waves(
 def kv(bench: Bench) -> Finding:
     memory = bench.capacity
     memory.measure()
-    loops = LOOPS if bench.known.never_stops is None else 1
+    stops = bench.session.plan.target.disconnect == "cancel" and bench.known.never_stops is None
+    loops = LOOPS if stops else 1
     left = sum(wave(bench, prompt_tokens=memory.prompt_tokens // 4) for _ in range(loops))
     fits = memory.fits()
     if not fits:

@@ -233,13 +233,14 @@ def test_where_nobody_had_left_the_case_before_is_accused() -> None:
     assert alone.reason == "the server died before any client had left: nothing listens"
 
 
-@pytest.mark.parametrize(("free", "failure"), [(8, None), (9, None), (7, Failure.NEVER)])
-def test_a_server_that_declares_to_drain_must_have_its_slots_back(
-    free: int, failure: Failure | None
+@pytest.mark.parametrize(("wrong", "failure"), [(None, None), ("1 slot is held", Failure.NEVER)])
+def test_a_server_that_declares_to_drain_must_hold_nothing_then(
+    wrong: str | None, failure: Failure | None
 ) -> None:
-    held = by_contract(NEVER, "drain", free=free, slots=8)
+    held = by_contract(NEVER, "drain", good="all is free", wrong=wrong)
     assert held.failure is failure
     assert "`drain`" in held.reason
+    assert (wrong or "all is free") in held.reason
 
 
 @pytest.mark.parametrize(("lag_s", "verdict"), [(0.006, "harness"), (0.005, "cannot_decide")])
