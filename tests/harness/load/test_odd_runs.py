@@ -80,7 +80,8 @@ def end_of_run(folder: Path, url: str, *options: str, before: str = "true") -> t
         cwd=ROOT,
     )
     assert done.returncode != 1, done.stdout
-    assert "Traceback" not in done.stdout
+    ours = [line for line in done.stdout.splitlines() if line.startswith("Traceback")]
+    assert not ours, "a server's own may stand in a sentence"
     return done.returncode, " ".join(done.stdout.split()), Run(folder / "run")
 
 
