@@ -74,6 +74,11 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "$direct" in "".join(self.run_files.values())
 
     @property
+    def takes_slots(self) -> bool:
+        texts = [*self.run_files.values(), *(word for words in self.commands for word in words)]
+        return any("$slots" in text for text in texts)
+
+    @property
     def home(self) -> Path:
         """The folder with what is installed; a recipe like another shares that one's."""
         return engines_home() / (self.like or self.name)
@@ -159,10 +164,20 @@ def load_recipes() -> dict[str, Recipe]:
 def _whole(name: str, one: Recipe, own: Mapping[str, Recipe]) -> Recipe:
     if one.like is None:
         return msgspec.structs.replace(one, name=name)
-    texts = dict(own[one.like].run_files)
-    for old, new in one.change.items():
-        texts = {path: text.replace(old, new) for path, text in texts.items()}
-    return msgspec.structs.replace(own[one.like], name=name, like=one.like, run_files=texts)
+    model = own[one.like]
+
+    def changed(text: str) -> str:
+        for old, new in one.change.items():
+            text = text.replace(old, new)
+        return text
+
+    return msgspec.structs.replace(
+        model,
+        name=name,
+        like=one.like,
+        run_files={path: changed(text) for path, text in model.run_files.items()},
+        commands=[[changed(word) for word in command] for command in model.commands],
+    )
 
 
 def find_recipe(name: str) -> Recipe:
@@ -349,8 +364,8 @@ def _start(
         "slots": str(wish.slots),
         "context": str(CONTEXT),
         "together": str(CONTEXT * wish.slots),
-        "budget": str(max(BUDGET, wish.slots)),
-        "batch": str(max(BATCH, wish.slots)),
+        "budget": str(max(BUDGET, 2 * wish.slots)),
+        "batch": str(max(BATCH, 2 * wish.slots)),
         "blocks": str(max(CONTEXT, CONTEXT * wish.slots // 3) // BLOCK_TOKENS),
         "model": "" if recipe.model is None else str(_model(recipe.model, wish.model)),
         "direct": wish.direct or "",
@@ -368,7 +383,7 @@ def _start(
     _wait(recipe, up, client, _filled(recipe.ready, known), interruption)
     up.url, up.model = _filled(recipe.url, known), known["served"]
     up.metrics_urls = [_filled(url, known) for url in recipe.metrics]
-    up.slots = None if recipe.is_hop else wish.slots
+    up.slots = wish.slots if recipe.takes_slots else None
 
 
 def _ports(first: int | None) -> list[int]:

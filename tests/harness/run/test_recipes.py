@@ -68,14 +68,15 @@ def test_what_was_started_serves_and_is_ended_with_its_children() -> None:
 
 
 def test_a_step_has_room_for_each_slot(home: Path) -> None:
-    """vLLM, Dynamo and llama.cpp do not start with fewer tokens a step than slots."""
+    """vLLM, Dynamo and llama.cpp do not start with fewer tokens a step than slots, and with as many
+    prompts would wait for ever."""
     install(SERVER)
     of_a_step = {"vllm": "$budget", "dynamo": "$budget", "llamacpp": "$batch"}
     for name, tokens in of_a_step.items():
         words = load_recipes()[name].commands[0]
         assert tokens in words
     recipe = structs.replace(SERVER, run_files={"sizes": "$slots $budget $batch"})
-    for slots, sizes in ((4, "4 128 32"), (256, "256 256 256")):
+    for slots, sizes in ((4, "4 128 32"), (256, "256 512 512")):
         up(recipe, Wish(slots=slots))
         assert (home / "files.run" / "sizes").read_text() == sizes
         take_down(recipe)
@@ -163,3 +164,12 @@ def test_a_model_is_read_by_the_libraries_of_its_formats(tmp_path: Path) -> None
     reader = gguf.GGUFReader(tmp_path / "one.gguf")
     assert len(reader.tensors) == 4 * 9 + 3
     assert not reader.tensors[-1].data[:QUIET].any()
+
+
+def test_a_recipe_like_another_differs_in_its_words() -> None:
+    batching, plain = (load_recipes()[name] for name in ("transformers", "transformers-plain"))
+    assert "--continuous-batching" in batching.commands[0][-1]
+    assert "--continuous-batching" not in plain.commands[0][-1]
+    assert plain.home == batching.home
+    assert not plain.takes_slots
+    assert load_recipes()["triton"].takes_slots
