@@ -4,8 +4,7 @@ import dataclasses
 import json
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -95,9 +94,8 @@ def a_suite(
     folder: Path, acts: Sequence[str], *, expected: Sequence[Expectation] = (), **changes: Any
 ) -> Suite:
     all_cases()
-    clock = count(0.0, SECONDS_A_LOOK)
     script = json.dumps(dict(zip(IDS, acts, strict=True)))
-    more: dict[str, Any] = {"config": GIVEN, "clock_s": lambda: next(clock)} | changes
+    more: dict[str, Any] = {"config": GIVEN} | changes
     return Suite(
         secrets=[KEY],
         order=Order(
@@ -127,6 +125,11 @@ def a_suite(
     )
 
 
+def quick_clock() -> Callable[[], float]:
+    seconds = count(0.0, SECONDS_A_LOOK)
+    return lambda: next(seconds)
+
+
 def verdicts(folder: Path) -> list[str]:
     return [one.verdict.value for one in read_conform(folder / CONFORM_FILE).cases]
 
@@ -151,7 +154,7 @@ def test_all_cases_are_decided_and_written(tmp_path: Path) -> None:
 def test_a_load_process_that_fails_is_no_verdict_on_the_server_and_the_rest_is_run(
     tmp_path: Path, act: str, why: str
 ) -> None:
-    suite = a_suite(tmp_path, ["pass", act, "pass"])
+    suite = a_suite(tmp_path, ["pass", act, "pass"], clock_s=quick_clock())
     assert suite.run() is None
     assert verdicts(tmp_path) == ["pass", "harness", "pass"]
     assert why in suite.result.cases[1].reason
@@ -170,7 +173,13 @@ def test_a_death_is_laid_at_an_earlier_case_and_nothing_more_is_decided(tmp_path
 
 def test_the_rest_is_not_run_when_the_time_is_up(tmp_path: Path) -> None:
     short = dataclasses.replace(GIVEN, max_seconds=5.0)
-    suite = a_suite(tmp_path, ["pass", "hang", "hang"], config=short, until_s=SECONDS_A_LOOK)
+    suite = a_suite(
+        tmp_path,
+        ["pass", "hang", "hang"],
+        config=short,
+        clock_s=quick_clock(),
+        until_s=SECONDS_A_LOOK,
+    )
     assert suite.run() is None
     result = suite.finish()
     assert result.not_run.keys() | {one.id for one in result.cases} == set(IDS)
@@ -190,7 +199,7 @@ def test_the_rest_is_not_run_when_the_time_is_up(tmp_path: Path) -> None:
 def test_an_interruption_keeps_all_that_is_known(
     tmp_path: Path, acts: list[str], known: list[str], missing: list[str], said: str
 ) -> None:
-    suite = a_suite(tmp_path, acts, clock_s=time.monotonic)
+    suite = a_suite(tmp_path, acts)
     with suite.interruption:
         failure = suite.run()
     assert isinstance(failure, InterruptedRunError)
