@@ -4,7 +4,7 @@ No slots are counted or filled for it; see harness/experiments/gentle.py.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from harness.conform.bench import Bench
@@ -17,7 +17,7 @@ from harness.experiments.gentle_plan import Gentle, is_look
 from harness.experiments.outcome import CannotDecideError
 from harness.load.session import LoadSession
 from harness.records import Disconnect
-from harness.store.conform_result import Aftermath, CaseResult, Failure, Level
+from harness.store.conform_result import Aftermath, CaseResult, Failure, Level, Verdict
 
 GENTLE_ID: Final = "gentle/stops"
 GENTLE_S: Final = 300.0  # where no time is named
@@ -54,9 +54,7 @@ def watch_gently(
     decided: Callable[[CaseResult], None],
     so_far: Callable[[CaseResult], None],
 ) -> None:
-    """Each result replaces the one before; the last one says how the server is afterwards. `so_far`
-    gets the results between two looks. Raises TargetError if the server does not serve from the
-    beginning."""
+    """See `follow`. Raises TargetError if the server does not serve from the beginning."""
     assert order.gentle_s is not None
     case, contract = gentle_case(order.gentle_s), session.plan.target.disconnect
     terms = Terms(
@@ -65,21 +63,47 @@ def watch_gently(
         slots=order.slots,
         context=order.context,
     )
+    looks = watch(session, order.metrics_urls, terms, random.Random(order.seed))
+    follow(
+        case,
+        contract,
+        looks,
+        lambda: Aftermath.CLEAN if serves(session) else Aftermath.DEAD,
+        decided,
+        so_far,
+    )
+
+
+def follow(
+    case: Case,
+    contract: Disconnect,
+    looks: Iterable[Gentle],
+    aftermath: Callable[[], Aftermath],
+    decided: Callable[[CaseResult], object],
+    so_far: Callable[[CaseResult], object],
+) -> None:
+    """Each result replaces the one before; the last one says how the server is afterwards, and why
+    the watch ended early, if it did. `so_far` gets the results between two looks."""
+    found, moments = None, 0
     try:
-        for found in watch(session, order.metrics_urls, terms, random.Random(order.seed)):
-            result = judged(case, found, contract)
-            if found.is_final:
-                result.aftermath = _aftermath(session)
-            say = decided if found.is_final or is_look(found.moments) else so_far
-            say(result)
+        for found in looks:
+            is_news = is_look(found.moments) and found.moments > moments
+            moments = found.moments
+            if not found.is_final:
+                (decided if is_news else so_far)(judged(case, found, contract))
+        assert found is not None
+        result = judged(case, found, contract)
     except CannotDecideError as error:
-        result = settle_case(case, error)
-        result.aftermath = _aftermath(session)
-        decided(result)
-
-
-def _aftermath(session: LoadSession) -> Aftermath:
-    return Aftermath.CLEAN if serves(session) else Aftermath.DEAD
+        if found is None:
+            result = settle_case(case, error)
+        else:
+            result = judged(case, found, contract)
+            result.reason += f"; it ended early: {error}"
+    result.aftermath = aftermath()
+    if result.aftermath is Aftermath.DEAD and result.verdict is Verdict.PASS:
+        result.verdict = Verdict.CANNOT_DECIDE
+        result.reason += "; afterwards it answered no short request"
+    decided(result)
 
 
 def judged(case: Case, found: Gentle, contract: Disconnect) -> CaseResult:

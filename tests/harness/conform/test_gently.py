@@ -1,13 +1,16 @@
 """The gentle watch as a conformance run: what its figures make of the one case."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from harness.conform.config import ConformConfig, chosen_cases
-from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case, judged
+from harness.conform.gently import GENTLE_ID, GENTLE_S, follow, gentle_case, judged
 from harness.errors import ConfigError
 from harness.experiments.averaged import Interval
 from harness.experiments.gentle_plan import Gentle
-from harness.store.conform_result import Failure, Verdict
+from harness.experiments.outcome import CannotDecideError
+from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
 
 CASE = gentle_case(60.0)
 KNOWN = Gentle(
@@ -49,6 +52,44 @@ def test_what_is_not_known_yet_is_undecided() -> None:
     result = judged(CASE, KNOWN._replace(stops=None, why="too few leaves yet"), "cancel")
     assert (result.verdict, result.stops) == (Verdict.CANNOT_DECIDE, None)
     assert "too few leaves yet" in result.reason
+
+
+def test_each_look_is_decided_once_and_what_ends_a_watch_early_loses_nothing() -> None:
+    def looks() -> Iterator[Gentle]:
+        for moments in (7, 8, 8, 9):
+            yield KNOWN._replace(moments=moments, stops=True if moments > 7 else None, why="few")
+        raise CannotDecideError("no stream of ours could run")
+
+    shown: dict[str, list[CaseResult]] = {"decided": [], "so far": []}
+    follow(
+        CASE, "cancel", looks(), lambda: Aftermath.CLEAN, *(one.append for one in shown.values())
+    )
+    assert [one.evidence["moments"] for one in shown["so far"]] == [7, 8, 9]
+    first, last = shown["decided"]
+    assert (first.evidence["moments"], first.aftermath) == (8, None)
+    assert (last.verdict, last.evidence["moments"]) == (Verdict.PASS, 9)
+    assert last.aftermath is Aftermath.CLEAN
+    assert last.reason.endswith("; it ended early: no stream of ours could run")
+
+
+def test_a_server_that_is_dead_afterwards_does_not_pass() -> None:
+    shown: list[CaseResult] = []
+    last = KNOWN._replace(is_final=True)
+    follow(CASE, "cancel", iter([last]), lambda: Aftermath.DEAD, shown.append, shown.append)
+    assert [one.verdict for one in shown] == [Verdict.CANNOT_DECIDE]
+    assert "; afterwards it answered no short request" in shown[0].reason
+
+
+def test_a_watch_that_saw_nothing_says_why() -> None:
+    def looks() -> Iterator[Gentle]:
+        yield from ()
+        raise CannotDecideError("the server shows no step")
+
+    shown: list[CaseResult] = []
+    follow(CASE, "cancel", looks(), lambda: Aftermath.DEAD, shown.append, shown.append)
+    (one,) = shown
+    assert (one.verdict, one.reason) == (Verdict.CANNOT_DECIDE, "the server shows no step")
+    assert one.aftermath is Aftermath.DEAD
 
 
 def test_it_is_a_run_of_its_own() -> None:
