@@ -19,6 +19,9 @@
 #             three quarters of an hour; TORCH=4 adds so many settings with a model on the CPU
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make conform-faults  try each fault of the engine against the cases that it must turn red
+# make conform-kinds  run `walkaway conform` on kinds of servers, clean and defective, of 4, 64 and 256
+#             slots, and write docs/conform/kinds.md: keep the machine free for an hour; KIND="B1 B3"
+#             takes some, SLOTS=4,64 other numbers, RUNS=20 BUSY=2 clean runs beside busy processes
 # make conform-docs  write docs/conform/*.md from the declarations of the cases
 # make stream-docs  write the table in docs/streams.md from the streams that the tests send
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
@@ -34,7 +37,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-docs stream-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-kinds conform-docs stream-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -92,6 +95,9 @@ faults-table: $(VENV)/.installed-dev
 conform-faults: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_cases
 	$(BIN)/pytest -m table
+
+conform-kinds: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth.conform_kinds $(KIND) $(if $(SLOTS),--slots $(SLOTS)) --runs $(or $(RUNS),0) --busy $(or $(BUSY),0)
 
 conform-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_docs

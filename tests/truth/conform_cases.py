@@ -1,8 +1,7 @@
 """The table fault → verdict: the cases of `walkaway conform` that a fault of the bundled engine
 must turn red, and those that must stay green; and what an odd scripted server turns red.
 
-    python -m tests.truth.conform_cases [FAULT...] [--times 3]    measures the rows
-    python -m tests.truth.conform_cases --clean 20                counts the verdicts of --quick
+    python -m tests.truth.conform_cases [FAULT...] [--times 3]
 
 Each row has an engine of its own, each case of a row one more where a case leaves the engine in a
 state that the next one would be blamed for. The exit status is 1 if a verdict is another than the
@@ -13,8 +12,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,14 +22,12 @@ from harness.store.conform_result import (
     CaseResult,
     ConformResult,
     Failure,
-    Level,
     Verdict,
     read_conform,
 )
 from tests.reference_engine.running_engine import RunningEngine
 
 LONGEST_S: Final = 600
-QUICK_DECIDED: Final = 0.9  # of the clean runs, in which each must has to be decided
 
 
 class Row(NamedTuple):
@@ -154,10 +150,10 @@ HABITS: Final = (
 )
 
 
-def engine_flags(fault: str) -> list[str]:
+def engine_flags(fault: str, **changes: float) -> list[str]:
     """The flags of the engine that `walkaway conform` starts itself, with the fault."""
     flags = []
-    for name, value in OWN_ENGINE.model_dump(exclude_unset=True).items():
+    for name, value in {**OWN_ENGINE.model_dump(exclude_unset=True), **changes}.items():
         flags += ["--" + name.replace("_", "-"), str(value)]
     return [*flags, "--fault", fault] if fault else flags
 
@@ -222,41 +218,11 @@ def run_table(rows: Sequence[Row], times: int) -> int:
     return 1 if problems else 0
 
 
-def quick_runs(times: int) -> Iterator[ConformResult]:
-    for _ in range(times):
-        with tempfile.TemporaryDirectory() as folder:
-            yield conform(Path(folder) / "run", "--quick")
-
-
-def count_clean(times: int) -> int:
-    """No case may be red, and each must be decided in 9 of 10 runs."""
-    verdicts: dict[str, Counter[str]] = {}
-    musts: set[str] = set()
-    for number, result in enumerate(quick_runs(times), start=1):
-        for one in result.cases:
-            verdicts.setdefault(one.id, Counter())[one.verdict] += 1
-            musts |= {one.id} if one.level is Level.MUST else set()
-            if one.verdict not in (Verdict.PASS, Verdict.INFO):
-                print(f"run {number}: {one.id} {one.verdict}: {one.reason}", flush=True)  # noqa: T201
-        print(f"run {number}: {sum(one.took_s for one in result.cases):.0f} s", flush=True)  # noqa: T201
-    for name, counts in verdicts.items():
-        print(f"{name:22} {dict(counts)}")  # noqa: T201
-    is_right = all(
-        not counts[Verdict.FAIL]
-        and (name not in musts or counts[Verdict.CANNOT_DECIDE] <= (1 - QUICK_DECIDED) * times)
-        for name, counts in verdicts.items()
-    )
-    return 0 if is_right else 1
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.truth.conform_cases")
     parser.add_argument("faults", nargs="*", help="the faults whose rows to run; default: all")
     parser.add_argument("--times", type=int, default=1, help="how often, with equal verdicts")
-    parser.add_argument("--clean", type=int, default=0, help="so many clean runs of --quick")
     given = parser.parse_args()
-    if given.clean:
-        return count_clean(given.clean)
     rows = [row for row in ROWS if not given.faults or row.fault.split("=")[0] in given.faults]
     return run_table(rows, given.times)
 

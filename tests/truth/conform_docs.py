@@ -47,8 +47,7 @@ FAULTS: Final = """\
 Each fault of the bundled engine ([faults.md](../faults.md)) must turn these cases of
 `walkaway conform` red, and leave these green: simulated runner, steps of 10 ms, 8 slots.
 `python -m tests.truth.conform_cases` measures the table; with `--times 3` it demands equal verdicts
-three times, and `--clean 20` runs `--quick` 20 times on the correct engine and counts what is red
-or undecided. `make conform-docs` writes this page.
+three times. `make conform-docs` writes this page.
 
 | fault | red | stays green |
 |---|---|---|

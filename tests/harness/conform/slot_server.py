@@ -6,12 +6,14 @@ It says on standard output where it listens, and ends with its standard input.
 
 import asyncio
 import json
+import random
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any, Final
 
 from harness.run.process import Child, python_module
@@ -29,18 +31,21 @@ HEAD: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manners:
     """`slots`: 0 for any number; `slots_later`: from request number `later` on. `full`: the status
-    of a request beyond them; 0: it queues. `stream_s`, `chunk_s`: by which each running request,
-    and a step's part of a prompt, make a step longer. `first_s`: until a prompt is begun. `flush`:
-    tokens sent at once, in `events` events each time. `memory`: the tokens, of prompts and answers,
-    that fit at once; 0: any number. `metrics`: a page shows the requests that run and wait.
-    `rate`: requests a second that are taken; others get a 429. `restarts`: before this request all
-    connections are cut, and for a second none is taken.
+    of a request beyond them; 0: it queues; -1: its connection is closed. `stream_s`, `chunk_s`: by
+    which each running request, and a step's part of a prompt, make a step longer. `widest_s`: steps
+    last from `step_s` to so long, at random. `first_s`: until a prompt is begun. `flush`: tokens
+    sent at once, in `events` events each time. `memory`: the tokens, of prompts and answers, that
+    fit at once; 0: any number. `metrics`: a page shows the requests that run and wait. `rate`:
+    requests a second that are taken; others get a 429. `restarts`: before this request all
+    connections are cut, and for a second none is taken. `caches`: what was asked and answered is
+    answered at once from then on.
 
     Of clients that leave: `hold_s`: their slots are held for so long; -1: for ever. `forgets`:
     their answers run to their ends; "early": those without a token, "resets": those that were
     reset, "prefill": their prompts alone. `leaks`: of the tokens of each, so many stay in memory.
     `stall_s`: the whole server stops for so long. `cuts`: another stream is cut. `asks_again`: of
-    one that left before its first token, as a gateway does.
+    one that left before its first token, as a gateway does. `dies_s`: so long after one left that
+    was no stream, no step is made any more.
     """
 
     slots: int = 4
@@ -57,12 +62,15 @@ class Manners:
     metrics: bool = False
     rate: float = 0.0
     restarts: int = 0
+    widest_s: float = 0.0
+    caches: bool = False
     hold_s: float = 0.0
     forgets: bool | str = False
     leaks: int = 0
     stall_s: float = 0.0
     cuts: bool = False
     asks_again: bool = False
+    dies_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +103,9 @@ class SlotServer:
         self.taken_s = deque[float]()
         self.arrival = asyncio.Event()
         self.away_until_s = 0.0
+        self.dies_at_s = inf
+        self.rng = random.Random(0)
+        self.answered = set[str]()
         self.connections = set[asyncio.StreamWriter]()
 
     @property
@@ -125,11 +136,16 @@ class SlotServer:
                     await asyncio.sleep(self.manners.step_s)
                 due_s = time.perf_counter()
                 continue
-            due_s += self.manners.step_s + self.manners.stream_s * len(self.running)
+            due_s += self._step_s() + self.manners.stream_s * len(self.running)
             due_s += self.manners.chunk_s * any(work.prompt > 0 for work in self.running)
             due_s = max(due_s, time.perf_counter())
             await asyncio.sleep(due_s - time.perf_counter())
-            self._step()
+            if time.perf_counter() < self.dies_at_s:
+                self._step()
+
+    def _step_s(self) -> float:
+        manners = self.manners
+        return self.rng.uniform(manners.step_s, max(manners.step_s, manners.widest_s))
 
     def _step(self) -> None:
         room = PROMPT_TOKENS
@@ -169,6 +185,8 @@ class SlotServer:
         if work.is_over:
             return
         work.writer = None
+        if self.manners.dies_s and not work.is_stream:
+            self.dies_at_s = min(self.dies_at_s, time.perf_counter() + self.manners.dies_s)
         if self.manners.stall_s:
             time.sleep(self.manners.stall_s)  # noqa: TID251  the fault is that all stand still
         if self.manners.cuts:
@@ -261,25 +279,44 @@ class SlotServer:
         if self.asked == self.manners.restarts:
             self._restart()
             return
-        if (status := self._refusal()) != 0:
+        if (status := self._refusal()) < 0:
+            return
+        if status:
             writer.write(plain(status, as_json({"error": {"message": "no slot is free"}})))
             return
         is_stream = bool(asked.get("stream"))
         work = Work(len(asked["prompt"]), asked["max_tokens"], writer, is_stream)
         if is_stream:
             writer.write(HEAD)
+        whole = json.dumps(asked)
+        if self.manners.caches and whole in self.answered:
+            self._answer_at_once(work, writer)
+            return
         (self.running if self.manners.full else self.queue).append(work)
         self.arrival.set()
         gone = asyncio.ensure_future(wait_for_close(reader))
         ended = asyncio.ensure_future(work.ended.wait())
         await asyncio.wait([gone, ended], return_when=asyncio.FIRST_COMPLETED)
-        if ended.done() and not is_stream:
-            choice = {"index": 0, "text": " w" * work.made, "finish_reason": "length"}
-            writer.write(plain(200, as_json({"choices": [choice], "usage": usage(work)})))
-        elif not ended.done():
+        if not ended.done():
             self.left(work, is_reset=gone.result())
+        elif not is_stream:
+            writer.write(whole_answer(work))
+        if ended.done() and self.manners.caches:
+            self.answered.add(whole)
         gone.cancel()
         ended.cancel()
+
+    def _answer_at_once(self, work: Work, writer: asyncio.StreamWriter) -> None:
+        work.made = work.tokens
+        if work.is_stream:
+            self._send(work, is_last=True)
+        else:
+            writer.write(whole_answer(work))
+
+
+def whole_answer(work: Work) -> bytes:
+    choice = {"index": 0, "text": " w" * work.made, "finish_reason": "length"}
+    return plain(200, as_json({"choices": [choice], "usage": usage(work)}))
 
 
 def usage(work: Work) -> dict[str, int]:
