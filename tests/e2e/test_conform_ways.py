@@ -150,3 +150,19 @@ def test_a_server_that_drains_and_shows_its_slots_to_nobody_passes(tmp_path: Pat
         forgetful = changed(manners, forgets=True)
         (result,) = judged(tmp_path, forgetful, CASE, target=DRAINS + TARGET)
         assert (result.verdict, "`drain`" in result.reason) == (Verdict.PASS, True), result.reason
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+@pytest.mark.parametrize(
+    ("manners", "why"),
+    [
+        (Manners(rate=6), "limits the rate of requests"),
+        (Manners(step_s=1.0), "too slow for this suite"),
+    ],
+)
+def test_a_server_that_cannot_be_loaded_says_why_and_is_not_called_bad(
+    tmp_path: Path, manners: Manners, why: str
+) -> None:
+    (result,) = judged(tmp_path, manners, CASE)
+    assert (result.verdict, why in result.reason) == (Verdict.CANNOT_DECIDE, True), result.reason
