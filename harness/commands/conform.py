@@ -2,8 +2,9 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -30,130 +31,68 @@ if TYPE_CHECKING:
     from harness.conform.case import Case
     from harness.conform.config import ConformConfig
 
-CASES: Final = "The cases"
+_server = partial(typer.Option, rich_help_panel=SERVER)
+_cases = partial(typer.Option, rich_help_panel="The cases")
+_result = partial(typer.Option, rich_help_panel=RESULT)
 Wanted = Annotated[list[str] | None, typer.Argument(metavar="ID|GROUP/", hidden=True)]
 Slots = Annotated[
     int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="How many requests it runs at once. Default: measured.",
-        rich_help_panel=SERVER,
-    ),
+    _server(metavar="N", min=1, help="How many requests it runs at once. Default: measured."),
 ]
 Pid = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, help="The server's process on this machine.", rich_help_panel=SERVER
-    ),
+    int | None, _server(metavar="N", min=1, help="The server's process on this machine.")
 ]
 Direct = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help="The server behind the hop at --target, for hop/.",
-        rich_help_panel=SERVER,
-    ),
+    str | None, _server(metavar="URL", help="The server behind the hop at --target, for hop/.")
 ]
 Adapter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A LoRA adapter that may be unloaded, for adapter/.",
-        rich_help_panel=SERVER,
-    ),
+    str | None, _server(metavar="NAME", help="A LoRA adapter that may be unloaded, for adapter/.")
 ]
 Configuration = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="How the server was started, for a matrix.", rich_help_panel=SERVER
-    ),
+    str | None, _server(metavar="TEXT", help="How the server was started, for a matrix.")
 ]
 Tries = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, help="Tries of a timed case. Default 8, quick 4.", rich_help_panel=CASES
-    ),
+    int | None, _cases(metavar="N", min=1, help="Tries of a timed case. Default 8, quick 4.")
 ]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Judge the `should` cases too.", rich_help_panel=CASES)
-]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="The quick cases only: one minute.", rich_help_panel=CASES)
-]
+Strict = Annotated[bool, _cases("--strict", help="Judge the `should` cases too.")]
+Quick = Annotated[bool, _cases("--quick", help="The quick cases only: one minute.")]
 Suite = Annotated[
     str | None,
-    typer.Option(
-        metavar="DATE",
-        help="The cases of a dated suite, such as 2026-12. Default: all.",
-        rich_help_panel=CASES,
-    ),
+    _cases(metavar="DATE", help="The cases of a dated suite, such as 2026-12. Default: all."),
 ]
 MaxSeconds = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        min=1,
-        help="End after this time; decided cases are kept.",
-        rich_help_panel=CASES,
-    ),
+    float | None, _cases(metavar="S", min=1, help="End after this time; decided cases are kept.")
 ]
 Gentle = Annotated[
     bool,
-    typer.Option(
-        "--gentle",
-        help="Judge a server in use, by two streams, for --max-seconds (default 300).",
-        rich_help_panel=CASES,
+    _cases(
+        "--gentle", help="Judge a server in use, by two streams, for --max-seconds (default 300)."
     ),
 ]
-FailFast = Annotated[
-    bool, typer.Option("--fail-fast", help="End at the first failure.", rich_help_panel=CASES)
-]
+FailFast = Annotated[bool, _cases("--fail-fast", help="End at the first failure.")]
 Against = Annotated[
     str | None,
-    typer.Option(
+    _server(
         metavar="good|bad",
         help="A server that comes with walkaway; bad: it is wrong in eight ways.",
-        rich_help_panel=SERVER,
     ),
 ]
-List = Annotated[
-    bool, typer.Option("--list", help="List the cases, and run none.", rich_help_panel=CASES)
-]
+List = Annotated[bool, _cases("--list", help="List the cases, and run none.")]
 Expected = Annotated[
     Path | None,
-    typer.Option(
-        "--expected-failures",
-        metavar="FILE",
-        help="Known failures, one per line.",
-        rich_help_panel=RESULT,
-    ),
+    _result("--expected-failures", metavar="FILE", help="Known failures, one per line."),
 ]
 Junit = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Write a JUnit report there; -: print it.", rich_help_panel=RESULT
-    ),
+    Path | None, _result(metavar="FILE", help="Write a JUnit report there; -: print it.")
 ]
 Markdown = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Write a Markdown table there; -: print it.", rich_help_panel=RESULT
-    ),
+    Path | None, _result(metavar="FILE", help="Write a Markdown table there; -: print it.")
 ]
 Badge = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Write a badge in the format of shields.io.", rich_help_panel=RESULT
-    ),
+    Path | None, _result(metavar="FILE", help="Write a badge in the format of shields.io.")
 ]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print conform.json, or the list as JSON.", rich_help_panel=RESULT),
-]
-Seed = Annotated[
-    int, typer.Option(metavar="N", help="Draws all random choices.", rich_help_panel=CASES)
-]
+Json = Annotated[bool, _result("--json", help="Print conform.json, or the list as JSON.")]
+Seed = Annotated[int, _cases(metavar="N", help="Draws all random choices.")]
 
 
 def conform(  # noqa: PLR0913  one argument a flag

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Final
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -10,76 +11,47 @@ from harness.commands.app import workload_names
 from harness.commands.run import All, Json, Out, Quiet, Setting
 from harness.errors import ConfigError, did_you_mean
 
-CLUSTER: Final = "The machines"
-CAPACITY: Final = "For capacity"
-COMPUTING: Final = "The computing"
+_cluster = partial(typer.Option, rich_help_panel="The machines")
+_capacity = partial(typer.Option, rich_help_panel="For capacity")
+_computing = partial(typer.Option, rich_help_panel="The computing")
 MachineName = Annotated[
     str | None,
-    typer.Option(
+    _cluster(
         "--machine",
         metavar="NAME|FILE",
         help="The cost of a step: a shipped machine, or a file of `walkaway calibrate`.",
-        rich_help_panel=CLUSTER,
     ),
 ]
 Replicas = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Share the load between N engines. Default 1.",
-        rich_help_panel=CLUSTER,
-    ),
+    int | None, _cluster(metavar="N", min=1, help="Share the load between N engines. Default 1.")
 ]
 SimulatedReplicas = Annotated[
     int | None,
-    typer.Option(
-        "--simulated",
-        metavar="K",
-        min=1,
-        help="Simulate only K of them, with their part of it.",
-        rich_help_panel=CLUSTER,
+    _cluster(
+        "--simulated", metavar="K", min=1, help="Simulate only K of them, with their part of it."
     ),
 ]
 Router = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Before them: random, round_robin, least_loaded, prefix_affine.",
-        rich_help_panel=CLUSTER,
-    ),
+    _cluster(metavar="NAME", help="Before them: random, round_robin, least_loaded, prefix_affine."),
 ]
 Processes = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, help="Compute in N processes. Default 1.", rich_help_panel=COMPUTING
-    ),
+    int | None, _computing(metavar="N", min=1, help="Compute in N processes. Default 1.")
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(
-        metavar="R",
-        min=0.001,
-        help="Requests a second. Default: the workload's.",
-        rich_help_panel=CAPACITY,
-    ),
+    _capacity(metavar="R", min=0.001, help="Requests a second. Default: the workload's."),
 ]
 Late = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S", min=0.001, help="How late an abort comes. Default 5.", rich_help_panel=CAPACITY
-    ),
+    float | None, _capacity(metavar="S", min=0.001, help="How late an abort comes. Default 5.")
 ]
 PriceHour = Annotated[
-    float | None,
-    typer.Option(metavar="P", min=0, help="Of a GPU, for money a month.", rich_help_panel=CAPACITY),
+    float | None, _capacity(metavar="P", min=0, help="Of a GPU, for money a month.")
 ]
 Ray = Annotated[
     str | None,
-    typer.Option(
-        metavar="ADDRESS",
-        help="Compute on a Ray cluster: its address; local: start one here.",
-        rich_help_panel=COMPUTING,
+    _computing(
+        metavar="ADDRESS", help="Compute on a Ray cluster: its address; local: start one here."
     ),
 ]
 
