@@ -15,8 +15,7 @@ from harness.load.live import LiveStream
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 
-ENDER_TOKENS: Final = 40  # at most, of the stream whose end frees a slot
-ENDER_S: Final = 0.4  # for which it lasts at least, up to these
+ENDER_S: Final = 0.4  # at least, of the stream whose end frees a slot: others queue and leave in it
 LEAVE_STEPS: Final = 8  # in which others leave the queue
 QUEUED_TOKENS: Final = 32  # of the answers that nobody is to compute
 GREEDY_TOKENS: Final = 60
@@ -56,7 +55,7 @@ def queue_leave(bench: Bench) -> Finding:
 def _leave_queue(bench: Bench) -> Try:
     bench.full_slots.fill(bench.slots - 1)
     tokens = bench.full_slots.ender_tokens(1) + LEAVE_STEPS
-    tokens = max(tokens, min(ENDER_TOKENS, int(ENDER_S / bench.step_s)))
+    tokens = max(tokens, int(ENDER_S / bench.step_s))
     ender = bench.start(bench.short(tokens, role=Role.FILLER))
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
