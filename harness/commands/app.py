@@ -1,14 +1,14 @@
 """The command line's app, the layout of its help, and the flags that several commands share."""
 
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-# The parts of a command's help, in the order in which a newcomer needs them.
-SERVER: Final = "The server"
-LOAD: Final = "The load"
-RESULT: Final = "The result"
+# A flag names the part of the help that it stands in.
+server_flag = partial(typer.Option, rich_help_panel="The server")
+result_flag = partial(typer.Option, rich_help_panel="The result")
 
 app = typer.Typer(
     name="walkaway",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from harness.commands.app import RESULT, SERVER
+from harness.commands.app import result_flag, server_flag
 from harness.commands.conform_terminal import Terminal
 from harness.commands.run import (
     ApiKeyEnv,
@@ -31,25 +31,24 @@ if TYPE_CHECKING:
     from harness.conform.case import Case
     from harness.conform.config import ConformConfig
 
-_server = partial(typer.Option, rich_help_panel=SERVER)
 _cases = partial(typer.Option, rich_help_panel="The cases")
-_result = partial(typer.Option, rich_help_panel=RESULT)
 Wanted = Annotated[list[str] | None, typer.Argument(metavar="ID|GROUP/", hidden=True)]
 Slots = Annotated[
     int | None,
-    _server(metavar="N", min=1, help="How many requests it runs at once. Default: measured."),
+    server_flag(metavar="N", min=1, help="How many requests it runs at once. Default: measured."),
 ]
 Pid = Annotated[
-    int | None, _server(metavar="N", min=1, help="The server's process on this machine.")
+    int | None, server_flag(metavar="N", min=1, help="The server's process on this machine.")
 ]
 Direct = Annotated[
-    str | None, _server(metavar="URL", help="The server behind the hop at --target, for hop/.")
+    str | None, server_flag(metavar="URL", help="The server behind the hop at --target, for hop/.")
 ]
 Adapter = Annotated[
-    str | None, _server(metavar="NAME", help="A LoRA adapter that may be unloaded, for adapter/.")
+    str | None,
+    server_flag(metavar="NAME", help="A LoRA adapter that may be unloaded, for adapter/."),
 ]
 Configuration = Annotated[
-    str | None, _server(metavar="TEXT", help="How the server was started, for a matrix.")
+    str | None, server_flag(metavar="TEXT", help="How the server was started, for a matrix.")
 ]
 Tries = Annotated[
     int | None, _cases(metavar="N", min=1, help="Tries of a timed case. Default 8, quick 4.")
@@ -72,7 +71,7 @@ Gentle = Annotated[
 FailFast = Annotated[bool, _cases("--fail-fast", help="End at the first failure.")]
 Against = Annotated[
     str | None,
-    _server(
+    server_flag(
         metavar="good|bad",
         help="A server that comes with walkaway; bad: it is wrong in eight ways.",
     ),
@@ -80,18 +79,18 @@ Against = Annotated[
 List = Annotated[bool, _cases("--list", help="List the cases, and run none.")]
 Expected = Annotated[
     Path | None,
-    _result("--expected-failures", metavar="FILE", help="Known failures, one per line."),
+    result_flag("--expected-failures", metavar="FILE", help="Known failures, one per line."),
 ]
 Junit = Annotated[
-    Path | None, _result(metavar="FILE", help="Write a JUnit report there; -: print it.")
+    Path | None, result_flag(metavar="FILE", help="Write a JUnit report there; -: print it.")
 ]
 Markdown = Annotated[
-    Path | None, _result(metavar="FILE", help="Write a Markdown table there; -: print it.")
+    Path | None, result_flag(metavar="FILE", help="Write a Markdown table there; -: print it.")
 ]
 Badge = Annotated[
-    Path | None, _result(metavar="FILE", help="Write a badge in the format of shields.io.")
+    Path | None, result_flag(metavar="FILE", help="Write a badge in the format of shields.io.")
 ]
-Json = Annotated[bool, _result("--json", help="Print conform.json, or the list as JSON.")]
+Json = Annotated[bool, result_flag("--json", help="Print conform.json, or the list as JSON.")]
 Seed = Annotated[int, _cases(metavar="N", help="Draws all random choices.")]
 
 

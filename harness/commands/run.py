@@ -1,164 +1,84 @@
 """The flags of `walkaway run` and `walkaway demo`."""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from harness.commands.app import LOAD, RESULT, SERVER, target_names, workload_names
+from harness.commands.app import result_flag, server_flag, target_names, workload_names
 from harness.errors import ConfigError
 
-# The server.
+_load = partial(typer.Option, rich_help_panel="The load")
+_page = partial(typer.Option, rich_help_panel="In the browser")
+_metrics = partial(typer.Option, rich_help_panel="The server's metrics")
 WorkloadName = Annotated[
     str, typer.Argument(metavar="WORKLOAD", hidden=True, autocompletion=workload_names)
 ]
 Target = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL",
-        help="The server. Default: the bundled engine is started.",
-        rich_help_panel=SERVER,
-    ),
+    server_flag(metavar="URL", help="The server. Default: the bundled engine is started."),
 ]
 Engine = Annotated[
     str,
-    typer.Option(
+    server_flag(
         metavar="NAME",
         help="The kind of server: a name (walkaway targets) or a path.",
         autocompletion=target_names,
-        rich_help_panel=SERVER,
     ),
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="The model's name on the server.", rich_help_panel=SERVER),
-]
+Model = Annotated[str | None, server_flag(metavar="NAME", help="The model's name on the server.")]
 ApiKeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        metavar="VAR", help="Environment variable with the API key.", rich_help_panel=SERVER
-    ),
+    str | None, server_flag(metavar="VAR", help="Environment variable with the API key.")
 ]
 Header = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="K=V", help="A header for each request. Repeatable.", rich_help_panel=SERVER
-    ),
+    list[str] | None, server_flag(metavar="K=V", help="A header for each request. Repeatable.")
 ]
 CaFile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Trust only the CAs in this PEM file for https.",
-        rich_help_panel=SERVER,
-    ),
+    str | None, server_flag(metavar="FILE", help="Trust only the CAs in this PEM file for https.")
 ]
 YesLoadThisHost = Annotated[
-    bool,
-    typer.Option(
-        "--yes-load-this-host",
-        help="Allow a target that is not on loopback.",
-        rich_help_panel=SERVER,
-    ),
+    bool, server_flag("--yes-load-this-host", help="Allow a target that is not on loopback.")
 ]
-
-# The load.
 Setting = Annotated[
     list[str] | None,
-    typer.Option(
+    _load(
         "--set",
         metavar="SECTION.KEY=VALUE",
         help="Override a key of the workload, e.g. run.users=4. Repeatable.",
-        rich_help_panel=LOAD,
     ),
 ]
 CancellationRate = Annotated[
     float | None,
-    typer.Option(
-        metavar="PERCENT",
-        help="Abandon this share of the requests (as in AIPerf).",
-        rich_help_panel=LOAD,
-    ),
+    _load(metavar="PERCENT", help="Abandon this share of the requests (as in AIPerf)."),
 ]
 CancellationDelay = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="Leave this long after the request was sent. Default 0.",
-        rich_help_panel=LOAD,
-    ),
+    _load(metavar="SECONDS", help="Leave this long after the request was sent. Default 0."),
 ]
 Processes = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Share the load between N processes. Default 1.",
-        rich_help_panel=LOAD,
-    ),
+    int | None, _load(metavar="N", min=1, help="Share the load between N processes. Default 1.")
 ]
-
-# The result.
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        help="The run's folder; must be new or empty.",
-        rich_help_panel=RESULT,
-    ),
+    Path | None, result_flag("--out", metavar="DIR", help="The run's folder; must be new or empty.")
 ]
-All = Annotated[
-    bool, typer.Option("--all", help="Show every figure and note.", rich_help_panel=RESULT)
-]
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print summary.json instead of a table.", rich_help_panel=RESULT),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", help="No progress, only the result.", rich_help_panel=RESULT),
-]
-
-# The page.
-PAGE: Final = "In the browser"
-Web = Annotated[
-    bool,
-    typer.Option("--web", help="Start, stop and watch runs in a browser.", rich_help_panel=PAGE),
-]
-WebPort = Annotated[
-    int,
-    typer.Option(
-        metavar="PORT", min=1, max=65_535, help="The port of that page.", rich_help_panel=PAGE
-    ),
-]
-
-# The server's own figures.
-METRICS: Final = "The server's metrics"
+All = Annotated[bool, result_flag("--all", help="Show every figure and note.")]
+Json = Annotated[bool, result_flag("--json", help="Print summary.json instead of a table.")]
+Quiet = Annotated[bool, result_flag("--quiet", help="No progress, only the result.")]
+Web = Annotated[bool, _page("--web", help="Start, stop and watch runs in a browser.")]
+WebPort = Annotated[int, _page(metavar="PORT", min=1, max=65_535, help="The port of that page.")]
 MetricsUrl = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="URL",
-        help="Its metrics page, if not URL/metrics. Repeatable.",
-        rich_help_panel=METRICS,
-    ),
+    _metrics(metavar="URL", help="Its metrics page, if not URL/metrics. Repeatable."),
 ]
 GpuMetricsUrl = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL",
-        help="A DCGM exporter's page. Default: NVML, if the server is here.",
-        rich_help_panel=METRICS,
-    ),
+    _metrics(metavar="URL", help="A DCGM exporter's page. Default: NVML, if the server is here."),
 ]
 NoScrape = Annotated[
     bool,
-    typer.Option(
-        "--no-scrape",
-        help="Read /metrics only before and after the load, not during it.",
-        rich_help_panel=METRICS,
-    ),
+    _metrics("--no-scrape", help="Read /metrics only before and after the load, not during it."),
 ]
 
 
