@@ -16,7 +16,7 @@ from pathlib import Path
 import gevent
 import msgspec
 
-from harness.conform.bench import Asked, Bench
+from harness.conform.bench import Bench
 from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
 from harness.conform.gently import GENTLE_ID, watch_gently
@@ -128,19 +128,10 @@ def _bench(
     wire: WireLog,
     known: Known,
 ) -> Bench:
-    asked = Asked(
-        settle_s=order.settle_s,
-        tries=order.tries,
-        is_quick=order.quick,
-        seed=order.seed,
-        pid=order.pid,
-        direct=order.direct,
-        adapter=order.adapter,
-    )
     pages = Pages(plan, judged=order.metrics_urls, every=order.page_urls)
     count_s = QUICK_COUNT_S if order.quick else COUNT_S
     facts = find_facts(session, slots=order.slots, context=order.context, count_s=count_s)
-    bench = Bench(session, facts, asked, lag, wire, pages, known)
+    bench = Bench(session, facts, order, lag, wire, pages, known)
     bench.cleaning.learn_canary()
     return bench
 

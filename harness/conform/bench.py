@@ -13,13 +13,14 @@ The methods need no metrics, see docs/conform.md:
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 import httpx
 
 from harness.collect.source import SourceError
 from harness.conform.cleaning import Cleaning
 from harness.conform.known import Known
+from harness.conform.order import Order
 from harness.conform.pages import Pages
 from harness.conform.recoveries import Recoveries
 from harness.experiments.admission import Admission
@@ -43,18 +44,6 @@ SOME_STREAMS: Final = 8  # beside what is looked at, on a server without a known
 CROWD: Final = 16  # clients that come at once, on such a server
 
 
-class Asked(NamedTuple):
-    """The part of an order that all its cases share."""
-
-    settle_s: float
-    tries: int
-    is_quick: bool
-    seed: int
-    pid: int | None = None
-    direct: str | None = None
-    adapter: str | None = None
-
-
 class Bench(Streams):
     """`tries`: of a case that is judged by method P. `rng`: seeded anew for each case. `known`:
     what the cases before have shown."""
@@ -63,7 +52,7 @@ class Bench(Streams):
         self,
         session: LoadSession,
         facts: Facts,
-        asked: Asked,
+        asked: Order,
         lag: LagWatch,
         wire: WireLog,
         pages: Pages,
@@ -71,7 +60,7 @@ class Bench(Streams):
     ) -> None:
         super().__init__(session, facts, asked.settle_s, lag=lag)
         self.asked = asked
-        self.tries, self.is_quick = asked.tries, asked.is_quick
+        self.tries, self.is_quick = asked.tries, asked.quick
         self.wire = wire
         self.pages = pages
         self.known = known or Known()

@@ -173,7 +173,7 @@ class Turns:
         """After a quick case that passed the slots need not be counted, unless the server keeps
         what was left."""
         bench = self.bench
-        is_well = bench.asked.is_quick and result.verdict is Verdict.PASS
+        is_well = bench.is_quick and result.verdict is Verdict.PASS
         if aftermath is Aftermath.CLEAN and is_well and bench.known.never_stops is None:
             bench.forget()
         else:
