@@ -40,8 +40,8 @@ from harness.load.lag import LagWatch
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
 
-SOME_STREAMS: Final = 8  # beside what is looked at, on a server without a known number of slots
-CROWD: Final = 16  # clients that come at once, on such a server
+SOME_STREAMS: Final = 8  # that run meanwhile, on a server without a known number of slots
+CROWD: Final = 16  # clients that come at once, on a server without one
 
 
 class Bench(Streams):
@@ -86,7 +86,7 @@ class Bench(Streams):
         self.cleaning = Cleaning(self, self.occupancy)
 
     def limit_tries(self, most: int | None = None) -> None:
-        """Of method P: at most so many from here on; without `most`, as many as were asked for."""
+        """Of method P: at most `most` from here on; without it, as many as were asked for."""
         self.tries = min(self.asked.tries, most or self.asked.tries)
         self.recoveries.tries = self.tries
 

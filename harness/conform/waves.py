@@ -34,7 +34,7 @@ Rows = list[RequestRow]
 
 
 def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
-    """A request whose client leaves after so many tokens, where it does not matter how long its
+    """A request whose client leaves after `tokens` tokens, where it does not matter how long its
     answer would run on: on a server that never stops, not for long."""
     if bench.known.never_stops is None:
         return bench.long(**changes)
@@ -44,8 +44,8 @@ def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
 def leave_after(
     bench: Bench, count: int, tokens: int, *, delivery: Delivery = Delivery.STREAM
 ) -> list[RequestRow]:
-    """So many clients leave, each within a step after it has read so many tokens (unary: after the
-    time of so many). Raises CannotDecideError if one does not."""
+    """`count` clients leave, each within a step of reading `tokens` tokens (unary: after the time
+    that they take). Raises CannotDecideError if one does not."""
     rows: list[RequestRow] = []
     while len(rows) < count:
         some = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE, count - len(rows))
@@ -63,7 +63,7 @@ def leave_after(
 
 
 def read_whole(bench: Bench, count: int, tokens: int) -> None:
-    """So many answers of so many tokens, read to the end of their connections."""
+    """`count` answers of `tokens` tokens are read to the end of their connections."""
     some = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE)
     for first in range(0, count, some):
         for stream in [bench.start(bench.short(tokens)) for _ in range(min(some, count - first))]:
@@ -182,7 +182,7 @@ def _beside(
     for row in rows:
         if row.outcome is not Outcome.COMPLETED or (says_why and not row.finish_reason):
             how = row.error or "it has no finish reason"
-            return Finding(Failure.HARM, f"of the {whose} one was cut: {how}", evidence)
+            return Finding(Failure.HARM, f"one of the {whose} was cut: {how}", evidence)
     pairs = zip(map(seen, before), map(seen, rows), strict=True)
     changed = [(str(was), str(now)) for was, now in pairs if was != now]
     if not changed:
@@ -194,7 +194,7 @@ def _beside(
 
 
 def wait_each(streams: Sequence[LiveStream], tokens: int) -> None:
-    """Raises CannotDecideError unless each gets so many."""
+    """Raises CannotDecideError unless each stream gets `tokens` tokens."""
     if not all(stream.wait_tokens(tokens, READY_S) for stream in streams):
         raise CannotDecideError(f"a stream did not get {tokens} tokens")
 

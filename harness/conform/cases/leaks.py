@@ -105,7 +105,7 @@ def slots(bench: Bench) -> Finding:
 def held_after_waves(
     bench: Bench, fewest: int, *, sees_one: bool = False, steps: int = SPREAD_STEPS
 ) -> tuple[Count, int]:
-    """What is still held after so many or a few more clients have left, and how many left: fewer
+    """What is still held after `fewest` or a few more clients have left, and how many left: fewer
     where that takes so long that the first could end by themselves. `steps`: see `wave`."""
     left = 0
 
@@ -282,7 +282,7 @@ def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) ->
     "/health says 200, or is not offered",
     methods="R",
     remedy="let /health fail when no request is answered any more",
-    why="A router goes on sending requests to a server whose health page says 200.",
+    why="A router keeps sending requests to a server whose health page says 200.",
     quick=True,
     caught=reports("NVIDIA/TensorRT-LLM#13713 vllm-project/vllm#53130 ggml-org/llama.cpp#27388"),
 )
