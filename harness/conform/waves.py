@@ -30,7 +30,12 @@ _SPARE_TOKENS: Final = 24  # that an answer still has when its client leaves
 SHOWN: Final = 200  # characters
 _CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
 _LIKELY: Final = 0.05  # above it they do not
+UNLIKE_TEXTS: Final = "texts differ without any leave, too, and are not compared"
 Rows = list[RequestRow]
+
+
+class UnlikeTextsError(CannotDecideError):
+    """All streams are whole, but none has its text from one run to the next."""
 
 
 def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
@@ -157,7 +162,7 @@ def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
     """Fisher's exact test. `changed`: streams of two acts that differ from their control; `own`:
     those of one that differ without a leave. Raises CannotDecideError."""
     if own == streams:
-        raise CannotDecideError(f"each {what} differs between two runs without any leave")
+        raise UnlikeTextsError(f"each {what} differs between two runs without any leave")
     table = np.array([[changed, 2 * streams - changed], [own, streams - own]])
     chance = float(stats.fisher_exact(table, alternative="greater").pvalue)
     shares = (

@@ -7,7 +7,15 @@ from harness.conform.bench import Bench
 from harness.conform.case import case
 from harness.conform.cases.stream import unary_leave
 from harness.conform.finding import Finding
-from harness.conform.waves import compared, leaver, one_by_one, rows_of, start_greedy
+from harness.conform.waves import (
+    UNLIKE_TEXTS,
+    UnlikeTextsError,
+    compared,
+    leaver,
+    one_by_one,
+    rows_of,
+    start_greedy,
+)
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
@@ -100,12 +108,16 @@ def check_queued(queued: list[LiveStream]) -> None:
 )
 def queue_bystander(bench: Bench) -> Finding:
     bench.check_queues()
-    return compared(
-        lambda: _beside(bench, leavers=0),
-        lambda: _beside(bench, leavers=LEAVERS),
-        alone=lambda: one_by_one(bench, range(bench.crowd(MOST_GREEDY)), _greedy_tokens(bench)),
-        settle=bench.cleaning.rest,
-    )
+    numbers = range(bench.crowd(MOST_GREEDY))
+    try:
+        return compared(
+            lambda: _beside(bench, leavers=0),
+            lambda: _beside(bench, leavers=LEAVERS),
+            alone=lambda: one_by_one(bench, numbers, _greedy_tokens(bench)),
+            settle=bench.cleaning.rest,
+        )
+    except UnlikeTextsError:
+        return Finding(None, f"every running stream is whole; {UNLIKE_TEXTS}", {})
 
 
 def _greedy_tokens(bench: Bench) -> int:
