@@ -18,7 +18,7 @@ from harness.load.session import canary_prompt
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Aftermath
 
-_CANARY_TOKENS: Final = 16
+_CANARY_TOKENS: Final = 12
 _SLOW: Final = 10  # times the idle time to first token
 _LEAST_SLOW_S: Final = 2.0
 _LONGEST_REST_S: Final = 90.0

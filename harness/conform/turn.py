@@ -35,6 +35,7 @@ _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, an
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
 _LONG_PROMPTS: Final = ("prefill", "dose", "retry")  # groups of cases
 _HEALTH: Final = "wedge/health"
+_EVER_NS: Final = 1 << 62
 _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
 
 
@@ -170,11 +171,12 @@ class Turns:
         return changed
 
     def _rest(self, result: CaseResult, aftermath: Aftermath) -> None:
-        """After a quick case that passed the slots need not be counted, unless the server keeps
-        what was left."""
-        bench = self.bench
+        """The slots need not be counted after a case in which no client left, nor after a quick one
+        that passed, unless the server keeps what was left."""
+        bench, known = self.bench, self.bench.known
         is_well = bench.is_quick and result.verdict is Verdict.PASS
-        if aftermath is Aftermath.CLEAN and is_well and bench.known.never_stops is None:
+        is_well = (is_well and known.never_stops is None) or not known.left_here(_EVER_NS)
+        if aftermath is Aftermath.CLEAN and is_well:
             bench.forget()
         else:
             bench.cleaning.rest()

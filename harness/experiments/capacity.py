@@ -37,6 +37,7 @@ class Capacity:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._token_s = 0.0
+        self._began = 0  # prompts of the latest look that were computed at once
         self.prompt_tokens = 0
 
     def measure(self) -> None:
@@ -65,13 +66,17 @@ class Capacity:
     def tokens(self) -> int:
         return self._streams.slots * self.prompt_tokens
 
-    def _find(self, too_long: int) -> int:
-        fitting = 0
+    def _find(self, longest: int) -> int:
+        """By bisection, which begins near the share of each slot in the prompts that fitted when
+        all of the `longest` did not."""
+        slots = self._streams.slots
+        fitting, too_long = 0, min(longest, (self._began + 1) * longest // slots)
+        middle = self._began * longest // slots
         while too_long - fitting > max(_FEWEST_TOKENS, too_long // 8):
-            middle = (fitting + too_long) // 2
+            middle = middle if fitting < middle < too_long else (fitting + too_long) // 2
             fitting, too_long = (middle, too_long) if self.fits(middle) else (fitting, middle)
         if not fitting:
-            raise CannotDecideError(f"not even {self._streams.slots} short contexts fit at once")
+            raise CannotDecideError(f"not even {slots} short contexts fit at once")
         return fitting
 
     def fits(self, prompt_tokens: int | None = None) -> bool:
@@ -82,6 +87,7 @@ class Capacity:
         asked = server.short(int(longest_s / server.step_s) + _HELD_TOKENS, prompt_tokens=size)
         streams = [server.start(asked) for _ in range(server.slots)]
         waiting = without_token(streams, longest_s)
+        self._began = len(streams) - len(waiting)
         if server.session.plan.target.disconnect == "cancel":
             for stream in waiting:
                 stream.leave()

@@ -24,7 +24,7 @@ from harness.experiments.streams import Streams, end_of, is_refused, refill
 from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
 
-READ_TOKENS: Final = (1, 16, 64)  # of the streams that leave, try by try
+READ_TOKENS: Final = (1, 16, 64, 1, 16, 1, 16, 1)  # of the streams that leave, try by try
 _SPARE_TOKENS: Final = 32
 _FIRST_STEPS: Final = 4  # that the streams run before the first control
 _SHOWN_STEPS: Final = 24  # by which a step is judged

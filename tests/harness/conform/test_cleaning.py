@@ -1,7 +1,7 @@
 """What a case left behind, by the streams that it began."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,11 +21,12 @@ class Stream:
     silent_s: float | None
     has_ended: bool = False
     drained: bool = False
-    last_token_ns: int | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        now_ns = time.perf_counter_ns()
-        self.last_token_ns = None if self.silent_s is None else now_ns - int(1e9 * self.silent_s)
+    @property
+    def last_token_ns(self) -> int | None:
+        if self.silent_s is None:
+            return None
+        return time.perf_counter_ns() - int(1e9 * self.silent_s)
 
 
 def cleaning(*opened: Stream) -> Cleaning:
