@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.store.conform_result import CaseResult, Verdict
+from harness.store.conform_result import CaseResult, Failure, Verdict
 from tests.e2e.running import service_server, until_decided
 from tests.reference_engine.running_engine import running
 from tests.truth.conform_cases import HABITS, Odd, conform, engine_flags
@@ -22,6 +22,7 @@ slots_from = "workload"
 settle_s = 0.6
 uncached_body = { cache_salt = "{random}" }
 """
+NO_BYPASS = TARGET.replace('uncached_body = { cache_salt = "{random}" }', "")
 RESUMES = """
 disconnect = "resume"
 
@@ -83,11 +84,22 @@ def test_a_bad_habit_is_red(tmp_path: Path, odd: Odd) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.table
-def test_a_cache_that_cannot_be_bypassed_hides_what_it_spoils(tmp_path: Path) -> None:
-    """The controls come first then, and the prompt is known when its client leaves."""
-    without = TARGET.replace('uncached_body = { cache_salt = "{random}" }', "")
-    (result,) = judged(tmp_path, "same/answer", habits={"spoils_cold": 1}, target=without)
-    assert result.verdict is Verdict.PASS
+def test_a_cache_that_cannot_be_bypassed_is_known_by_what_was_read_before_the_leave(
+    tmp_path: Path,
+) -> None:
+    """Nothing was read of an answer that was left in its prefill: that is not seen."""
+    cases = ("same/answer", "same/prefill")
+    results = judged(tmp_path, *cases, habits={"spoils_cold": 1}, target=NO_BYPASS)
+    found = {one.id: (one.verdict, one.kind) for one in results}
+    assert found["same/answer"] == (Verdict.FAIL, Failure.HARM), results
+    assert found["same/prefill"] == (Verdict.PASS, None), results
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+def test_without_a_bypass_a_good_server_has_the_same_texts(tmp_path: Path) -> None:
+    results = judged(tmp_path, "same/", habits={}, target=NO_BYPASS)
+    assert {one.verdict for one in results} == {Verdict.PASS}, results
 
 
 @pytest.mark.e2e

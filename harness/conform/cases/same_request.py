@@ -2,8 +2,13 @@
 
 Each round has a new prompt, so that no cache knows it. The right text comes from two controls that
 agree. Where the target names a body that bypasses the cache of prefixes (`uncached_body`), they
-come after the leave, which so meets a prompt that the server has not seen. Else they come before
-it, and a cache knows the prompt when its client leaves. Another text counts only if it comes twice.
+come after the leave, which so meets a prompt that the server has not seen. Else they come by turns
+after it and before it, when a cache knows the prompt. What a client had read before it left is the
+beginning of the right text, too: it was computed before anything was left behind.
+
+A leave in the prefill of a prompt that no cache knows, which spoils the cache for good, is not seen
+without `uncached_body`: nothing was read, and each later request meets what was left behind.
+Another text counts only if it comes twice.
 """
 
 from collections.abc import Callable
@@ -31,25 +36,27 @@ PREFILL_SHARES: Final = (0.2, 0.8)
 _RANDOM: Final = "{random}"
 CAUGHT: Final = reports("Blaizzy/mlx-vlm#2206")
 PASSES: Final = (
-    "the text is that of two controls; red only if it differs for two prompts, while the controls "
-    "of each agree"
+    "the text is that of two controls, and begins as what was read before the leave; red only if "
+    "it differs for two prompts, while the controls of each agree"
 )
 REMEDY: Final = "drop what a request that was left has computed, unless it is whole and right"
 
-# Both get a request and its prompt, and return the row whose text is compared.
+# Both get a request and its prompt, and return the row whose text is compared; with a leave in it,
+# also the stream that was left.
 Ask = Callable[[RequestSpec, str], RequestRow]
+Act = Callable[[RequestSpec, str], tuple[RequestRow, LiveStream]]
 
 
-def same_text(bench: Bench, control: Ask, act: Ask, *, prompt_tokens: int | None = None) -> Finding:
-    """`act`: with the leave in it. Raises CannotDecideError."""
+def same_text(bench: Bench, control: Ask, act: Act, *, prompt_tokens: int | None = None) -> Finding:
+    """Raises CannotDecideError."""
     size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
     spec = bench.short(TEXT_TOKENS, role=Role.CANARY, **size)
     changed: list[tuple[str, str]] = []
     rounds = 0
     while rounds < ROUNDS or (len(changed) == 1 and rounds < MOST_ROUNDS):
         bench.wire.begin_try(rounds)
+        expected, seen = _one_round(bench, spec, control, act, is_known=rounds % 2 == 1)
         rounds += 1
-        expected, seen = _one_round(bench, spec, control, act)
         if seen != expected:
             changed.append((expected, seen))
     return judge_texts(changed, rounds)
@@ -68,20 +75,31 @@ def judge_texts(changed: list[tuple[str, str]], rounds: int) -> Finding:
     return Finding(Failure.HARM, said, evidence)
 
 
-def _one_round(bench: Bench, spec: RequestSpec, control: Ask, act: Ask) -> tuple[str, str]:
-    """The text of the controls, and that of the act, or why it has none."""
+def _one_round(
+    bench: Bench, spec: RequestSpec, control: Ask, act: Act, *, is_known: bool
+) -> tuple[str, str]:
+    """The text of the controls, and that of the act, or why it has none. `is_known`: a cache knows
+    the prompt when its client leaves, if it cannot be bypassed."""
     text = bench.session.prompt(spec, n=randbits(32))  # new to a server that outlives this run
     bypass = bench.session.plan.target.uncached_body
-    first, *rest = (act, control, control) if bypass else (control, control, act)
-    rows = [first(spec, text)]
-    rows += [one(replace(spec, body=uncached(bypass)), text) for one in rest]
-    if bypass:
-        rows = [*rows[1:], rows[0]]
-    one, other, seen = (row.answer or "" for row in rows)
+
+    def controls() -> list[str]:
+        rows = [control(replace(spec, body=uncached(bypass)), text) for _ in range(2)]
+        return [row.answer or "" for row in rows]
+
+    if is_known and not bypass:
+        one, other = controls()
+        row, left = act(spec, text)
+    else:
+        row, left = act(spec, text)
+        one, other = controls()
     if one != other:
         raise CannotDecideError("two controls of one greedy request, without any leave, differ")
-    is_whole = rows[-1].outcome is Outcome.COMPLETED
-    return one, seen if is_whole else f"({rows[-1].error or rows[-1].outcome})"
+    if row.outcome is not Outcome.COMPLETED:
+        return one, f"({row.error or row.outcome})"
+    seen = row.answer or ""
+    begun = (left.row.answer if left.row is not None else None) or ""
+    return one if seen.startswith(begun) else begun, seen
 
 
 def uncached(bypass: dict[str, Any]) -> dict[str, Any] | None:
@@ -94,12 +112,13 @@ def uncached(bypass: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def left_first(bench: Bench, leave: Callable[[LiveStream], object]) -> Ask:
+def left_first(bench: Bench, leave: Callable[[LiveStream], object]) -> Act:
     """A client asks and leaves, and then another one asks the same."""
 
-    def act(spec: RequestSpec, text: str) -> RequestRow:
-        leave(bench.start(spec, text))
-        return bench.ask(spec, text)
+    def act(spec: RequestSpec, text: str) -> tuple[RequestRow, LiveStream]:
+        stream = bench.start(spec, text)
+        leave(stream)
+        return bench.ask(spec, text), stream
 
     return act
 
@@ -164,7 +183,7 @@ def in_prefill(bench: Bench) -> Finding:
     caught=CAUGHT,
 )
 def in_queue(bench: Bench) -> Finding:
-    def act(spec: RequestSpec, text: str) -> RequestRow:
+    def act(spec: RequestSpec, text: str) -> tuple[RequestRow, LiveStream]:
         tokens = BEFORE_TOKENS + int(bench.ttft_s / bench.step_s)
         before = [bench.start(bench.short(tokens)) for _ in range(bench.slots)]
         wait_each(before, 1)
@@ -175,7 +194,7 @@ def in_queue(bench: Bench) -> Finding:
         leave_each(bench, [queued])
         rows_of(before)
         bench.pause(TEXT_TOKENS * bench.step_s)  # if it is forgotten, it runs no longer
-        return bench.ask(spec, text)
+        return bench.ask(spec, text), queued
 
     return same_text(bench, bench.whole, act)
 
@@ -194,18 +213,16 @@ def in_queue(bench: Bench) -> Finding:
     caught=CAUGHT,
 )
 def beside_twin(bench: Bench) -> Finding:
-    def twins(spec: RequestSpec, text: str, *, leaves: bool) -> RequestRow:
-        other = spec if leaves else replace(spec, max_tokens=READ_TOKENS + 1)
-        first, second = bench.start(other, text), bench.start(spec, text)
-        wait_each([first, second], READ_TOKENS)
-        if leaves:
-            leave_each(bench, [first])
-        return rows_of([second])[0] if leaves else joined(second)
-
     def control(spec: RequestSpec, text: str) -> RequestRow:
-        return twins(spec, text, leaves=False)
+        first = bench.start(replace(spec, max_tokens=READ_TOKENS + 1), text)
+        second = bench.start(spec, text)
+        wait_each([first, second], READ_TOKENS)
+        return joined(second)
 
-    def act(spec: RequestSpec, text: str) -> RequestRow:
-        return twins(spec, text, leaves=True)
+    def act(spec: RequestSpec, text: str) -> tuple[RequestRow, LiveStream]:
+        first, second = bench.start(spec, text), bench.start(spec, text)
+        wait_each([first, second], READ_TOKENS)
+        leave_each(bench, [first])
+        return rows_of([second])[0], first
 
     return same_text(bench, control, act)
