@@ -58,10 +58,12 @@ class Prefill(NamedTuple):
         }
 
 
-def long_prefill(bench: Bench, *, in_seconds: bool = False) -> Prefill:
-    """The shortest prompt that takes 20 steps and 8 chunks, by doubling. A stall of the machine
-    looks like a chunk, so the longest one is looked at again. `in_seconds`: it must also take so
-    long that its rest is surely longer than a harm.
+def long_prefill(
+    bench: Bench, *, fewest_chunks: float = _FEWEST_CHUNKS, in_seconds: bool = False
+) -> Prefill:
+    """The shortest prompt that takes 20 steps and as many chunks, by doubling. A stall of the
+    machine looks like a chunk, so the longest one is looked at again. `in_seconds`: it must also
+    take so long that its rest is surely longer than a harm.
 
     Raises CannotDecideError if its chunks are too long for that, and TooQuickError if all of the
     longest prompt may be computed for nobody within the bound.
@@ -75,7 +77,7 @@ def long_prefill(bench: Bench, *, in_seconds: bool = False) -> Prefill:
         harm_s = seen.bound(bench.step_s).steps * bench.step_s + HARM_S if in_seconds else 0.0
         least_s = max(_LONG_ENOUGH_STEPS * bench.step_s, _HARMS * harm_s)
         is_long = seen.ttft_s >= (harm_s if is_longest else least_s)
-        if is_long and seen.ttft_s >= _FEWEST_CHUNKS * seen.chunk_s:
+        if is_long and seen.ttft_s >= fewest_chunks * seen.chunk_s:
             return seen
         looks += is_longest
         if looks == _MOST_LOOKS:
@@ -174,7 +176,7 @@ def harm(bench: Bench, finding: Finding) -> Finding:
     caught=reports("osaurus-ai/osaurus#1796"),
 )
 def retry_at_once(bench: Bench) -> Finding:
-    prefill = long_prefill(bench)
+    prefill = long_prefill(bench, fewest_chunks=1)
     rows: list[RequestRow | None] = []
     for number, share in enumerate(SHARES):
         bench.wire.begin_try(number)
@@ -218,7 +220,7 @@ def _all_whole(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Fi
     caught=reports("ggml-org/llama.cpp#27604"),
 )
 def beside(bench: Bench) -> Finding:
-    prefill = long_prefill(bench)
+    prefill = long_prefill(bench, fewest_chunks=1)
     rows: list[RequestRow | None] = []
     tries: list[Try] = []
     fillers = max(0, bench.beside - 1)
