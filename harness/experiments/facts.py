@@ -247,8 +247,10 @@ def _count_slots(trial: Callable[[int, int], _Trial], longest_s: float) -> _Slot
         return tried.times
 
     def more(streams: int) -> int:
-        """As many as can be tried, and confirmed, in the time that is left."""
-        in_time = int(streams * (until_s - time.monotonic()) / max(2 * took_s, _LEAST_STEP_S))
+        """As many as can be tried, and confirmed, in the time that is left, and in that which an
+        answer may take."""
+        left_s = min(until_s - time.monotonic(), READY_S)
+        in_time = int(streams * left_s / max(2 * took_s, _LEAST_STEP_S))
         if in_time < _LEAST_MORE * streams:
             raise _NotServedError(f"{most} requests ran at once, and more take too long to try")
         return min(four_times(streams), in_time)
