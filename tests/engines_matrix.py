@@ -1,4 +1,5 @@
 """Each real engine alone on the machine: up, the conformance suite, four headline runs, down.
+Some come a second time, as other users start them, for the suite alone.
 
 `make matrix`, or `python -m tests.engines_matrix [--quick] [--out DIR] [ENGINE ...]`.
 results/engines/ENGINE-VERSION/ keeps conform.json and its page, the wire logs of red cases, each
@@ -17,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from harness.conform.reports import draw_page
 from harness.conform.verdict import exit_code
@@ -32,7 +33,26 @@ from harness.store.conform_result import (
 )
 from harness.store.manifest import find_versions
 
-ENGINES: Final = ("reference", "vllm", "llamacpp", "dynamo", "triton")
+
+class Column(NamedTuple):
+    """`words`: of `targets up`. `runs`: whether it takes part in the headline runs."""
+
+    recipe: str
+    words: tuple[str, ...] = ()
+    runs: bool = True
+
+
+ENGINES: Final = {
+    "reference": Column("reference"),
+    "vllm": Column("vllm"),
+    "vllm-128-slots": Column("vllm", ("--slots", "128"), runs=False),
+    "llamacpp": Column("llamacpp"),
+    "llamacpp-tiny": Column("llamacpp", ("--model", "tiny"), runs=False),
+    "transformers": Column("transformers", runs=False),
+    "transformers-plain": Column("transformers-plain", runs=False),
+    "dynamo": Column("dynamo"),
+    "triton": Column("triton"),
+}
 HOPS: Final = ("nginx", "nginx-unbuffered", "litellm", "litellm-cancelling")
 BEHIND: Final = "llamacpp"  # the hops
 MOST_STARTS: Final = 4
@@ -170,14 +190,14 @@ def column(engine: str, out: Path, words: list[str]) -> list[Step]:
 def real_engine(engine: str, folder: Path, steps: list[Step], words: list[str]) -> None:
     """One that dies in a case is started again for the cases after it."""
     rest: list[str] = []
+    recipe, up_words, has_runs = ENGINES[engine]
     for _ in range(MOST_STARTS):
-        with served(engine, steps) as up:
+        with served(recipe, steps, *up_words) as up:
             if up is None:
                 return
-            slots = up["slots"]
-            # The last process is the one that is talked to.
-            own = ["--slots", str(slots), "--pid", str(up["pids"][-1])]
-            told = [*own, "--configuration", configuration(up, up), *words]
+            # The last process is the one that is talked to. The suite finds the slots.
+            own = ["--pid", str(up["pids"][-1])]
+            told = [*own, "--configuration", configuration(up, up, *up_words), *words]
             conform(folder / "again" if rest else folder, steps, flags_of(up), *told, *rest)
             if rest:
                 take_in(folder, folder / "again")
@@ -185,19 +205,24 @@ def real_engine(engine: str, folder: Path, steps: list[Step], words: list[str]) 
                 return
             rest = cases_after_death(folder)
             if not rest:
-                measure(folder, steps, flags_of(up), slots=slots, unfit=UNFIT.get(engine, ()))
+                if has_runs:
+                    unfit = UNFIT.get(engine, ())
+                    measure(folder, steps, flags_of(up), slots=up["slots"], unfit=unfit)
                 return
 
 
 def version_of(engine: str) -> str:
-    return find_versions()["walkaway"] if engine == "reference" else load_recipes()[engine].version
+    if engine == "reference":
+        return find_versions()["walkaway"]
+    return load_recipes()[ENGINES[engine].recipe if engine in ENGINES else engine].version
 
 
-def configuration(up: dict[str, Any], server: dict[str, Any]) -> str:
-    """`server`: itself, or the one behind the hop."""
+def configuration(up: dict[str, Any], server: dict[str, Any], *words: str) -> str:
+    """`server`: itself, or the one behind the hop. `words`: of `targets up`."""
     name = f"{up['name']} {version_of(up['name'])}"
     behind = "" if server is up else f" before {server['name']}"
-    return f"{name}{behind}, {server['slots']} slots, {up['model']}"
+    slots = f", {server['slots']} slots" if server["slots"] else ""
+    return f"{name}{behind}{slots}, {' '.join(words) or up['model']}"
 
 
 def folder_of(out: Path, engine: str) -> Path:
