@@ -9,7 +9,7 @@
 #             results/gpu/CARD with a table as README.md; STAGE="demo tests" takes some, STAGE=rest those
 #             that are not good yet, STAGE=table writes the table again; REHEARSE=1: on the CPU, in 3
 #             minutes; PYTHON=python3 takes that Python as it is, without installing anything
-# make engines  install vLLM, llama.cpp, Dynamo and Triton, each into a folder of its own
+# make engines  install vLLM, llama.cpp, Dynamo, Triton and transformers, each into its own folder
 #             (WALKAWAY_ENGINES, else ~/.cache/walkaway/engines), to be measured: docs/engines.md
 # make matrix  measure each of them, its conformance and four runs, into results/engines: keep the
 #             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
@@ -78,7 +78,7 @@ gpu: $(VENV)/.installed-gpu
 endif
 
 engines: $(VENV)/.installed-demo
-	@for engine in vllm llamacpp dynamo triton; do $(BIN)/walkaway targets install $$engine || exit; done
+	@for engine in vllm llamacpp dynamo triton transformers; do $(BIN)/walkaway targets install $$engine || exit; done
 
 matrix: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.engines_matrix $(ENGINE) $(if $(QUICK),--quick)
