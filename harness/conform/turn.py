@@ -33,7 +33,8 @@ _FILLS: Final = {*"POK"}  # methods that are about all slots
 _TAKES_SLOTS: Final = {*"POKBR"}  # methods whose requests another load keeps waiting
 _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
-_LONG_PROMPTS: Final = ("prefill", "dose", "retry")  # groups of cases
+_MANY_PROMPTS: Final = ("dose", "retry")  # groups of cases, whose long prompts are many
+_LONG_PROMPTS: Final = ("prefill", *_MANY_PROMPTS)
 _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
 _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
@@ -83,15 +84,16 @@ class Turns:
         return changed
 
     def _be_patient(self, case: Case) -> None:
-        """A server that never stops is not waited for as long, but where memory is filled. Streams
-        beside a long prompt must last for it."""
+        """A server that never stops is not waited for as long, but where memory is filled, or many
+        long prompts are. Streams beside a long prompt must last for it."""
         bench, usual = self.bench, self.patience
         bench.limit_tries()
         patience = usual._replace(spare_s=_SPARE_S if self._has_stopped else 0.0)
-        if bench.known.never_stops is not None and "K" not in case.methods:
+        is_short = "K" not in case.methods and case.group not in _MANY_PROMPTS
+        if bench.known.never_stops is not None and is_short:
             begin_s = usual.filler_s - usual.settle_s
             patience = hurried(usual, step_s=bench.step_s, begin_s=begin_s)
-            if case.group in _LONG_PROMPTS:
+            if not _prompts_are_short(case):
                 tokens = (patience.answer_tokens + usual.answer_tokens) // 2
                 patience = patience._replace(answer_tokens=tokens, outlives=usual.outlives)
             if "O" not in case.methods:  # a stream waits until the one that it replaces has ended

@@ -26,7 +26,8 @@ from harness.workload.abandon import RequestSpec
 
 MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
 SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
-_SPARE_TOKENS: Final = 24  # that an answer still has when its client leaves
+_SPARE_S: Final = 0.3  # for which an answer still lasts when its client leaves
+_SPARE_TOKENS: Final = (12, 24)  # in which that must lie
 SHOWN: Final = 200  # characters
 _CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
 _LIKELY: Final = 0.05  # above it they do not
@@ -43,7 +44,9 @@ def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
     answer would run on: on a server that never stops, not for long."""
     if bench.known.never_stops is None:
         return bench.long(**changes)
-    return bench.short(tokens + _SPARE_TOKENS, **changes)
+    fewest, most = _SPARE_TOKENS
+    spare = max(fewest, min(most, int(_SPARE_S / bench.step_s)))
+    return bench.short(tokens + spare, **changes)
 
 
 def leave_after(

@@ -1,5 +1,6 @@
 """Many clients leave at once, or again and again."""
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
@@ -113,7 +114,7 @@ def dose_sweep(bench: Bench) -> Finding:
     tries: list[Try] = []
     doses: list[int] = []
     for turn in range(ROUNDS):
-        for dose in DOSES:
+        for dose in doses_of(bench):
             bench.full_slots.fill(1)
             bench.full_slots.serve_probe(bench.start(bench.probe()))
             bench.wire.begin_try(turn * len(DOSES) + DOSES.index(dose))
@@ -125,6 +126,11 @@ def dose_sweep(bench: Bench) -> Finding:
     if finding.failure is not None:
         return finding
     return _judge_doses(bench, doses, [one.recovery_s or 0.0 for one in tries], finding)
+
+
+def doses_of(bench: Bench) -> Sequence[int]:
+    """In turn. A server that never stops shows it by a dose that fills its slots."""
+    return DOSES if bench.known.never_stops is None else (*DOSES[-2:], *DOSES[:-2])
 
 
 def _dose(bench: Bench, dose: int, prefill: Prefill) -> Try:

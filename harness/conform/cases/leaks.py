@@ -253,6 +253,9 @@ def no_traffic(bench: Bench) -> Finding:
     good = "slots were free after the silence" + (", and memory" if memory is not None else "")
     if wrong is None:
         return Finding(None, good, {"capacity_tokens": memory.tokens if memory else None})
+    if bench.known.never_stops is not None:  # neither does traffic help
+        said = f"{wrong} held after a silence of {bench.settle_s:g} s"
+        return Finding(Failure.NEVER, said, {"held": wrong})
     bench.cleaning.rest()
     control = what_is_held(bench, memory, has_traffic=True) or "nothing is"
     said = f"{wrong} held after a silence of {bench.settle_s:g} s; with traffic {control}"

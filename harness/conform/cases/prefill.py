@@ -9,6 +9,7 @@ from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
 from harness.conform.stopping import HARM_S
+from harness.conform.waves import leaver
 from harness.experiments.facts import BUSY
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, TooQuickError
@@ -24,6 +25,7 @@ SHARES: Final = (0.1, 0.5, 0.1, 0.9, 0.1)
 EARLY_SHARE: Final = 0.1  # where seconds alone are judged: each try has the longest way to go
 CHUNKS: Final = 2  # that may still be computed
 STEPS: Final = 4  # and the steps beside them
+READ_TOKENS: Final = 8  # before a leave beside a prefill
 _FEWEST_CHUNKS: Final = 8
 _HARMS: Final = 2.5  # that a prompt's time must be, where a harm is seen in seconds
 _LONG_ENOUGH_STEPS: Final = 20
@@ -230,11 +232,12 @@ def beside(bench: Bench) -> Finding:
         bench.full_slots.fill(fillers)
         bench.full_slots.serve_probe(bench.start(bench.probe()))
         bench.wire.begin_try(number)
-        leaver = bench.start(bench.long(role=Role.USER))
-        leaver.wait_tokens(8, READY_S)
+        until = READ_TOKENS + int(2 * prefill.ttft_s / bench.step_s)
+        left = bench.start(leaver(bench, until, role=Role.USER))
+        left.wait_tokens(READ_TOKENS, READY_S)
         reader = bench.start(prefill.spec())
         bench.pause(share * prefill.ttft_s)
-        leaver.leave()
+        left.leave()
         rows.append(reader.join(READY_S))
         if rows[-1] is None or rows[-1].outcome is not Outcome.COMPLETED:
             break

@@ -215,6 +215,8 @@ def polling(bench: Bench) -> Finding:
         worst = _compared(name, alone, watched) or worst
         bench.end()
         bench.cleaning.rest()
+        if bench.known.never_stops is not None:
+            break  # the other would say the same
     return worst._replace(evidence=evidence)
 
 

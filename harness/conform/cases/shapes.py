@@ -22,13 +22,13 @@ LOOK_TOKENS: Final = 32  # of an answer that shows how many bytes a token takes
 # An answer of so many bytes lets a server see the stall: a kernel holds 50 kB for a client whose
 # buffer and segments are the smallest, and servers hold up to 64 kB themselves.
 STALLED_BYTES: Final = 128 << 10
-STALLED_MARGIN: Final = 1.2
+STALLED_MARGIN: Final = 1.1
 MOST_STALLED_S: Final = 20.0
 SHORT_STALL_STEPS: Final = 20  # of a reader that then leaves
 SIBLINGS: Final = 4
 SIBLING_TOKENS: Final = 40
 SILENT_STREAMS: Final = 2
-SILENCE_TIMES: Final = 2  # the declared time, which their answers must at least take
+SILENCE_TIMES: Final = 1.4  # the time that is waited, which their answers must outlast
 UNDECLARED_TIMES: Final = 3  # the settle time: how long a silent client is waited for
 LOOK_S: Final = 1.0
 
