@@ -1,0 +1,80 @@
+"""What the table of kinds calls wrong, and that its cases are cases."""
+
+import pytest
+
+from harness.conform.config import all_cases
+from harness.store.conform_result import (
+    CaseResult,
+    ConformResult,
+    ConformTarget,
+    Failure,
+    Level,
+    Machine,
+    Verdict,
+)
+from tests.truth.conform_kinds import Cell, Seen, wrong
+from tests.truth.kinds import KINDS, QUICK, Defect, Kind, slot_server
+
+DEFECT = Defect({"hold_s": 1.0}, ("a/red",), (Failure.LATE,), ("a/green",))
+KIND = Kind("K", "of a test", slot_server, {}, (DEFECT,))
+
+
+def seen(*cases: CaseResult) -> Seen:
+    target = ConformTarget(engine="", url="", model="")
+    machine = Machine(cpu="", cores=1, python="")
+    result = ConformResult(
+        walkaway="", started_at="", command="", seed=0, machine=machine, target=target
+    )
+    result.cases = list(cases)
+    return Seen(1.0, result)
+
+
+def case(name: str, verdict: Verdict, kind: Failure | None = None, reason: str = "") -> CaseResult:
+    return CaseResult(
+        id=name, level=Level.MUST, verdict=verdict, kind=kind, requirement="", reason=reason
+    )
+
+
+PASSES = [case(f"a/{number}", Verdict.PASS) for number in range(9)]
+LATE = case("a/red", Verdict.FAIL, Failure.LATE)
+
+
+@pytest.mark.parametrize(
+    ("cases", "problems"),
+    [
+        (PASSES, 0),
+        ([*PASSES, case("a/10", Verdict.CANNOT_DECIDE)], 0),
+        ([*PASSES[1:], case("a/10", Verdict.CANNOT_DECIDE)], 1),
+        ([*PASSES, case("a/10", Verdict.FAIL, Failure.HARM)], 1),
+        ([case("a/1", Verdict.PASS, reason="-0.07 steps at the median")], 1),
+        ([case("a/1", Verdict.PASS, reason="metrics could not be read (ConnectError)")], 1),
+    ],
+)
+def test_a_clean_server_is_wrong_if_red_undecided_or_said_badly(
+    cases: list[CaseResult], problems: int
+) -> None:
+    assert len(wrong(Cell(KIND, 4, None), seen(*cases))) == problems
+
+
+@pytest.mark.parametrize(
+    ("cases", "problems"),
+    [
+        ([LATE, case("a/green", Verdict.PASS)], 0),
+        ([LATE, case("a/green", Verdict.FAIL, Failure.HARM)], 1),
+        ([case("a/red", Verdict.FAIL, Failure.HARM)], 1),
+        ([case("a/red", Verdict.PASS)], 1),
+        ([case("a/red", Verdict.CANNOT_DECIDE)], 1),
+        ([], 1),
+    ],
+)
+def test_a_defect_is_wrong_unless_red_for_its_reason(
+    cases: list[CaseResult], problems: int
+) -> None:
+    assert len(wrong(Cell(KIND, 4, DEFECT), seen(*cases))) == problems
+
+
+def test_kinds_name_cases_that_there_are() -> None:
+    known = {one.id for one in all_cases()} | set(QUICK)
+    named = {one for kind in KINDS for one in kind.cases}
+    named |= {one for kind in KINDS for defect in kind.defects for one in defect.red + defect.green}
+    assert named <= known
