@@ -17,6 +17,7 @@ from harness.conform.finding import Finding
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
 from harness.conform.verdict import accuse, by_contract, settle_case
+from harness.experiments.facts import recount
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
 from harness.load.wire_log import masked
@@ -37,6 +38,7 @@ _MANY_PROMPTS: Final = ("dose", "retry")  # groups of cases, whose long prompts 
 _LONG_PROMPTS: Final = ("prefill", *_MANY_PROMPTS)
 _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
+_MOST_RECOUNTS: Final = 3  # of slots, in a run
 _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
 
 
@@ -51,6 +53,7 @@ class Turns:
     patience: Patience
     decided: Callable[[CaseResult], object]
     end: str | None = None
+    _recounts: int = 0
     _last: CaseResult | None = None  # the latest in which a client left
     _has_stopped: bool = False  # the server, when a client left a plain stream
 
@@ -64,10 +67,16 @@ class Turns:
         bench.wire.begin(self.folder / wire_log_name(case.id))
         bench.rng.seed(f"{bench.asked.seed}/{case.id}")
         outcome = self._attempt(case, partial(_check_free, case))
+        changed_slots = ""
+        if isinstance(outcome, CannotDecideError) and _TAKES_SLOTS & {*case.methods}:
+            changed_slots = self._changed_slots()
+        if changed_slots:
+            outcome = self._attempt(case, case.check)
         again = None
         if _is_red_by_time(outcome, case):
             outcome, again = self._confirmed(case, outcome)
         result = settle_case(case, outcome, again)
+        result.reason += changed_slots
         result.wire_log = wire_log_name(case.id)
         if case.id in _PLAIN:
             self._has_stopped = self._has_stopped or bool(result.stops)
@@ -82,6 +91,23 @@ class Turns:
         changed = self._look_after(result, coming, is_still=is_still)
         result.took_s = round(time.monotonic() - started_s, 2)
         return changed
+
+    def _changed_slots(self) -> str:
+        """What to say of a server that has another number of slots than before; "" if it has not,
+        or does not show it."""
+        bench, old = self.bench, self.bench.facts.slots
+        if not bench.can_fill or self._recounts == _MOST_RECOUNTS or bench.cleaning.stand_still():
+            return ""
+        self._recounts += 1
+        bench.end()
+        bench.cleaning.rest()
+        if bench.ghosts() or not bench.cleaning.running:
+            return ""
+        facts = recount(bench.session, bench.facts)
+        if facts.slots in (old, None):
+            return ""
+        bench.facts, bench.cleaning.running = facts, None
+        return f" (the server had {old} slots before this case; now {facts.why})"
 
     def _be_patient(self, case: Case) -> None:
         """A server that never stops is not waited for as long, but where memory is filled, or many

@@ -126,6 +126,29 @@ def find_facts(
     )
 
 
+def recount(session: LoadSession, facts: Facts) -> Facts:
+    """With the slots that the server has now, if it has another number of them."""
+    fewest = max(1, int(TOGETHER_FLUSHES * facts.flush_tokens))
+
+    def trial(streams: int, tokens: int) -> _Trial:
+        return _try(session, streams, max(tokens, fewest), facts.step_s)
+
+    assert facts.slots is not None
+    try:
+        _check_slots(trial, facts.slots)
+    except CannotDecideError:
+        found = _count_slots(trial, QUICK_COUNT_S)
+    else:
+        return facts
+    return facts._replace(
+        slots=found.number,
+        why=found.why,
+        refuses=found.refuses,
+        ran_at_once=found.ran_at_once,
+        turn_steps=found.turn_steps,
+    )
+
+
 def _first(session: LoadSession, tokens: int) -> RequestRow:
     """Of one request to the idle server. Raises TargetError, and CannotDecideError."""
     row = _alone(session, tokens)

@@ -166,3 +166,18 @@ def test_a_server_that_cannot_be_loaded_says_why_and_is_not_called_bad(
 ) -> None:
     (result,) = judged(tmp_path, manners, CASE)
     assert (result.verdict, why in result.reason) == (Verdict.CANNOT_DECIDE, True), result.reason
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (8, 4)])
+def test_a_server_that_changes_its_slots_is_counted_again(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    manners = Manners(step_s=0.01, slots=before, slots_later=after, later=90)
+    cases = (CASE, "stream/rst-decode", "unary/leave", "queue/leave")
+    results = judged(tmp_path, manners, *cases)
+    assert Verdict.FAIL not in {one.verdict for one in results}, results
+    assert [one.verdict for one in results].count(Verdict.CANNOT_DECIDE) <= 2, results
+    assert results[-1].verdict is Verdict.PASS, results[-1].reason
+    assert any(f"had {before} slots before" in one.reason for one in results), results
