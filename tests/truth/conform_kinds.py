@@ -33,6 +33,7 @@ from tests.truth.kinds import KINDS, QUICK, Defect, Kind
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "conform" / "kinds.md"
 SLOTS: Final = (4, 64, 256)
+TRIES: Final = ("--tries", "4")  # as of --quick
 MOST_OPEN: Final = 0.1  # of the `must` cases of a clean server
 GOOD: Final = (Verdict.PASS, Verdict.INFO, Verdict.NOT_SUPPORTED)
 UNDECIDED: Final = (Verdict.CANNOT_DECIDE, Verdict.HARNESS)
@@ -55,9 +56,9 @@ class Cell(NamedTuple):
     @property
     def asked(self) -> tuple[str, ...]:
         if self.defect is None:
-            return self.kind.cases or QUICK
+            return self.kind.cases + TRIES if self.kind.cases else QUICK
         asked = self.defect.red + self.defect.green
-        return QUICK if QUICK[0] in asked else asked
+        return QUICK if QUICK[0] in asked else asked + TRIES
 
     @property
     def key(self) -> tuple[str, str, str]:

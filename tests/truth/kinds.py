@@ -117,7 +117,7 @@ LEFT: Final = (LEAVE, "unary/leave")
 QUICK: Final = ("--quick",)
 SAME: Final = ("same/answer", "same/prefill", "same/queue", "same/twin")
 DEAF: Final = Defect({"forgets": True}, (LEAVE,), (Failure.NEVER,), (ENDS,))
-LATE: Final = Defect({"hold_s": 0.5}, (LEAVE,), (Failure.LATE,), (ENDS,))
+LATE: Final = Defect({"hold_s": 0.5}, (LEAVE,), (Failure.LATE,))
 
 
 def _odd(rows: tuple[Odd, ...], *cases: str) -> tuple[Defect, ...]:
@@ -142,8 +142,9 @@ KINDS: Final = (
         "steps of 5 to 80 ms",
         slot_server,
         {"step_s": 0.005, "widest_s": 0.08},
-        (DEAF, LATE),
+        (DEAF,),
         (*LEFT, "queue/leave", "storm/all", "leak/slots", ENDS),
+        sizes=(4,),
     ),
     Kind("B2", "a queue, any number of slots", slot_server, {}, (LATE,)),
     Kind(
@@ -160,11 +161,11 @@ KINDS: Final = (
         "refuses by 429",
         slot_server,
         {"full": 429},
-        (DEAF, LATE, Defect({"hold_s": -1}, (LEAVE,), (Failure.NEVER,))),
+        (DEAF, Defect({"hold_s": -1}, (LEAVE,), (Failure.NEVER,))),
     ),
     Kind("B4", "stalls and cuts", slot_server, {}, _OTHERS_HARMED, (LEAVE, ENDS)),
     Kind("B5", "the same request again", _services, {}, _odd(HABITS, "same/answer"), SAME),
-    Kind("B6", "16 events at once", slot_server, {"flush": 16}, (DEAF, LATE)),
+    Kind("B6", "16 events at once", slot_server, {"flush": 16}, (DEAF,)),
     Kind(
         "B6-event",
         "16 tokens an event",
@@ -196,6 +197,7 @@ KINDS: Final = (
         {},
         (Defect({"dies_s": 3.0}, ("unary/leave",), (Failure.HARM, Failure.NEVER), (LEAVE, ENDS)),),
         ("unary/leave", ENDS),
+        sizes=(4,),
     ),
     Kind(
         "B9",
@@ -221,7 +223,12 @@ KINDS: Final = (
         ("gauge/rest", "count/aborts"),
     ),
     Kind(
-        "B11", "lists of prompts", _dialects, {}, _odd(ODD, "n/prompts"), ("n/prompts", "n/parent")
+        "B11",
+        "lists of prompts",
+        _dialects,
+        {},
+        _odd(ODD, "n/prompts")[-1:],
+        ("n/prompts", "n/parent"),
     ),
     Kind(
         "B12",
@@ -265,6 +272,7 @@ KINDS: Final = (
         {"full": 503},
         (DEAF,),
         (*LEFT, "storm/all", ENDS),
+        sizes=(64,),
     ),
     Kind(
         "refuses-closes",
@@ -274,6 +282,7 @@ KINDS: Final = (
         (DEAF,),
         (*LEFT, "storm/all", ENDS),
         may_be_open=True,
+        sizes=(4,),
     ),
     Kind(
         "caches",
@@ -282,15 +291,17 @@ KINDS: Final = (
         {"caches": True},
         (DEAF,),
         (*LEFT, "storm/all", ENDS, "next/text"),
+        sizes=(4,),
     ),
     Kind(
         "rate",
-        "40 requests a second",
+        "8 requests a second",
         slot_server,
-        {"rate": 40},
+        {"rate": 8},
         (DEAF,),
         (*LEFT, "storm/all", ENDS),
         may_be_open=True,
+        sizes=(64,),
     ),
     Kind(
         "grows",
@@ -308,6 +319,7 @@ KINDS: Final = (
         {"restarts": 150},
         (),
         may_be_open=True,
+        sizes=(4,),
     ),
     Kind(
         "slow",
