@@ -178,7 +178,7 @@ class Suite:
     def _place(self) -> Standing:
         total = len(self.selection.cases)
         took = {one.id: one.took_s for one in self.result.cases if one.took_s}
-        typical = typical_times()
+        typical = typical_times(quick=self.order.quick)
         if self.config.gentle:
             typical = {case.id: case.limit_s for case in self._rest}
         left_s = time_left([case.id for case in self._rest], took, typical)

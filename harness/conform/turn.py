@@ -122,9 +122,10 @@ class Turns:
             if not _prompts_are_short(case):
                 tokens = (patience.answer_tokens + usual.answer_tokens) // 2
                 patience = patience._replace(answer_tokens=tokens, outlives=usual.outlives)
-            if "O" not in case.methods:  # a stream waits until the one that it replaces has ended
-                ends_s = patience.answer_tokens * bench.step_s
-                patience = patience._replace(filler_s=patience.filler_s + ends_s)
+        if bench.known.never_stops is not None and not {*case.methods} & {*"OK"}:
+            # A stream waits until the one that it replaces has ended.
+            ends_s = patience.answer_tokens * bench.step_s
+            patience = patience._replace(filler_s=patience.filler_s + ends_s)
         bench.patience, bench.settle_s = patience, patience.settle_s
 
     def _confirmed(

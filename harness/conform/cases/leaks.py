@@ -142,7 +142,7 @@ def kv(bench: Bench) -> Finding:
     loops = LOOPS if stops else 1
     left = sum(wave(bench, prompt_tokens=memory.prompt_tokens // 4) for _ in range(loops))
     fits = memory.fits()
-    if not fits:
+    if not fits and bench.known.never_stops is None:
         bench.pause(bench.settle_s)
         fits = memory.fits()
     said = f"{memory.tokens} tokens of prompts no longer fit after {left} clients have left"

@@ -1,0 +1,43 @@
+"""The longest prompts that fit at once are found in few looks."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from harness.experiments.capacity import Capacity
+from harness.experiments.streams import Streams
+
+SLOTS = 8
+LONGEST = 2000
+
+
+class Memory(Capacity):
+    """Of so many tokens; `looks`: the lengths that were tried."""
+
+    def __init__(self, tokens: int) -> None:
+        row = SimpleNamespace(sent_ns=0, first_token_ns=1_000_000)
+        streams: Any = SimpleNamespace(
+            slots=SLOTS,
+            facts=SimpleNamespace(context=None),
+            short=lambda *_, **__: None,
+            whole=lambda _: row,
+        )
+        super().__init__(cast(Streams, streams))
+        self.room = tokens
+        self.looks: list[int] = []
+
+    def fits(self, prompt_tokens: int | None = None) -> bool:
+        size = prompt_tokens or self.prompt_tokens
+        self.looks.append(size)
+        self._began = min(SLOTS, self.room // size)
+        return self._began == SLOTS
+
+
+@pytest.mark.parametrize("tokens", [*range(1000, SLOTS * LONGEST, 500)])
+def test_the_length_that_just_fits_is_found_in_few_looks(tokens: int) -> None:
+    memory = Memory(tokens)
+    memory.measure()
+    assert memory.prompt_tokens <= tokens // SLOTS < 1.25 * memory.prompt_tokens + 20
+    assert len(memory.looks) <= 6
+    assert len(memory.looks) <= 4 or tokens < 2 * LONGEST
