@@ -85,6 +85,13 @@ class Seen(NamedTuple):
         ]
         return sum(one.verdict in UNDECIDED for one in musts) / max(1, len(musts))
 
+    def told_open(self) -> list[str]:
+        return [
+            f"  {one.id} is {one.verdict}: {one.reason}"
+            for one in self.result.cases
+            if one.verdict in UNDECIDED
+        ]
+
     @property
     def first_red_s(self) -> float | None:
         """Since the start: what came after it is taken off."""
@@ -113,9 +120,7 @@ def wrong(cell: Cell, seen: Seen) -> list[str]:
     if cell.defect is None:
         told += [f"{one.id} is red on a clean server: {one.reason}" for one in seen.reds]
         if seen.open_share > MOST_OPEN and not cell.kind.may_be_open:
-            open_ones = [one for one in seen.result.cases if one.verdict in UNDECIDED]
-            told += [f"{one.id} is {one.verdict}: {one.reason}" for one in open_ones]
-            told += seen.result.notes if not seen.result.cases else []
+            told.append(f"{seen.open_share:.0%} of the must cases are undecided")
         return told
     return told + wrong_reds(cell.defect, seen)
 
@@ -168,14 +173,15 @@ def measure(cells: Sequence[Cell]) -> int:
         try:
             seen = run(cell)
             found = wrong(cell, seen)
-            lines[cell.key] = line(cell, seen, found)
+            lines[cell.key], left_open = line(cell, seen, found), seen.told_open()
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             found = [str(error)]
             lines[cell.key] = f"| {' | '.join(cell.key)} |{' |' * (len(HEADS) - 4)} no |"
+            left_open = []
         problems += len(found)
         write_page(lines)
         left_s = (time.monotonic() - began_s) / number * (len(cells) - number)
-        said = [lines[cell.key], *(f"  WRONG: {one}" for one in found)]
+        said = [lines[cell.key], *(f"  WRONG: {one}" for one in found), *left_open]
         print("\n".join(said), flush=True)  # noqa: T201
         print(f"{number}/{len(cells)}, about {left_s / 60:.0f} min left", file=sys.stderr)  # noqa: T201
     return 1 if problems else 0
@@ -235,9 +241,8 @@ def count_clean(cells: Sequence[Cell], runs: int) -> int:
         shares.append(seen.open_share)
         said = line(cell, seen, wrong(cell, seen))
         print(f"{number}/{runs} {said}", flush=True)  # noqa: T201
-        for one in seen.result.cases:
-            if one.verdict not in GOOD:
-                print(f"  {one.id} {one.verdict}: {one.reason}", flush=True)  # noqa: T201
+        for one in (*(f"  {red.id} is red: {red.reason}" for red in seen.reds), *seen.told_open()):
+            print(one, flush=True)  # noqa: T201
     mean = sum(shares) / len(shares)
     print(f"{runs} clean runs: {reds} red, {mean:.1%} of the must cases undecided")  # noqa: T201
     return 1 if reds or mean > MOST_OPEN else 0
