@@ -153,13 +153,13 @@ class Suite:
                 self.order.slots = self.result.slots or self.order.slots
                 self.order.settle_s = event.facts.get("settle_s", self.order.settle_s)
             case "started":
-                self._has_begun = True
+                self._has_begun, self._so_far = True, None
                 case = self._case(event.id)
                 self.show.started(case, self._place())
                 return case
             case "case":
                 assert event.case is not None
-                self._so_far = None
+                self._so_far = None if event.case.aftermath else event.case
                 self.order.left = max(self.order.left, event.case.left_in_all)
                 self._add(event.case)
                 return None if event.case.aftermath else self._case(event.id)
@@ -191,7 +191,10 @@ class Suite:
             masked(child.lines()[-1].strip(), self.secrets) if child.lines() else "without a word"
         )
         how = "took too long" if code is None else f"ended with code {code}: {last}"
-        if current is not None:
+        if current is not None and self._so_far is not None:
+            self._so_far.reason += f"; it ended early: the check's own process {how}"
+            self._add(self._so_far)
+        elif current is not None:
             self._add(settle_case(current, HarnessError(f"the check's own process {how}")))
         elif self._rest:
             self._lost = f"the load process {how}"

@@ -69,6 +69,9 @@ for name in order["cases"]:
         say(event="so_far", id=name, case={**case, "verdict": "cannot_decide", "left": 3})
         os.kill(os.getppid(), signal.SIGINT)
         sys.stdin.read()
+    if act == "crash, some known":
+        say(event="so_far", id=name, case={**case, "left": 3})
+        sys.exit("Segmentation fault")
     if act == "die":
         first = {**case, "id": order["cases"][0], "verdict": "fail", "aftermath": "dead"}
         say(event="case", id=first["id"], case={**first, "left": 3, "left_in_all": 5})
@@ -160,6 +163,15 @@ def test_a_load_process_that_fails_is_no_verdict_on_the_server_and_the_rest_is_r
     assert why in suite.result.cases[1].reason
     assert suite.finish().exit_code == 4
     assert not [file for file in tmp_path.rglob("*.*") if KEY.encode() in file.read_bytes()]
+
+
+def test_what_was_known_of_a_case_is_kept_when_its_process_ends(tmp_path: Path) -> None:
+    suite = a_suite(tmp_path, ["pass", "crash, some known", "pass"], clock_s=quick_clock())
+    assert suite.run() is None
+    assert verdicts(tmp_path) == ["pass", "pass", "pass"]
+    kept = suite.result.cases[1]
+    assert kept.left == 3
+    assert "; it ended early: the check's own process ended with code 1" in kept.reason
 
 
 def test_a_death_is_laid_at_an_earlier_case_and_nothing_more_is_decided(tmp_path: Path) -> None:
