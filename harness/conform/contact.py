@@ -27,7 +27,7 @@ from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import Access
 from harness.run.server import Server, attach
-from harness.run.settle import Asker, IdlePages, NotServedError
+from harness.run.settle import Asker, IdlePages, NotServedError, SilentServerError
 from harness.store.run_folder import RunFolder
 from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
@@ -160,7 +160,12 @@ def check_serves(
         why = masked(str(error), secrets)
         said = f"{asker.url}{asker.target.path} does not answer a first request: {why}"
         status = error.status
-        if status in (401, 403):
+        if isinstance(error, SilentServerError):
+            said += (
+                "; start again if it only loads its model now: a server that always takes so long "
+                "to its first token cannot be judged"
+            )
+        elif status in (401, 403):
             said += "; name the variable with its key: --api-key-env"
         elif status in (400, 404, 405, 422):
             said += (

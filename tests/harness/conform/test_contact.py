@@ -1,6 +1,7 @@
 """The suite's first words with a server, and that all of them go to one address."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,14 +11,16 @@ from threading import Thread
 import httpx
 import pytest
 
-from harness.conform.contact import Contact
+from harness.conform.contact import Contact, check_serves
 from harness.conform.pages import Pages
 from harness.conform.routes import Routes
+from harness.errors import TargetError
 from harness.experiments.readings import RunningGauge
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import Access
 from harness.run.server import Server
+from harness.run.settle import Asker, SilentServerError
 from harness.store.run_folder import RunFolder
 from harness.workload.target import Target
 from harness.workload.workload import load_target
@@ -105,3 +108,17 @@ def test_pages_and_routes_are_asked_at_the_address_of_the_load() -> None:
             assert routes._client.get(f"{url}/health").text.endswith(" 2\n")
     other = plan.at("http://10.0.0.9:8000")
     assert (other.url, other.urls, other.address) == ("http://10.0.0.9:8000", [], None)
+
+
+def test_a_server_that_is_silent_may_only_load_its_model() -> None:
+    silent = SilentServerError("ReadTimeout within 20 s")
+    with httpx.Client() as client:
+        asker = Asker(
+            client=client,
+            url="http://s",
+            target=load_target("vllm"),
+            model="m",
+            clock_ns=time.perf_counter_ns,
+        )
+        with pytest.raises(TargetError, match="only loads its model now"):
+            check_serves(asker, [], silent=silent)
