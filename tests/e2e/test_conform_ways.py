@@ -133,6 +133,18 @@ def test_a_bad_server_whose_slots_cannot_be_filled_is_red_for_its_fault(
 
 @pytest.mark.e2e
 @pytest.mark.table
+@pytest.mark.parametrize("manners", [QUEUE, REFUSE, SHORT, FLUSH])
+def test_a_server_that_does_not_see_resets_is_red_for_them_alone(
+    tmp_path: Path, manners: Manners
+) -> None:
+    deaf = changed(manners, forgets="resets")
+    closed, reset = judged(tmp_path, deaf, CASE, "stream/rst-decode")
+    assert closed.verdict is Verdict.PASS, closed.reason
+    assert (reset.verdict, reset.kind) == (Verdict.FAIL, Failure.NEVER), reset.reason
+
+
+@pytest.mark.e2e
+@pytest.mark.table
 @pytest.mark.parametrize(("leaks", "kind"), [(0, None), (60, Failure.NEVER)])
 def test_a_server_that_drains_must_have_its_memory_back(
     tmp_path: Path, leaks: int, kind: Failure | None
