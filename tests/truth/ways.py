@@ -46,6 +46,7 @@ def watch(
     step_s: float = 0.02,
     most_others: int = 32,
     is_share: bool = False,
+    is_early: bool = False,
     **script: Any,
 ) -> Watched:
     with scripted_server(slots=SLOTS, step_s=step_s, num_blocks=8192, **script) as server:
@@ -57,6 +58,7 @@ def watch(
             "settle_s": SETTLE_S,
             "tries": tries,
             "is_share": is_share,
+            "is_early": is_early,
             "pid": server.process.pid,
             "most_others": most_others,
         }

@@ -55,6 +55,26 @@ def test_a_pace_shows_how_many_of_those_that_left_are_still_computed(every: int,
     assert told["held"] == pytest.approx(held, abs=3 if held else 0)
 
 
+@pytest.mark.parametrize(
+    "way",
+    [
+        "gauge",
+        pytest.param("pace", marks=pytest.mark.table),
+        pytest.param("quiet", marks=pytest.mark.table),
+    ],
+)
+@pytest.mark.parametrize("name", ["good", "never"])
+def test_a_stream_that_leaves_before_its_first_token_is_seen_afterwards(
+    way: str, name: str
+) -> None:
+    told, _ = watch(way, tries=TRIES, is_early=True, **WAYS[way], **SERVERS[name])
+    if name == "never":
+        assert told["tries_s"] == [None]
+    else:
+        assert len(told["tries_s"]) == TRIES
+        assert max(told["tries_s"]) <= max(told["controls_s"]) + told["floor_s"] + 0.05
+
+
 def test_where_others_slow_nobody_pace_says_that_it_sees_nothing() -> None:
     told, _ = watch("pace", tries=TRIES, most_others=4)
     assert "by pace it cannot be seen here" in told["why"]

@@ -98,7 +98,17 @@ def holds(session: LoadSession, asked: dict[str, Any]) -> dict[str, Any]:
     def ready(stream: LiveStream, _number: int) -> None:
         stream.wait_tokens(READ_TOKENS, LONG_S)
 
-    leaver = Leaver(streams.long(), streams.start, ready, LiveStream.leave)
+    def wait_half(_stream: LiveStream, _number: int) -> None:
+        streams.pause(streams.ttft_s / 2)
+
+    is_early = asked["is_early"]
+    leaver = Leaver(
+        streams.long(),
+        streams.start,
+        wait_half if is_early else ready,
+        LiveStream.leave,
+        is_early=is_early,
+    )
     way = watcher(streams, asked, rng)
     try:
         assert way.can_judge(facts) is None
