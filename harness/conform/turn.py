@@ -115,7 +115,7 @@ class Turns:
         bench, usual = self.bench, self.patience
         bench.limit_tries()
         patience = usual._replace(spare_s=_SPARE_S if self._has_stopped else 0.0)
-        is_short = "K" not in case.methods and case.group not in _MANY_PROMPTS
+        is_short = case.methods != "K" and case.group not in _MANY_PROMPTS
         if bench.known.never_stops is not None and is_short:
             begin_s = usual.filler_s - usual.settle_s
             patience = hurried(usual, step_s=bench.step_s, begin_s=begin_s)
@@ -134,15 +134,17 @@ class Turns:
         """After a red: the control, and, if the server was late, a second run in the slots that are
         left. Where a server declares that answers run on, it is held to that instead. None: the red
         stands. So does a `never` that was judged against controls, or where the server is known
-        never to stop a plain stream."""
+        never to stop a plain stream; so does a lateness there, where many prompts were left."""
         bench = self.bench
         contract = bench.session.plan.target.disconnect
         if contract != "cancel" and "resume" not in case.needs:
             bench.end()
             bench.cleaning.rest()  # may take longer than a case
             return self._attempt(case, partial(_held_to, contract, outcome, case)), None
-        is_known = outcome.stops is False or bench.known.never_stops is not None
-        if outcome.failure is Failure.NEVER and is_known:
+        never_stops = bench.known.never_stops is not None
+        is_known = outcome.stops is False or never_stops
+        is_late_for_it = never_stops and case.group in _MANY_PROMPTS
+        if (outcome.failure is Failure.NEVER and is_known) or is_late_for_it:
             return outcome, None
         facts = bench.facts
         again = self._once_more(case, outcome)

@@ -28,7 +28,7 @@ SHORT_STALL_STEPS: Final = 20  # of a reader that then leaves
 SIBLINGS: Final = 4
 SIBLING_TOKENS: Final = 40
 SILENT_STREAMS: Final = 2
-SILENCE_TIMES: Final = 1.4  # the time that is waited, which their answers must outlast
+SILENCE_TIMES: Final = 1.25  # the time that is waited, which their answers must outlast
 UNDECLARED_TIMES: Final = 3  # the settle time: how long a silent client is waited for
 LOOK_S: Final = 1.0
 

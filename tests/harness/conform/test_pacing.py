@@ -44,6 +44,12 @@ def test_the_time_left_follows_from_the_cases_of_this_run() -> None:
 def test_a_typical_time_is_that_of_a_case() -> None:
     ids = {case.id for case in all_cases()}
     assert typical_times().keys() <= ids
+    full, quick = typical_times(), typical_times(quick=True)
+    assert full.keys() == quick.keys()
+    assert all(quick[one] <= full[one] for one in full)
+    assert {one.id for one in all_cases() if one.quick} <= {
+        one for one in full if quick[one] < full[one]
+    }
 
 
 def test_a_suite_stays_what_it_was_and_no_case_is_renamed() -> None:
