@@ -39,6 +39,7 @@ _LONG_PROMPTS: Final = ("prefill", *_MANY_PROMPTS)
 _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
 _MOST_RECOUNTS: Final = 3  # of slots, in a run
+_FIRST_TOKENS: Final = 30  # that a case waits for, one after the other
 _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
 
 
@@ -229,7 +230,7 @@ class Turns:
         return result
 
     def _attempt(self, case: Case, check: Check) -> Finding | Exception:
-        limit_s = case.limit_s + 3 * self.patience.settle_s
+        limit_s = case.limit_s + 3 * self.patience.settle_s + _FIRST_TOKENS * self.bench.ttft_s
         limit = gevent.Timeout(limit_s)  # no Exception, so that no check takes it for its own
         try:
             with limit:
