@@ -212,13 +212,11 @@ def head() -> str:
 
 `make conform-kinds` runs `walkaway conform` on scripted servers whose truth is known, of the kinds
 that the field has, with several numbers of slots, clean and with one defect each, and writes this
-table: {utc_now():%Y-%m-%d}, {os.cpu_count()} processors ({platform.machine()}), Python
-{platform.python_version()}.
+table. Last: {utc_now():%Y-%m-%d}, {os.cpu_count()} processors ({platform.machine()}).
 
 Steps last 20 ms, or as long as it takes to make 10,000 tokens a second. A clean server is right
 without a red case, and with at most one in ten of its `must` cases undecided; a defect is right if
 the cases that concern it are red, in the way of the defect, and those that do not are not.
-
 """
 
 
