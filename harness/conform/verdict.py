@@ -104,9 +104,9 @@ def by_contract(red: Finding, contract: Disconnect, *, good: str, wrong: str | N
     may run on to its end. `good`, `wrong`: what was seen after that."""
     if wrong is None:
         told = f"as it declares (`{contract}`), answers run on when their clients have left"
-        return Finding(None, f"{told}, and then {good}", red.evidence)
+        return Finding(None, f"{told}, and then {good}", red.evidence, way=red.way)
     told = f"it declares `{contract}`, but when the answers that were left must have ended"
-    return Finding(Failure.NEVER, f"{told}, {wrong}", red.evidence)
+    return Finding(Failure.NEVER, f"{told}, {wrong}", red.evidence, way=red.way)
 
 
 def accuse(
