@@ -31,8 +31,9 @@ def gentle_case(max_seconds: float) -> Case:
         requirement="A server in use lets go of streams whose clients leave.",
         wire="One or two streams begin, run for a random time and leave, again and again. Never "
         "more than two, or 1 % of the slots, run at once.",
-        passes="averaged over the leaves, the server's own gauge (without one: another stream's "
-        "pace) shows that they are gone",
+        passes="the memory that the server shows as held falls by what each leaving stream held; "
+        "where that is not shown: averaged over the leaves, its gauge of requests (without one: "
+        "another stream's pace) shows that they are gone",
         methods="G",
         check=_never_checked,
         needs=frozenset(),
@@ -139,6 +140,11 @@ def _evidence(found: Gentle) -> Evidence:
         "ghost_rate_high95": None if ghosts is None else ghosts.high,
         "seen_by_ms": None if found.seen_by_s is None else 1e3 * found.seen_by_s,
         "share_of_load": found.share_of_load,
+        "share_of_memory": found.share_of_memory,
+        "prompt_tokens": found.prompt_tokens or None,
+        "mistaken_share": found.mistaken_share,
+        "ends": found.ends or None,
+        "missed_ends": found.missed_ends if found.ends else None,
         "most_streams": found.most_streams,
     }
     return {name: None if one is None else round(one, 4) for name, one in figures.items()}

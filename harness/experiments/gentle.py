@@ -1,20 +1,24 @@
 """Whether a server in use stops, by one or two streams of ours that leave now and then.
 
-Never more than two streams of ours at once, or 1 % of the slots. They leave at random moments; what
-the server's gauge of its requests shows around them is averaged (`averaged`). Where no gauge can be
-trusted, it is the pace of a stream of ours that stays, a twin: there each second time the other one
-ends by itself, to show what an end looks like.
+Never more than two streams of ours at once, or 1 % of the slots. They leave at random moments.
+Where the server shows how much memory is held, one with a long prompt leaves at a time, and each
+leave is seen by itself (`gentle_memory`): two forgotten leaves in a hundred are found in minutes.
+
+Where that cannot be seen, what the server's gauge of its requests shows around the leaves is
+averaged (`averaged`): one forgotten leave in two is found in a minute, one in fifty in hours. Where
+no gauge can be trusted, it is the pace of a stream of ours that stays, a twin: there each second
+time the other one ends by itself, to show what an end looks like.
 
 It cannot see a latency below half a poll and the gauge's own lag, nor, by pace, anything on a
-server whose streams do not slow each other down. One forgotten leave in a
-hundred takes hours to find among busy users; one in two takes a minute.
+server whose streams do not slow each other down.
 """
 
 import random
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from statistics import median
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -29,16 +33,17 @@ from harness.experiments.averaged import (
     average,
 )
 from harness.experiments.facts import PROMPT_TOKENS
+from harness.experiments.gentle_memory import ByMemory, UnseenError
 from harness.experiments.gentle_plan import (
     MOST_TOGETHER,
+    NO_CONTEXT,
     Gentle,
     GhostRate,
+    Judged,
     Turns,
     Wanted,
-    decide,
-    drifts,
+    figures,
     is_look,
-    is_seen,
     level_of,
     most_streams,
 )
@@ -47,6 +52,7 @@ from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import (
     Array,
+    MemoryGauge,
     Readings,
     RunningGauge,
     gauge_lag_s,
@@ -98,9 +104,38 @@ def watch(
         context=terms.context,
         level_steps=_TWIN_STEPS if gauge is None else LEVEL_STEPS,
     )
-    visitors = Visitors(session, turns, rng, step_s=step_s, most=most_streams(terms.slots))
-    with _ByTwin(visitors) if gauge is None else _ByGauge(visitors, gauge) as seen:
-        yield from _watch(seen, terms)
+    most = most_streams(terms.slots)
+    visitors = Visitors(session, turns, rng, step_s=step_s, most=most)
+    began_s, why_no_memory = time.perf_counter(), ""
+    with ExitStack() as stack:
+        seen: _ByTwin | _ByGauge | ByMemory
+        if gauge is None:
+            seen = stack.enter_context(_ByTwin(visitors))
+        else:
+            stack.callback(gauge.close)
+            alone = Visitors(session, turns.brief, rng, step_s=step_s, most=1)
+            try:
+                seen = stack.enter_context(_by_memory(alone, urls, terms))
+            except UnseenError as error:
+                why_no_memory = str(error)
+                seen = stack.enter_context(_ByGauge(visitors, gauge))
+        for found in _watch(seen, terms, began_s):
+            yield found._replace(why_no_memory=why_no_memory)
+
+
+def _by_memory(visitors: Visitors, urls: Sequence[str], terms: Terms) -> ByMemory:
+    """Raises UnseenError."""
+    plan, turns = visitors.session.plan, visitors.turns
+    if (why := why_no_gauge(plan.target, urls, "kv_usage")) is not None:
+        raise UnseenError(f"by memory it cannot be seen: {why}")
+    answer = turns.tokens(turns.dwell_s.high, visitors.step_s)
+    return ByMemory(
+        visitors,
+        MemoryGauge(plan, urls),
+        late_s=_usual_lag_s(plan.target, visitors.step_s),
+        most_tokens=(terms.context or NO_CONTEXT) - answer - PROMPT_TOKENS,
+        rng=visitors.rng,
+    )
 
 
 def _gauge_of(plan: LoadPlan, urls: Sequence[str]) -> tuple[RunningGauge | None, float]:
@@ -120,8 +155,7 @@ def _poll_s(target: Target, step_s: float, cost_s: float) -> float:
     return max(_SHORTEST_POLL_S, poll_of(target, step_s), _POLL_COSTS * cost_s)
 
 
-def _watch(seen: "_ByGauge | _ByTwin", terms: Terms) -> Iterator[Gentle]:
-    began_s = time.perf_counter()
+def _watch(seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float) -> Iterator[Gentle]:
     looks, stops, why, counted = 0, None, "too few leaves yet", 0
     judged: Judged | None = None
     is_over = False
@@ -145,39 +179,6 @@ def serves(session: LoadSession) -> bool:
     except TargetError:
         return False
     return True
-
-
-class Judged(NamedTuple):
-    """`why_not`: nothing can be said, since no natural end is seen either."""
-
-    averaged: Averaged
-    ghosts: GhostRate
-    latency_s: float
-    latency: Interval
-    why_not: str = ""
-
-    def answer(self, level: float) -> tuple[bool | None, str]:
-        if self.why_not:
-            return None, self.why_not
-        if not is_seen(self.averaged, level):
-            return None, "no reading shows yet that our streams begin (is it this server's gauge?)"
-        if drifts(self.averaged, level):
-            return (
-                None,
-                "others come and go as our streams do: a leave is seen where there was none",
-            )
-        stops = decide(self.ghosts, level)
-        if stops is None:
-            return None, "too few leaves yet, for the load of the other users varies"
-        return stops, ""
-
-    def is_sure(self, wanted: Wanted, step_s: float) -> bool:
-        return wanted.is_met(
-            latency_s=self.latency_s,
-            latency=self.latency,
-            ghosts=self.ghosts.interval(),
-            step_s=step_s,
-        )
 
 
 def _first_look(session: LoadSession) -> float:
@@ -217,7 +218,6 @@ class _ByGauge:
 
     def __exit__(self, *_: object) -> None:
         self._readings.__exit__()
-        self._gauge.close()
 
     @property
     def moments(self) -> int:
@@ -234,22 +234,28 @@ class _ByGauge:
         if averaged is None:
             return None
         usual_s = _usual_lag_s(self._target, self.visitors.step_s)
-        low, high = averaged.place_ci95
-        return Judged(
-            averaged,
-            GhostRate.by_gauge(averaged),
-            max(0.0, averaged.place_s - usual_s),
-            Interval(max(0.0, low - usual_s), max(0.0, high - usual_s)),
-        )
+        return _judged(averaged, GhostRate.by_gauge(averaged), usual_s)
 
     def figures(self, judged: Judged | None) -> Gentle:
         times_s, values = self._readings.arrays()
         all_s = float((np.diff(times_s) * values[1:]).sum())
         floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
-        return _figures("gauge", self._leaves, judged, self.visitors)._replace(
+        streams = sum(one.streams for one in self._leaves)
+        most = self.visitors.most
+        return figures("gauge", len(self._leaves), streams, most, judged)._replace(
             floor_s=floor_s,
             share_of_load=self.visitors.in_flight_s / all_s if all_s else None,
         )
+
+
+def _judged(averaged: Averaged, ghosts: GhostRate, usual_s: float = 0.0) -> Judged:
+    judged = Judged(ghosts, None, None, averaged.seen_by_s, averaged)
+    if averaged.freed.interval().low <= 0:  # there is no fall that has a place
+        return judged
+    low, high = (max(0.0, one - usual_s) for one in averaged.place_ci95)
+    return judged._replace(
+        latency_s=max(0.0, averaged.place_s - usual_s), latency=Interval(low, high)
+    )
 
 
 def _usual_lag_s(target: Target, step_s: float) -> float:
@@ -320,10 +326,11 @@ class _ByTwin:
         if ended.freed.interval().low <= 0:
             why_not = "another stream's pace does not show yet that one ends (here it may never)"
         ghosts = GhostRate.by_pace(left, ended)
-        return Judged(left, ghosts, left.place_s, left.place_ci95, why_not)
+        return _judged(left, ghosts)._replace(why_not=why_not)
 
     def figures(self, judged: Judged | None) -> Gentle:
-        return _figures("pace", self._leaves, judged, self.visitors)._replace(
+        leaves = len(self._leaves)
+        return figures("pace", leaves, leaves, self.visitors.most, judged)._replace(
             floor_s=self.visitors.step_s
         )
 
@@ -333,29 +340,3 @@ def _paces(twin: LiveStream) -> tuple[Array, Array]:
     gaps = gaps_of(twin.token_times_ns)
     middles = [gap.since_s + gap.pace_s / 2 for gap in gaps]
     return np.array(middles), np.array([gap.pace_s for gap in gaps])
-
-
-def _figures(
-    way: Literal["gauge", "pace"],
-    leaves: Sequence[Leave],
-    judged: Judged | None,
-    visitors: Visitors,
-) -> Gentle:
-    found = Gentle(
-        way=way,
-        stops=None,
-        why="",
-        seconds=0.0,
-        moments=len(leaves),
-        leaves=sum(one.streams for one in leaves),
-        most_streams=visitors.most,
-    )
-    if judged is None or judged.why_not:
-        return found
-    if judged.averaged.freed.interval().low > 0:  # else there is no fall that has a place
-        found = found._replace(latency_s=judged.latency_s, latency_ci95=judged.latency)
-    return found._replace(
-        ghost_rate=judged.ghosts.rate,
-        ghost_ci95=judged.ghosts.interval(),
-        seen_by_s=judged.averaged.seen_by_s,
-    )

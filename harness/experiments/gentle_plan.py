@@ -8,6 +8,7 @@ import random
 from typing import Final, Literal, NamedTuple, Self
 
 from harness.experiments.averaged import LEVEL_STEPS, Averaged, Estimate, Interval, Window
+from harness.experiments.memory_falls import Tally
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 
@@ -21,10 +22,11 @@ _LONGEST_AFTER_S: Final = 2.0
 _SHORTEST_AFTER_STEPS: Final = 20
 _DWELL_S: Final = 1.0  # the width of the random time before a leave
 _DWELL_STEPS: Final = 10
+_BRIEF: Final = 0.3
 _CONTROL_S: Final = 0.2
 _FASTER: Final = 1.3  # than seen so far: a stream that leaves must not end by itself
 _SPARE_TOKENS: Final = 4
-_NO_CONTEXT: Final = 2000  # tokens, where it is not known
+NO_CONTEXT: Final = 2000  # tokens, where it is not known
 
 
 def most_streams(slots: int | None) -> int:
@@ -52,7 +54,7 @@ class Turns(NamedTuple):
     ) -> Self:
         """Shorter where the context holds no longer answers. Raises CannotDecideError if it is too
         short for any window."""
-        most_tokens = (context or _NO_CONTEXT) * 3 // 4
+        most_tokens = (context or NO_CONTEXT) * 3 // 4
         after_s = max(min(settle_s, _LONGEST_AFTER_S), _SHORTEST_AFTER_STEPS * step_s)
         window = Window.of(poll_s=poll_s, step_s=step_s, after_s=after_s, level_steps=level_steps)
         width_s = max(_DWELL_S, _DWELL_STEPS * step_s)
@@ -67,6 +69,13 @@ class Turns(NamedTuple):
                     f"answers of {most_tokens} tokens end in {most_tokens * step_s:.2g} s: too "
                     f"soon to see a leave by readings {poll_s:.2g} s apart"
                 )
+
+    @property
+    def brief(self) -> Self:
+        """Where each leave is seen by itself: its moment has to be random within a step alone."""
+        shortest_s, longest_s = self.dwell_s
+        width_s = _BRIEF * (longest_s - shortest_s)
+        return self._replace(dwell_s=Interval(shortest_s, shortest_s + width_s))
 
     def tokens(self, dwell_s: float, step_s: float) -> int:
         """To ask for, so that the answer outlasts the window."""
@@ -135,7 +144,7 @@ def _over(left: Estimate, ended: Estimate) -> Estimate:
     return Estimate(share, error, min(left.n, ended.n))
 
 
-def decide(ghosts: GhostRate, level: float) -> bool | None:
+def decide(ghosts: GhostRate | Tally, level: float) -> bool | None:
     """Whether the server stops; None: not yet known."""
     low, high = ghosts.interval(level)
     if low > MANY_GHOSTS:
@@ -170,11 +179,52 @@ class Wanted(NamedTuple):
         return is_narrow and ghosts.width <= self.ghosts
 
 
+class Judged(NamedTuple):
+    """`averaged`: None where each leave was seen by itself. `why_not`: nothing can be said, since
+    no natural end is seen either."""
+
+    ghosts: GhostRate | Tally
+    latency_s: float | None
+    latency: Interval | None
+    seen_by_s: float
+    averaged: Averaged | None = None
+    why_not: str = ""
+
+    def answer(self, level: float) -> tuple[bool | None, str]:
+        if self.why_not:
+            return None, self.why_not
+        if self.averaged is not None:
+            if not is_seen(self.averaged, level):
+                return None, "no reading shows yet that our streams begin (is it this server's?)"
+            if drifts(self.averaged, level):
+                return (
+                    None,
+                    "others come and go as our streams do: a leave is seen where there was none",
+                )
+        stops = decide(self.ghosts, level)
+        if stops is None:
+            return None, "too few leaves yet, for the load of the other users varies"
+        return stops, ""
+
+    def is_sure(self, wanted: Wanted, step_s: float) -> bool:
+        if self.latency_s is None or self.latency is None:
+            return False
+        return wanted.is_met(
+            latency_s=self.latency_s,
+            latency=self.latency,
+            ghosts=self.ghosts.interval(),
+            step_s=step_s,
+        )
+
+
 class Gentle(NamedTuple):
     """What is known by now. `stops`: None: not yet, and `why`. `seen_by_s`: a leave that showed
-    nothing by then counts as forgotten. `share_of_load`: our streams over all that ran, None where
-    no gauge shows that; `most_streams` of ours ran at once. `latency_s` has the gauge's usual lag
-    taken off; nothing below `floor_s` can be seen."""
+    nothing by then counts as forgotten. `share_of_memory`: what a stream of ours holds, with its
+    `prompt_tokens`; None where leaves are not judged by memory, for `why_no_memory`.
+    `mistaken_share`: of times in which nothing of ours moved, those that show what a leave would;
+    `missed_ends`: of `ends` of our answers, those that showed nothing. `share_of_load`: our streams
+    over all that ran, None where no gauge shows that; `most_streams` of ours ran at once.
+    `latency_s` has the gauge's usual lag taken off; nothing below `floor_s` can be seen."""
 
     way: Literal["gauge", "pace"]
     stops: bool | None
@@ -190,6 +240,12 @@ class Gentle(NamedTuple):
     seen_by_s: float | None = None
     most_streams: int = 0
     share_of_load: float | None = None
+    share_of_memory: float | None = None
+    prompt_tokens: int = 0
+    mistaken_share: float | None = None
+    ends: int = 0
+    missed_ends: int = 0
+    why_no_memory: str = ""
     is_final: bool = False
 
     @property
@@ -212,7 +268,34 @@ class Gentle(NamedTuple):
             said += f"; {rate} of the streams are still held after {within} ({low} to {high})"
         if self.share_of_load is not None:
             said += f"; {_share(self.share_of_load)} of its load was ours"
+        if self.share_of_memory is not None:
+            said += f", and {_share(self.share_of_memory)} of its memory at most"
+        if self.why_no_memory:
+            said += f"; {self.why_no_memory}"
         return said
+
+
+def figures(
+    way: Literal["gauge", "pace"], moments: int, leaves: int, most: int, judged: Judged | None
+) -> Gentle:
+    found = Gentle(
+        way=way,
+        stops=None,
+        why="",
+        seconds=0.0,
+        moments=moments,
+        leaves=leaves,
+        most_streams=most,
+    )
+    if judged is None or judged.why_not:
+        return found
+    return found._replace(
+        latency_s=judged.latency_s,
+        latency_ci95=judged.latency,
+        ghost_rate=judged.ghosts.rate,
+        ghost_ci95=judged.ghosts.interval(),
+        seen_by_s=judged.seen_by_s,
+    )
 
 
 def _share(value: float) -> str:

@@ -4,7 +4,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import gevent
 import httpx
@@ -20,6 +20,7 @@ from harness.workload.plan import LoadPlan
 from harness.workload.target import MetricSource, Target
 
 Array = NDArray[np.float64]
+Gauge = Literal["running", "kv_usage"]
 
 _PAGE_S: Final = 5.0
 _SHORTEST_POLL_S: Final = 0.005
@@ -53,15 +54,15 @@ class Readings:
     def __exit__(self, *_: object) -> None:
         self._reader.kill()
 
-    def arrays(self) -> tuple[Array, Array]:
+    def arrays(self, since_s: float = 0.0) -> tuple[Array, Array]:
         """Times and values, in order."""
-        return np.array(self._times), np.array(self._values)
+        times_s = np.array(self._times)
+        first = int(np.searchsorted(times_s, since_s))
+        return times_s[first:], np.array(self._values[first:])
 
     def since(self, since_s: float) -> list[Reading]:
-        first = int(np.searchsorted(np.array(self._times), since_s))
-        return [
-            Reading(*one) for one in zip(self._times[first:], self._values[first:], strict=True)
-        ]
+        times_s, values = (one.tolist() for one in self.arrays(since_s))
+        return [Reading(*one) for one in zip(times_s, values, strict=True)]
 
     def latest(self) -> float:
         """The latest value; 0 before the first."""
@@ -113,7 +114,12 @@ class RunningGauge:
         self._client = asking_client(plan, _PAGE_S)
 
     def read(self) -> float:
-        pages = [fetch_page(self._client, url) for url in self._urls]
+        return self._requests(self._pages())
+
+    def _pages(self) -> list[httpx.Response]:
+        return [fetch_page(self._client, url) for url in self._urls]
+
+    def _requests(self, pages: list[httpx.Response]) -> float:
         return sum(
             value_of(source, page)
             for source in self._sources
@@ -130,6 +136,27 @@ class RunningGauge:
         self._client.close()
 
 
+class MemoryGauge(RunningGauge):
+    """The share of its memory for contexts that a server shows as held; over several pages the
+    mean. `requests`: those that ran or waited, in the mean over the readings."""
+
+    def __init__(self, plan: LoadPlan, urls: Sequence[str]) -> None:
+        super().__init__(plan, urls, with_waiting=True)
+        self._memory = plan.target.metrics["kv_usage"]
+        self._counted = self._readings = 0.0
+
+    @property
+    def requests(self) -> float:
+        return self._counted / max(1.0, self._readings)
+
+    def read(self) -> float:
+        pages = self._pages()
+        self._counted += self._requests(pages)
+        self._readings += 1
+        shown = pages[:1] if self._memory.repeated else pages
+        return sum(value_of(self._memory, page) for page in shown) / len(shown)
+
+
 def value_of(source: MetricSource, page: httpx.Response) -> float:
     """Only its own lines are parsed: a page may have thousands of others. Raises SourceError."""
     own = "".join(f"{line}\n" for line in page.text.splitlines() if line.startswith(source.name))
@@ -140,11 +167,17 @@ def value_of(source: MetricSource, page: httpx.Response) -> float:
     return read_roles(samples, {"running": source}).get("running", 0.0)
 
 
-def why_no_gauge(target: Target, urls: Sequence[str]) -> str | None:
-    """Why the gauge of running requests cannot show when a stream was let go of; None: it can."""
-    source = target.metrics.get("running")
+_SHOWN: Final[dict[Gauge, str]] = {
+    "running": "how many requests run",
+    "kv_usage": "how much memory they hold",
+}
+
+
+def why_no_gauge(target: Target, urls: Sequence[str], gauge: Gauge = "running") -> str | None:
+    """Why this gauge cannot show when a stream was let go of; None: it can."""
+    source = target.metrics.get(gauge)
     if not urls or source is None:
-        return "no metrics page shows how many requests run (--metrics-url, --engine)"
+        return f"no metrics page shows {_SHOWN[gauge]} (--metrics-url, --engine)"
     if source.trust not in _TRUSTED:
         return f"{source.name} is not to be trusted ({source.trust})"
     if source.lag_steps > _MOST_LAG_STEPS:

@@ -30,7 +30,8 @@ _FEWEST_TOKENS: Final = 8
 
 class Visitors:
     """Never more than `most` at once. `step_s`: of the latest. `in_flight_s`: stream-seconds so
-    far. `staying`: of ours that are there besides."""
+    far. `staying`: of ours that are there besides. `text`: their prompt, the same each time; None:
+    a short one, another each time."""
 
     def __init__(
         self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
@@ -42,13 +43,20 @@ class Visitors:
         self.most = most
         self.in_flight_s = 0.0
         self.staying = 0
+        self.text: str | None = None
+        self.prompt_tokens = PROMPT_TOKENS
         self._refused = self._ended = 0
+
+    def pause(self, seconds: float) -> None:
+        gevent.sleep(seconds)
 
     def begin(self, count: int, tokens: int) -> list[LiveStream] | None:
         """Streams that all run; None if one was refused or had to wait: others need the server.
         Raises CannotDecideError if that is always so."""
-        asked = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.USER)
-        streams = [LiveStream(self.session, asked) for _ in range(count)]
+        asked = RequestSpec(
+            user=0, max_tokens=tokens, prompt_tokens=self.prompt_tokens, role=Role.USER
+        )
+        streams = [LiveStream(self.session, asked, self.text) for _ in range(count)]
         if not without_token(streams, _FIRST_TOKEN_S):
             self._refused = 0
             return streams
@@ -66,6 +74,19 @@ class Visitors:
 
     def leave(self, count: int) -> Leave | None:
         """They begin, run for a random time and leave; returns when others of ours may begin."""
+        left = self.depart(count)
+        if left is None:
+            return None
+        departure, tokens_left = left
+        rest_s = self.turns.next_after_s(
+            tokens_left, self.step_s, all_used=self.staying + 2 * count > self.most
+        )
+        gevent.sleep(max(0.0, departure.t0_s + rest_s - time.perf_counter()))
+        return departure
+
+    def depart(self, count: int) -> tuple[Leave, int] | None:
+        """They begin, run for a random time and leave: that, and the most tokens that one had left
+        to come."""
         turns = self.turns
         dwell_s, asked_s = turns.draw_s(self.rng), time.perf_counter()
         streams = self.begin(count, turns.tokens(dwell_s, self.step_s))
@@ -85,11 +106,7 @@ class Visitors:
         t0_s = max(left_ns) / 1e9
         left = max(one.spec.max_tokens - one.tokens for one in streams)
         self.in_flight_s += count * (t0_s - began_s)
-        rest_s = turns.next_after_s(
-            left, self.step_s, all_used=self.staying + 2 * count > self.most
-        )
-        gevent.sleep(max(0.0, t0_s + rest_s - time.perf_counter()))
-        return Leave(asked_s, began_s, t0_s, count)
+        return Leave(asked_s, began_s, t0_s, count), left
 
     def end(self) -> Leave | None:
         """One begins, runs for a random time and ends by itself."""

@@ -1,13 +1,16 @@
 """Other users of a server: `python -m tests.truth.crowd URL USERS SEED`, until standard input ends.
 
-Each asks for 20 to 250 tokens, reads them (three in ten leave on the way), pauses for a second on
-average, and asks again, on a new connection.
+Each asks for 20 to 250 tokens to a prompt of 16 to 512, reads them (three in ten leave on the way),
+pauses for a second on average, and asks again, on a new connection. At the end it says when each
+token came, and how long after the one before (both in seconds, of `time.perf_counter`), as JSON.
 """
 
 import asyncio
 import json
 import random
+import string
 import sys
+import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -18,11 +21,16 @@ PAUSE_S = 1.0
 LEAVE_SHARE = 0.3
 
 
-async def one_answer(host: str, port: int, tokens: int, leaves_after: int | None) -> None:
+Gaps = list[tuple[float, float]]
+
+
+async def one_answer(
+    host: str, port: int, prompt: str, tokens: int, leaves_after: int | None, gaps: Gaps
+) -> None:
     reader, writer = await asyncio.open_connection(host, port)
     asked = {
         "model": MODEL,
-        "prompt": "others",
+        "prompt": prompt,
         "max_tokens": tokens,
         "stream": True,
         "ignore_eos": True,
@@ -33,23 +41,28 @@ async def one_answer(host: str, port: int, tokens: int, leaves_after: int | None
         f"content-length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)
-    events = 0
+    events, last_s = 0, None
     try:
         while line := await reader.readline():
-            events += line.startswith(b"data: ")
             is_over = line.startswith(b"data: [DONE]")
+            if line.startswith(b"data: ") and not is_over:
+                now_s = time.perf_counter()
+                if last_s is not None:
+                    gaps.append((now_s, now_s - last_s))
+                events, last_s = events + 1, now_s
             if is_over or (leaves_after is not None and events >= leaves_after):
                 break
     finally:
         writer.close()
 
 
-async def user(host: str, port: int, rng: random.Random) -> None:
+async def user(host: str, port: int, rng: random.Random, gaps: Gaps) -> None:
     while True:
         tokens = rng.randint(20, 250)
+        prompt = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(16, 512)))
         leaves_after = rng.randint(1, tokens) if rng.random() < LEAVE_SHARE else None
         with suppress(ConnectionError):
-            await one_answer(host, port, tokens, leaves_after)
+            await one_answer(host, port, prompt, tokens, leaves_after, gaps)
         await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
 
 
@@ -57,14 +70,15 @@ async def main(url: str, users: int, seed: str) -> None:
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
-    rng = random.Random(seed)
+    rng, gaps = random.Random(seed), Gaps()
     tasks = [
-        asyncio.ensure_future(user(parts.hostname, parts.port, random.Random(rng.random())))
+        asyncio.ensure_future(user(parts.hostname, parts.port, random.Random(rng.random()), gaps))
         for _ in range(users)
     ]
     await wait_for_stdin()
     for one in tasks:
         one.cancel()
+    print(json.dumps(gaps))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """Gentle watches beside busy users, held to the truth of a scripted server:
-`python -m tests.truth.gentle [--seconds S] [--users N] [--seed S] [NAME ...]`.
+`python -m tests.truth.gentle [--seconds S] [--users N] [--seed S] [--rounds N] [NAME ...]`.
 
 32 slots, steps of 20 ms, other users who come and go, some of whom leave. For each behaviour of the
-server a line of a table: what the watch says, and what the server knows.
+server a line of a table: what the watch says, and what the server knows. Then what the watch does
+to the time between two tokens of the other users: with it and without, by turns.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,20 +18,30 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 import httpx
+import numpy as np
 
+from harness.experiments.averaged import Array, Estimate
 from tests.e2e.running import scripted_server
 
 ROOT: Final = Path(__file__).parents[2]
 SLOTS: Final = 32
+BLOCKS: Final = 16384  # of 16 tokens
+CONTEXT: Final = 4096
 USERS: Final = 12
 SLOWER: Final = {"step_s": 0.01, "stream_s": 0.001}
+BY_REQUESTS: Final = {"has_memory": False}
 SERVERS: Final[dict[str, dict[str, Any]]] = {
     "good": {},
     "ten steps late": {"linger_steps": 10},
     "thirty steps late": {"linger_steps": 30},
     "half forgotten": {"ghost_share": 0.5},
-    "2 % forgotten": {"ghost_share": 0.02},
+    "10 % forgotten": {"ghost_every": 10},
+    "2 % forgotten": {"ghost_every": 50},
     "never": {"ghost_every": 1},
+    "good, by requests": BY_REQUESTS,
+    "ten steps late, by requests": BY_REQUESTS | {"linger_steps": 10},
+    "half forgotten, by requests": BY_REQUESTS | {"ghost_share": 0.5},
+    "never, by requests": BY_REQUESTS | {"ghost_every": 1},
     "good, by pace": SLOWER,
     "ten steps late, by pace": SLOWER | {"linger_steps": 10},
     "never, by pace": SLOWER | {"ghost_every": 1},
@@ -38,8 +50,13 @@ ENGINES: Final = {
     "bundled engine": (),
     "bundled engine, aborts 0.2 s late": ("delay-abort=0.2",),
     "bundled engine, half lost": ("lose-abort=0.5",),
+    "bundled engine, 10 % lost": ("lose-abort=0.1",),
+    "bundled engine, 2 % lost": ("lose-abort=0.02",),
     "bundled engine, deaf": ("ignore-disconnect",),
 }
+ENGINE: Final = {"engine": "reference", "model": "tiny"}
+ARM_S: Final = 20.0
+CHOOSING_S: Final = 12.0  # the prompt, before the first leave
 OURS: Final = "walkaway-"
 USERS_WHERE_NEVER: Final = 4  # whose ghosts take slots, too
 
@@ -66,15 +83,18 @@ class Watched(NamedTuple):
 
 
 @contextmanager
-def crowd(url: str, users: int, seed: int) -> Iterator[None]:
+def crowd(url: str, users: int, seed: int) -> Iterator[list[tuple[float, float]]]:
+    """Afterwards the list has when each token came to the users, and after how long."""
     command = [sys.executable, "-m", "tests.truth.crowd", url, str(users), str(seed)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as process:
+    gaps: list[tuple[float, float]] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as process:
         try:
-            yield
+            yield gaps
         finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(10)
+            said, _ = process.communicate(timeout=10)
+            gaps += json.loads(said)
 
 
 def watch(
@@ -83,12 +103,17 @@ def watch(
     users: int = USERS,
     seed: int = 1,
     has_metrics: bool = True,
+    has_memory: bool = True,
     is_wanted: bool = False,
     **script: Any,
 ) -> Watched:
     """On the scripted server."""
-    asked = {"has_metrics": has_metrics, "is_wanted": is_wanted}
-    settings = {"slots": SLOTS, "num_blocks": 16384, "ghost_seed": seed, **script}
+    asked = {
+        "has_metrics": has_metrics,
+        "has_memory": has_memory and has_metrics,
+        "is_wanted": is_wanted,
+    }
+    settings = {"slots": SLOTS, "num_blocks": BLOCKS, "ghost_seed": seed, **script}
     with scripted_server(**settings) as server:
         told = _told(server.url, asked, seconds=seconds, users=users, seed=seed)
         left = [
@@ -102,8 +127,7 @@ def watch(
 def watch_engine(*faults: str, seconds: float, users: int = USERS, seed: int = 1) -> Watched:
     """On the bundled engine, with these faults."""
     with bundled_engine(*faults) as url:
-        asked = {"engine": "reference", "model": "tiny"}
-        told = _told(url, asked, seconds=seconds, users=users, seed=seed)
+        told = _told(url, ENGINE, seconds=seconds, users=users, seed=seed)
         page = httpx.get(f"{url}/walkaway/lifecycle", params={"limit": 10**6}, trust_env=False)
     events: dict[str, dict[str, int]] = {}
     for line in page.text.splitlines():
@@ -122,7 +146,7 @@ def watch_engine(*faults: str, seconds: float, users: int = USERS, seed: int = 1
 def bundled_engine(*faults: str) -> Iterator[str]:
     given = [word for fault in faults for word in ("--fault", fault)]
     command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
-    sizes = ["--max-num-seqs", str(SLOTS), "--num-blocks", "4096"]
+    sizes = ["--max-num-seqs", str(SLOTS), "--num-blocks", str(BLOCKS)]
     pace = ["--runner", "simulated", "--sim-fixed-ms", "20", "--sim-decode-token-ms", "0"]
     with subprocess.Popen(
         [*command, *sizes, *pace, *given],
@@ -142,25 +166,63 @@ def bundled_engine(*faults: str) -> Iterator[str]:
 def _told(
     url: str, asked: dict[str, Any], *, seconds: float, users: int, seed: int
 ) -> list[dict[str, Any]]:
+    with crowd(url, users, seed):
+        return _watched(url, asked, seconds=seconds, seed=seed)
+
+
+def _watched(url: str, asked: dict[str, Any], *, seconds: float, seed: int) -> list[dict[str, Any]]:
     asked = asked | {
         "url": url,
         "way": "gentle",
         "slots": SLOTS,
+        "context": CONTEXT,
         "settle_s": 1.0,
         "max_seconds": seconds,
         "seed": seed,
     }
-    with crowd(url, users, seed):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.harness.experiments.watching"],
-            input=json.dumps(asked),
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=seconds + 60,
-            check=True,
-            cwd=ROOT,
-        )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.harness.experiments.watching"],
+        input=json.dumps(asked),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=seconds + 60,
+        check=True,
+        cwd=ROOT,
+    )
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# What the other users notice...
+
+
+def beside(url: str, asked: dict[str, Any], *, rounds: int, users: int, seed: int) -> Array:
+    """The median and the 99th percentile of the time between two tokens of the other users, in
+    seconds: [rounds, 2 (with the watch, without), 2]."""
+    arms: list[tuple[float, float]] = []
+    with crowd(url, users, seed) as gaps:
+        for one in range(rounds):
+            told = _watched(url, asked, seconds=ARM_S + CHOOSING_S, seed=seed + one)
+            now_s = time.perf_counter()
+            arms.append((now_s - told[-1]["seconds"] + told[0]["seconds"], now_s))
+            time.sleep(ARM_S + 1)  # noqa: TID251  an arm lasts as long as that
+            arms.append((now_s + 1, now_s + 1 + ARM_S))
+    at_s, gap_s = np.array(gaps).T
+    found = [np.quantile(gap_s[(at_s >= low) & (at_s < high)], (0.5, 0.99)) for low, high in arms]
+    return np.array(found).reshape(rounds, 2, 2)
+
+
+def beside_row(name: str, found: Array) -> str:
+    cells = [name]
+    for figure in range(2):
+        on, off = found[:, 0, figure], found[:, 1, figure]
+        ratio = Estimate.of(np.log(on / off))
+        low, high = np.exp(ratio.interval())
+        cells += [
+            f"{1e3 * np.median(on):.2f}",
+            f"{1e3 * np.median(off):.2f}",
+            f"{np.exp(ratio.mean):.3f} [{low:.3f}, {high:.3f}]",
+        ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _held_s(request: dict[str, Any]) -> float | None:
@@ -177,15 +239,18 @@ def row(name: str, seen: Watched) -> str:
     true_s = seen.true_latency_s
     cells = (
         name,
-        last["way"],
+        "memory" if last["share_of_memory"] else last["way"],
         stops,
         _first(seen),
         f"{last['leaves']} in {last['seconds']:.0f} s",
         _with_interval(last["latency_s"], last["latency_ci95"], 1e3),
         "none" if true_s is None else f"{1e3 * true_s:.0f}",
-        _with_interval(last["ghost_rate"], last["ghost_ci95"], 100),
-        f"{100 * seen.true_ghost_rate:.0f}",
-        "-" if last["share_of_load"] is None else f"{100 * last['share_of_load']:.0f} %",
+        _with_interval(last["ghost_rate"], last["ghost_ci95"], 100, digits=1),
+        f"{100 * seen.true_ghost_rate:.1f}",
+        _found(seen),
+        _percent(last["share_of_load"]),
+        _percent(last["share_of_memory"]),
+        _percent(last["mistaken_share"]),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -198,11 +263,26 @@ def _first(seen: Watched) -> str:
     return "-" if kept is None else f"{first['leaves']} in {first['seconds']:.0f} s"
 
 
-def _with_interval(value: float | None, interval: Sequence[float] | None, factor: float) -> str:
+def _found(seen: Watched) -> str:
+    """Since when the interval of the ghost rate begins above 0."""
+    above = [one["ghost_ci95"] is not None and one["ghost_ci95"][0] > 0 for one in seen.told]
+    if not above[-1]:
+        return "-"
+    first = seen.told[len(above) - above[::-1].index(False) if False in above else 0]
+    return f"{first['leaves']} in {first['seconds'] / 60:.1f} min"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _with_interval(
+    value: float | None, interval: Sequence[float] | None, factor: float, *, digits: int = 0
+) -> str:
     if value is None or interval is None:
         return "-"
     low, high = interval
-    return f"{factor * value:.0f} [{factor * low:.0f}, {factor * high:.0f}]"
+    return f"{factor * value:.{digits}f} [{factor * low:.{digits}f}, {factor * high:.{digits}f}]"
 
 
 HEAD: Final = (
@@ -215,21 +295,47 @@ HEAD: Final = (
     "truth",
     "forgotten, %",
     "truth",
+    "ghosts seen after leaves",
     "share of load",
+    "of memory",
+    "looks like a leave without one",
+)
+BESIDE: Final = (
+    "other users of",
+    "ITL p50 with, ms",
+    "without",
+    "ratio",
+    "p99 with, ms",
+    "without",
+    "ratio",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=6, help="of the arms (0: none)")
     parser.add_argument("names", nargs="*", default=[*SERVERS, *ENGINES], metavar="NAME")
     options = parser.parse_args(arguments)
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)  # noqa: T201
+    _say_head(HEAD)
     for name in options.names:
         print(row(name, look(name, options)), flush=True)  # noqa: T201
+    if options.rounds:
+        how = {"rounds": options.rounds, "users": options.users, "seed": options.seed}
+        _say_head(BESIDE)
+        with scripted_server(slots=SLOTS, num_blocks=BLOCKS) as server:
+            found = beside(server.url, {"has_memory": True}, **how)
+            print(beside_row("the scripted server", found), flush=True)  # noqa: T201
+        with bundled_engine() as url:
+            found = beside(url, ENGINE, **how)
+            print(beside_row("the bundled engine", found), flush=True)  # noqa: T201
     return 0
+
+
+def _say_head(cells: Sequence[str]) -> None:
+    print(f"| {' | '.join(cells)} |\n|{'---|' * len(cells)}", flush=True)  # noqa: T201
 
 
 def look(name: str, options: argparse.Namespace) -> Watched:

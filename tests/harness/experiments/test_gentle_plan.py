@@ -225,6 +225,10 @@ def test_what_is_known_is_a_sentence() -> None:
     )
     below = known._replace(latency_s=0.002, floor_s=0.03)
     assert "; a stream is held for at most 30 ms, the least that can be seen;" in below.sentence
+    by_memory = known._replace(share_of_memory=0.014)
+    assert by_memory.sentence.endswith("6 % of its load was ours, and 1.4 % of its memory at most")
+    unseen = known._replace(why_no_memory="by memory it cannot be seen: too little")
+    assert unseen.sentence.endswith("of its load was ours; by memory it cannot be seen: too little")
     open_yet = Gentle(way="pace", stops=None, why="few leaves", seconds=9.0, moments=3, leaves=3)
     assert open_yet.sentence == (
         "not known yet whether it stops: few leaves; 3 leaves in 9 s beside other users"

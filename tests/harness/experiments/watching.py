@@ -40,6 +40,8 @@ def plan_for(asked: dict[str, Any]) -> LoadPlan:
     running = {"name": "vllm:num_requests_running", "refresh": "at once", "trust": "exact"}
     waiting = running | {"name": "vllm:num_requests_waiting"}
     metrics = {"running": running, "waiting": waiting} if asked.get("has_metrics", True) else {}
+    if asked.get("has_memory"):
+        metrics["kv_usage"] = running | {"name": "vllm:kv_cache_usage_perc"}
     plan = plan_of(asked["url"], load=None)
     target = plan.target.model_validate(
         plan.target.model_dump() | {"metrics": metrics, "settle_s": asked["settle_s"]},
@@ -79,6 +81,7 @@ def gently(session: LoadSession, asked: dict[str, Any]) -> None:
         max_seconds=asked["max_seconds"],
         settle_s=asked["settle_s"],
         slots=asked["slots"],
+        context=asked.get("context"),
         wanted=Wanted() if asked.get("is_wanted") else None,
     )
     urls = [f"{asked['url']}/metrics"]

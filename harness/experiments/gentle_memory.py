@@ -1,0 +1,276 @@
+"""A gentle watch by memory: one stream of ours at a time, with a prompt so long that each of its
+leaves is seen by itself in the memory that the server shows as held (`memory_falls`).
+
+The prompt is the same each time: a prefix cache makes it cheap, and without one it is computed for
+a tenth of the time at most. It is as short as the other users allow, and holds 5 % of the memory at
+most. Each tenth time the answer ends by itself, which the memory must show, too: it does not where
+blocks that a cache keeps count as held.
+"""
+
+import random
+import time
+from collections import deque
+from typing import Final, NoReturn, Self
+
+import numpy as np
+
+from harness.experiments.averaged import FEWEST, Interval, Leave
+from harness.experiments.gentle_plan import Gentle, Judged, figures
+from harness.experiments.memory_falls import (
+    Array,
+    Falls,
+    Mistaken,
+    Tally,
+    median_interval,
+    needed,
+)
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.readings import MemoryGauge, Readings, gauge_lag_s
+from harness.experiments.visitors import Visitors
+from harness.formatting import quantity
+from harness.workload.abandon import RequestSpec
+
+MOST_MEMORY: Final = 0.05  # of the server's, that a stream of ours may hold
+_MOST_LOST: Final = 0.1  # that never came back, and the watch ends
+_FIRST_TOKENS: Final = 256
+_LOOK_S: Final = 5.0  # at the others alone, or so many polls
+_LOOK_POLLS: Final = 100
+_PROMPTS: Final = 6  # that are tried
+_LONGER: Final = (1.5, 8.0)  # the next prompt, at least and at most
+_SPARE: Final = 1.3  # of memory, and of the time in which an answer must end
+_SPARE_TOKENS: Final = 64
+_END_EVERY: Final = 10
+_FIRST_ENDS: Final = 3
+_SPANS: Final = 100  # of the others alone, by which the prompt is chosen
+_POLLS: Final = 4  # of a level
+_PREFILL_SHARE: Final = 10  # times as long as a prompt takes: a turn
+
+
+class UnseenError(CannotDecideError):
+    """By memory nothing can be seen."""
+
+
+class ByMemory:
+    """`most_tokens`: of a prompt. Entering takes some seconds, and raises UnseenError."""
+
+    def __init__(
+        self,
+        visitors: Visitors,
+        gauge: MemoryGauge,
+        *,
+        late_s: float,
+        most_tokens: int,
+        rng: random.Random,
+    ) -> None:
+        self.visitors = visitors
+        self._gauge = gauge
+        self._late_s = late_s
+        self._most_tokens = most_tokens
+        poll_s = visitors.turns.window.poll_s
+        self._readings = Readings(gauge.read, poll_s=poll_s, rng=rng)
+        self._poll_s = poll_s
+        self._lag_s = gauge_lag_s(visitors.session.plan.target, visitors.step_s)
+        self._held = 0.0
+        self._others = deque[Array](maxlen=_SPANS)  # their changes while nothing of ours moved
+        self._mistaken = Mistaken()
+        self._places_s: list[float] = []
+        self._ghosts = self._unclear = self._ends = self._missed = self._turns = 0
+        self._began_s = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self._readings.__enter__()
+        try:
+            self._readings.level(1)
+            self._choose_prompt()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._readings.__exit__()
+        self._gauge.close()
+
+    @property
+    def moments(self) -> int:
+        return len(self._places_s) + self._ghosts + self._unclear
+
+    def turn(self) -> None:
+        self._turns += 1
+        if self._turns % _END_EVERY == 0:
+            self._lengthen()
+            self._end()
+        else:
+            self._leave()
+
+    def judge(self) -> Judged | None:
+        if self.moments < FEWEST:
+            return None
+        tally = Tally(self.moments, self._ghosts, self._unclear, self._ends, self._missed)
+        seen_by_s = self.visitors.turns.window.after_s
+        if len(self._places_s) < FEWEST:
+            return Judged(tally, None, None, seen_by_s)
+        low, high = median_interval(self._places_s)
+        middle = sorted(self._places_s)[len(self._places_s) // 2]
+        usual = self._late_s
+        return Judged(
+            tally,
+            max(0.0, middle - usual),
+            Interval(max(0.0, low - usual), max(0.0, high - usual)),
+            seen_by_s,
+        )
+
+    def figures(self, judged: Judged | None) -> Gentle:
+        seconds = time.perf_counter() - self._began_s
+        requests_s = self._gauge.requests * seconds
+        return figures("gauge", self.moments, self.moments, 1, judged)._replace(
+            floor_s=self._poll_s / 2 + self._lag_s,
+            share_of_load=self.visitors.in_flight_s / requests_s if requests_s else None,
+            share_of_memory=self._held,
+            prompt_tokens=self.visitors.prompt_tokens,
+            mistaken_share=self._mistaken.share(self.visitors.turns.window.after_s),
+            ends=self._ends,
+            missed_ends=self._missed,
+        )
+
+    # The prompt...
+
+    def _choose_prompt(self) -> None:
+        since_s = time.perf_counter()
+        self.visitors.pause(max(_LOOK_S, _LOOK_POLLS * self._poll_s))
+        look = Interval(since_s, time.perf_counter())
+        self._note_others(look)
+        self._use(min(_FIRST_TOKENS, self._most_tokens))
+        for _ in range(_PROMPTS):
+            need, self._held = self._needed(), self._measure()
+            if self._held > need:
+                break
+            longer = _SPARE * need / max(self._held, need / _LONGER[1])
+            tokens = int(self.visitors.prompt_tokens * min(_LONGER[1], max(_LONGER[0], longer)))
+            self._check_fits(tokens)
+            self._use(tokens)
+        else:
+            _not_seen(
+                f"a prompt of {self.visitors.prompt_tokens} tokens shows too little of itself"
+            )
+        self._mistaken = Mistaken()  # before, what ours would hold was not known
+        self._note_others(look)
+        for _ in range(_FIRST_ENDS):
+            self._end()
+        if self._missed > 1 or not self._ends:
+            _not_seen(f"it does not fall when our answers end ({self._missed} of {self._ends})")
+
+    def _needed(self) -> float:
+        need = needed(np.concatenate(self._others))
+        if need is None:
+            _not_seen("its page is read too seldom")
+        return need
+
+    def _measure(self) -> float:
+        """What it holds: the smaller of the rise as it begins and the fall at its end."""
+        ended = self.visitors.end()
+        if ended is None:
+            _not_seen(f"no stream with {self.visitors.prompt_tokens} tokens ran to its end")
+        late_s, span_s = self._lag_s + self._poll_s, _POLLS * self._poll_s
+        self._note_alone(ended)
+        rise = self._level(ended.began_s + late_s, span_s) - self._level(
+            ended.asked_s - span_s, span_s
+        )
+        fall = self._level(ended.t0_s - late_s - span_s, span_s) - self._level(
+            ended.t0_s + late_s, span_s
+        )
+        return max(0.0, min(rise, fall))
+
+    def _level(self, since_s: float, span_s: float) -> float:
+        values = [one.value for one in self._readings.since(since_s) if one.at_s < since_s + span_s]
+        return sum(values) / max(1, len(values))
+
+    def _lengthen(self) -> None:
+        """The others' changes have become larger, if there is room."""
+        longer = self._needed() / self._held
+        tokens = int(_SPARE * longer * self.visitors.prompt_tokens)
+        if (
+            longer > 1
+            and tokens <= self._most_tokens
+            and _SPARE * longer * self._held < MOST_MEMORY
+        ):
+            self._held *= _SPARE * longer
+            self._use(tokens)
+
+    def _check_fits(self, tokens: int) -> None:
+        share = self._held * tokens / self.visitors.prompt_tokens
+        if tokens > self._most_tokens:
+            _not_seen(f"a prompt of {tokens} tokens would be needed ({self._most_tokens} at most)")
+        if share > MOST_MEMORY:
+            _not_seen(
+                f"a stream of ours would have to hold {quantity(share, 'ratio')} of the memory "
+                f"({quantity(MOST_MEMORY, 'ratio')} at most)"
+            )
+
+    def _use(self, tokens: int) -> None:
+        spec = RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens)
+        self.visitors.prompt_tokens = tokens
+        self.visitors.text = self.visitors.session.prompt(spec, n=0)
+
+    # Leaves and ends...
+
+    def _end(self) -> None:
+        ended = self.visitors.end()
+        if ended is None:
+            return
+        self._note_alone(ended)
+        self._ends += 1
+        self._missed += self._fall(ended.t0_s, self.visitors.turns.window.after_s) is None
+
+    def _leave(self) -> None:
+        departed = self.visitors.depart(1)
+        if departed is None:
+            return
+        departure, tokens_left = departed
+        self._note_alone(departure)
+        t0_s, after_s = departure.t0_s, self.visitors.turns.window.after_s
+        place_s = self._wait_fall(t0_s, after_s)
+        if place_s is not None:
+            self._places_s.append(place_s - t0_s)
+        elif self._wait_fall(t0_s, _SPARE * tokens_left * self.visitors.step_s) is not None:
+            self._ghosts += 1
+        else:
+            self._unclear += 1
+            self._check_lost()
+        prefill_s = departure.began_s - departure.asked_s - self.visitors.step_s
+        rest_s = max(_POLLS * self._poll_s, _PREFILL_SHARE * prefill_s - (t0_s - departure.asked_s))
+        self.visitors.pause(rest_s)
+
+    def _check_lost(self) -> None:
+        if self._unclear * self._held > _MOST_LOST:
+            raise CannotDecideError(
+                f"the memory that streams of ours held was not seen to come back {self._unclear} "
+                f"times; more leaves could take the server's memory"
+            )
+
+    def _wait_fall(self, t0_s: float, longest_s: float) -> float | None:
+        until_s = t0_s + longest_s + self._lag_s + 2 * self._poll_s
+        self._readings.wait(
+            lambda: self._fall(t0_s, longest_s) is not None, until_s - time.perf_counter()
+        )
+        self.visitors.pause(self._poll_s)  # the next reading may have more of it
+        return self._fall(t0_s, longest_s)
+
+    def _fall(self, t0_s: float, longest_s: float) -> float | None:
+        """An answer's end is read a little after it, and a fall lies between two readings."""
+        falls = Falls.of(*self._readings.arrays(t0_s - 3 * self._poll_s))
+        return falls.first(t0_s - self._poll_s, t0_s + longest_s + self._lag_s, self._held)
+
+    def _note_alone(self, ours: Leave) -> None:
+        """Between its beginning and its end."""
+        late_s = self._lag_s + 2 * self._poll_s
+        self._note_others(Interval(ours.began_s + late_s, ours.t0_s - self._poll_s))
+
+    def _note_others(self, span: Interval) -> None:
+        falls = Falls.of(*self._readings.arrays(span.low))
+        self._others.append(falls.within(span).sizes)
+        self._mistaken = self._mistaken.also(falls, span, self._held)
+
+
+def _not_seen(why: str) -> NoReturn:
+    raise UnseenError(f"by memory it cannot be seen: {why}")

@@ -1,0 +1,124 @@
+"""Leaves one at a time, by the memory that a server shows as held: did it fall by what ours held?
+
+A stream of ours holds far more than the other users change between three readings, so a leave is
+seen by itself: as a fall between three readings in a row, of at least 0.6 of what it holds. Three,
+since blocks may be given back while a page is made. What happens over a longer time does not
+count: the others move more in it.
+
+A leave without a fall is a ghost if a fall comes later, when its answer must end. If none comes at
+all, another user may have taken the memory at that moment: that is said apart, and counts as
+forgotten as far as more of the leaves have no fall than of the answers that end by themselves.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from harness.experiments.averaged import Interval
+
+Array = NDArray[np.float64]
+
+ENOUGH: Final = 0.6  # of what ours holds: a fall
+_SPREADS: Final = 6  # of the others' changes, that ours must hold
+_RARE: Final = 0.999  # of the others' changes are within the rest that a fall may lack
+_FEWEST_CHANGES: Final = 50
+
+
+class Falls(NamedTuple):
+    """Between a reading and the next but one: `at_s`: in the middle of the larger of the two
+    changes; `since_s`, `until_s`: of the readings around it; `sizes`: of the whole."""
+
+    since_s: Array
+    at_s: Array
+    until_s: Array
+    sizes: Array
+
+    @classmethod
+    def of(cls, times_s: Array, values: Array) -> "Falls":
+        if len(times_s) < 3:
+            return cls(*[np.empty(0)] * 4)
+        middles, steps = (times_s[1:] + times_s[:-1]) / 2, values[:-1] - values[1:]
+        is_later = steps[1:] > steps[:-1]
+        at_s = np.where(is_later, middles[1:], middles[:-1])
+        return cls(times_s[:-2], at_s, times_s[2:], values[:-2] - values[2:])
+
+    def within(self, span: Interval) -> "Falls":
+        is_in = (self.since_s >= span.low) & (self.until_s <= span.high)
+        return Falls(*(part[is_in] for part in self))
+
+    def first(self, since_s: float, until_s: float, held: float) -> float | None:
+        """When what holds `held` was given back, in this time; None: it was not. It is the larger
+        of the falls that share a reading: another's may have come right before."""
+        is_in = (self.at_s >= since_s) & (self.at_s <= until_s)
+        fell = np.flatnonzero(is_in & (self.sizes >= ENOUGH * held))
+        if not len(fell):
+            return None
+        near = fell[fell <= fell[0] + 1]
+        return float(self.at_s[near[self.sizes[near].argmax()]])
+
+
+def needed(changes: Array) -> float | None:
+    """What a stream has to hold, for a leave to be seen among these changes of the others: six
+    times their scatter, and so much that hardly any of them makes a fall or hides one."""
+    if len(changes) < _FEWEST_CHANGES:
+        return None
+    rare = float(np.quantile(np.abs(changes), _RARE))
+    return max(_SPREADS * float(changes.std()), rare / (1 - ENOUGH))
+
+
+class Mistaken(NamedTuple):
+    """While nothing of ours moves: for how long, and how often the others looked like a leave."""
+
+    seconds: float = 0.0
+    times: int = 0
+
+    def also(self, falls: Falls, span: Interval, held: float) -> "Mistaken":
+        is_like = np.concatenate([[False], falls.within(span).sizes >= ENOUGH * held])
+        times = int((is_like[1:] & ~is_like[:-1]).sum())
+        return Mistaken(self.seconds + span.width, self.times + times)
+
+    def share(self, window_s: float) -> float:
+        """Of windows without a leave, those that show one."""
+        return min(1.0, self.times * window_s / self.seconds) if self.seconds else 0.0
+
+
+def exact(k: int, n: int, level: float) -> Interval:
+    """Of a share of which `k` of `n` were seen (Clopper and Pearson)."""
+    rest = (1 - level) / 2
+    low = float(special.betaincinv(k, n - k + 1, rest)) if k else 0.0
+    high = float(special.betaincinv(k + 1, n - k, 1 - rest)) if k < n else 1.0
+    return Interval(low, high)
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Of the median, at 95 %, by ranks: no distribution is assumed."""
+    ordered, n = sorted(values), len(values)
+    below = next(k for k in range(n + 1) if special.bdtr(k, n, 0.5) > 0.025)
+    low = max(0, below - 1)
+    return Interval(ordered[low], ordered[n - 1 - low])
+
+
+class Tally(NamedTuple):
+    """`held`: leaves after which the memory fell late. `unclear`: never. `ends`: answers that ended
+    by themselves, of which `missed` showed no fall."""
+
+    leaves: int
+    held: int
+    unclear: int
+    ends: int
+    missed: int
+
+    @property
+    def rate(self) -> float:
+        low, high = self.interval()
+        return min(high, max(low, self.held / self.leaves))
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """Of the share of forgotten leaves."""
+        low = exact(self.held, self.leaves, level).low
+        without = exact(self.held + self.unclear, self.leaves, level)
+        by_chance = exact(self.missed, self.ends, level).high
+        return Interval(max(low, without.low - by_chance), without.high)
