@@ -40,6 +40,8 @@ _AFTER_GAPS: Final = 24  # at the fast pace, which are waited for after a leave
 _TOGETHER: Final = 0.1  # of the fast pace: tokens closer than this were read in one piece
 _DRAWS: Final = 1000
 _SPARE_TOKENS: Final = 64
+_ENOUGH_TRIES: Final = 4  # with as many controls, the fewest that chance cannot explain
+_LONG_ENOUGH_S: Final = 30.0  # after which no further try begins once there are enough
 _PHASES: Final = 3  # of a try: before, as long after, and some to spare
 _LASTS: Final = 3  # times as long as a witness must last: it serves for several tries
 _TURNS: Final = 3  # times as long as alone a prompt may take beside others
@@ -143,7 +145,10 @@ class PaceWatcher:
         controls_s, control_stalls_s = [back_s], [stall_s]
         tries_s, stalls_s = list[float | None](), list[float]()
         natural_s = None
+        until_s = time.perf_counter() + _LONG_ENOUGH_S
         for number in range(tries):
+            if number >= _ENOUGH_TRIES and time.perf_counter() > until_s:
+                break
             if number:
                 self._renew_witness()
                 came_back_s, stall_s = self._after(end)
