@@ -20,6 +20,7 @@ from harness.experiments.memory_falls import (
     Array,
     Falls,
     Mistaken,
+    Needed,
     Tally,
     median_interval,
     needed,
@@ -37,6 +38,8 @@ _LOOK_S: Final = 5.0  # at the others alone, or so many polls
 _LOOK_POLLS: Final = 100
 _PROMPTS: Final = 6  # that are tried
 _LONGER: Final = (1.5, 8.0)  # the next prompt, at least and at most
+_WORTH: Final = 1.1  # times as long, or no other prompt is tried
+_TINY: Final = 1e-9
 _SPARE: Final = 1.3  # of memory, and of the time in which an answer must end
 _SPARE_TOKENS: Final = 64
 _END_EVERY: Final = 10
@@ -98,7 +101,8 @@ class ByMemory:
     def turn(self) -> None:
         self._turns += 1
         if self._turns % _END_EVERY == 0:
-            self._lengthen()
+            if (need := self._needed()).ample > self._held:  # the others hold more by now
+                self._grow(need)
             self._end()
         else:
             self._leave()
@@ -141,17 +145,16 @@ class ByMemory:
         look = Interval(since_s, time.perf_counter())
         self._note_others(look)
         self._use(min(_FIRST_TOKENS, self._most_tokens))
+        need, self._held = self._needed(), self._measure()
         for _ in range(_PROMPTS):
-            need, self._held = self._needed(), self._measure()
-            if self._held > need:
+            if self._held > need.ample or not self._grow(need):
                 break
-            longer = _SPARE * need / max(self._held, need / _LONGER[1])
-            tokens = int(self.visitors.prompt_tokens * min(_LONGER[1], max(_LONGER[0], longer)))
-            self._check_fits(tokens)
-            self._use(tokens)
-        else:
+            need, self._held = self._needed(), self._measure()
+        if self._held <= need.least:
             _not_seen(
-                f"a prompt of {self.visitors.prompt_tokens} tokens shows too little of itself"
+                f"a prompt of {self.visitors.prompt_tokens} tokens holds "
+                f"{quantity(self._held, 'ratio')} of the memory, and "
+                f"{quantity(need.least, 'ratio')} would be needed beside these users"
             )
         self._mistaken = Mistaken()  # before, what ours would hold was not known
         self._note_others(look)
@@ -160,7 +163,7 @@ class ByMemory:
         if self._missed > 1 or not self._ends:
             _not_seen(f"it does not fall when our answers end ({self._missed} of {self._ends})")
 
-    def _needed(self) -> float:
+    def _needed(self) -> Needed:
         need = needed(np.concatenate(self._others))
         if need is None:
             _not_seen("its page is read too seldom")
@@ -185,27 +188,17 @@ class ByMemory:
         values = [one.value for one in self._readings.since(since_s) if one.at_s < since_s + span_s]
         return sum(values) / max(1, len(values))
 
-    def _lengthen(self) -> None:
-        """The others' changes have become larger, if there is room."""
-        longer = self._needed() / self._held
-        tokens = int(_SPARE * longer * self.visitors.prompt_tokens)
-        if (
-            longer > 1
-            and tokens <= self._most_tokens
-            and _SPARE * longer * self._held < MOST_MEMORY
-        ):
-            self._held *= _SPARE * longer
-            self._use(tokens)
-
-    def _check_fits(self, tokens: int) -> None:
-        share = self._held * tokens / self.visitors.prompt_tokens
-        if tokens > self._most_tokens:
-            _not_seen(f"a prompt of {tokens} tokens would be needed ({self._most_tokens} at most)")
-        if share > MOST_MEMORY:
-            _not_seen(
-                f"a stream of ours would have to hold {quantity(share, 'ratio')} of the memory "
-                f"({quantity(MOST_MEMORY, 'ratio')} at most)"
-            )
+    def _grow(self, need: Needed) -> bool:
+        """A longer prompt, where there is room for one."""
+        now = self.visitors.prompt_tokens
+        longer = _SPARE * need.ample / max(self._held, need.ample / _LONGER[1])
+        most = min(self._most_tokens, int(now * MOST_MEMORY / max(self._held, _TINY)))
+        tokens = min(int(now * min(_LONGER[1], max(_LONGER[0], longer))), most)
+        if tokens < _WORTH * now:
+            return False
+        self._held *= tokens / now
+        self._use(tokens)
+        return True
 
     def _use(self, tokens: int) -> None:
         spec = RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens)

@@ -60,13 +60,21 @@ class Falls(NamedTuple):
         return float(self.at_s[near[self.sizes[near].argmax()]])
 
 
-def needed(changes: Array) -> float | None:
-    """What a stream has to hold, for a leave to be seen among these changes of the others: six
-    times their scatter, and so much that hardly any of them makes a fall or hides one."""
+class Needed(NamedTuple):
+    """What a stream has to hold, for a leave to be seen among the changes of the others. `least`:
+    six times their scatter; `ample`: so much that hardly any of them makes a fall or hides one."""
+
+    least: float
+    ample: float
+
+
+def needed(changes: Array) -> Needed | None:
+    """None: too few changes were seen."""
     if len(changes) < _FEWEST_CHANGES:
         return None
+    least = _SPREADS * float(changes.std())
     rare = float(np.quantile(np.abs(changes), _RARE))
-    return max(_SPREADS * float(changes.std()), rare / (1 - ENOUGH))
+    return Needed(least, max(least, rare / (1 - ENOUGH)))
 
 
 class Mistaken(NamedTuple):

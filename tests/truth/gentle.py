@@ -129,17 +129,29 @@ def watch_engine(*faults: str, seconds: float, users: int = USERS, seed: int = 1
     with bundled_engine(*faults) as url:
         told = _told(url, ENGINE, seconds=seconds, users=users, seed=seed)
         page = httpx.get(f"{url}/walkaway/lifecycle", params={"limit": 10**6}, trust_env=False)
-    events: dict[str, dict[str, int]] = {}
+    events: dict[str, dict[str, dict[str, Any]]] = {}
     for line in page.text.splitlines():
         one = json.loads(line)
-        if (one["client_request_id"] or "").startswith(OURS) and one["reason"] != "length":
-            events.setdefault(one["client_request_id"], {})[one["event"]] = one["t_ns"]
+        if (one["client_request_id"] or "").startswith(OURS):
+            events.setdefault(one["client_request_id"], {})[one["event"]] = one
     held_s = [
-        None if "removed" not in one else (one["removed"] - one["disconnected"]) / 1e9
+        _until_removed_s(one["disconnected"], one.get("removed"))
         for one in events.values()
-        if "disconnected" in one
+        if "disconnected" in one and not _had_ended(one)
     ]
     return Watched(told, held_s)
+
+
+def _had_ended(events: dict[str, dict[str, Any]]) -> bool:
+    """Before its client closed the connection."""
+    return "removed" in events and events["removed"]["t_ns"] <= events["disconnected"]["t_ns"]
+
+
+def _until_removed_s(left: dict[str, Any], removed: dict[str, Any] | None) -> float | None:
+    """None: it ran to its end."""
+    if removed is None or removed["reason"] == "length":
+        return None
+    return float(removed["t_ns"] - left["t_ns"]) / 1e9
 
 
 @contextmanager
