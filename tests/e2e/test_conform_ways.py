@@ -193,3 +193,11 @@ def test_a_server_that_changes_its_slots_is_counted_again(
     assert [one.verdict for one in results].count(Verdict.CANNOT_DECIDE) <= 2, results
     assert results[-1].verdict is Verdict.PASS, results[-1].reason
     assert any(f"had {before} slots before" in one.reason for one in results), results
+
+
+@pytest.mark.parametrize("says_done", [True, False])
+def test_a_server_that_ignores_n_does_not_support_it(tmp_path: Path, *, says_done: bool) -> None:
+    """Its one answer is whole, though the other ones that were asked for do not come."""
+    (case,) = judged(tmp_path, Manners(step_s=0.005, says_done=says_done), "n/parent")
+    assert case.verdict is Verdict.NOT_SUPPORTED
+    assert case.reason == "4 tokens came where 16 were asked for: n is ignored"

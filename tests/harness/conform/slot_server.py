@@ -38,7 +38,7 @@ class Manners:
     fit at once; 0: any number. `metrics`: a page shows the requests that run and wait. `rate`:
     requests a second that are taken; others get a 429. `restarts`: before this request all
     connections are cut, and for a second none is taken. `caches`: what was asked and answered is
-    answered at once from then on.
+    answered at once from then on. `says_done`: a stream ends with [DONE].
 
     Of clients that leave: `hold_s`: their slots are held for so long; -1: for ever. `forgets`:
     their answers run to their ends; "early": those without a token, "resets": those that were
@@ -64,6 +64,7 @@ class Manners:
     restarts: int = 0
     widest_s: float = 0.0
     caches: bool = False
+    says_done: bool = True
     hold_s: float = 0.0
     forgets: bool | str = False
     leaks: int = 0
@@ -173,7 +174,8 @@ class SlotServer:
         if is_last:
             end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
             end["usage"] = usage(work)  # type: ignore[assignment]
-            body += b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n"
+            body += b"data: " + json.dumps(end).encode() + b"\n\n"
+            body += b"data: [DONE]\n\n" if self.manners.says_done else b""
         work.writer.write(b"%x\r\n%b\r\n" % (len(body), body) + (b"0\r\n\r\n" if is_last else b""))
 
     def _end(self, work: Work) -> None:
