@@ -29,7 +29,19 @@ _KEPT_S: Final = 5.0  # longer, and servers begin to close them
 
 def why_unread(error: Exception) -> str:
     """The reason without details that vary, so that repeated failures give one warning."""
-    return str(error) if str(error) in (_TOO_LARGE, _PACKED) else type(error).__name__
+    if str(error) in (_TOO_LARGE, _PACKED):
+        return str(error)
+    match error:
+        case httpx.HTTPStatusError():
+            return f"status {error.response.status_code}"
+        case httpx.ConnectError():
+            return "no connection"
+        case httpx.TimeoutException():
+            return "no answer in time"
+        case httpx.TransportError():
+            return "the connection broke"
+        case _:
+            return "its answer is not understood"
 
 
 class BoundedTransport(httpx.HTTPTransport):

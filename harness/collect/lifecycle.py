@@ -156,6 +156,6 @@ def check_clock(client: httpx.Client, url: str, *, clock_ns: Callable[[], int]) 
             is_between = before_ns <= int(answer["now_ns"]) <= after_ns
             is_ours &= is_between and str(answer["boot_id"]) == boot_id()
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            raise SourceError(f"{url} could not be read ({type(error).__name__})") from error
+            raise SourceError(f"{url} could not be read ({why_unread(error)})") from error
         round_trips_ns.append(after_ns - before_ns)
     return ClockCheck(comparable=is_ours, round_trip_ns=min(round_trips_ns))

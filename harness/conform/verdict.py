@@ -117,7 +117,7 @@ def accuse(
     (`before`; None: nobody has left at all)."""
     result.aftermath = end
     if result.left:
-        return [_blamed(result, f"{told}, after {_leaves(result)}")]
+        return [_blamed(result, f"after {_leaves(result)}: {told}")]
     gone = "died" if end is Aftermath.DEAD else "stopped answering"
     result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
     if before is None:

@@ -189,8 +189,8 @@ def _pack(sock: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("answer", "longest_s", "why"),
     [
-        (_drip, 0.3, "ReadTimeout"),
-        (lambda sock: select.select([sock], [], [], 30), 0.3, "ReadTimeout"),
+        (_drip, 0.3, "no answer in time"),
+        (lambda sock: select.select([sock], [], [], 30), 0.3, "no answer in time"),
         (_pour, 60.0, "more than 32 MiB"),
         (_pack, 30.0, "the answer is compressed, which"),
     ],

@@ -96,7 +96,7 @@ def unreachable(_: httpx.Request) -> httpx.Response:
     ("answer", "said"),
     [
         (lambda _: httpx.Response(404), "metrics at http://x/m could not be read: status 404"),
-        (unreachable, "metrics at http://x/m could not be read (ConnectError)"),
+        (unreachable, "metrics at http://x/m could not be read (no connection)"),
         (
             lambda _: httpx.Response(200, html="<html>please log in</html> {"),
             "the page at http://x/m is not in the Prometheus text format (its content-type: "

@@ -205,7 +205,7 @@ def test_a_death_is_laid_at_the_case_in_which_clients_had_left() -> None:
     )
     assert (dead.verdict, dead.kind, dead.aftermath) == (Verdict.FAIL, Failure.HARM, "dead")
     assert dead.reason == (
-        "nothing listens, after 16 clients had left in this case and 40 in all; as it was"
+        "after 16 clients had left in this case and 40 in all: nothing listens; as it was"
     )
     assert dead.ended_server
 
