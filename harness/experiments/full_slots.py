@@ -37,6 +37,7 @@ _CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes h
 _MANY_TOKENS: Final = 112  # the same where many fill their slots one after the other
 _ENDS_IN: Final = 4  # times its typical time
 _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
+_STALL_STEPS: Final = 8
 _CONTROLS: Final = 2  # times that a control is begun
 
 
@@ -70,6 +71,7 @@ class FullSlots:
         self._streams = streams
         self._rng = rng
         self._waves = 0
+        self._may_stall = False  # a stream that stayed stood still as others left
         self.resets = 0
         self.before: list[float] = []
         self.controls: list[Try] = []
@@ -87,7 +89,7 @@ class FullSlots:
         are reused if they will outlast a probe."""
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
-        reserve = patience.probe_s / server.step_s + max(READ_TOKENS) + _SPARE_TOKENS
+        reserve = patience.probe_s / server.step_s + patience.longest_read + _SPARE_TOKENS
         longer = _CONTROL_TOKENS
         if wanted >= _MANY:
             longer = max(_MANY_TOKENS, int(patience.spare_s / server.step_s))
@@ -100,9 +102,10 @@ class FullSlots:
                 start=lambda: server.start(asked),
                 lasts=lambda filler: server.tokens_left(filler) > reserve,
                 longest_s=patience.filler_s,
+                retire=self._retire,
             )
             for extra in running[wanted:]:
-                extra.leave()
+                self._retire(extra)
             server.fillers = running[:wanted]
             # A server that refuses has its slots back only a moment after they were left.
             is_refused_yet = server.facts.refuses and any(map(is_refused, waiting))
@@ -117,6 +120,16 @@ class FullSlots:
             )
         self._drain_most()
         return list(server.fillers)
+
+    def _retire(self, filler: LiveStream) -> None:
+        """It leaves; where leaves may stop the server, its answer ends by itself: a leave that is
+        no try would stop the server for longer than the next streams are waited for."""
+        server = self._streams
+        if not self._may_stall:
+            filler.leave()
+        elif not filler.has_ended:
+            filler.join(server.patience.filler_s + server.tokens_left(filler) * server.step_s)
+            filler.leave()
 
     def _drain_most(self) -> None:
         server = self._streams
@@ -287,6 +300,8 @@ class FullSlots:
             way.leave(leaver)
         probes = probes or [server.start(server.probe()) for _ in leavers]
         tries = self.time_probes(probes, lambda: [leaver.abandoned_ns for leaver in leavers])
+        least_s = max(_STALL_STEPS * server.step_s, server.patience.filler_s / server.slots)
+        self._may_stall |= any((one.stall_s or 0.0) > least_s for one in tries)
         self.resets += sum(
             one.row is not None and one.row.wire_close is WireClose.RST for one in leavers
         )
@@ -325,6 +340,9 @@ class FullSlots:
         if server.facts.refuses:
             probes = [self._until_admitted(probe, patience_s) for probe in probes]
         server.together([partial(one.wait_tokens, 1, patience_s) for one in probes])
+        if self._stands_still(probes):  # each leave may have stopped it for as long
+            longest_s = len(probes) * server.patience.probe_s
+            server.together([partial(one.wait_tokens, 1, longest_s) for one in probes])
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
         if len(moments) < len(probes):
             raise CannotDecideError("a stream that was to leave could not")
@@ -341,6 +359,14 @@ class FullSlots:
             if probe.first_token_ns is not None:
                 probe.join(READY_S)
         return tries
+
+    def _stands_still(self, probes: Sequence[LiveStream]) -> bool:
+        """No probe has a token, nor has any stream that stayed had one since they were sent and
+        waited for."""
+        if any(probe.tokens for probe in probes) or not self.metronomes:
+            return False
+        since_ns = time.perf_counter_ns() - int(1e9 * self._streams.patience.probe_s / 2)
+        return all((one.last_token_ns or 0) < since_ns for one in self.metronomes)
 
     def _until_admitted(self, probe: LiveStream, longest_s: float) -> LiveStream:
         """The probe, or, while it is refused, one like it that is sent a moment later."""

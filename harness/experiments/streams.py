@@ -21,7 +21,7 @@ _NO_LIMIT: Final = 1 << 20  # tokens of an unknown context
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 LONGEST_PROBE_S: Final = 2.0  # a slot that comes back later is late whatever the settle time is
 LONGEST_PROBE_STEPS: Final = 30
-_READ_TOKENS: Final = 96  # that it may have got before it leaves
+_SPARE_TOKENS: Final = 32  # that it may have got beyond those that it reads before it leaves
 _PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
 _NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit that is known
@@ -96,8 +96,10 @@ class Streams:
     def brief_tokens(self) -> int:
         """Of an answer that outlives a probe's wait, and no more: if the server does not stop it,
         the next case waits for its end."""
-        wanted = int(self.patience.outlives * self.patience.probe_s / self.step_s) + _READ_TOKENS
-        return min(self.patience.answer_tokens, wanted)
+        patience = self.patience
+        outlived = int(patience.outlives * patience.probe_s / self.step_s)
+        wanted = outlived + patience.longest_read + _SPARE_TOKENS
+        return min(patience.answer_tokens, wanted)
 
     def short(self, tokens: int = 8, **changes: Any) -> RequestSpec:
         return self.long(**{"max_tokens": tokens, **changes})
@@ -246,14 +248,15 @@ def refill(
     start: Callable[[], LiveStream],
     lasts: Callable[[LiveStream], bool],
     longest_s: float,
+    retire: Callable[[LiveStream], object] = lambda one: one.leave(),
 ) -> tuple[list[LiveStream], list[LiveStream]]:
     """Keep the slots full with `wanted` streams: those of `fillers` that still last, and new ones.
-    Returns those that run, and those that got no slot within `longest_s`. All others leave: their
-    own end would give a probe a slot."""
+    Returns those that run, and those that got no slot within `longest_s`. All others `retire`:
+    their own end would give a probe a slot."""
     kept = [filler for filler in fillers if not filler.has_ended and lasts(filler)]
     for filler in fillers:
         if filler not in kept:
-            filler.leave()
+            retire(filler)
     new = [start() for _ in range(wanted - len(kept))]
     waiting = without_token(new, longest_s)
     for filler in waiting:

@@ -48,3 +48,9 @@ def test_more_streams_than_wanted_are_left_to_the_caller() -> None:
     running, waiting = refill(fillers, 1, start=Filler, lasts=lambda _: True, longest_s=1.0)
     assert (running, waiting) == (fillers, [])
     assert not any(one.has_left for one in fillers)
+
+
+def test_where_a_leave_stops_the_server_an_answer_that_nears_its_end_is_not_left() -> None:
+    near_end, ended = Filler(5), list[LiveStream]()
+    refill([near_end], 1, start=Filler, lasts=lambda _: False, longest_s=1.0, retire=ended.append)
+    assert (ended, near_end.has_left) == ([near_end], False)
