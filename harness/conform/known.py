@@ -8,6 +8,7 @@ from harness.experiments.patience import Patience
 from harness.records import Outcome, RequestRow
 
 _HASTE: Final = 4  # times shorter than the settle time is a server waited for that never stops
+_LONGEST_READ: Final = 16  # tokens before a leave
 _FEWEST_STEPS: Final = 30  # but so long: more than twice what a late one may take
 
 
@@ -47,4 +48,4 @@ def hurried(patience: Patience, *, step_s: float, begin_s: float) -> Patience:
     short = Patience.of(
         settle_s, None, step_s=step_s, begin_s=begin_s, most_tokens=patience.answer_tokens
     )
-    return short._replace(outlives=1.0)
+    return short._replace(outlives=1.0, longest_read=_LONGEST_READ)

@@ -92,9 +92,10 @@ class Recoveries:
         behind it. Raises CannotDecideError with the reasons of all ways."""
 
         def until_read(leaver: LiveStream, number: int) -> None:
-            leaver.wait_tokens(tokens[number % len(tokens)], READY_S)
+            leaver.wait_tokens(reads[number % len(reads)], READY_S)
 
         streams = self._streams
+        reads = [one for one in tokens if one <= streams.patience.longest_read] or tokens
         asked = spec or streams.long()
         leaver = Leaver(
             replace(asked, max_tokens=min(asked.max_tokens, streams.brief_tokens)),

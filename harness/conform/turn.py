@@ -122,7 +122,11 @@ class Turns:
             patience = hurried(usual, step_s=bench.step_s, begin_s=begin_s)
             if not _prompts_are_short(case):
                 tokens = (patience.answer_tokens + usual.answer_tokens) // 2
-                patience = patience._replace(answer_tokens=tokens, outlives=usual.outlives)
+                patience = patience._replace(
+                    answer_tokens=tokens,
+                    outlives=usual.outlives,
+                    longest_read=usual.longest_read,
+                )
         if bench.known.never_stops is not None and not {*case.methods} & {*"OK"}:
             # A stream waits until the one that it replaces has ended.
             ends_s = patience.answer_tokens * bench.step_s

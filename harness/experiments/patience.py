@@ -10,6 +10,7 @@ _LIFE_IN_SETTLES: Final = 2.2  # of a stream that holds a slot
 _READ_TOKENS: Final = 96  # that it may have got before it leaves
 _FEWEST_TOKENS: Final = 64
 _PROMPT_STEPS: Final = 16
+FIRST_TOKENS: Final = 3  # that a stream that fills a slot outlasts, one after the other
 
 
 class Patience(NamedTuple):
@@ -19,7 +20,8 @@ class Patience(NamedTuple):
     target's time, or its number of steps where these take longer; 2 s where neither is known.
 
     - A stream that holds a slot asks for `answer_tokens`: more than twice the settle time, as far
-      as the context allows. So a request that runs on for nobody still holds its slot when the
+      as the context allows, and three first tokens: that of a stream which ends, and while it
+      runs that of a probe, with as much to spare. So a request that runs on for nobody still holds its slot when the
       settle time is over.
     - A probe behind full slots is waited for `probe_s` beyond its time on the idle server: the
       settle time, but at most half of such an answer. After that, the end of a forgotten answer
@@ -27,6 +29,8 @@ class Patience(NamedTuple):
     - A stream that is to fill a slot is waited for `filler_s`: the settle time, for the slot, and
       what as many requests as slots take to begin on the idle server. The requests that count
       what is still held have the same time.
+    - A stream that leaves has read at most `longest_read` tokens before; those that fill the slots
+      last for them, too.
     - A stream that leaves would have run on for `outlives` times a probe's wait. One that fills a
       slot lasts for `spare_s` longer, so that it serves for more than one try: where many slots are
       filled, of a server that is known to stop.
@@ -38,6 +42,7 @@ class Patience(NamedTuple):
     filler_s: float
     outlives: float = 2.2
     spare_s: float = 0.0
+    longest_read: int = 64
 
     @classmethod
     def of(
@@ -48,11 +53,14 @@ class Patience(NamedTuple):
         step_s: float,
         begin_s: float,
         most_tokens: int,
+        ttft_s: float = 0.0,
     ) -> Self:
         """`begin_s`: until as many requests as slots have begun on the idle server. `most_tokens`:
-        of an answer."""
+        of an answer. `ttft_s`: to a first token on the idle server; 0: none is waited for behind a
+        stream that fills a slot."""
         settle_s = settle_time(settle_s, settle_steps, step_s) or _UNKNOWN_SETTLE_S
-        wanted = int(_LIFE_IN_SETTLES * settle_s / step_s) + _READ_TOKENS
+        life_s = _LIFE_IN_SETTLES * settle_s + FIRST_TOKENS * ttft_s
+        wanted = int(life_s / step_s) + _READ_TOKENS
         answer_tokens = max(_FEWEST_TOKENS, min(wanted, most_tokens))
         probe_s = min(settle_s, answer_tokens * step_s / 2)
         return cls(settle_s, answer_tokens, probe_s, settle_s + begin_s)

@@ -54,6 +54,9 @@ class Silence(NamedTuple):
 
 def leave_in_silence(bench: Bench, spec: RequestSpec, silence: Silence) -> Finding:
     inside = 0
+    until = silence.tokens + int(silence.lasts_s / bench.step_s)
+    longest = max(until, bench.patience.longest_read)
+    bench.patience = bench.patience._replace(longest_read=longest)
 
     def ready(leaver: LiveStream, _number: int) -> None:
         nonlocal inside

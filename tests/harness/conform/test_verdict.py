@@ -21,7 +21,7 @@ from harness.conform.verdict import (
     settle_case,
 )
 from harness.errors import ConfigError
-from harness.experiments.full_slots import Try
+from harness.experiments.full_slots import READ_TOKENS, Try
 from harness.experiments.outcome import (
     CannotDecideError,
     HarnessError,
@@ -295,6 +295,7 @@ def test_a_server_that_never_stops_is_waited_for_a_shorter_time() -> None:
     assert short.probe_s == pytest.approx(0.6)
     assert short.answer_tokens * 0.02 > 2 * short.probe_s
     assert short.outlives < usual.outlives
+    assert min(READ_TOKENS) <= short.longest_read < max(READ_TOKENS) <= usual.longest_read
     slow = Patience.of(2.0, None, step_s=0.5, begin_s=0.2, most_tokens=4000)
     assert hurried(slow, step_s=0.5, begin_s=0.2) == slow
 
