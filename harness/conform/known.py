@@ -39,13 +39,18 @@ class Known:
         return sum(at_ns <= self.heard_ns + patience_ns for at_ns in self._leaves_ns)
 
 
-def hurried(patience: Patience, *, step_s: float, begin_s: float) -> Patience:
+def hurried(patience: Patience, *, step_s: float, begin_s: float, ttft_s: float) -> Patience:
     """For a server that is known not to stop: a slot that it holds for so long is held for good.
     What is left runs on, so that streams last only as long as they must."""
     settle_s = max(_FEWEST_STEPS * step_s, patience.settle_s / _HASTE)
     if settle_s >= patience.settle_s:
         return patience
     short = Patience.of(
-        settle_s, None, step_s=step_s, begin_s=begin_s, most_tokens=patience.answer_tokens
+        settle_s,
+        None,
+        step_s=step_s,
+        begin_s=begin_s,
+        most_tokens=patience.answer_tokens,
+        ttft_s=ttft_s,
     )
     return short._replace(outlives=1.0, longest_read=_LONGEST_READ)

@@ -119,7 +119,7 @@ class Turns:
         is_short = case.methods != "K" and case.group not in _MANY_PROMPTS
         if bench.known.never_stops is not None and is_short:
             begin_s = usual.filler_s - usual.settle_s
-            patience = hurried(usual, step_s=bench.step_s, begin_s=begin_s)
+            patience = hurried(usual, step_s=bench.step_s, begin_s=begin_s, ttft_s=bench.ttft_s)
             if not _prompts_are_short(case):
                 tokens = (patience.answer_tokens + usual.answer_tokens) // 2
                 patience = patience._replace(

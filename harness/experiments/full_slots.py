@@ -19,7 +19,7 @@ from harness.experiments.facts import MOST_SLOTS, Facts
 from harness.experiments.flushes import latest_gaps
 from harness.experiments.holds import Leaver
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.patience import QUEUED_STEPS, READY_S
+from harness.experiments.patience import FIRST_TOKENS, QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused, refill
 from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
@@ -89,10 +89,12 @@ class FullSlots:
         are reused if they will outlast a probe."""
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
-        reserve = patience.probe_s / server.step_s + patience.longest_read + _SPARE_TOKENS
+        firsts = int(FIRST_TOKENS * server.ttft_s / server.step_s)
+        reserve = patience.probe_s / server.step_s + patience.longest_read + _SPARE_TOKENS + firsts
         longer = _CONTROL_TOKENS
         if wanted >= _MANY:
             longer = max(_MANY_TOKENS, int(patience.spare_s / server.step_s))
+        longer += firsts
         asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
         until_s = time.monotonic() + patience.filler_s
         while True:

@@ -291,13 +291,13 @@ def test_leaves_count_as_long_as_the_server_answers() -> None:
 
 def test_a_server_that_never_stops_is_waited_for_a_shorter_time() -> None:
     usual = Patience.of(2.0, None, step_s=0.02, begin_s=0.2, most_tokens=4000)
-    short = hurried(usual, step_s=0.02, begin_s=0.2)
+    short = hurried(usual, step_s=0.02, begin_s=0.2, ttft_s=0.0)
     assert short.probe_s == pytest.approx(0.6)
     assert short.answer_tokens * 0.02 > 2 * short.probe_s
     assert short.outlives < usual.outlives
     assert min(READ_TOKENS) <= short.longest_read < max(READ_TOKENS) <= usual.longest_read
     slow = Patience.of(2.0, None, step_s=0.5, begin_s=0.2, most_tokens=4000)
-    assert hurried(slow, step_s=0.5, begin_s=0.2) == slow
+    assert hurried(slow, step_s=0.5, begin_s=0.2, ttft_s=0.0) == slow
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,11 @@ def patience(
     *,
     step_s: float = 0.01,
     most_tokens: int = NO_LIMIT,
+    ttft_s: float = 0.0,
 ) -> Patience:
-    return Patience.of(settle_s, steps, step_s=step_s, begin_s=0.3, most_tokens=most_tokens)
+    return Patience.of(
+        settle_s, steps, step_s=step_s, begin_s=0.3, most_tokens=most_tokens, ttft_s=ttft_s
+    )
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.02, 0.5])
@@ -24,6 +27,14 @@ def test_a_stream_that_is_forgotten_outlives_the_wait_for_a_probe(step_s: float)
     assert (one.answer_tokens - 64) * step_s > 2 * one.settle_s
     assert one.probe_s == one.settle_s == 2.0
     assert one.filler_s == pytest.approx(2.3)
+
+
+@pytest.mark.parametrize("ttft_s", [0.05, 3.0, 8.0])
+def test_a_stream_that_fills_a_slot_outlasts_the_first_tokens_of_others(ttft_s: float) -> None:
+    """Another stream begins, a probe waits as long as it would on the idle server, and then for a
+    slot."""
+    one = patience(ttft_s=ttft_s)
+    assert one.answer_tokens * 0.01 > 3 * ttft_s + 2 * one.probe_s
 
 
 def test_a_short_context_shortens_the_wait_for_a_probe_and_no_other() -> None:
