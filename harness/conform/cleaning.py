@@ -8,7 +8,7 @@ from heapq import heapreplace
 from typing import Final
 
 from harness.conform.stopping import ANOTHER_LOAD
-from harness.experiments.facts import BUSY, MOST_SLOTS, PROMPT_TOKENS
+from harness.experiments.facts import MOST_SLOTS, PROMPT_TOKENS, was_refused
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S, SLOWER
@@ -53,7 +53,7 @@ class Cleaning:
         row = self._ask_canary(longest_s)
         until_ns, refusals = time.perf_counter_ns() + int(server.settle_s * 1e9), 0
         while row is not None and row.outcome is not Outcome.COMPLETED:
-            refusals += row.status_code in BUSY
+            refusals += was_refused(row)
             if time.perf_counter_ns() > until_ns:
                 return _why_unanswered(row, refusals)
             server.pause(_AGAIN_S)
@@ -143,7 +143,7 @@ class Cleaning:
 
 
 def _why_unanswered(row: RequestRow, refusals: int) -> tuple[Aftermath, str]:
-    if row.status_code in BUSY:
+    if was_refused(row):
         said = f"{refusals} refusals in a row though nothing of this run is left ({row.error})"
         return Aftermath.WEDGED, f"the server is busy for nobody: {said}"
     if row.outcome is Outcome.TIMED_OUT:

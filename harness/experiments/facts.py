@@ -14,6 +14,8 @@ from harness.experiments.flushes import Flush, flushes_of, step_of, typical_toke
 from harness.experiments.limit import find_limit, four_times, is_limit, look_at
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
+from harness.load.connection import BROKEN
+from harness.load.http1 import CLOSED_EARLY
 from harness.load.live import Drain, LiveStream, join_all
 from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role
@@ -53,7 +55,8 @@ class Facts(NamedTuple):
     """The server when it is idle. `slots`: None if none were found, and `why`. `refuses`: beyond
     its slots it refuses a request instead of queueing it. `flush_tokens`: those that come at once.
     `ran_at_once`: the most requests that were seen to run together, where no slots were found.
-    `turn_steps`: between the first tokens of requests that start at once.
+    `turn_steps`: between the first tokens of requests that start at once. `closes`: it refuses by
+    closing the connection without an answer.
     """
 
     slots: int | None
@@ -65,6 +68,7 @@ class Facts(NamedTuple):
     flush_tokens: float = 1.0
     ran_at_once: int = 0
     turn_steps: float = 0.0
+    closes: bool = False
 
     @property
     def together_tokens(self) -> int:
@@ -80,14 +84,27 @@ class _Slots(NamedTuple):
     refuses: bool = False
     ran_at_once: int = 0
     turn_steps: float = 0.0
+    closes: bool = False
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
     """Requests at once: the token times of those that were answered (of most of many only that of
-    the first), and how many were refused."""
+    the first), and how many were refused, of which so many by the end of their connections."""
 
     times: list[Sequence[int]]
     refused: int
+    closed: int = 0
+
+
+def was_refused(row: RequestRow) -> bool:
+    """As by a server that has no slot for it."""
+    return row.status_code in BUSY or row.outcome is Outcome.REJECTED
+
+
+def was_closed(row: RequestRow) -> bool:
+    """The server took the connection, and ended it without an answer."""
+    is_broken = row.outcome is Outcome.FAILED and row.status_code is None
+    return is_broken and (row.error or "").startswith((CLOSED_EARLY, BROKEN))
 
 
 def find_facts(
@@ -105,10 +122,10 @@ def find_facts(
     step_s, flush_tokens = _find_pace(session)
     fewest = max(1, int(TOGETHER_FLUSHES * flush_tokens)) if flush_tokens > 1 else 1
 
-    def trial(streams: int, tokens: int) -> _Trial:
+    def trial(streams: int, tokens: int) -> Trial:
         return _try(session, streams, max(tokens, fewest), step_s)
 
-    found = _count_slots(trial, count_s) if slots is None else _check_slots(trial, slots)
+    found = count_slots(trial, count_s) if slots is None else _check_slots(trial, slots)
     if found.number is None:
         _first(session, _FIRST_TOKENS)  # it may have died of the trials
     if found.number is not None and 1 < found.number <= MOST_SLOTS:
@@ -123,6 +140,7 @@ def find_facts(
         flush_tokens=flush_tokens,
         ran_at_once=found.ran_at_once,
         turn_steps=found.turn_steps,
+        closes=found.closes,
     )
 
 
@@ -130,14 +148,14 @@ def recount(session: LoadSession, facts: Facts) -> Facts:
     """With the slots that the server has now, if it has another number of them."""
     fewest = max(1, int(TOGETHER_FLUSHES * facts.flush_tokens))
 
-    def trial(streams: int, tokens: int) -> _Trial:
+    def trial(streams: int, tokens: int) -> Trial:
         return _try(session, streams, max(tokens, fewest), facts.step_s)
 
     assert facts.slots is not None
     try:
         _check_slots(trial, facts.slots)
     except CannotDecideError:
-        found = _count_slots(trial, QUICK_COUNT_S)
+        found = count_slots(trial, QUICK_COUNT_S)
     else:
         return facts
     return facts._replace(
@@ -146,6 +164,7 @@ def recount(session: LoadSession, facts: Facts) -> Facts:
         refuses=found.refuses,
         ran_at_once=found.ran_at_once,
         turn_steps=found.turn_steps,
+        closes=found.closes,
     )
 
 
@@ -231,15 +250,18 @@ def _step_beside(session: LoadSession, streams: int, tokens: int) -> float | Non
     return median(steps) if steps and median(steps) > _LEAST_STEP_S else None
 
 
-def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Trial:
+def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> Trial:
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.CHECK)
     started = [LiveStream(session, spec) for _ in range(streams)]
     drain = Drain()
     drain.add_later_ones(started, _READ_STREAMS, READY_S)  # the first to begin end first
     rows = join_all(started, READY_S)
-    refused = sum(row is not None and row.status_code in BUSY for row in rows)
+    ended = [row for row in rows if row is not None]
+    are_served = any(row.outcome is Outcome.COMPLETED for row in ended)
+    closed = sum(map(was_closed, ended)) if are_served else 0
+    refused = sum(map(was_refused, ended)) + closed
     for row in rows:
-        is_refused = row is not None and row.status_code in BUSY
+        is_refused = row is not None and (was_refused(row) or (closed and was_closed(row)))
         if not is_refused and (row is None or row.outcome is not Outcome.COMPLETED):
             why = "no answer" if row is None else row.error or row.outcome
             raise _NotServedError(f"of {streams} streams at once one was not answered: {why}")
@@ -249,10 +271,10 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> _Tri
     for stream, row in zip(started, rows, strict=True):
         if row is not None and row.outcome is Outcome.COMPLETED:
             times.append(row.token_times_ns[: 1 if stream in drain.taken else None])
-    return _Trial(times, refused)
+    return Trial(times, refused, closed)
 
 
-def _count_slots(trial: Callable[[int, int], _Trial], longest_s: float) -> _Slots:
+def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
     """The number, or why there is none."""
     most, took_s, until_s = 0, 0.0, time.monotonic() + longest_s
     turn_steps = 0.0
@@ -292,14 +314,21 @@ def _count_slots(trial: Callable[[int, int], _Trial], longest_s: float) -> _Slot
     return _Slots(found, f"{found} requests run at once", turn_steps=turn_steps)
 
 
-def _check_refusal(trial: Callable[[int, int], _Trial], slots: int) -> _Slots:
+def _check_refusal(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
     """One more than the slots is refused, and no request of as many as slots."""
     try:
         more, enough = trial(slots + 1, TOGETHER_TOKENS), trial(slots, TOGETHER_TOKENS)
     except _NotServedError as error:
         return _Slots(None, str(error))
     if more.refused == 1 and not enough.refused:
-        return _Slots(slots, f"{slots} requests run at once, and more are refused", refuses=True)
+        closes = bool(more.closed)
+        how = "more are refused" + (" by the end of their connections" if closes else "")
+        return _Slots(
+            slots, f"{slots} requests run at once, and {how}", refuses=True, closes=closes
+        )
+    if more.closed or enough.closed:
+        said = f"of {slots} to {slots + 1} streams at once some were not answered: {CLOSED_EARLY}"
+        return _Slots(None, said)
     return _Slots(
         None,
         f"it refuses requests, but not each beyond a number: {len(more.times)} of {slots + 1} were "
@@ -307,16 +336,16 @@ def _check_refusal(trial: Callable[[int, int], _Trial], slots: int) -> _Slots:
     )
 
 
-def _check_slots(trial: Callable[[int, int], _Trial], slots: int) -> _Slots:
+def _check_slots(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
     """As many requests run at once, and one more waits or is refused. Raises CannotDecideError."""
     if slots > MOST_SLOTS:
         return _Slots(slots, f"it has {slots:,} slots, more than the {MOST_SLOTS:,} that are tried")
-    refused, ran, turn_steps = 0, 0, 0.0
+    refused, closed, ran, turn_steps = 0, 0, 0, 0.0
 
     def ask(streams: int, tokens: int) -> list[Sequence[int]]:
-        nonlocal refused, ran, turn_steps
+        nonlocal refused, closed, ran, turn_steps
         tried = trial(streams, tokens)
-        refused, ran = tried.refused, 0
+        refused, closed, ran = tried.refused, tried.closed, 0
         if (seen := look_at(tried.times, tokens)) is not None:
             ran, turn_steps = seen.running, seen.spacing
         return tried.times
@@ -327,7 +356,8 @@ def _check_slots(trial: Callable[[int, int], _Trial], slots: int) -> _Slots:
     except _NotServedError:  # where no request can queue, one more may fail
         return _Slots(slots, f"it has {slots}")
     if refused == 1 and ran == slots:
-        return _Slots(slots, f"it has {slots}, and refuses more requests", refuses=True)
+        said = f"it has {slots}, and refuses more requests"
+        return _Slots(slots, said, refuses=True, closes=closed > 0)
     raise CannotDecideError(
         f"the server is said to have {slots} slots, but of {slots + 1} requests {ran} ran at "
         "once: --slots names another number, or another load takes slots"

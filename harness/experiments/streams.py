@@ -8,7 +8,14 @@ from typing import Any, Final
 
 import gevent
 
-from harness.experiments.facts import BUSY, MOST_SLOTS, PROBE_TOKENS, PROMPT_TOKENS, Facts
+from harness.experiments.facts import (
+    MOST_SLOTS,
+    PROBE_TOKENS,
+    PROMPT_TOKENS,
+    Facts,
+    was_closed,
+    was_refused,
+)
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S, SLOWER, Patience
 from harness.load.lag import LagWatch
@@ -49,6 +56,7 @@ class Streams:
             step_s=facts.step_s,
             begin_s=facts.ttft_s * min(facts.slots or 1, MOST_SLOTS),
             most_tokens=self.room(4 * PROMPT_TOKENS),
+            ttft_s=facts.ttft_s,
         )
         longest_s = max(LONGEST_PROBE_S, LONGEST_PROBE_STEPS * facts.step_s)
         self.patience = patience._replace(probe_s=min(patience.probe_s, longest_s))
@@ -94,10 +102,10 @@ class Streams:
 
     @property
     def brief_tokens(self) -> int:
-        """Of an answer that outlives a probe's wait, and no more: if the server does not stop it,
-        the next case waits for its end."""
+        """Of an answer that outlives a probe's wait, behind it and for its slot, and no more: if
+        the server does not stop it, the next case waits for its end."""
         patience = self.patience
-        outlived = int(patience.outlives * patience.probe_s / self.step_s)
+        outlived = int((patience.outlives * patience.probe_s + self.ttft_s) / self.step_s)
         wanted = outlived + patience.longest_read + _SPARE_TOKENS
         return min(patience.answer_tokens, wanted)
 
@@ -114,9 +122,13 @@ class Streams:
         than those of the other streams."""
         tokens = max(1, min(spec.max_tokens, self.room(spec.prompt_tokens + PROMPT_TOKENS)))
         spec = replace(spec, max_tokens=tokens, user=spec.user or len(self.opened))
-        stream = LiveStream(session or self.session, spec, text)
+        stream = LiveStream(session or self.session, spec, text, self._note_refusal)
         self.opened.append(stream)
         return stream
+
+    def _note_refusal(self, row: RequestRow) -> None:
+        if self.facts.closes and was_closed(row):
+            row.outcome = Outcome.REJECTED
 
     def pause(self, seconds: float) -> None:
         gevent.sleep(seconds)
@@ -224,8 +236,7 @@ def whole(row: RequestRow, what: str) -> RequestRow:
 
 
 def is_refused(stream: LiveStream) -> bool:
-    """As by a server that has no slot for it."""
-    return stream.row is not None and stream.row.status_code in BUSY
+    return stream.row is not None and was_refused(stream.row)
 
 
 def end_of(stream: LiveStream) -> str:

@@ -26,6 +26,7 @@ from harness.load.http1 import MAX_HEAD_BYTES, Answer, endless
 from harness.load.receiver import Take, receiver
 
 CLIENT_PROGRAM: Final = "cat"
+BROKEN: Final = "the connection broke"
 _MOST_RECEIVES: Final = 16  # without waiting: a server may send without a pause
 _RESET: Final = struct.pack("ii", 1, 0)  # linger for no time: closing throws all away
 # The module `socket` would double the time of its start.
@@ -373,4 +374,4 @@ def _os_errors_as_httpx() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise httpx.ReadError(f"the connection broke: {in_words(error)}") from error
+        raise httpx.ReadError(f"{BROKEN}: {in_words(error)}") from error

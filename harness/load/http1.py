@@ -11,6 +11,7 @@ import httpx
 
 MAX_HEAD_BYTES: Final = 65536  # of all headers, informational answers (1xx) included
 MAX_HEADERS: Final = 256
+CLOSED_EARLY: Final = "the server closed the connection before the answer was complete"
 
 _TLS_ALERT: Final = b"\x15"  # how a TLS server's answer to plain text begins
 _SHOWN_BYTES: Final = 24
@@ -100,8 +101,7 @@ class Answer:
         if self.has_head and self._ends_with_connection:
             self.is_complete = True
         else:
-            text = "the server closed the connection before the answer was complete"
-            self._break(httpx.RemoteProtocolError(text))
+            self._break(httpx.RemoteProtocolError(CLOSED_EARLY))
 
     def _break(self, complaint: httpx.RemoteProtocolError) -> None:
         self.broken = complaint

@@ -281,7 +281,6 @@ KINDS: Final = (
         {"full": -1},
         (DEAF,),
         (*LEFT, "storm/all", ENDS),
-        may_be_open=True,
         sizes=(4,),
     ),
     Kind(

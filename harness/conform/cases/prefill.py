@@ -10,7 +10,7 @@ from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
 from harness.conform.stopping import HARM_S
 from harness.conform.waves import leaver
-from harness.experiments.facts import BUSY
+from harness.experiments.facts import was_refused
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.experiments.patience import READY_S
@@ -156,7 +156,7 @@ def leave_prefill(bench: Bench) -> Finding:
 def harm(bench: Bench, finding: Finding) -> Finding:
     """The finding, unless a stream of this case failed that nobody had left."""
     for row in bench.rows():
-        if bench.facts.refuses and row.status_code in BUSY:
+        if bench.facts.refuses and was_refused(row):
             continue  # it came before the slot was free again
         if row.outcome in (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.REJECTED):
             said = f"a stream that was not left ended: {row.error or row.outcome}"

@@ -1,0 +1,72 @@
+"""The slots of a server that refuses a request beyond them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.experiments.facts import Trial, count_slots, was_closed
+from harness.records import Outcome, RequestRow, Role, TokenCounting
+
+SLOTS = 6
+
+
+def refusing(*, closes: bool = False, rate: int = SLOTS) -> Callable[[int, int], Trial]:
+    """It answers as many of the requests that come at once as it has slots, or as its rate
+    allows."""
+
+    def trial(streams: int, tokens: int) -> Trial:
+        served = min(streams, rate)
+        refused = streams - served
+        return Trial([range(tokens)] * served, refused, refused if closes else 0)
+
+    return trial
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_server_shows_its_slots_by_what_it_refuses(*, closes: bool) -> None:
+    found = count_slots(refusing(closes=closes), 20.0)
+    assert (found.number, found.refuses, found.closes) == (SLOTS, True, closes)
+
+
+def test_connections_that_end_at_random_are_no_refusals() -> None:
+    left = [4, 3, 2]
+
+    def trial(streams: int, tokens: int) -> Trial:
+        return refusing(closes=True, rate=left.pop(0))(streams, tokens)
+
+    found = count_slots(trial, 20.0)
+    assert (found.number, found.refuses) == (None, False)
+    assert "the server closed the connection" in found.why
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "is_refusal"),
+    [
+        (None, "the server closed the connection before the answer was complete", True),
+        (None, "the connection broke: connection reset by peer", True),
+        (200, "the server closed the connection before the answer was complete", False),
+        (None, "no server listens at 127.0.0.1:80 (connection refused): is it running?", False),
+    ],
+)
+def test_only_a_connection_that_ended_without_an_answer_may_be_a_refusal(
+    status: int | None, error: str, *, is_refusal: bool
+) -> None:
+    row = RequestRow(
+        request_id="1",
+        arm="",
+        role=Role.PROBE,
+        trial=None,
+        user=0,
+        stream=True,
+        planned_abandon=None,
+        think_ns=None,
+        max_tokens=2,
+        intended_start_ns=0,
+        sent_ns=0,
+        ended_ns=1,
+        token_counting=TokenCounting.EVENTS,
+        outcome=Outcome.FAILED,
+        status_code=status,
+        error=error,
+    )
+    assert was_closed(row) is is_refusal
