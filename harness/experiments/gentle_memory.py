@@ -26,6 +26,7 @@ from harness.experiments.memory_falls import (
     needed,
 )
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.experiments.readings import MemoryGauge, Readings, gauge_lag_s
 from harness.experiments.visitors import Visitors
 from harness.formatting import quantity
@@ -45,6 +46,7 @@ _SPARE_TOKENS: Final = 64
 _END_EVERY: Final = 10
 _FIRST_ENDS: Final = 3
 _SPANS: Final = 100  # of the others alone, by which the prompt is chosen
+_STALL_S: Final = 2.0  # of a page, at most
 _POLLS: Final = 4  # of a level
 _PREFILL_SHARE: Final = 10  # times as long as a prompt takes: a turn
 
@@ -191,7 +193,7 @@ class ByMemory:
     def _grow(self, need: Needed) -> bool:
         """A longer prompt, where there is room for one."""
         now = self.visitors.prompt_tokens
-        longer = _SPARE * need.ample / max(self._held, need.ample / _LONGER[1])
+        longer = _SPARE * need.ample / max(self._held, need.ample / _LONGER[1], _TINY)
         most = min(self._most_tokens, int(now * MOST_MEMORY / max(self._held, _TINY)))
         tokens = min(int(now * min(_LONGER[1], max(_LONGER[0], longer))), most)
         if tokens < _WORTH * now:
@@ -213,7 +215,8 @@ class ByMemory:
             return
         self._note_alone(ended)
         self._ends += 1
-        self._missed += self._fall(ended.t0_s, self.visitors.turns.window.after_s) is None
+        until_s = ended.t0_s + self.visitors.turns.window.after_s
+        self._missed += self._fall(ended.t0_s - self._poll_s, until_s) is None  # it is read later
 
     def _leave(self) -> None:
         departed = self.visitors.depart(1)
@@ -222,10 +225,11 @@ class ByMemory:
         departure, tokens_left = departed
         self._note_alone(departure)
         t0_s, after_s = departure.t0_s, self.visitors.turns.window.after_s
-        place_s = self._wait_fall(t0_s, after_s)
-        if place_s is not None:
+        longest_s = max(after_s, _SPARE * tokens_left * self.visitors.step_s)
+        place_s = self._wait_fall(t0_s, longest_s)
+        if place_s is not None and place_s <= t0_s + after_s + self._lag_s:
             self._places_s.append(place_s - t0_s)
-        elif self._wait_fall(t0_s, _SPARE * tokens_left * self.visitors.step_s) is not None:
+        elif place_s is not None:
             self._ghosts += 1
         else:
             self._unclear += 1
@@ -242,17 +246,18 @@ class ByMemory:
             )
 
     def _wait_fall(self, t0_s: float, longest_s: float) -> float | None:
-        until_s = t0_s + longest_s + self._lag_s + 2 * self._poll_s
+        """Until a reading shows it, or one is so late that it cannot."""
+        until_s = t0_s + longest_s + self._lag_s
         self._readings.wait(
-            lambda: self._fall(t0_s, longest_s) is not None, until_s - time.perf_counter()
+            lambda: self._readings.latest_s > until_s or self._fall(t0_s, until_s) is not None,
+            until_s + READY_S - time.perf_counter(),
         )
         self.visitors.pause(self._poll_s)  # the next reading may have more of it
-        return self._fall(t0_s, longest_s)
+        return self._fall(t0_s, until_s)
 
-    def _fall(self, t0_s: float, longest_s: float) -> float | None:
-        """An answer's end is read a little after it, and a fall lies between two readings."""
-        falls = Falls.of(*self._readings.arrays(t0_s - 3 * self._poll_s))
-        return falls.first(t0_s - self._poll_s, t0_s + longest_s + self._lag_s, self._held)
+    def _fall(self, since_s: float, until_s: float) -> float | None:
+        falls = Falls.of(*self._readings.arrays(since_s - _STALL_S))
+        return falls.first(since_s, until_s, self._held)
 
     def _note_alone(self, ours: Leave) -> None:
         """Between its beginning and its end."""

@@ -28,22 +28,22 @@ _FEWEST_CHANGES: Final = 50
 
 
 class Falls(NamedTuple):
-    """Between a reading and the next but one: `at_s`: in the middle of the larger of the two
-    changes; `since_s`, `until_s`: of the readings around it; `sizes`: of the whole."""
+    """`sizes`: between a reading and the next but one. `since_s`, `until_s`: the readings around
+    the larger of its two changes: a page may take long, and then they are far apart."""
 
     since_s: Array
-    at_s: Array
     until_s: Array
     sizes: Array
 
     @classmethod
     def of(cls, times_s: Array, values: Array) -> "Falls":
         if len(times_s) < 3:
-            return cls(*[np.empty(0)] * 4)
-        middles, steps = (times_s[1:] + times_s[:-1]) / 2, values[:-1] - values[1:]
+            return cls(*[np.empty(0)] * 3)
+        steps = values[:-1] - values[1:]
         is_later = steps[1:] > steps[:-1]
-        at_s = np.where(is_later, middles[1:], middles[:-1])
-        return cls(times_s[:-2], at_s, times_s[2:], values[:-2] - values[2:])
+        since_s = np.where(is_later, times_s[1:-1], times_s[:-2])
+        until_s = np.where(is_later, times_s[2:], times_s[1:-1])
+        return cls(since_s, until_s, values[:-2] - values[2:])
 
     def within(self, span: Interval) -> "Falls":
         is_in = (self.since_s >= span.low) & (self.until_s <= span.high)
@@ -52,12 +52,13 @@ class Falls(NamedTuple):
     def first(self, since_s: float, until_s: float, held: float) -> float | None:
         """When what holds `held` was given back, in this time; None: it was not. It is the larger
         of the falls that share a reading: another's may have come right before."""
-        is_in = (self.at_s >= since_s) & (self.at_s <= until_s)
+        is_in = (self.until_s >= since_s) & (self.since_s <= until_s)
         fell = np.flatnonzero(is_in & (self.sizes >= ENOUGH * held))
         if not len(fell):
             return None
         near = fell[fell <= fell[0] + 1]
-        return float(self.at_s[near[self.sizes[near].argmax()]])
+        found = near[self.sizes[near].argmax()]
+        return float(self.since_s[found] + self.until_s[found]) / 2
 
 
 class Needed(NamedTuple):

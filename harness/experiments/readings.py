@@ -68,6 +68,11 @@ class Readings:
         """The latest value; 0 before the first."""
         return self._values[-1] if self._values else 0.0
 
+    @property
+    def latest_s(self) -> float:
+        """When the latest was; 0 before the first."""
+        return self._times[-1] if self._times else 0.0
+
     def wait(self, is_so: Callable[[], bool], longest_s: float) -> bool:
         """Until it is so; asked after each reading."""
         until_s = time.perf_counter() + longest_s

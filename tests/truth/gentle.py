@@ -352,7 +352,7 @@ def _say_head(cells: Sequence[str]) -> None:
 
 def look(name: str, options: argparse.Namespace) -> Watched:
     script = SERVERS.get(name, {})
-    is_deaf = bool(script.get("ghost_every")) or "deaf" in name
+    is_deaf = script.get("ghost_every") == 1 or "deaf" in name
     users = USERS_WHERE_NEVER if is_deaf else options.users
     if name in ENGINES:
         return watch_engine(*ENGINES[name], seconds=options.seconds, users=users, seed=options.seed)

@@ -85,6 +85,14 @@ def test_beside_a_dozen_users_each_leave_is_told_by_itself() -> None:
     assert mistaken.share(WINDOW_S) < 0.01
 
 
+def test_a_page_that_takes_long_hides_no_leave() -> None:
+    """It left after 1.0 s and was let go of at once; no page was read from 0.6 to 1.1 s."""
+    times_s = np.array([0.0, 0.2, 0.4, 0.6, 1.1, 1.2, 1.3])
+    falls = Falls.of(times_s, np.array([9.0, 9, 9, 9, 1, 1, 1]))
+    assert falls.first(1.0, 2.0, held=8) == pytest.approx(0.85)
+    assert falls.first(1.15, 2.0, held=8) is None
+
+
 def test_too_short_a_prompt_is_mistaken_for_others_and_that_is_measured() -> None:
     (rng,) = seeds(1)
     seen = memory(rng, leaves=50, blocks=0)
