@@ -14,7 +14,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
-from harness.conform.waves import leave_after, leave_each, read_whole
+from harness.conform.waves import leave_after, leave_each, leaver, read_whole
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import QUEUED_STEPS
 from harness.records import GAUGES, Delivery, MetricSample
@@ -23,6 +23,7 @@ from harness.workload.target import MetricSource
 
 LEAVES: Final = 20
 ABORTS: Final = ("aborted", "frontend_cancelled")
+POLL_S: Final = 0.1
 LONGEST_WAIT_S: Final = 12.0  # for a gauge to show a load
 QUEUE_WAIT_S: Final = 2.0  # for that of the queue, if another has shown it
 Values = Mapping[str, float]
@@ -72,8 +73,13 @@ def aborts(bench: Bench) -> Finding:
     caught=reports("vllm-project/vllm#55634 waybarrios/vllm-mlx#456"),
 )
 def tokens(bench: Bench) -> Finding:
-    moved, rows = _moved_by(bench, ["generated_tokens"], lambda: leave_after(bench, LEAVES, 64))
-    counted, read = moved["generated_tokens"], sum(row.tokens_read for row in rows)
+    moved, read = _moved_by(
+        bench,
+        ["generated_tokens"],
+        lambda: sum(row.tokens_read for row in leave_after(bench, LEAVES, 64)),
+        is_final=lambda moved, read: moved["generated_tokens"] >= read,
+    )
+    counted = moved["generated_tokens"]
     return found(
         f"{counted:g} tokens were counted, and {read} were read",
         f"{counted:g} tokens were counted, but {read} were read" if counted < read else None,
@@ -162,10 +168,24 @@ def read_to_eof(bench: Bench) -> Finding:
         for number in range(LEAVES):
             routes.close_at_done(f"{number}: the letter begins", max_tokens=8)
 
-    leave_after(bench, 1, 8)  # some servers show the counter only when it has counted
-    bench.pause(bench.settle_s)
-    at_eof, _ = _moved_by(bench, ABORTS, lambda: read_whole(bench, LEAVES, 8))
-    at_done, _ = _moved_by(bench, ABORTS, close_at_done)
+    def both() -> None:
+        read_whole(bench, LEAVES, 8)
+        close_at_done()
+
+    # Some servers show the counter only when it has counted.
+    _moved_by(
+        bench,
+        ABORTS,
+        lambda: leave_after(bench, 1, 8),
+        is_final=lambda moved, _: any(moved.values()),
+    )
+    at_eof, _ = _moved_by(bench, ABORTS, both)
+    at_done = at_eof
+    if any(at_eof.values()):  # by which of them?
+        at_eof, _ = _moved_by(bench, ABORTS, lambda: read_whole(bench, LEAVES, 8))
+        at_done, _ = _moved_by(bench, ABORTS, close_at_done)
+        if not any([*at_eof.values(), *at_done.values()]):
+            raise CannotDecideError("whole answers were counted as aborted, but not a second time")
     evidence: Evidence = {f"{role}_moved_at_eof": value for role, value in at_eof.items()}
     evidence |= {f"{role}_moved_at_done": value for role, value in at_done.items()}
     wrong = [
@@ -207,8 +227,11 @@ def rest(bench: Bench) -> Finding:
     moved = _moved_by_a_queue(bench, before, gauges)
     if not moved:
         raise CannotDecideError(f"no gauge ({', '.join(gauges)}) moved while all slots were busy")
-    bench.pause(bench.settle_s)
-    after = bench.pages.counters()
+    after = settled(
+        bench,
+        bench.pages.counters,
+        lambda now: all(now.get(role) == before[role] for role in moved),
+    )
     wrong = [
         f"{role} was {before[role]:g} and reads {after.get(role, 0):g} at rest"
         for role in moved
@@ -238,11 +261,11 @@ def _moved_by_a_queue(bench: Bench, before: Values, gauges: Sequence[str]) -> li
     """Which gauges full slots and a queue have moved; at the end all clients have left, first the
     clients in the queue."""
     streams = bench.full_slots.fill()
-    queued = [bench.start(bench.long()) for _ in range(bench.slots)]
+    queued = [bench.start(leaver(bench)) for _ in range(bench.slots)]
     began_s = time.monotonic()
     moved: list[str] = []
     while (waited_s := time.monotonic() - began_s) < LONGEST_WAIT_S:
-        bench.pause(0.1)  # some gauges move only every few seconds
+        bench.pause(POLL_S)  # some gauges move only every few seconds
         streams = bench.full_slots.fill()
         busy = bench.pages.counters()
         moved = [role for role in gauges if busy.get(role) != before[role]]
@@ -257,13 +280,29 @@ def _moved_by_a_queue(bench: Bench, before: Values, gauges: Sequence[str]) -> li
 
 
 def _moved_by(
-    bench: Bench, roles: Sequence[str], act: Callable[[], T]
+    bench: Bench,
+    roles: Sequence[str],
+    act: Callable[[], T],
+    is_final: Callable[[Values, T], bool] = lambda _moved, _done: False,
 ) -> tuple[dict[str, float], T]:
+    """By how much counters have moved when the settle time is over, or once that is final; and
+    what `act` has returned."""
     before = bench.pages.counters()
     done = act()
-    bench.pause(bench.settle_s)
-    after = bench.pages.counters()
-    moved = {role: after[role] - before.get(role, 0.0) for role in roles if role in after}
-    if not moved:
+
+    def moved() -> dict[str, float]:
+        now = bench.pages.counters()
+        return {role: now[role] - before.get(role, 0.0) for role in roles if role in now}
+
+    found = settled(bench, moved, lambda found: bool(found) and is_final(found, done))
+    if not found:
         raise RefusedError(f"the server shows no counter `{roles[0]}`")
-    return moved, done
+    return found, done
+
+
+def settled(bench: Bench, read: Callable[[], T], is_final: Callable[[T], bool]) -> T:
+    """What is read when it is final, or when the settle time is over."""
+    until_s = time.monotonic() + bench.settle_s
+    while not is_final(seen := read()) and time.monotonic() < until_s:
+        bench.pause(min(POLL_S, max(0.0, until_s - time.monotonic())))
+    return seen

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from harness.conform.bench import Bench
 from harness.conform.cases.cancel_api import judge_answers
-from harness.conform.cases.counts import judge_labels
+from harness.conform.cases.counts import judge_labels, settled
 from harness.conform.cases.hops import judge_tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import judge_pace
@@ -240,3 +242,11 @@ def test_a_pause_is_judged_only_if_the_server_saw_it() -> None:
     assert "1 came" in str(judge_pause(row("abc"), row("abc"), row("a"), 0))
     broken = row("a", outcome=Outcome.FAILED, error="the connection was closed")
     assert judge_pause(row("abc"), row("abc"), broken, 0) is None
+
+
+def test_a_page_is_read_until_it_is_final_or_the_settle_time_is_over() -> None:
+    bench = cast(Bench, SimpleNamespace(settle_s=60.0, pause=lambda _s: None))
+    moved = iter([0, 5, 20, 21])
+    assert settled(bench, lambda: next(moved), lambda seen: seen >= 20) == 20
+    bench.settle_s = 0.0
+    assert settled(bench, lambda: 5, lambda seen: seen >= 20) == 5
