@@ -146,7 +146,7 @@ def survives(bench: Bench) -> Finding:
 
 def stopped_turn(bench: Bench, turn: int) -> tuple[str, int]:
     """A new prompt, whose answer was left, and its time to first token in nanoseconds."""
-    asked = bench.long(prompt_tokens=CACHED_PROMPT, user=turn)
+    asked = leaver(bench, SHORT, prompt_tokens=CACHED_PROMPT, user=turn)
     prompt = bench.session.prompt(asked, n=bench.session.sent)
     stopped = bench.start(asked, prompt)
     stopped.wait_tokens(SHORT, READY_S)
