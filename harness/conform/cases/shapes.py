@@ -28,7 +28,7 @@ SHORT_STALL_STEPS: Final = 20  # of a reader that then leaves
 SIBLINGS: Final = 4
 SIBLING_TOKENS: Final = 40
 SILENT_STREAMS: Final = 2
-SILENCE_TIMES: Final = 1.25  # the time that is waited, which their answers must outlast
+SILENCE_TIMES: Final = 1.1  # the time that is waited, which their answers must outlast
 UNDECLARED_TIMES: Final = 3  # the settle time: how long a silent client is waited for
 LOOK_S: Final = 1.0
 
@@ -219,7 +219,7 @@ def vanish(bench: Bench) -> Finding:
         raise CannotDecideError("this machine gives no right to drop packets")
     began_s = time.perf_counter()
     while (held := bench.slots - bench.occupancy.running_at_once()) and _since(began_s) < longest_s:
-        bench.pause(LOOK_S)
+        bench.pause(min(LOOK_S, max(0.0, longest_s - _since(began_s))))
     waited_s = _since(began_s)
     evidence: Evidence = {"held": held, "waited_s": round(waited_s, 1), "declared_s": declared_s}
     if declared_s is None:
