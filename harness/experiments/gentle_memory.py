@@ -41,8 +41,8 @@ _PROMPTS: Final = 6  # that are tried
 _LONGER: Final = (1.5, 8.0)  # the next prompt, at least and at most
 _WORTH: Final = 1.1  # times as long, or no other prompt is tried
 _TINY: Final = 1e-9
-_SPARE: Final = 1.3  # of memory, and of the time in which an answer must end
-_SPARE_TOKENS: Final = 64
+_SPARE: Final = 1.3  # times the memory that is needed
+_SLOWER: Final = 2.0  # than now: an answer has ended by then
 _END_EVERY: Final = 10
 _FIRST_ENDS: Final = 3
 _SPANS: Final = 100  # of the others alone, by which the prompt is chosen
@@ -225,7 +225,7 @@ class ByMemory:
         departure, tokens_left = departed
         self._note_alone(departure)
         t0_s, after_s = departure.t0_s, self.visitors.turns.window.after_s
-        longest_s = max(after_s, _SPARE * tokens_left * self.visitors.step_s)
+        longest_s = max(after_s, _SLOWER * tokens_left * self.visitors.step_s)
         place_s = self._wait_fall(t0_s, longest_s)
         if place_s is not None and place_s <= t0_s + after_s + self._lag_s:
             self._places_s.append(place_s - t0_s)
