@@ -37,12 +37,15 @@ class Capacity:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._token_s = 0.0
+        self._is_rough = False
         self._began = 0  # prompts of the latest look that were computed at once
         self.prompt_tokens = 0
 
-    def measure(self) -> None:
-        """A length that was found before is tried first. Raises RefusedError if memory is not what
+    def measure(self, *, roughly: bool = False) -> None:
+        """A length that was found before is tried first. `roughly`: of a server that never stops,
+        for which the first length that is found will do. Raises RefusedError if memory is not what
         limits this server."""
+        self._is_rough = roughly
         server = self._streams
         context = server.facts.context or 2 * _LONGEST_PROMPT
         longest = min(_LONGEST_PROMPT, 3 * context // 4)
@@ -66,6 +69,15 @@ class Capacity:
     def tokens(self) -> int:
         return self._streams.slots * self.prompt_tokens
 
+    @property
+    def look_s(self) -> float:
+        """How long prompts of that length are waited for."""
+        return self._look_s(self.prompt_tokens)
+
+    def _look_s(self, prompt_tokens: int) -> float:
+        server = self._streams
+        return prompts_s(server.slots * prompt_tokens * self._token_s, server.step_s)
+
     def _find(self, longest: int) -> int:
         """By bisection, which begins near the share of each slot in the prompts that fitted when
         all of the `longest` did not."""
@@ -75,28 +87,36 @@ class Capacity:
         while too_long - fitting > max(_FEWEST_TOKENS, too_long // 8):
             middle = middle if fitting < middle < too_long else (fitting + too_long) // 2
             fitting, too_long = (middle, too_long) if self.fits(middle) else (fitting, middle)
+            if fitting and self._is_rough:
+                break
         if not fitting:
             raise CannotDecideError(f"not even {slots} short contexts fit at once")
         return fitting
 
     def fits(self, prompt_tokens: int | None = None) -> bool:
         """They end by themselves: left, they could themselves hold memory. Only requests that
-        have to wait are left, since they hold none, and not where a server drains them, too."""
+        have to wait are left, since they hold none, and not where a server computes them, too."""
         server, size = self._streams, prompt_tokens or self.prompt_tokens
-        longest_s = prompts_s(server.slots * size * self._token_s, server.step_s)
+        longest_s = self._look_s(size)
         asked = server.short(int(longest_s / server.step_s) + _HELD_TOKENS, prompt_tokens=size)
         streams = [server.start(asked) for _ in range(server.slots)]
         waiting = without_token(streams, longest_s)
         self._began = len(streams) - len(waiting)
-        if server.session.plan.target.disconnect == "cancel":
+        if server.session.plan.target.disconnect == "cancel" and not self._is_rough:
             for stream in waiting:
                 stream.leave()
+        ended_ns = []
         for stream in streams:
             row = stream.join(READY_S)
             if stream not in waiting:
                 if row is None:
                     raise CannotDecideError(f"a request was not answered in {READY_S:g} s")
-                whole(row, "a request")
+                ended_ns.append(whole(row, "a request").ended_ns)
+        if not waiting and max(one.first_token_ns or 0 for one in streams) > min(ended_ns):
+            raise CannotDecideError(
+                "an answer had ended before the last one began, so that memory may have come free: "
+                "steps are shorter now than at the beginning"
+            )
         return not waiting
 
 
