@@ -226,31 +226,26 @@ def leave_each(
     return left
 
 
-def wave(bench: Bench, *, prompt_tokens: int | None = None, steps: int = SPREAD_STEPS) -> int:
+def wave(bench: Bench, asked: RequestSpec | None = None, *, steps: int = SPREAD_STEPS) -> int:
     """As many clients as slots leave: in the queue, in their prefill, or between their first so
-    many tokens. Returns how many did."""
-    streams = _start(bench, prompt_tokens)
+    many tokens. `asked`: what each asks for (default: a long answer). Returns how many did."""
+    streams = _start(bench, asked)
     bench.pause(0)  # the requests go out
     spread_s = bench.ttft_s + steps * bench.step_s
     return len(leave_each(bench, streams, within_s=spread_s))
 
 
-def storm(
-    bench: Bench, *, prompt_tokens: int | None = None, asked: RequestSpec | None = None
-) -> int:
+def storm(bench: Bench, asked: RequestSpec | None = None) -> int:
     """As many clients as slots are running (where they get that far), and as many queue; all leave
-    at once. `asked`: what each asks for, if no long answer."""
-    running = _start(bench, prompt_tokens, asked)
+    at once. `asked`: what each asks for (default: a long answer)."""
+    running = _start(bench, asked)
     until_s = time.perf_counter() + bench.patience.probe_s
     for stream in running:
         stream.wait_tokens(1, max(0.0, until_s - time.perf_counter()))
-    queued = _start(bench, prompt_tokens, asked)
+    queued = _start(bench, asked)
     bench.pause(bench.ttft_s + bench.step_s)
     return len(leave_each(bench, [*running, *queued]))
 
 
-def _start(
-    bench: Bench, prompt_tokens: int | None, asked: RequestSpec | None = None
-) -> list[LiveStream]:
-    size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
-    return [bench.start(asked or bench.long(**size)) for _ in range(bench.crowded)]
+def _start(bench: Bench, asked: RequestSpec | None) -> list[LiveStream]:
+    return [bench.start(asked or bench.long()) for _ in range(bench.crowded)]

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -32,6 +34,8 @@ SLOW: Final = 10  # times the idle time of a request
 LEAST_LIMIT_S: Final = 2.0
 PAIRS: Final = 4
 PAIR_LEAVES: Final = 64
+FEW_PAIR_LEAVES: Final = 32  # of a server that never stops, where each takes twice as long
+OUTLIVES: Final = 1.25  # the time for which prompts are waited for
 READ_TOKENS: Final = 4  # before a leave
 ANSWER_TOKENS: Final = 8  # as many as a server in time makes for a client that leaves then
 MOST_BYTES: Final = 4096  # a leave, beyond what an answer costs
@@ -136,13 +140,16 @@ def held_after_waves(
     limit_s=90.0,
 )
 def kv(bench: Bench) -> Finding:
-    memory = bench.capacity
-    memory.measure()
-    stops = bench.session.plan.target.disconnect == "cancel" and bench.known.never_stops is None
-    loops = LOOPS if stops else 1
-    left = sum(wave(bench, prompt_tokens=memory.prompt_tokens // 4) for _ in range(loops))
+    memory, stops = bench.capacity, bench.known.never_stops is None
+    memory.measure(roughly=not stops)
+    asked = bench.long(prompt_tokens=memory.prompt_tokens // 4)
+    if not stops:  # these run on, and no longer than the next prompts are waited for
+        tokens = int(OUTLIVES * memory.look_s / bench.step_s)
+        asked = replace(asked, max_tokens=min(asked.max_tokens, tokens))
+    loops = LOOPS if stops and bench.session.plan.target.disconnect == "cancel" else 1
+    left = sum(wave(bench, asked) for _ in range(loops))
     fits = memory.fits()
-    if not fits and bench.known.never_stops is None:
+    if not fits and stops:
         bench.pause(bench.settle_s)
         fits = memory.fits()
     said = f"{memory.tokens} tokens of prompts no longer fit after {left} clients have left"
@@ -176,12 +183,13 @@ def process(bench: Bench) -> Finding:
     if pid is None:
         raise CannotDecideError("the server's process is not known: name it with --pid")
     read: list[Used] = []
+    leaves = PAIR_LEAVES if bench.known.never_stops is None else FEW_PAIR_LEAVES
     for _ in range(1 + PAIRS):  # the first pair brings what is allocated once
-        leave_after(bench, PAIR_LEAVES, READ_TOKENS)
+        leave_after(bench, leaves, READ_TOKENS)
         read.append(used_at_rest(bench, pid))
-        read_whole(bench, PAIR_LEAVES, ANSWER_TOKENS)
+        read_whole(bench, leaves, ANSWER_TOKENS)
         read.append(used_at_rest(bench, pid))
-    return judge_growth(read[1:], leaves=PAIR_LEAVES)
+    return judge_growth(read[1:], leaves=leaves)
 
 
 def judge_growth(read: Sequence[Used], *, leaves: int) -> Finding:
@@ -244,11 +252,11 @@ def used_by(pid: int) -> Used:
     limit_s=90.0,
 )
 def no_traffic(bench: Bench) -> Finding:
-    memory: Capacity | None = bench.capacity
-    try:
-        bench.capacity.measure()
-    except (RefusedError, CannotDecideError):  # slots are its limit: these alone are judged
-        memory = None
+    memory: Capacity | None = None
+    if bench.known.never_stops is None:  # else slots are held, too
+        with suppress(RefusedError, CannotDecideError):  # slots are its limit: they are judged
+            bench.capacity.measure()
+            memory = bench.capacity
     wrong = what_is_held(bench, memory, has_traffic=False)
     good = "slots were free after the silence" + (", and memory" if memory is not None else "")
     if wrong is None:
@@ -263,7 +271,12 @@ def no_traffic(bench: Bench) -> Finding:
 
 
 def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) -> str | None:
-    storm(bench, prompt_tokens=memory.prompt_tokens // 2 if memory else None)
+    asked = bench.long()
+    if memory is not None:
+        asked = replace(asked, prompt_tokens=memory.prompt_tokens // 2)
+    if bench.known.never_stops is not None:  # no longer than the silence, or the next case waits
+        asked = replace(asked, max_tokens=bench.brief_tokens)
+    storm(bench, asked)
     until_s = time.monotonic() + bench.settle_s
     while has_traffic and time.monotonic() < until_s:
         bench.start(bench.short(1)).join(bench.settle_s)
@@ -291,7 +304,7 @@ def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) ->
 )
 def health(bench: Bench) -> Finding:
     never_stops = bench.known.never_stops is not None
-    left = sum(storm(bench, asked=leaver(bench)) for _ in range(1 if never_stops else STORMS))
+    left = sum(storm(bench, leaver(bench)) for _ in range(1 if never_stops else STORMS))
     if never_stops:  # what was left runs on, and must not be taken for a wedge
         bench.cleaning.rest()
     settled_s = time.monotonic() + bench.settle_s
