@@ -21,6 +21,8 @@ from harness.store.conform_result import Aftermath
 _CANARY_TOKENS: Final = 12
 _SLOW: Final = 10  # times the idle time to first token
 _LEAST_SLOW_S: Final = 2.0
+_STILL_SETTLES: Final = 3
+_LEAST_STILL_S: Final = 5.0
 _LONGEST_REST_S: Final = 90.0
 _AGAIN_S: Final = 0.1
 
@@ -75,15 +77,24 @@ class Cleaning:
         tokens = max((server.tokens_left(one) for one in open_ones), default=0)
         join_all(open_ones, SLOWER * (server.ttft_s + tokens * server.step_s))
 
-    def stand_still(self) -> bool:
-        """Streams run, and none of them has had a token for the settle time: the server has
-        stopped to work, and no answer that was left can be what it is busy with."""
+    @property
+    def longest_still_s(self) -> float:
+        """For which no server stands still that works: no stall of its own lasts so long."""
         server = self._streams
-        since_ns = time.perf_counter_ns() - int(1e9 * server.settle_s)
+        answered_s = _SLOW * (server.ttft_s + _CANARY_TOKENS * server.step_s)
+        return max(_STILL_SETTLES * server.settle_s, answered_s, _LEAST_STILL_S)
+
+    def stand_still(self, longest_s: float | None = None) -> bool:
+        """Streams are read, and none of them has had a token for so long (default: the settle
+        time): the server has stopped to work, and no answer that was left can be what it is busy
+        with."""
+        server = self._streams
+        longest_s = server.settle_s if longest_s is None else longest_s
+        since_ns = time.perf_counter_ns() - int(1e9 * longest_s)
         last_ns = [
             one.last_token_ns
             for one in server.opened
-            if not one.has_ended and one not in server.drain.streams and one.last_token_ns
+            if not one.has_ended and not one.is_unread and one.last_token_ns
         ]
         return bool(last_ns) and max(last_ns) < since_ns
 

@@ -40,6 +40,7 @@ _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
 _MOST_RECOUNTS: Final = 3  # of slots, in a run
 _FIRST_TOKENS: Final = 30  # that a case waits for, one after the other
+_LOOK_S: Final = 0.25  # between two looks at whether the server stands still
 _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
 
 
@@ -235,11 +236,16 @@ class Turns:
 
     def _attempt(self, case: Case, check: Check) -> Finding | Exception:
         limit_s = case.limit_s + 3 * self.patience.settle_s + _FIRST_TOKENS * self.bench.ttft_s
-        limit = gevent.Timeout(limit_s)  # no Exception, so that no check takes it for its own
+        # No Exceptions, so that no check takes them for its own.
+        limit, still = gevent.Timeout(limit_s), gevent.Timeout()
+        watch = gevent.spawn(self._end_when_still, gevent.getcurrent(), still)
         try:
             with limit:
                 return check(self.bench)
         except gevent.Timeout as ended:
+            if ended is still:
+                still_s = self.bench.cleaning.longest_still_s
+                return CannotDecideError(f"no stream had a token for {still_s:.0f} s")
             if ended is not limit:
                 raise
             return CannotDecideError(f"the check was not finished within {limit_s:.0f} s")
@@ -247,6 +253,15 @@ class Turns:
             if not isinstance(error, CannotDecideError | RefusedError):
                 sys.stderr.write(masked(traceback.format_exc(), self.secrets))
             return error
+        finally:
+            watch.kill()
+
+    def _end_when_still(self, check: gevent.Greenlet, still: gevent.Timeout) -> None:
+        """A check need not wait for a server that has stopped to work."""
+        cleaning = self.bench.cleaning
+        while not cleaning.stand_still(cleaning.longest_still_s):
+            gevent.sleep(_LOOK_S)
+        gevent.get_hub().loop.run_callback(check.throw, still)
 
 
 def _is_red_by_time(outcome: Finding | Exception, case: Case) -> TypeGuard[Finding]:

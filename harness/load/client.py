@@ -187,6 +187,10 @@ class Exchange:
         """After the next bytes read nothing more, until `resume`, or until the user leaves."""
         self._resumed = Event()
 
+    @property
+    def is_stalled(self) -> bool:
+        return self._resumed is not None and not self._resumed.is_set()
+
     def resume(self) -> None:
         assert self._resumed is not None
         self._resumed.set()
@@ -287,8 +291,7 @@ class Exchange:
             if connection.limit is not None:
                 connection.limit = self._later_limit
             return False
-        is_stalled = self._resumed is not None and not self._resumed.is_set()
-        return self._think_ns is None and stream.outcome is None and not is_stalled
+        return self._think_ns is None and stream.outcome is None and not self.is_stalled
 
     def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
         stream, self._is_leaving = self.stream, True

@@ -100,6 +100,11 @@ class LiveStream:
         """See Exchange. False over other protocols, too."""
         return isinstance(self._conversation, Exchange) and self._conversation.set_aside()
 
+    @property
+    def is_unread(self) -> bool:
+        """Its tokens are not taken in: it is drained, or its user does not read for a while."""
+        return isinstance(self._conversation, Exchange) and self._conversation.is_stalled
+
     def discard(self) -> None:
         self.exchange.discard()
 

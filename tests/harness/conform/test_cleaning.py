@@ -20,7 +20,7 @@ class Stream:
 
     silent_s: float | None
     has_ended: bool = False
-    drained: bool = False
+    is_unread: bool = False
 
     @property
     def last_token_ns(self) -> int | None:
@@ -30,8 +30,7 @@ class Stream:
 
 
 def cleaning(*opened: Stream) -> Cleaning:
-    drain = SimpleNamespace(streams=[one for one in opened if one.drained])
-    streams: Any = SimpleNamespace(opened=list(opened), settle_s=SETTLE_S, drain=drain)
+    streams: Any = SimpleNamespace(opened=list(opened), settle_s=SETTLE_S, ttft_s=0.02, step_s=0.02)
     return Cleaning(cast(Streams, streams), cast(Occupancy, None))
 
 
@@ -42,7 +41,7 @@ def cleaning(*opened: Stream) -> Cleaning:
         ([Stream(3.0), Stream(0.1)], False),
         ([Stream(3.0), Stream(0.1, has_ended=True)], True),
         ([Stream(None)], False),  # it may queue
-        ([Stream(3.0, drained=True)], False),  # nobody looks at what it gets
+        ([Stream(3.0, is_unread=True)], False),  # nobody looks at what it gets
         ([], False),
     ],
 )
@@ -50,3 +49,11 @@ def test_a_server_stands_still_whose_running_streams_all_have_no_token(
     opened: list[Stream], *, still: bool
 ) -> None:
     assert cleaning(*opened).stand_still() is still
+
+
+def test_a_check_is_ended_only_where_the_server_stands_still_for_longer_than_any_stall() -> None:
+    one = cleaning(Stream(3 * SETTLE_S - 0.5))
+    assert one.stand_still()
+    assert not one.stand_still(one.longest_still_s)
+    one = cleaning(Stream(3 * SETTLE_S + 0.5))
+    assert one.stand_still(one.longest_still_s)
