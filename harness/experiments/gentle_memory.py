@@ -35,7 +35,7 @@ from harness.workload.abandon import RequestSpec
 MOST_MEMORY: Final = 0.05  # of the server's, that a stream of ours may hold
 _MOST_LOST: Final = 0.1  # that never came back, and the watch ends
 _FIRST_TOKENS: Final = 256
-_LOOK_S: Final = 5.0  # at the others alone, or so many polls
+_LOOK_S: Final = Interval(5.0, 10.0)  # at the others alone, for so many polls
 _LOOK_POLLS: Final = 100
 _PROMPTS: Final = 6  # that are tried
 _LONGER: Final = (1.5, 8.0)  # the next prompt, at least and at most
@@ -143,7 +143,7 @@ class ByMemory:
 
     def _choose_prompt(self) -> None:
         since_s = time.perf_counter()
-        self.visitors.pause(max(_LOOK_S, _LOOK_POLLS * self._poll_s))
+        self.visitors.pause(min(_LOOK_S.high, max(_LOOK_S.low, _LOOK_POLLS * self._poll_s)))
         look = Interval(since_s, time.perf_counter())
         self._note_others(look)
         self._use(min(_FIRST_TOKENS, self._most_tokens))
