@@ -33,6 +33,7 @@ VISIT_TOKENS: Final = (3, 12)  # of those that come and go
 FEWEST_VISITS: Final = 3
 MOST_RATIO: Final = 1.5
 FEWEST_TURNS, MOST_TURNS = 4, 12
+_PROMPTS: Final = 1 << 24  # sets of them, of which one is drawn
 
 
 @case(
@@ -120,31 +121,49 @@ def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     ),
 )
 def ends(bench: Bench) -> Finding:
-    return compared(
-        *turns_of(bench),
-        end_of,
-        alone=lambda: alone(bench),
-        what="end",
-        settle=bench.cleaning.rest,
-    )
+    def judge(*, are_new: bool = False) -> Finding:
+        return compared(
+            *turns_of(bench, are_new=are_new),
+            end_of,
+            alone=lambda: alone(bench, are_new=are_new),
+            what="end",
+            settle=bench.cleaning.rest,
+        )
+
+    try:
+        return judge()
+    except AnsweredBeforeError:
+        return judge(are_new=True)
 
 
 def end_of(row: RequestRow) -> tuple[str | None, int | None]:
     return row.finish_reason, row.completion_tokens
 
 
-def turns_of(bench: Bench) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
-    """The control, and the same beside clients that leave."""
-    return lambda: beside(bench, leaving=False), lambda: beside(bench, leaving=True)
+class AnsweredBeforeError(CannotDecideError):
+    """The answers were there already."""
 
 
-def beside(bench: Bench, *, leaving: bool, tokens: int | None = None) -> Rows:
+def turns_of(
+    bench: Bench, *, are_new: bool = False
+) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
+    """The control, and the same beside clients that leave. `are_new`: each has other prompts."""
+    return (
+        lambda: beside(bench, leaving=False, are_new=are_new),
+        lambda: beside(bench, leaving=True, are_new=are_new),
+    )
+
+
+def beside(
+    bench: Bench, *, leaving: bool, tokens: int | None = None, are_new: bool = False
+) -> Rows:
     """The rows of the greedy streams. Raises CannotDecideError if hardly any other request came and
     went as it should."""
     most = bench.crowd(2 * MOST_STREAMS)
     if most < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
-    streams = start_greedy(bench, range(most // 2), tokens or greedy_tokens(bench))
+    tokens = tokens or greedy_tokens(bench)
+    streams = start_greedy(bench, prompts(bench, are_new=are_new), tokens)
     visits: Rows = []
     visitors = [
         Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})
@@ -157,14 +176,30 @@ def beside(bench: Bench, *, leaving: bool, tokens: int | None = None) -> Rows:
     rows = rows_of(streams)
     went = [row for row in visits if (row.outcome is Outcome.ABANDONED) == leaving]
     if len(went) < FEWEST_VISITS and all(row.outcome is Outcome.COMPLETED for row in rows):
+        if were_there(rows, tokens * bench.step_s):
+            raise AnsweredBeforeError(
+                "the same requests are answered at once, as from a cache of answers: no stream "
+                "runs while clients leave"
+            )
         how = "left" if leaving else "ended"
         why = next((row.error or row.outcome for row in visits if row not in went), "no end")
         raise CannotDecideError(f"only {len(went)} clients {how} while the streams ran: {why}")
     return rows
 
 
-def alone(bench: Bench) -> Rows:
-    return one_by_one(bench, range(bench.crowd(2 * MOST_STREAMS) // 2), greedy_tokens(bench))
+def were_there(rows: Rows, usual_s: float) -> bool:
+    """Each answer came in far less than its usual time."""
+    return all(row.ended_ns - row.sent_ns < 1e9 * usual_s / 2 for row in rows)
+
+
+def prompts(bench: Bench, *, are_new: bool) -> range:
+    """The numbers of the greedy streams' prompts."""
+    first = bench.rng.randrange(1, _PROMPTS) * MOST_STREAMS if are_new else 0
+    return range(first, first + bench.crowd(2 * MOST_STREAMS) // 2)
+
+
+def alone(bench: Bench, *, are_new: bool = False) -> Rows:
+    return one_by_one(bench, prompts(bench, are_new=are_new), greedy_tokens(bench))
 
 
 def greedy_tokens(bench: Bench) -> int:

@@ -12,7 +12,7 @@ from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels, settled
 from harness.conform.cases.hops import judge_tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
-from harness.conform.cases.neighbours import judge_pace
+from harness.conform.cases.neighbours import judge_pace, were_there
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
@@ -250,3 +250,14 @@ def test_a_page_is_read_until_it_is_final_or_the_settle_time_is_over() -> None:
     assert settled(bench, lambda: next(moved), lambda seen: seen >= 20) == 20
     bench.settle_s = 0.0
     assert settled(bench, lambda: 5, lambda seen: seen >= 20) == 5
+
+
+@pytest.mark.parametrize(("took_s", "cached"), [(0.9, False), (0.3, False), (0.01, True)])
+def test_a_cache_of_answers_is_seen_where_each_answer_comes_at_once(
+    took_s: float, *, cached: bool
+) -> None:
+    rows = [
+        request_row("greedy", sent_ns=0, ended_ns=int(1e9 * one), outcome=Outcome.COMPLETED)
+        for one in (0.01, took_s)
+    ]
+    assert were_there(rows, 0.5) is cached
