@@ -186,11 +186,14 @@ class Turns:
         if aftermath is Aftermath.DEAD and is_healthy:
             aftermath = Aftermath.WEDGED
         is_over = aftermath is Aftermath.DEAD or (is_still and aftermath is Aftermath.WEDGED)
+        may_be_ghosts = aftermath is Aftermath.WEDGED and bench.ghosts() > 0
         if not is_over:
             self._rest(result, aftermath)
         if aftermath is Aftermath.WEDGED and not is_over and not bench.cleaning.running:
             # What was left has ended.
             is_over = bench.cleaning.aftermath()[0] in (Aftermath.WEDGED, Aftermath.DEAD)
+        if may_be_ghosts and not is_over:
+            aftermath = Aftermath.GHOSTS
         result.aftermath = aftermath
         result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
         result.left_in_all = known.left + result.left

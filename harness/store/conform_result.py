@@ -56,6 +56,7 @@ class Aftermath(StrEnum):
     CLEAN = "clean"
     SLOW = "slow"
     WRONG_TEXT = "wrong text"
+    GHOSTS = "busy with its ghosts"  # no answer until the answers that were left had ended
     WEDGED = "wedged"  # no answer to the probe within its time
     DEAD = "dead"
 

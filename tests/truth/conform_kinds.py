@@ -26,7 +26,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from harness.store.conform_result import CaseResult, ConformResult, Level, Verdict
+from harness.store.conform_result import Aftermath, CaseResult, ConformResult, Level, Verdict
 from harness.store.manifest import utc_now
 from tests.truth.conform_cases import conform
 from tests.truth.kinds import KINDS, QUICK, Defect, Kind
@@ -138,6 +138,9 @@ def wrong_reds(defect: Defect, seen: Seen) -> list[str]:
                 f"{name} is red by {one.kind}, not {' or '.join(defect.ways)}: {one.reason}"
             )
     told += [f"{one.id} is red: {one.reason}" for one in seen.reds if one.id in defect.green]
+    if defect.settings.get("forgets"):  # it answers again when what was left has ended
+        wedged = [one.id for one in seen.result.cases if one.aftermath is Aftermath.WEDGED]
+        told += [f"{name} calls its own ghosts a wedged server" for name in wedged]
     return told
 
 

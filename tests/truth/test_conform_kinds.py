@@ -4,6 +4,7 @@ import pytest
 
 from harness.conform.config import all_cases
 from harness.store.conform_result import (
+    Aftermath,
     CaseResult,
     ConformResult,
     ConformTarget,
@@ -71,6 +72,16 @@ def test_a_defect_is_wrong_unless_red_for_its_reason(
     cases: list[CaseResult], problems: int
 ) -> None:
     assert len(wrong(Cell(KIND, 4, DEFECT), seen(*cases))) == problems
+
+
+@pytest.mark.parametrize(("aftermath", "problems"), [(Aftermath.GHOSTS, 0), (Aftermath.WEDGED, 1)])
+def test_a_server_that_only_runs_what_was_left_is_not_wedged(
+    aftermath: Aftermath, problems: int
+) -> None:
+    red = case("a/red", Verdict.FAIL, Failure.LATE)
+    red.aftermath = aftermath
+    deaf = DEFECT._replace(settings={"forgets": True})
+    assert len(wrong(Cell(KIND, 4, deaf), seen(red))) == problems
 
 
 def test_kinds_name_cases_that_there_are() -> None:

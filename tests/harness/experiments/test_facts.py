@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from harness.experiments.facts import Trial, count_slots, was_closed
-from harness.records import Outcome, RequestRow, Role, TokenCounting
+from harness.records import Outcome
+from tests.made_up.rows import request_row
 
 SLOTS = 6
 
@@ -51,22 +52,7 @@ def test_connections_that_end_at_random_are_no_refusals() -> None:
 def test_only_a_connection_that_ended_without_an_answer_may_be_a_refusal(
     status: int | None, error: str, *, is_refusal: bool
 ) -> None:
-    row = RequestRow(
-        request_id="1",
-        arm="",
-        role=Role.PROBE,
-        trial=None,
-        user=0,
-        stream=True,
-        planned_abandon=None,
-        think_ns=None,
-        max_tokens=2,
-        intended_start_ns=0,
-        sent_ns=0,
-        ended_ns=1,
-        token_counting=TokenCounting.EVENTS,
-        outcome=Outcome.FAILED,
-        status_code=status,
-        error=error,
+    row = request_row(
+        "refused", sent_ns=0, ended_ns=1, outcome=Outcome.FAILED, status_code=status, error=error
     )
     assert was_closed(row) is is_refusal
