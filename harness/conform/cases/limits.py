@@ -4,16 +4,19 @@ from secrets import randbits
 from statistics import median
 from typing import Final, NamedTuple
 
+from scipy import stats
+
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
-from harness.conform.finding import Evidence, Finding, found
+from harness.conform.finding import Evidence, Finding
 from harness.conform.waves import joined, rows_of, wait_each
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 
-TRIES: Final = 3
+TRIES: Final = 3  # and as many more before a server is called late
+CHANCE: Final = 0.01  # at most, that two prompts alike take such times
 TOO_LONG: Final = 1.1  # times the context, since prompts are only about as long as they are to be
 ROOM: Final = 0.75  # of the context
 MOST_TOKENS: Final = 2048  # of the prompt whose time shows whether another one is computed
@@ -32,7 +35,8 @@ EARLY_STEPS: Final = 2  # by which a deadline may seem to pass too soon
     Level.SHOULD,
     "What is refused is not computed.",
     wire="A prompt longer than the context is refused, and right then a cold prompt of up to 2,048 "
-    "tokens is sent; in the control that one is sent alone. Three times, by turns.",
+    "tokens is sent; in the control that one is sent alone. Three times, by turns, and three times "
+    "more where the prompt takes longer.",
     passes=f"its first token takes at most {MOST_RATIO:g} times as long as in the control, at the "
     "median",
     methods="R",
@@ -50,11 +54,13 @@ def too_long(bench: Bench) -> Finding:
     refused_s: list[float] = []
     alone: list[float] = []
     after: list[float] = []
-    for number in range(TRIES):
+    for number in range(2 * TRIES):
         bench.wire.begin_try(number)
         alone.append(_first_token_s(bench, tokens))
         refused_s.append(_refused_s(bench, int(TOO_LONG * context)))
         after.append(_first_token_s(bench, tokens))
+        if number + 1 == TRIES and median(after) <= MOST_RATIO * median(alone):
+            break
     return judge_refusals(alone, after, refused_s, step_s=bench.step_s)
 
 
@@ -78,7 +84,8 @@ def judge_refusals(
     alone: list[float], after: list[float], refused_s: list[float], *, step_s: float
 ) -> Finding:
     """`alone`, `after`: a prompt's time to first token (s), by itself and right after a refusal.
-    Raises CannotDecideError where it takes too short."""
+    Raises CannotDecideError where it takes too short, or where its times vary as much by themselves
+    (the exact test of Mann and Whitney)."""
     usual, later = median(alone), median(after)
     evidence: Evidence = {
         "first_token_ms": round(1e3 * usual, 1),
@@ -90,7 +97,14 @@ def judge_refusals(
             f"the longest prompt takes {1e3 * usual:.0f} ms: too short to show another one"
         )
     said = f"right after a refusal a prompt takes {later / usual:.2f} times as long as by itself"
-    return found(said, said if later > MOST_RATIO * usual else None, evidence, Failure.LATE)
+    if later <= MOST_RATIO * usual:
+        return Finding(None, said, evidence)
+    if stats.mannwhitneyu(after, alone, alternative="greater", method="exact").pvalue > CHANCE:
+        longest_ms, shortest_ms = (1e3 * end(alone) for end in (max, min))
+        raise CannotDecideError(
+            f"{said}, but it varies: by itself from {shortest_ms:.0f} to {longest_ms:.0f} ms"
+        )
+    return Finding(Failure.LATE, said, evidence)
 
 
 @case(

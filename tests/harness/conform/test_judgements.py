@@ -240,6 +240,11 @@ def test_a_pause_is_judged_only_if_the_server_saw_it() -> None:
     with pytest.raises(CannotDecideError, match="buffers"):
         judge_pause(row("abc"), row("abc"), row("abc"), STALLED_BYTES - 1)
     assert "1 came" in str(judge_pause(row("abc"), row("abc"), row("a"), 0))
+    some, others, fewer = (row(text, completion_tokens=len(text)) for text in ("abc", "xyz", "xy"))
+    assert judge_pause(some, others, others, STALLED_BYTES) is None
+    assert "2 came" in str(judge_pause(some, others, fewer, 0))
+    with pytest.raises(CannotDecideError, match="in their lengths"):
+        judge_pause(some, fewer, some, STALLED_BYTES)
     broken = row("a", outcome=Outcome.FAILED, error="the connection was closed")
     assert judge_pause(row("abc"), row("abc"), broken, 0) is None
 

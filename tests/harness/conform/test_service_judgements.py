@@ -107,8 +107,12 @@ def test_a_cancelled_answer_that_looks_whole_is_harm() -> None:
 def test_what_is_refused_may_not_slow_the_next_prompt() -> None:
     alone, soon = [0.4, 0.5, 0.4], [0.01]
     assert judge_refusals(alone, [0.5, 0.4, 0.4], soon, step_s=0.02).failure is None
-    found = judge_refusals(alone, [0.9, 0.4, 0.8], soon, step_s=0.02)
+    later = [0.9, 0.7, 0.8]
+    found = judge_refusals(2 * alone, 2 * later, soon, step_s=0.02)
     assert (found.failure, found.evidence["after_refusal_ms"]) == (Failure.LATE, 800)
+    for varying in ([0.4, 1.2, 0.4], [0.4, 0.9, 0.5]):
+        with pytest.raises(CannotDecideError, match="it varies: by itself from 400 to"):
+            judge_refusals(2 * varying, 2 * [0.9, 0.4, 0.8], soon, step_s=0.02)
     with pytest.raises(CannotDecideError, match="too short"):
         judge_refusals([0.04], [0.09], soon, step_s=0.02)
 
