@@ -17,6 +17,7 @@ from harness.conform.routes import Routes
 from harness.conform.waves import leave_after, leave_each, leaver, read_whole
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import QUEUED_STEPS
+from harness.load.live import LiveStream
 from harness.records import GAUGES, Delivery, MetricSample
 from harness.store.conform_result import Failure, Level
 from harness.workload.target import MetricSource
@@ -25,6 +26,7 @@ LEAVES: Final = 20
 ABORTS: Final = ("aborted", "frontend_cancelled")
 POLL_S: Final = 0.1
 LONGEST_WAIT_S: Final = 12.0  # for a gauge to show a load
+LOAD_TOKENS: Final = 32  # of an answer meanwhile, at least
 QUEUE_WAIT_S: Final = 2.0  # for that of the queue, if another has shown it
 Values = Mapping[str, float]
 T = TypeVar("T")
@@ -260,22 +262,26 @@ def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:
 def _moved_by_a_queue(bench: Bench, before: Values, gauges: Sequence[str]) -> list[str]:
     """Which gauges full slots and a queue have moved; at the end all clients have left, first the
     clients in the queue."""
-    streams = bench.full_slots.fill()
-    queued = [bench.start(leaver(bench)) for _ in range(bench.slots)]
+    wanted = bench.slots if bench.facts.refuses else 2 * bench.slots
+    asked = leaver(bench, LOAD_TOKENS)
+    streams: list[LiveStream] = []
     began_s = time.monotonic()
     moved: list[str] = []
     while (waited_s := time.monotonic() - began_s) < LONGEST_WAIT_S:
-        bench.pause(POLL_S)  # some gauges move only every few seconds
-        streams = bench.full_slots.fill()
+        # Some gauges move only every few seconds: answers that end by then are replaced.
+        streams = [stream for stream in streams if not stream.has_ended]
+        streams += [bench.start(asked) for _ in range(wanted - len(streams))]
+        bench.pause(POLL_S)
         busy = bench.pages.counters()
         moved = [role for role in gauges if busy.get(role) != before[role]]
         is_whole = "waiting" in moved or "waiting" not in gauges
         if moved and (is_whole or waited_s > QUEUE_WAIT_S):
             break
-    if still := [stream for stream in queued if not stream.has_ended]:  # else it refuses
-        leave_each(bench, still, within_s=bench.step_s)
+    if queued := [one for one in streams if not one.tokens and not one.has_ended]:
+        leave_each(bench, queued, within_s=bench.step_s)
     bench.pause(bench.ttft_s + bench.step_s)
-    leave_each(bench, streams)
+    if running := [one for one in streams if not one.has_ended]:
+        leave_each(bench, running)
     return moved
 
 
