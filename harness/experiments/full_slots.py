@@ -71,6 +71,7 @@ class FullSlots:
         self._streams = streams
         self._rng = rng
         self._waves = 0
+        self._longest_s = 0.0  # that a slot was waited for and came: the next may wait as long
         self._may_stall = False  # a stream that stayed stood still as others left
         self.resets = 0
         self.before: list[float] = []
@@ -89,12 +90,13 @@ class FullSlots:
         are reused if they will outlast a probe."""
         server, patience = self._streams, self._streams.patience
         wanted = server.slots if streams is None else streams
-        firsts = int(FIRST_TOKENS * server.ttft_s / server.step_s)
-        reserve = patience.probe_s / server.step_s + patience.longest_read + _SPARE_TOKENS + firsts
+        waits_s = FIRST_TOKENS * server.ttft_s + 2 * self._longest_s
+        waits = int(waits_s / server.step_s + 2 * (server.facts.flush_tokens - 1))
+        reserve = patience.probe_s / server.step_s + patience.longest_read + _SPARE_TOKENS + waits
         longer = _CONTROL_TOKENS
         if wanted >= _MANY:
             longer = max(_MANY_TOKENS, int(patience.spare_s / server.step_s))
-        longer += firsts
+        longer += waits
         asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
         until_s = time.monotonic() + patience.filler_s
         while True:
@@ -302,7 +304,8 @@ class FullSlots:
             way.leave(leaver)
         probes = probes or [server.start(server.probe()) for _ in leavers]
         tries = self.time_probes(probes, lambda: [leaver.abandoned_ns for leaver in leavers])
-        least_s = max(_STALL_STEPS * server.step_s, server.patience.filler_s / server.slots)
+        steps = max(_STALL_STEPS, 2 * server.facts.flush_tokens)
+        least_s = max(steps * server.step_s, server.patience.filler_s / server.slots)
         self._may_stall |= any((one.stall_s or 0.0) > least_s for one in tries)
         self.resets += sum(
             one.row is not None and one.row.wire_close is WireClose.RST for one in leavers
@@ -351,12 +354,18 @@ class FullSlots:
         self._waves += 1
         firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
         self._check_missing(probes)
+        # A busy client may read a last token after the first one of the stream in its place. Later
+        # probes may have the slots of earlier ones.
+        if firsts and firsts[0] < min(moments) - 2e9 * server.step_s:
+            raise self._not_full()
         tries = []
         for number, t0_ns in enumerate(sorted(moments)):
             first_ns = firsts[number] if number < len(firsts) else None
             since_ns = max(t0_ns, min(one.spec.intended_start_ns for one in probes))
             tried = self._tried(t0_ns, since_ns, first_ns, idle_s, patience_s)
             tries.append(tried._replace(rank=number))
+            if tried.recovery_s is not None:
+                self._longest_s = max(self._longest_s, tried.recovery_s)
         for probe in probes:
             if probe.first_token_ns is not None:
                 probe.join(READY_S)
@@ -398,9 +407,6 @@ class FullSlots:
         stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut()
         if first_ns is None:
             return Try(None, patience_s, others, stall_s, cut, self._waves)
-        # A busy client may read a last token after the first one of the stream in its place.
-        if first_ns < t0_ns - 2e9 * server.step_s:
-            raise self._not_full()
         waited_s = (first_ns - since_ns) / 1e9
         recovery_s = waited_s - idle_s - server.lag_s
         return Try(recovery_s, waited_s, others, stall_s, cut, self._waves)

@@ -264,10 +264,11 @@ def refill(
     """Keep the slots full with `wanted` streams: those of `fillers` that still last, and new ones.
     Returns those that run, and those that got no slot within `longest_s`. All others `retire`:
     their own end would give a probe a slot."""
-    kept = [filler for filler in fillers if not filler.has_ended and lasts(filler)]
-    for filler in fillers:
-        if filler not in kept:
+    kept = list(fillers)
+    while gone := [one for one in kept if one.has_ended or not lasts(one)]:
+        for filler in gone:
             retire(filler)
+        kept = [one for one in kept if one not in gone]
     new = [start() for _ in range(wanted - len(kept))]
     waiting = without_token(new, longest_s)
     for filler in waiting:

@@ -54,3 +54,23 @@ def test_where_a_leave_stops_the_server_an_answer_that_nears_its_end_is_not_left
     near_end, ended = Filler(5), list[LiveStream]()
     refill([near_end], 1, start=Filler, lasts=lambda _: False, longest_s=1.0, retire=ended.append)
     assert (ended, near_end.has_left) == ([near_end], False)
+
+
+def test_a_stream_that_nears_its_end_while_others_are_retired_is_replaced_too() -> None:
+    near_end, lasting, ended = Filler(5), Filler(50), list[LiveStream]()
+
+    def retire(one: LiveStream) -> None:
+        ended.append(one)
+        lasting.lasts_for = 5
+
+    running, _ = refill(
+        [near_end, lasting],
+        2,
+        start=Filler,
+        lasts=lambda one: isinstance(one, Filler) and one.lasts_for > 10,
+        longest_s=1.0,
+        retire=retire,
+    )
+    assert ended == [near_end, lasting]
+    assert len(running) == 2
+    assert lasting not in running
