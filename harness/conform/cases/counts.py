@@ -179,14 +179,14 @@ def read_to_eof(bench: Bench) -> Finding:
         bench,
         ABORTS,
         lambda: leave_after(bench, 1, 8),
-        is_final=lambda moved, _: any(moved.values()),
+        is_final=lambda moved, _: all(moved.values()),
     )
     at_eof, _ = _moved_by(bench, ABORTS, both)
     at_done = at_eof
-    if any(at_eof.values()):  # by which of them?
+    if most := max(at_eof.values()):  # by which of them?
         at_eof, _ = _moved_by(bench, ABORTS, lambda: read_whole(bench, LEAVES, 8))
         at_done, _ = _moved_by(bench, ABORTS, close_at_done)
-        if not any([*at_eof.values(), *at_done.values()]):
+        if most > 1 and not any([*at_eof.values(), *at_done.values()]):  # 1: that leave, late
             raise CannotDecideError("whole answers were counted as aborted, but not a second time")
     evidence: Evidence = {f"{role}_moved_at_eof": value for role, value in at_eof.items()}
     evidence |= {f"{role}_moved_at_done": value for role, value in at_done.items()}
