@@ -8,13 +8,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Literal, TypeVar
 
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
-from harness.conform.waves import leave_after, leave_each, leaver, read_whole
+from harness.conform.waves import MOST_AT_ONCE, leave_after, leave_each, leaver, read_whole
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import QUEUED_STEPS
 from harness.load.live import LiveStream
@@ -167,8 +168,11 @@ def read_to_eof(bench: Bench) -> Finding:
     routes = Routes(bench.session.plan)
 
     def close_at_done() -> None:
-        for number in range(LEAVES):
-            routes.close_at_done(f"{number}: the letter begins", max_tokens=8)
+        prompts = [f"{number}: the letter begins" for number in range(LEAVES)]
+        acts = [partial(routes.close_at_done, prompt, max_tokens=8) for prompt in prompts]
+        some = bench.crowd(MOST_AT_ONCE)
+        for first in range(0, LEAVES, some):
+            bench.together(acts[first : first + some])
 
     def both() -> None:
         read_whole(bench, LEAVES, 8)
