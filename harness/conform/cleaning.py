@@ -7,7 +7,6 @@ import time
 from heapq import heapreplace
 from typing import Final
 
-from harness.conform.stopping import ANOTHER_LOAD
 from harness.experiments.facts import MOST_SLOTS, PROMPT_TOKENS, was_refused
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
@@ -18,6 +17,7 @@ from harness.load.session import canary_prompt
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Aftermath
 
+_ANOTHER_LOAD: Final = "another load uses this server"
 _CANARY_TOKENS: Final = 12
 _SLOW: Final = 10  # times the idle time to first token
 _LEAST_SLOW_S: Final = 2.0
@@ -132,13 +132,13 @@ class Cleaning:
         server = self._streams
         if ghosts := server.ghosts():
             some = f"{ghosts} request{'s' if ghosts > 1 else ''} that this run left earlier"
-            return f"{some} may still run"
+            return f"{some} may still run, or {_ANOTHER_LOAD}"
         if server.facts.refuses and self.running == 0:
             return (
                 "the server is busy for nobody: though nothing of this run is left, each of "
                 f"{self._occupancy.refused} requests was refused"
             )
-        return f"a case before lost the others, or {ANOTHER_LOAD}"
+        return f"a case before lost the others, or {_ANOTHER_LOAD}"
 
     def _ghosts_s(self) -> float:
         """How long the streams that were left would run on, if the server has not noticed: in its
