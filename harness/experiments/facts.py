@@ -47,8 +47,8 @@ class _NotServedError(Exception):
 class _FullError(Exception):
     """Some requests run at once, and all others are refused."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, turn_steps: float) -> None:
+        self.slots, self.turn_steps = slots, turn_steps
 
 
 class Facts(NamedTuple):
@@ -74,8 +74,12 @@ class Facts(NamedTuple):
     def together_tokens(self) -> int:
         """Of as many requests as slots that are to run at once: the first still runs when the last
         begins, and each lasts a few flushes."""
-        turns = int(_TURNS * self.turn_steps * (self.slots or 1))
-        return max(TOGETHER_TOKENS + turns, int(TOGETHER_FLUSHES * self.flush_tokens))
+        together = _together_tokens(self.slots or 1, self.turn_steps)
+        return max(together, int(TOGETHER_FLUSHES * self.flush_tokens))
+
+
+def _together_tokens(streams: int, turn_steps: float) -> int:
+    return TOGETHER_TOKENS + int(_TURNS * turn_steps * streams)
 
 
 class _Slots(NamedTuple):
@@ -288,7 +292,7 @@ def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
         if seen is not None:
             most, turn_steps = max(most, seen.running), seen.spacing
             if tried.refused and not seen.waiting:
-                raise _FullError(seen.running)
+                raise _FullError(seen.running, seen.spacing)
         return tried.times
 
     def more(streams: int) -> int:
@@ -305,7 +309,7 @@ def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
     except _NotServedError as error:
         return _Slots(None, str(error), ran_at_once=most)
     except _FullError as full:
-        return _check_refusal(trial, full.slots)
+        return _check_refusal(trial, full.slots, full.turn_steps)
     if found is None and most < 2:
         return _Slots(None, "no two requests were seen to run at once")
     if found is None:
@@ -314,18 +318,18 @@ def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
     return _Slots(found, f"{found} requests run at once", turn_steps=turn_steps)
 
 
-def _check_refusal(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
+def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: float) -> _Slots:
     """One more than the slots is refused, and no request of as many as slots."""
+    tokens = _together_tokens(slots, turn_steps)
     try:
-        more, enough = trial(slots + 1, TOGETHER_TOKENS), trial(slots, TOGETHER_TOKENS)
+        more, enough = trial(slots + 1, tokens), trial(slots, tokens)
     except _NotServedError as error:
         return _Slots(None, str(error))
     if more.refused == 1 and not enough.refused:
         closes = bool(more.closed)
         how = "more are refused" + (" by the end of their connections" if closes else "")
-        return _Slots(
-            slots, f"{slots} requests run at once, and {how}", refuses=True, closes=closes
-        )
+        said = f"{slots} requests run at once, and {how}"
+        return _Slots(slots, said, refuses=True, turn_steps=turn_steps, closes=closes)
     if more.closed or enough.closed:
         said = f"of {slots} to {slots + 1} streams at once some were not answered: {CLOSED_EARLY}"
         return _Slots(None, said)
@@ -357,7 +361,7 @@ def _check_slots(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
         return _Slots(slots, f"it has {slots}")
     if refused == 1 and ran == slots:
         said = f"it has {slots}, and refuses more requests"
-        return _Slots(slots, said, refuses=True, closes=closed > 0)
+        return _Slots(slots, said, refuses=True, turn_steps=turn_steps, closes=closed > 0)
     raise CannotDecideError(
         f"the server is said to have {slots} slots, but of {slots + 1} requests {ran} ran at "
         "once: --slots names another number, or another load takes slots"

@@ -22,8 +22,9 @@ _FEWEST_TOKENS: Final = 12
 
 
 class Counted(NamedTuple):
-    """Requests sent at once: the most that ran together, those that got no token, and of these
-    those that were refused."""
+    """Requests sent at once: the most that ran together (where requests beyond the slots are
+    refused: those that were served), those that got no token, and of these those that were
+    refused."""
 
     at_once: int
     waiting: int
@@ -81,7 +82,9 @@ class Occupancy:
                 whole(stream.row, "a request that counts the slots")
         times = [[t_ns for t_ns in stream.token_times_ns if t_ns <= until_ns] for stream in streams]
         self.refused = len(refused)
-        return Counted(most_at_once(times), sum(not one for one in times), len(refused))
+        waiting = sum(not one for one in times)
+        at_once = len(times) - waiting if server.facts.refuses else most_at_once(times)
+        return Counted(at_once, waiting, len(refused))
 
     def whole_at_once(self, tokens: int) -> list[RequestRow]:
         """As many whole answers as slots, asked for at once."""

@@ -56,3 +56,16 @@ def test_only_a_connection_that_ended_without_an_answer_may_be_a_refusal(
         "refused", sent_ns=0, ended_ns=1, outcome=Outcome.FAILED, status_code=status, error=error
     )
     assert was_closed(row) is is_refusal
+
+
+def test_prompts_that_take_turns_are_counted_on_a_server_that_refuses_too() -> None:
+    """Five prompts begin in a step: the first of 256 must last for 52 steps to meet the last."""
+
+    def trial(streams: int, tokens: int) -> Trial:
+        served = min(streams, 256)
+        times = [[number + 5 * token for token in range(tokens)] for number in range(served)]
+        return Trial(list(times), streams - served)
+
+    found = count_slots(trial, 20.0)
+    assert (found.number, found.refuses) == (256, True)
+    assert found.turn_steps == pytest.approx(0.2)
