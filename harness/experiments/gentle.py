@@ -43,6 +43,7 @@ from harness.experiments.gentle_plan import (
     Turns,
     Wanted,
     figures,
+    is_due,
     is_look,
     level_of,
     most_streams,
@@ -71,7 +72,6 @@ _PROBE_TOKENS: Final = 32
 _SHORTEST_POLL_S: Final = 0.02
 _POLL_COSTS: Final = 10  # times what a reading takes
 _COST_READINGS: Final = 5
-_GROWN: Final = 1.05  # times as many leaves, and the figures are made anew
 _TWIN_STEPS: Final = 10  # of a level: one token may be read late
 _FASTER: Final = 1.5  # than now: a twin must last for a whole turn
 
@@ -163,7 +163,7 @@ def _watch(seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float) 
         seen.turn()
         seconds = time.perf_counter() - began_s
         is_over = seconds >= terms.max_seconds
-        if seen.moments > _GROWN * counted or is_over:
+        if is_due(seen.moments, counted) or is_over:
             judged, counted = seen.judge(), seen.moments
             if judged is not None and (is_look(seen.moments) or is_over):
                 stops, why = judged.answer(level_of(looks))

@@ -26,6 +26,7 @@ _BRIEF: Final = 0.3
 _CONTROL_S: Final = 0.2
 _FASTER: Final = 1.3  # than seen so far: a stream that leaves must not end by itself
 _SPARE_TOKENS: Final = 4
+_GROWN: Final = 1.05  # times as many moments, and the figures are made anew
 NO_CONTEXT: Final = 2000  # tokens, where it is not known
 
 
@@ -104,6 +105,11 @@ def is_look(moments: int) -> bool:
         and (moments // FIRST_LOOK).bit_count() == 1
         and (moments % FIRST_LOOK == 0)
     )
+
+
+def is_due(moments: int, judged: int) -> bool:
+    """Whether to judge anew: at each look once, and else where the moments have grown since."""
+    return moments > _GROWN * judged or (is_look(moments) and moments > judged)
 
 
 def level_of(look: int) -> float:

@@ -16,6 +16,7 @@ from harness.experiments.gentle_plan import (
     Wanted,
     decide,
     drifts,
+    is_due,
     is_look,
     is_seen,
     level_of,
@@ -82,6 +83,15 @@ def test_the_next_streams_wait_until_those_that_left_would_have_ended() -> None:
 def test_looks_are_few_and_their_risks_add_up() -> None:
     assert [n for n in range(1, 200) if is_look(n)] == [8, 16, 32, 64, 128]
     assert sum(1 - level_of(n) for n in range(40)) == pytest.approx(RISK)
+
+
+def test_no_look_is_passed_over_or_taken_twice() -> None:
+    """Some turns bring no further moment."""
+    judged = [0]
+    for moments in (n // 2 for n in range(1100)):
+        if is_due(moments, judged[-1]):
+            judged.append(moments)
+    assert [n for n in judged if is_look(n)] == [8, 16, 32, 64, 128, 256, 512]
 
 
 def averaged(freed: float, error: float) -> Averaged:
