@@ -53,6 +53,7 @@ from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import (
     Array,
+    Gauge,
     MemoryGauge,
     Readings,
     RunningGauge,
@@ -132,7 +133,7 @@ def _by_memory(visitors: Visitors, urls: Sequence[str], terms: Terms) -> ByMemor
     return ByMemory(
         visitors,
         MemoryGauge(plan, urls),
-        late_s=_usual_lag_s(plan.target, visitors.step_s),
+        late_s=_usual_lag_s(plan.target, visitors.step_s, "kv_usage"),
         most_tokens=(terms.context or NO_CONTEXT) - answer - PROMPT_TOKENS,
         rng=visitors.rng,
     )
@@ -258,9 +259,9 @@ def _judged(averaged: Averaged, ghosts: GhostRate, usual_s: float = 0.0) -> Judg
     )
 
 
-def _usual_lag_s(target: Target, step_s: float) -> float:
+def _usual_lag_s(target: Target, step_s: float, gauge: Gauge = "running") -> float:
     """By how much the gauge shows later than it happened that a request was let go of."""
-    late = target.metrics["running"].late_steps
+    late = target.metrics[gauge].late_steps
     return 0.0 if late is None else late.left * step_s
 
 

@@ -10,7 +10,7 @@ blocks that a cache keeps count as held.
 import random
 import time
 from collections import deque
-from typing import Final, NoReturn, Self
+from typing import Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -38,9 +38,8 @@ _FIRST_TOKENS: Final = 256
 _LOOK_S: Final = Interval(5.0, 10.0)  # at the others alone, for so many polls
 _LOOK_POLLS: Final = 100
 _PROMPTS: Final = 6  # that are tried
-_LONGER: Final = (1.5, 8.0)  # the next prompt, at least and at most
+_LONGER: Final = Interval(1.5, 8.0)  # the next prompt, at least and at most
 _WORTH: Final = 1.1  # times as long, or no other prompt is tried
-_TINY: Final = 1e-9
 _SPARE: Final = 1.3  # times the memory that is needed
 _SLOWER: Final = 2.0  # than now: an answer has ended by then
 _END_EVERY: Final = 10
@@ -53,6 +52,34 @@ _PREFILL_SHARE: Final = 10  # times as long as a prompt takes: a turn
 
 class UnseenError(CannotDecideError):
     """By memory nothing can be seen."""
+
+
+class Holds(NamedTuple):
+    """The share of the memory that a stream of ours holds, at least and at most."""
+
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, rise: float, fall: float, need: Needed, tokens: int) -> Self:
+        """The scatter of the others may have hidden some of it. Raises UnseenError if a prompt of
+        so many tokens holds too much."""
+        if (seen := max(rise, fall)) > MOST_MEMORY:
+            _not_seen(
+                f"a prompt of {tokens} tokens holds {quantity(seen, 'ratio')} of the memory, and "
+                f"a stream of ours may hold {quantity(MOST_MEMORY, 'ratio')} at most"
+            )
+        return cls(max(0.0, min(rise, fall)), max(rise, fall, 0.0) + need.least / 2)
+
+    def longer(self, need: Needed) -> float:
+        """How many times as long the next prompt may be; 0 where that is not known."""
+        if self.most <= 0:
+            return 0.0
+        wanted = _SPARE * need.ample / self.least if self.least else _LONGER.high
+        return min(max(_LONGER.low, min(_LONGER.high, wanted)), MOST_MEMORY / self.most)
+
+    def times(self, factor: float) -> Self:
+        return self._replace(least=self.least * factor, most=self.most * factor)
 
 
 class ByMemory:
@@ -74,8 +101,8 @@ class ByMemory:
         poll_s = visitors.turns.window.poll_s
         self._readings = Readings(gauge.read, poll_s=poll_s, rng=rng)
         self._poll_s = poll_s
-        self._lag_s = gauge_lag_s(visitors.session.plan.target, visitors.step_s)
-        self._held = 0.0
+        self._lag_s = gauge_lag_s(visitors.session.plan.target, visitors.step_s, "kv_usage")
+        self._holds = Holds(0.0, 0.0)
         self._others = deque[Array](maxlen=_SPANS)  # their changes while nothing of ours moved
         self._mistaken = Mistaken()
         self._places_s: list[float] = []
@@ -97,11 +124,16 @@ class ByMemory:
         self._gauge.close()
 
     @property
+    def _held(self) -> float:
+        return self._holds.least
+
+    @property
     def moments(self) -> int:
         return len(self._places_s) + self._ghosts + self._unclear
 
     def turn(self) -> None:
         self._turns += 1
+        self._readings.forget(time.perf_counter() - max(_STALL_S, _POLLS * self._poll_s))
         if self._turns % _END_EVERY == 0:
             if (need := self._needed()).ample > self._held:  # the others hold more by now
                 self._grow(need)
@@ -147,19 +179,19 @@ class ByMemory:
         look = Interval(since_s, time.perf_counter())
         self._note_others(look)
         self._use(min(_FIRST_TOKENS, self._most_tokens))
-        need, self._held = self._needed(), self._measure()
+        need = self._measure()
         for _ in range(_PROMPTS):
-            if self._held > need.ample or not self._grow(need):
+            if self._holds.least > need.ample or not self._grow(need):
                 break
-            need, self._held = self._needed(), self._measure()
+            need = self._measure()
         if self._held <= need.least:
             _not_seen(
                 f"a prompt of {self.visitors.prompt_tokens} tokens holds "
                 f"{quantity(self._held, 'ratio')} of the memory, and "
                 f"{quantity(need.least, 'ratio')} would be needed beside these users"
             )
-        self._mistaken = Mistaken()  # before, what ours would hold was not known
-        self._note_others(look)
+        falls = Falls.of(*self._readings.arrays(look.low))
+        self._mistaken = Mistaken().also(falls, look, self._held)  # what ours holds is known now
         for _ in range(_FIRST_ENDS):
             self._end()
         if self._missed > 1 or not self._ends:
@@ -171,8 +203,9 @@ class ByMemory:
             _not_seen("its page is read too seldom")
         return need
 
-    def _measure(self) -> float:
-        """What it holds: the smaller of the rise as it begins and the fall at its end."""
+    def _measure(self) -> Needed:
+        """What a stream of ours holds, by the rise as it begins and the fall at its end; returns
+        what it has to hold. Raises UnseenError if it holds too much."""
         ended = self.visitors.end()
         if ended is None:
             _not_seen(f"no stream with {self.visitors.prompt_tokens} tokens ran to its end")
@@ -184,7 +217,9 @@ class ByMemory:
         fall = self._level(ended.t0_s - late_s - span_s, span_s) - self._level(
             ended.t0_s + late_s, span_s
         )
-        return max(0.0, min(rise, fall))
+        need = self._needed()
+        self._holds = Holds.of(rise, fall, need, self.visitors.prompt_tokens)
+        return need
 
     def _level(self, since_s: float, span_s: float) -> float:
         values = [one.value for one in self._readings.since(since_s) if one.at_s < since_s + span_s]
@@ -193,12 +228,11 @@ class ByMemory:
     def _grow(self, need: Needed) -> bool:
         """A longer prompt, where there is room for one."""
         now = self.visitors.prompt_tokens
-        longer = _SPARE * need.ample / max(self._held, need.ample / _LONGER[1], _TINY)
-        most = min(self._most_tokens, int(now * MOST_MEMORY / max(self._held, _TINY)))
-        tokens = min(int(now * min(_LONGER[1], max(_LONGER[0], longer))), most)
+        longer = self._holds.longer(need)
+        tokens = min(int(now * longer), self._most_tokens)
         if tokens < _WORTH * now:
             return False
-        self._held *= tokens / now
+        self._holds = self._holds.times(tokens / now)
         self._use(tokens)
         return True
 

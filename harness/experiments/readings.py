@@ -3,6 +3,7 @@
 import random
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, Self
 
@@ -56,9 +57,13 @@ class Readings:
 
     def arrays(self, since_s: float = 0.0) -> tuple[Array, Array]:
         """Times and values, in order."""
-        times_s = np.array(self._times)
-        first = int(np.searchsorted(times_s, since_s))
-        return times_s[first:], np.array(self._values[first:])
+        first = bisect_left(self._times, since_s)
+        return np.array(self._times[first:]), np.array(self._values[first:])
+
+    def forget(self, before_s: float) -> None:
+        """Readings that nobody asks for any more."""
+        old = bisect_left(self._times, before_s)
+        del self._times[:old], self._values[:old]
 
     def since(self, since_s: float) -> list[Reading]:
         times_s, values = (one.tolist() for one in self.arrays(since_s))
@@ -196,7 +201,7 @@ def poll_of(target: Target, step_s: float) -> float:
     return max(least_s, min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, step_s / 2)))
 
 
-def gauge_lag_s(target: Target, step_s: float) -> float:
+def gauge_lag_s(target: Target, step_s: float, gauge: Gauge = "running") -> float:
     """By how much the gauge may be late."""
-    source = target.metrics["running"]
+    source = target.metrics[gauge]
     return source.lag_s + source.lag_steps * step_s

@@ -1,0 +1,59 @@
+"""What a gentle watch by memory may hold, and when it is sure of what it saw."""
+
+import random
+
+import pytest
+
+from harness.experiments.gentle_memory import MOST_MEMORY, Holds, UnseenError
+from harness.experiments.memory_falls import Needed
+from harness.experiments.readings import Readings, gauge_lag_s
+from harness.workload.workload import load_target
+
+NEED = Needed(least=0.01, ample=0.02)
+
+
+@pytest.mark.parametrize(("rise", "fall"), [(0.06, 0.06), (0.0, 0.07), (0.051, 0.04)])
+def test_a_first_prompt_that_holds_too_much_is_the_last(rise: float, fall: float) -> None:
+    with pytest.raises(UnseenError, match=r"256 tokens holds .* may hold 5 % at most"):
+        Holds.of(rise, fall, NEED, 256)
+    assert Holds.of(0.02, 0.03, NEED, 256) == pytest.approx((0.02, 0.035))
+
+
+@pytest.mark.parametrize("rise", [0.0, -0.02, 0.001, 0.004, 0.03, 0.05])
+@pytest.mark.parametrize("scatter", [0.0, 0.001, 0.01, 0.08])
+def test_no_prompt_grows_beyond_what_it_may_hold_by_what_was_seen(
+    rise: float, scatter: float
+) -> None:
+    """Not even one of which noise hid all: then the scatter says how much that may be."""
+    need = Needed(6 * scatter, 15 * scatter)
+    holds = Holds.of(rise, rise, need, 256)
+    longer = holds.longer(need)
+    assert longer <= 8
+    assert longer * (max(rise, 0.0) + 3 * scatter) <= MOST_MEMORY * (1 + 1e-9)
+    if rise <= 0 == scatter:
+        assert longer == 0
+
+
+def test_a_prompt_that_holds_too_little_grows() -> None:
+    assert Holds.of(0.002, 0.002, NEED, 256).longer(NEED) == pytest.approx(0.05 / 0.007)
+    grown = Holds(0.004, 0.005).times(2)
+    assert grown == (0.008, 0.01)
+    assert grown.longer(NEED) == pytest.approx(1.3 * 0.02 / 0.008)
+
+
+def test_each_gauge_has_a_lag_of_its_own() -> None:
+    target = load_target("vllm")
+    memory = target.metrics["kv_usage"].model_copy(update={"lag_steps": 4.0, "lag_s": 0.1})
+    target = target.model_copy(update={"metrics": {**target.metrics, "kv_usage": memory}})
+    assert gauge_lag_s(target, 0.02) == pytest.approx(0.04)
+    assert gauge_lag_s(target, 0.02, "kv_usage") == pytest.approx(0.18)
+
+
+def test_readings_are_kept_until_nobody_asks_for_them() -> None:
+    readings = Readings(lambda: 7.0, poll_s=0.001, rng=random.Random(1))
+    with readings:
+        readings.level(10)
+    times_s, _ = readings.arrays()
+    readings.forget(times_s[4])
+    assert readings.arrays()[0].tolist() == times_s[4:].tolist()
+    assert [one.at_s for one in readings.since(times_s[6])] == times_s[6:].tolist()
