@@ -73,6 +73,10 @@ class Case(NamedTuple):
     remedy: str = ""
     since: str = FIRST_SUITE
 
+    def longest_s(self, settle_s: float, ttft_s: float) -> float:
+        """Of one run of its check, on a server with these times."""
+        return self.limit_s + _SETTLES * settle_s + _FIRST_TOKENS * ttft_s
+
     @property
     def group(self) -> str:
         return self.id.partition("/")[0]
@@ -100,6 +104,8 @@ NOT_OFFERED: Final = {
 
 CASES: Final[dict[str, Case]] = {}
 LIMIT_S: Final = 60.0  # of a case, after which it cannot decide
+_SETTLES: Final = 3  # settle times that a check waits for beyond its limit
+_FIRST_TOKENS: Final = 30  # that it waits for, one after the other
 
 
 def case(  # noqa: PLR0913  a declaration

@@ -21,10 +21,11 @@ _ANOTHER_LOAD: Final = "another load uses this server"
 _CANARY_TOKENS: Final = 12
 _SLOW: Final = 10  # times the idle time to first token
 _LEAST_SLOW_S: Final = 2.0
-_STILL_SETTLES: Final = 3
+_STILL_LENGTHS: Final = 3  # settle times, and times between two flushes
 _LEAST_STILL_S: Final = 5.0
 _LONGEST_REST_S: Final = 90.0
 _AGAIN_S: Final = 0.1
+_RESTART_LOOK_S: Final = 0.5
 
 
 class Cleaning:
@@ -48,7 +49,23 @@ class Cleaning:
         text = canary_prompt(0, tokens=PROMPT_TOKENS, scale=server.session.plan.prompt_scale)
         return server.start(server.short(_CANARY_TOKENS, role=Role.CANARY), text).join(longest_s)
 
-    def aftermath(self) -> tuple[Aftermath, str]:
+    def aftermath(self, *, restart_s: float = READY_S) -> tuple[Aftermath, str]:
+        """A server that no longer serves is asked for `restart_s` whether it serves again."""
+        found, told = self._aftermath()
+        if found is Aftermath.DEAD and self._serves_again(restart_s):
+            return Aftermath.RESTARTED, f"{told}; then it served again: it has restarted"
+        return found, told
+
+    def _serves_again(self, longest_s: float) -> bool:
+        until_s = time.monotonic() + longest_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            row = self._ask_canary(left_s)
+            if row is not None and row.outcome is Outcome.COMPLETED:
+                return True
+            self._streams.pause(_RESTART_LOOK_S)
+        return False
+
+    def _aftermath(self) -> tuple[Aftermath, str]:
         server = self._streams
         answered_s = _SLOW * (server.ttft_s + _CANARY_TOKENS * server.step_s)
         longest_s = max(2 * server.settle_s, answered_s, _LEAST_SLOW_S)
@@ -82,15 +99,14 @@ class Cleaning:
         """For which no server stands still that works: no stall of its own lasts so long."""
         server = self._streams
         answered_s = _SLOW * (server.ttft_s + _CANARY_TOKENS * server.step_s)
-        return max(_STILL_SETTLES * server.settle_s, answered_s, _LEAST_STILL_S)
+        flush_s = server.facts.flush_tokens * server.step_s
+        return max(_STILL_LENGTHS * max(server.settle_s, flush_s), answered_s, _LEAST_STILL_S)
 
-    def stand_still(self, longest_s: float | None = None) -> bool:
-        """Streams are read, and none of them has had a token for so long (default: the settle
-        time): the server has stopped to work, and no answer that was left can be what it is busy
-        with."""
+    def stand_still(self) -> bool:
+        """Streams are read, and none of them has had a token for so long: the server has stopped to
+        work, and no answer that was left can be what it is busy with."""
         server = self._streams
-        longest_s = server.settle_s if longest_s is None else longest_s
-        since_ns = time.perf_counter_ns() - int(1e9 * longest_s)
+        since_ns = time.perf_counter_ns() - int(1e9 * self.longest_still_s)
         last_ns = [
             one.last_token_ns
             for one in server.opened

@@ -35,6 +35,7 @@ from harness.store.conform_result import CaseResult, ConformResult, Verdict
 from harness.store.run_folder import RunFolder
 
 _BEGIN_S: Final = 180.0  # until the load process knows the server
+_MOST_RUNS: Final = 4  # of a case: in the slots that it has now, the control, and a second one
 _REST_S: Final = 120.0  # after a run of a case, until all is at rest
 _POLL_S: Final = 0.05  # until an interruption is seen
 _END_S: Final = 10.0  # of a load process that reports no more
@@ -140,8 +141,9 @@ class Suite:
                 return
 
     def _limit_s(self, case: Case) -> float:
-        """A red one has a control and may run twice; the load process ends a longer one itself."""
-        return 3 * (case.limit_s + 3 * self.order.settle_s) + 2 * _REST_S
+        """The load process ends a longer run itself."""
+        longest_s = case.longest_s(self.order.settle_s, self.result.ttft_s or 0.0)
+        return _MOST_RUNS * (longest_s + _REST_S)
 
     def _take(self, event: Event) -> Case | None:
         """Returns the case that now runs, if one does."""

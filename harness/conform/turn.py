@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeGuard
 
 import gevent
+from gevent.event import Event
 
 from harness.conform.bench import Bench
 from harness.conform.case import Case, Check
@@ -17,9 +18,10 @@ from harness.conform.finding import Finding
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
 from harness.conform.verdict import accuse, by_contract, settle_case
-from harness.experiments.facts import recount
+from harness.experiments.facts import Facts, recount
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
+from harness.load.session import LoadSession
 from harness.load.wire_log import masked
 from harness.records import Disconnect
 from harness.store.conform_result import (
@@ -39,7 +41,6 @@ _LONG_PROMPTS: Final = ("prefill", *_MANY_PROMPTS)
 _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
 _MOST_RECOUNTS: Final = 3  # of slots, in a run
-_FIRST_TOKENS: Final = 30  # that a case waits for, one after the other
 _LOOK_S: Final = 0.25  # between two looks at whether the server stands still
 _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are filled
 
@@ -54,6 +55,7 @@ class Turns:
     secrets: list[str]
     patience: Patience
     decided: Callable[[CaseResult], object]
+    recount: Callable[[LoadSession, Facts], Facts] = recount
     end: str | None = None
     _recounts: int = 0
     _last: CaseResult | None = None  # the latest in which a client left
@@ -71,7 +73,7 @@ class Turns:
         outcome = self._attempt(case, partial(_check_free, case))
         changed_slots = ""
         if isinstance(outcome, CannotDecideError) and _TAKES_SLOTS & {*case.methods}:
-            changed_slots = self._changed_slots()
+            changed_slots = self._changed_slots(case)
         if changed_slots:
             outcome = self._attempt(case, case.check)
         again = None
@@ -81,9 +83,7 @@ class Turns:
         result.reason += changed_slots
         result.wire_log = wire_log_name(case.id)
         if case.id in _PLAIN:
-            self._has_stopped = self._has_stopped or bool(result.stops)
-            if result.kind is Failure.NEVER:
-                known.never_stops = known.never_stops or case.id
+            self._learn_of_plain(result)
         self.decided(result)
         is_still = _prompts_are_short(case) and bench.cleaning.stand_still()
         if known.never_stops is not None and not is_still:
@@ -94,7 +94,16 @@ class Turns:
         result.took_s = round(time.monotonic() - started_s, 2)
         return changed
 
-    def _changed_slots(self) -> str:
+    def _learn_of_plain(self, result: CaseResult) -> None:
+        """A server that stops after one of the plain ways to leave is blind to the other alone."""
+        known = self.bench.known
+        self._has_stopped = self._has_stopped or bool(result.stops)
+        if self._has_stopped:
+            known.never_stops = None
+        elif result.kind is Failure.NEVER:
+            known.never_stops = known.never_stops or result.id
+
+    def _changed_slots(self, case: Case) -> str:
         """What to say of a server that has another number of slots than before; "" if it has not,
         or does not show it."""
         bench, old = self.bench, self.bench.facts.slots
@@ -105,10 +114,12 @@ class Turns:
         bench.cleaning.rest()
         if bench.ghosts() or not bench.cleaning.running:
             return ""
-        facts = recount(bench.session, bench.facts)
-        if facts.slots in (old, None):
+        facts = self.recount(bench.session, bench.facts)
+        if facts.slots == old:
             return ""
         bench.facts, bench.cleaning.running = facts, None
+        self.patience = bench.usual_patience(bench.asked.settle_s)
+        self._be_patient(case)
         return f" (the server had {old} slots before this case; now {facts.why})"
 
     def _be_patient(self, case: Case) -> None:
@@ -148,7 +159,7 @@ class Turns:
             bench.cleaning.rest()  # may take longer than a case
             return self._attempt(case, partial(_held_to, contract, outcome, case)), None
         never_stops = bench.known.never_stops is not None
-        is_known = outcome.stops is False or never_stops
+        is_known = _had_controls(outcome, case) or never_stops
         is_late_for_it = never_stops and case.group in _MANY_PROMPTS
         if (outcome.failure is Failure.NEVER and is_known) or is_late_for_it:
             return outcome, None
@@ -161,7 +172,7 @@ class Turns:
         bench = self.bench
         bench.end()
         bench.cleaning.rest()  # may take longer than a case
-        if outcome.stops is not False:  # else the tries had controls between them
+        if not _had_controls(outcome, case):
             control = self._attempt(case, _check_alone)
             bench.end()
             if isinstance(control, Exception) or control.failure is not None:
@@ -191,8 +202,13 @@ class Turns:
             self._rest(result, aftermath)
         if aftermath is Aftermath.WEDGED and not is_over and not bench.cleaning.running:
             # What was left has ended.
-            is_over = bench.cleaning.aftermath()[0] in (Aftermath.WEDGED, Aftermath.DEAD)
-        if may_be_ghosts and not is_over:
+            later = bench.cleaning.aftermath()
+            is_over = later[0] in (Aftermath.WEDGED, Aftermath.DEAD)
+            if later[0] is Aftermath.RESTARTED:
+                aftermath, told = later
+        if aftermath is Aftermath.RESTARTED:
+            _leave_open(result, told)
+        elif may_be_ghosts and not is_over:
             aftermath = Aftermath.GHOSTS
         result.aftermath = aftermath
         result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
@@ -200,6 +216,13 @@ class Turns:
         if not is_over:
             self._last = result if result.left else self._last
             return [result]
+        return self._end_run(result, told, coming, is_healthy=bool(is_healthy))
+
+    def _end_run(
+        self, result: CaseResult, told: str, coming: Sequence[Case], *, is_healthy: bool
+    ) -> list[CaseResult]:
+        bench, aftermath = self.bench, result.aftermath
+        assert aftermath is not None
         if aftermath is Aftermath.WEDGED and not bench.facts.refuses:
             told = "the server answers no request any more"
             told += ", and /health says 200" if is_healthy else ""
@@ -238,10 +261,11 @@ class Turns:
         return result
 
     def _attempt(self, case: Case, check: Check) -> Finding | Exception:
-        limit_s = case.limit_s + 3 * self.patience.settle_s + _FIRST_TOKENS * self.bench.ttft_s
+        limit_s = case.longest_s(self.patience.settle_s, self.bench.ttft_s)
         # No Exceptions, so that no check takes them for its own.
         limit, still = gevent.Timeout(limit_s), gevent.Timeout()
-        watch = gevent.spawn(self._end_when_still, gevent.getcurrent(), still)
+        has_returned = Event()
+        watch = gevent.spawn(self._end_when_still, gevent.getcurrent(), still, has_returned)
         try:
             with limit:
                 return check(self.bench)
@@ -257,19 +281,38 @@ class Turns:
                 sys.stderr.write(masked(traceback.format_exc(), self.secrets))
             return error
         finally:
+            has_returned.set()
             watch.kill()
 
-    def _end_when_still(self, check: gevent.Greenlet, still: gevent.Timeout) -> None:
+    def _end_when_still(
+        self, check: gevent.Greenlet, still: gevent.Timeout, has_returned: Event
+    ) -> None:
         """A check need not wait for a server that has stopped to work."""
-        cleaning = self.bench.cleaning
-        while not cleaning.stand_still(cleaning.longest_still_s):
+
+        def end() -> None:
+            if not has_returned.is_set():
+                check.throw(still)
+
+        while not self.bench.cleaning.stand_still():
             gevent.sleep(_LOOK_S)
-        gevent.get_hub().loop.run_callback(check.throw, still)
+        gevent.get_hub().loop.run_callback(end)
 
 
 def _is_red_by_time(outcome: Finding | Exception, case: Case) -> TypeGuard[Finding]:
     takes_slots = bool(_TAKES_SLOTS & {*case.methods})
     return takes_slots and isinstance(outcome, Finding) and outcome.failure in _TIMES
+
+
+def _had_controls(red: Finding, case: Case) -> bool:
+    """Its tries had controls between them; a count of slots has none."""
+    return red.stops is False and "P" in case.methods
+
+
+def _leave_open(result: CaseResult, told: str) -> None:
+    """A server that restarts may do so for another reason than leaves."""
+    if result.verdict in (Verdict.PASS, Verdict.FAIL):
+        result.verdict, result.kind, result.stops = Verdict.CANNOT_DECIDE, None, None
+    result.reason = f"{told}; before: {result.reason}"
 
 
 def _prompts_are_short(case: Case) -> bool:
@@ -289,7 +332,8 @@ def _held_to(contract: Disconnect, red: Finding, case: Case, bench: Bench) -> Fi
     good, wrong = count.good, count.said if count.held else None
     if wrong is None and "K" in case.methods and memory.prompt_tokens:
         good += f", and {memory.tokens} tokens of prompts fit as before"
-        wrong = None if memory.fits() else f"{memory.tokens} tokens of prompts fitted no longer"
+        fits = memory.fits() or memory.fits()
+        wrong = None if fits else f"{memory.tokens} tokens of prompts fitted no longer"
     return by_contract(red, contract, good=good, wrong=wrong)
 
 

@@ -155,12 +155,19 @@ def recount(session: LoadSession, facts: Facts) -> Facts:
     def trial(streams: int, tokens: int) -> Trial:
         return _try(session, streams, max(tokens, fewest), facts.step_s)
 
+    return recounted(trial, facts)
+
+
+def recounted(trial: Callable[[int, int], Trial], facts: Facts) -> Facts:
+    """A count that finds no slots is believed if more requests than slots ran at once."""
     assert facts.slots is not None
     try:
         _check_slots(trial, facts.slots)
     except CannotDecideError:
         found = count_slots(trial, QUICK_COUNT_S)
     else:
+        return facts
+    if found.number is None and found.ran_at_once <= facts.slots:
         return facts
     return facts._replace(
         slots=found.number,

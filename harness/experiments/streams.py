@@ -50,17 +50,22 @@ class Streams:
         self.fillers: list[LiveStream] = []
         self.drain = Drain()
         self._ghosts_end_ns: list[int] = []
+        self.patience = self.usual_patience(settle_s)
+        self.settle_s = self.patience.settle_s
+
+    def usual_patience(self, settle_s: float) -> Patience:
+        """With the server that `facts` describes."""
+        facts = self.facts
         patience = Patience.of(
             settle_s,
-            session.plan.target.settle_steps,
+            self.session.plan.target.settle_steps,
             step_s=facts.step_s,
             begin_s=facts.ttft_s * min(facts.slots or 1, MOST_SLOTS),
             most_tokens=self.room(4 * PROMPT_TOKENS),
             ttft_s=facts.ttft_s,
         )
         longest_s = max(LONGEST_PROBE_S, LONGEST_PROBE_STEPS * facts.step_s)
-        self.patience = patience._replace(probe_s=min(patience.probe_s, longest_s))
-        self.settle_s = patience.settle_s
+        return patience._replace(probe_s=min(patience.probe_s, longest_s))
 
     @property
     def slots(self) -> int:

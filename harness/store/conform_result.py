@@ -59,6 +59,7 @@ class Aftermath(StrEnum):
     GHOSTS = "busy with its ghosts"  # no answer until the answers that were left had ended
     WEDGED = "wedged"  # no answer to the probe within its time
     DEAD = "dead"
+    RESTARTED = "restarted"  # it served nobody for longer than the settle time, and then again
 
 
 # How a case was judged.

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,9 @@ import pytest
 from harness.conform.cleaning import Cleaning
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.streams import Streams
+from harness.records import Outcome
+from harness.store.conform_result import Aftermath
+from tests.made_up.rows import request_row
 
 SETTLE_S = 2.0
 
@@ -30,18 +34,29 @@ class Stream:
 
 
 def cleaning(*opened: Stream) -> Cleaning:
-    streams: Any = SimpleNamespace(opened=list(opened), settle_s=SETTLE_S, ttft_s=0.02, step_s=0.02)
+    return cleaning_of(opened=list(opened))
+
+
+def cleaning_of(*, settle_s: float = SETTLE_S, flush_tokens: float = 1.0, **more: Any) -> Cleaning:
+    streams: Any = SimpleNamespace(
+        settle_s=settle_s,
+        ttft_s=0.02,
+        step_s=0.02,
+        facts=SimpleNamespace(flush_tokens=flush_tokens),
+        **more,
+    )
     return Cleaning(cast(Streams, streams), cast(Occupancy, None))
 
 
 @pytest.mark.parametrize(
     ("opened", "still"),
     [
-        ([Stream(3.0), Stream(5.0)], True),
-        ([Stream(3.0), Stream(0.1)], False),
-        ([Stream(3.0), Stream(0.1, has_ended=True)], True),
+        ([Stream(7.0), Stream(9.0)], True),
+        ([Stream(5.0)], False),  # no longer than a stall may last
+        ([Stream(7.0), Stream(0.1)], False),
+        ([Stream(7.0), Stream(0.1, has_ended=True)], True),
         ([Stream(None)], False),  # it may queue
-        ([Stream(3.0, is_unread=True)], False),  # nobody looks at what it gets
+        ([Stream(7.0, is_unread=True)], False),  # nobody looks at what it gets
         ([], False),
     ],
 )
@@ -51,9 +66,37 @@ def test_a_server_stands_still_whose_running_streams_all_have_no_token(
     assert cleaning(*opened).stand_still() is still
 
 
-def test_a_check_is_ended_only_where_the_server_stands_still_for_longer_than_any_stall() -> None:
-    one = cleaning(Stream(3 * SETTLE_S - 0.5))
-    assert one.stand_still()
-    assert not one.stand_still(one.longest_still_s)
-    one = cleaning(Stream(3 * SETTLE_S + 0.5))
-    assert one.stand_still(one.longest_still_s)
+@pytest.mark.parametrize(("settle_s", "flush_tokens"), [(0.6, 1.0), (0.6, 200.0), (2.0, 1.0)])
+def test_neither_a_hurried_wait_nor_large_flushes_make_a_server_stand_still(
+    settle_s: float, flush_tokens: float
+) -> None:
+    """A stall of 4 s, or of two flushes."""
+    silent = Stream(max(4.0, 2 * flush_tokens * 0.02))
+    one = cleaning_of(settle_s=settle_s, flush_tokens=flush_tokens, opened=[silent])
+    assert not one.stand_still()
+
+
+@pytest.mark.parametrize(("refusals", "found"), [(4, Aftermath.RESTARTED), (None, Aftermath.DEAD)])
+def test_a_server_that_serves_again_is_not_dead(refusals: int | None, found: Aftermath) -> None:
+    looks = count()
+
+    def start(*_: object) -> SimpleNamespace:
+        is_away = refusals is None or next(looks) < refusals
+        row = request_row(
+            "canary",
+            sent_ns=0,
+            ended_ns=1,
+            outcome=Outcome.FAILED if is_away else Outcome.COMPLETED,
+            error="connection refused" if is_away else None,
+        )
+        return SimpleNamespace(join=lambda _: row)
+
+    plan = SimpleNamespace(prompt_scale=SimpleNamespace(num_bytes=lambda tokens: tokens))
+    one = cleaning_of(
+        settle_s=0.0,
+        session=SimpleNamespace(plan=plan),
+        start=start,
+        short=lambda *_, **__: None,
+        pause=lambda _: None,
+    )
+    assert one.aftermath(restart_s=30.0 if refusals else 0.01)[0] is found

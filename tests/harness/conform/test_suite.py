@@ -273,3 +273,11 @@ def test_the_declarations_are_whole() -> None:
         assert case.wire, case.id
         assert case.passes, case.id
         assert set(case.methods.split()) <= {*"POKBRWC", "pid"}, case.id
+
+
+def test_the_load_process_may_end_each_run_of_a_case_itself(tmp_path: Path) -> None:
+    """On a server whose first token takes half a minute."""
+    suite = a_suite(tmp_path, ["pass"] * len(IDS))
+    suite.result.ttft_s, suite.order.settle_s = 30.0, 2.0
+    case = CASES[IDS[0]]
+    assert suite._limit_s(case) > 4 * case.longest_s(2.0, 30.0) > 4 * 900.0

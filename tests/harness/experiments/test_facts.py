@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.experiments.facts import Trial, count_slots, was_closed
+from harness.experiments.facts import Facts, Trial, count_slots, recounted, was_closed
 from harness.records import Outcome
 from tests.made_up.rows import request_row
 
@@ -69,3 +69,30 @@ def test_prompts_that_take_turns_are_counted_on_a_server_that_refuses_too() -> N
     found = count_slots(trial, 20.0)
     assert (found.number, found.refuses) == (256, True)
     assert found.turn_steps == pytest.approx(0.2)
+
+
+def queueing(slots: int) -> Callable[[int, int], Trial]:
+    def trial(streams: int, tokens: int) -> Trial:
+        times = [
+            range(one // slots * 2 * tokens, (one // slots * 2 + 1) * tokens)
+            for one in range(streams)
+        ]
+        return Trial(list(times), 0)
+
+    return trial
+
+
+@pytest.mark.parametrize(("slots_now", "found"), [(SLOTS, SLOTS), (9, 9), (5000, None)])
+def test_a_server_that_has_other_slots_now_or_no_limit_is_known_by_them(
+    slots_now: int, found: int | None
+) -> None:
+    now = recounted(queueing(slots_now), Facts(SLOTS, 0.02, 0.02, None))
+    assert now.slots == found
+
+
+def test_a_count_that_finds_fewer_than_the_slots_shows_no_missing_limit() -> None:
+    def trial(streams: int, tokens: int) -> Trial:
+        return Trial([range(tokens)] * min(streams, 3), 0)
+
+    facts = Facts(SLOTS, 0.02, 0.02, None)
+    assert recounted(trial, facts) == facts

@@ -1,0 +1,154 @@
+"""One case on the server, without a server."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import gevent  # noqa: TID251  as the code under test waits
+import pytest
+from gevent.event import Event  # noqa: TID251
+
+from harness.conform.bench import Bench
+from harness.conform.case import CASES, Case
+from harness.conform.cases import load_cases
+from harness.conform.finding import Finding
+from harness.conform.known import Known
+from harness.conform.turn import Turns
+from harness.experiments.facts import Facts
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import Patience
+from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
+
+FIN, RST = "stream/fin-decode", "stream/rst-decode"
+PATIENCE = Patience(2.0, 200, 2.0, 3.0)
+SAME = Facts(4, 0.02, 0.02, None, "it has 4")
+load_cases()
+
+
+def bench(**more: Any) -> Any:
+    """At rest, it serves; streams on it never stand still."""
+    cleaning = SimpleNamespace(
+        stand_still=lambda: False,
+        longest_still_s=5.0,
+        running=4,
+        rest=lambda: None,
+        outlast=lambda: None,
+        check_free=lambda **_: None,
+        aftermath=lambda: (Aftermath.CLEAN, ""),
+    )
+    nothing = lambda *_, **__: None  # noqa: E731
+    made: dict[str, Any] = {
+        "known": Known(),
+        "cleaning": cleaning,
+        "wire": SimpleNamespace(begin=nothing, end=nothing),
+        "rng": SimpleNamespace(seed=nothing),
+        "asked": SimpleNamespace(seed=1, settle_s=2.0),
+        "session": SimpleNamespace(
+            plan=SimpleNamespace(target=SimpleNamespace(disconnect="cancel"))
+        ),
+        "facts": SAME,
+        "full_slots": SimpleNamespace(begin_case=nothing),
+        "patience": PATIENCE,
+        "is_quick": False,
+        "can_fill": True,
+        "step_s": 0.02,
+        "ttft_s": 0.02,
+        "limit_tries": nothing,
+        "end": nothing,
+        "forget": nothing,
+        "ghosts": lambda: 0,
+        "usual_patience": lambda _: PATIENCE,
+    }
+    return SimpleNamespace(**made | more)
+
+
+def turns(one: Any) -> Turns:
+    return Turns(cast(Bench, one), Path(), [], PATIENCE, lambda _: None)
+
+
+def a_case(name: str, check: Callable[[Any], Finding]) -> Case:
+    return CASES[name]._replace(check=check)
+
+
+def run(ran: Turns, name: str, found: Finding) -> CaseResult:
+    (result,) = ran.run(a_case(name, lambda _: found), [])
+    return result
+
+
+NEVER = Finding(Failure.NEVER, "held", {}, stops=False)
+GOOD = Finding(None, "free", {}, stops=True)
+
+
+@pytest.mark.parametrize("names", [(FIN, RST), (RST, FIN)])
+def test_a_server_that_overlooks_one_plain_way_alone_does_stop(names: tuple[str, str]) -> None:
+    for first, second in [(GOOD, NEVER), (NEVER, GOOD)]:
+        ran = turns(bench())
+        run(ran, names[0], first)
+        run(ran, names[1], second)
+        assert ran.bench.known.never_stops is None
+    ran = turns(bench())
+    run(ran, names[0], NEVER)
+    assert ran.bench.known.never_stops == names[0]
+
+
+def test_a_red_by_a_count_of_slots_has_a_control_and_one_by_tries_had_it() -> None:
+    def check_alone(_: object) -> Finding:
+        raise CannotDecideError("another load uses this server")
+
+    one = bench(recoveries=SimpleNamespace(check_alone=check_alone))
+    counted = run(turns(one), "leak/slots", NEVER)
+    assert counted.verdict is Verdict.CANNOT_DECIDE
+    assert "another load" in counted.reason
+    assert run(turns(one), FIN, NEVER).verdict is Verdict.FAIL
+
+
+def test_a_check_that_has_returned_is_not_ended() -> None:
+    """The server stands still in the moment in which the check returns."""
+    stands_still = Event()
+
+    def stand_still() -> bool:
+        stands_still.set()
+        return True
+
+    one = bench()
+    one.cleaning.stand_still = stand_still
+
+    def check(_: object) -> Finding:
+        stands_still.wait()
+        return GOOD
+
+    assert turns(one)._attempt(a_case(FIN, check), check) == GOOD
+    gevent.sleep(0)
+
+
+def test_a_server_that_has_restarted_decides_nothing_and_the_run_goes_on() -> None:
+    one = bench()
+    one.cleaning.aftermath = lambda: (Aftermath.RESTARTED, "it has restarted")
+    ran = turns(one)
+    for found in (GOOD, NEVER):
+        result = run(ran, FIN, found)
+        assert (result.verdict, result.stops) == (Verdict.CANNOT_DECIDE, None)
+        assert result.aftermath is Aftermath.RESTARTED
+        assert "it has restarted" in result.reason
+    assert ran.end is None
+
+
+@pytest.mark.parametrize("slots", [64, None])
+def test_after_a_recount_the_server_is_waited_for_as_it_is_now(slots: int | None) -> None:
+    now, patient = SAME._replace(slots=slots), PATIENCE._replace(filler_s=30.0)
+    one = bench(usual_patience=lambda _: patient)
+    waits_s: list[float] = []
+
+    def check(_: object) -> Finding:
+        waits_s.append(one.patience.filler_s)
+        if len(waits_s) == 1:
+            raise CannotDecideError("only 4 of 8 streams ran at once")
+        return GOOD
+
+    ran = turns(one)
+    ran.recount = lambda *_: now
+    (result,) = ran.run(a_case(FIN, check), [])
+    assert result.verdict is Verdict.PASS
+    assert one.facts.slots == slots
+    assert waits_s == [PATIENCE.filler_s, patient.filler_s]
