@@ -18,12 +18,11 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harness.experiments.averaged import Interval
 from harness.experiments.facts import Facts
 from harness.experiments.holds import Holds, Leaver
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.pace_share import follow_slowness, still_computed
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams, end_of, without_token
 from harness.formatting import quantity
@@ -38,7 +37,6 @@ _SHOWN_GAPS: Final = 16  # by which a pace is judged
 _FEWEST_GAPS: Final = 4
 _AFTER_GAPS: Final = 24  # at the fast pace, which are waited for after a leave
 _TOGETHER: Final = 0.1  # of the fast pace: tokens closer than this were read in one piece
-_DRAWS: Final = 1000
 _SPARE_TOKENS: Final = 64
 _ENOUGH_TRIES: Final = 4  # with as many controls, the fewest that chance cannot explain
 _LONG_ENOUGH_S: Final = 30.0  # after which no further try begins once there are enough
@@ -46,7 +44,8 @@ _PHASES: Final = 3  # of a try: before, as long after, and some to spare
 _LASTS: Final = 3  # times as long as a witness must last: it serves for several tries
 _TURNS: Final = 3  # times as long as alone a prompt may take beside others
 _AS_ALONE: Final = 1.25  # times the idle step, at which nothing else is computed
-_LEAST_SHARE: Final = 0.1  # of those that left, which is seen
+_NEAR_END: Final = 0.8  # of the time that is left to an answer
+_SURELY: Final = 2  # times as long as at its pace, after which an answer has ended
 
 
 class Gap(NamedTuple):
@@ -90,26 +89,6 @@ def back_after_s(
     if not after or (first := find_change(after, slow_s, fast_s)) is None:
         return None
     return max(0.0, after[first].since_s - t0_ns / 1e9)
-
-
-def share_left(
-    full_s: Sequence[float],
-    after_s: Sequence[float],
-    alone_s: Sequence[float],
-    rng: np.random.Generator,
-) -> tuple[float, Interval]:
-    """What share of the streams that left is still computed, with its interval of 95 %: the paces
-    beside as many that ended by themselves, after the others left, and alone."""
-
-    def medians(paces: Sequence[float]) -> NDArray[np.float64]:
-        drawn: NDArray[np.float64] = np.median(rng.choice(paces, (_DRAWS, len(paces))), axis=1)
-        return drawn
-
-    full, after, alone = map(medians, (full_s, after_s, alone_s))
-    shares = (after - alone) / np.where(full > alone, full - alone, np.nan)
-    low, high = np.nanpercentile(shares, (2.5, 97.5)) if np.isfinite(shares).any() else (0.0, 1.0)
-    share = (median(after_s) - median(alone_s)) / max(median(full_s) - median(alone_s), 1e-9)
-    return share, Interval(float(low), float(high))
 
 
 class PaceWatcher:
@@ -239,16 +218,23 @@ class PaceWatcher:
 
     def held(self, leave: Callable[[], int]) -> int:
         """`leave` makes some leave and returns how many: how many of these are still computed when
-        the settle time is over, and no longer when they must have ended. Raises CannotDecideError
-        where as many streams do not slow the witness by half."""
+        the settle time is over and near their natural ends, and no longer after these. Raises
+        CannotDecideError where as many streams do not slow the witness by half."""
         server = self._streams
         alone_s = self._find_alone()
+        since_ns = time.perf_counter_ns()
         left = leave()
         server.pause(server.settle_s)
-        after_s = ended_s = self._beside_nothing()
-        must_end_s = 2 * median(after_s) * server.patience.answer_tokens + time.perf_counter()
-        while median(ended_s) > _AS_ALONE * self.alone_s and time.perf_counter() < must_end_s:
-            ended_s = self._beside_nothing()
+        after_s = self._beside_nothing()
+        near_s, end_s = self._natural_ends(since_ns, median(after_s))
+        late_s, ended_s = follow_slowness(
+            alone_s,
+            after_s,
+            self._beside_nothing,
+            time.perf_counter,
+            near_s=near_s,
+            end_s=end_s,
+        )
         full_s = self._full_s.setdefault(left, [])
         if not full_s:
             self._renew_witness()
@@ -257,15 +243,22 @@ class PaceWatcher:
         if self.ratio < LEAST_RATIO:
             raise self._too_fast(left)
         rng = np.random.default_rng(self._rng.getrandbits(32))
-        share, interval = share_left(full_s, after_s, alone_s, rng)
-        if interval.low <= _LEAST_SHARE:
-            return 0
-        if share_left(full_s, after_s, ended_s, rng)[1].low <= _LEAST_SHARE:
-            raise CannotDecideError(
-                "a stream is slower after the others have left than before they came, and still "
-                "is when their answers must have ended: another load, or a machine that slowed down"
-            )
-        return max(1, round(share * left))
+        return still_computed(left, full_s, alone_s, after_s, late_s, ended_s, rng)
+
+    def _natural_ends(self, since_ns: int, step_s: float) -> tuple[float, float]:
+        """Of the answers that were left since then, if they run on at this pace: a moment near the
+        end of most of them, and one when all must have ended."""
+        server, now_s = self._streams, time.perf_counter()
+        rows = [(one.spec.max_tokens, one.spec.n, one.row) for one in server.opened]
+        ends_s = [
+            row.abandoned_ns / 1e9 + step_s * (tokens - row.tokens_read / n)
+            for tokens, n, row in rows
+            if row is not None and row.abandoned_ns is not None and row.abandoned_ns >= since_ns
+        ]
+        lasts_s = step_s * server.patience.answer_tokens
+        near_s = median(ends_s) if ends_s else now_s + lasts_s - server.settle_s
+        end_s = max([now_s + lasts_s, *ends_s])
+        return now_s + _NEAR_END * (near_s - now_s), now_s + _SURELY * (end_s - now_s)
 
     def check_alone(self) -> None:
         """Raises CannotDecideError if a stream is slow though all others must have ended."""

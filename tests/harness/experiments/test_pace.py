@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from harness.experiments.pace import back_after_s, find_change, gaps_of, share_left
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.pace import back_after_s, find_change, gaps_of
+from harness.experiments.pace_share import follow_slowness, share_left, still_computed
 
 MS = 1_000_000
 SLOW_S, FAST_S = 0.05, 0.02
@@ -65,3 +67,51 @@ def test_the_share_of_those_that_left_is_found_from_three_paces(lost: float) -> 
         covered.append(interval.low <= lost <= interval.high)
     assert np.mean(found) == pytest.approx(lost, abs=0.05)
     assert np.mean(covered) >= 0.9
+
+
+ALONE_S = (0.020, 0.0201, 0.0199, 0.0202)
+BESIDE_S = tuple(2 * pace_s for pace_s in ALONE_S)
+
+
+@pytest.mark.parametrize(
+    ("slower", "until_s", "held"),
+    [
+        (2.0, 0.3, None),  # another load, for a moment
+        (2.0, 7.0, None),
+        (2.0, 10.0, 8),  # the answers end
+        (2.0, 9.95, 8),  # within a measurement
+        (2.0, 99.0, None),
+        (1.2, 10.0, 2),
+        (1.2, 99.0, None),
+        (1.04, 99.0, 0),
+    ],
+)
+def test_those_that_left_are_held_if_the_slowness_ends_when_their_answers_must(
+    slower: float, until_s: float, held: int | None
+) -> None:
+    """Their natural ends are at 10 s. A pace takes 0.3 s to measure."""
+    now_s = 0.0
+
+    def paces() -> list[float]:
+        nonlocal now_s
+        found = []
+        for pace_s in ALONE_S:
+            found.append((slower if now_s < until_s else 1.0) * pace_s)
+            now_s += 0.3 / len(ALONE_S)
+        return found
+
+    after_s = paces()
+    late_s, ended_s = follow_slowness(
+        ALONE_S, after_s, paces, lambda: now_s, near_s=8.0, end_s=20.0
+    )
+
+    def count() -> int:
+        rng = np.random.default_rng(1)
+        return still_computed(8, BESIDE_S, ALONE_S, after_s, late_s, ended_s, rng)
+
+    if held is not None:
+        assert count() == held
+        return
+    with pytest.raises(CannotDecideError, match="no longer near" if until_s < 8 else "still is"):
+        count()
+    assert (now_s >= 20) == (until_s > 20)  # it has waited before it says so

@@ -1,0 +1,88 @@
+"""What share of the streams that left is still computed, from the pace of another stream."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.experiments.averaged import Interval
+from harness.experiments.outcome import CannotDecideError
+
+LEAST_SHARE: Final = 0.1  # of those that left, which is seen
+_LEAST_SLOWER: Final = 1.05  # than alone: that share of as many as slow a stream by half
+_REST: Final = 0.25  # of the slowness, when most of those that were computed have ended
+_DRAWS: Final = 1000
+
+
+def share_left(
+    full_s: Sequence[float],
+    after_s: Sequence[float],
+    alone_s: Sequence[float],
+    rng: np.random.Generator,
+) -> tuple[float, Interval]:
+    """What share of the streams that left is still computed, with its interval of 95 %: the paces
+    beside as many that ended by themselves, after the others left, and alone."""
+
+    def medians(paces: Sequence[float]) -> NDArray[np.float64]:
+        drawn: NDArray[np.float64] = np.median(rng.choice(paces, (_DRAWS, len(paces))), axis=1)
+        return drawn
+
+    full, after, alone = map(medians, (full_s, after_s, alone_s))
+    shares = (after - alone) / np.where(full > alone, full - alone, np.nan)
+    low, high = np.nanpercentile(shares, (2.5, 97.5)) if np.isfinite(shares).any() else (0.0, 1.0)
+    share = (median(after_s) - median(alone_s)) / max(median(full_s) - median(alone_s), 1e-9)
+    return share, Interval(float(low), float(high))
+
+
+def follow_slowness(
+    alone_s: Sequence[float],
+    after_s: Sequence[float],
+    measure: Callable[[], Sequence[float]],
+    clock: Callable[[], float],
+    *,
+    near_s: float,
+    end_s: float,
+) -> tuple[Sequence[float], Sequence[float]]:
+    """The first paces since `near_s`, and the last ones. It ends with paces that are nearly
+    those alone, or at `end_s`; both are `after_s` if these are."""
+    usual_s = median(alone_s)
+    slow_s = max(_LEAST_SLOWER * usual_s, usual_s + _REST * (median(after_s) - usual_s))
+    late_s, ended_s = list[float](), after_s
+    while median(ended_s) > slow_s and clock() < end_s:
+        is_near = clock() >= near_s
+        ended_s = measure()
+        if is_near and not late_s:
+            late_s = [*ended_s]
+    if ended_s is not after_s:
+        ended_s = measure()  # those before may be half from before the ends
+    return late_s or ended_s, ended_s
+
+
+def still_computed(
+    left: int,
+    full_s: Sequence[float],
+    alone_s: Sequence[float],
+    after_s: Sequence[float],
+    late_s: Sequence[float],
+    ended_s: Sequence[float],
+    rng: np.random.Generator,
+) -> int:
+    """How many of the `left`, by the paces when the settle time was over (`after_s`), near the
+    natural ends of their answers, and after these. Raises CannotDecideError if the slowness does
+    not begin and end with the answers."""
+    share, interval = share_left(full_s, after_s, alone_s, rng)
+    if interval.low <= LEAST_SHARE:
+        return 0
+    if share_left(full_s, late_s, alone_s, rng)[1].low <= LEAST_SHARE:
+        raise CannotDecideError(
+            "a stream was slower for a while after the settle time, and no longer near the ends of "
+            "the answers that were left: another load, or answers that were stopped late"
+        )
+    if share_left(full_s, after_s, ended_s, rng)[1].low <= LEAST_SHARE:
+        raise CannotDecideError(
+            "a stream is slower after the others have left than before they came, and still "
+            "is when their answers must have ended: another load, or a machine that slowed down"
+        )
+    return max(1, round(share * left))
