@@ -163,7 +163,7 @@ def _watch(seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float) 
     while not is_over:
         seen.turn()
         seconds = time.perf_counter() - began_s
-        is_over = seconds >= terms.max_seconds
+        is_over = seconds >= terms.max_seconds or seen.is_over
         if is_due(seen.moments, counted) or is_over:
             judged, counted = seen.judge(), seen.moments
             if judged is not None and (is_look(seen.moments) or is_over):
@@ -202,6 +202,8 @@ def _first_look(session: LoadSession) -> float:
 class _ByGauge:
     """Running and waiting together: a place that a leave frees is another's at once where some
     wait."""
+
+    is_over = False
 
     def __init__(self, visitors: Visitors, gauge: RunningGauge) -> None:
         self.visitors = visitors
@@ -267,6 +269,8 @@ def _usual_lag_s(target: Target, step_s: float, gauge: Gauge = "running") -> flo
 
 class _ByTwin:
     """The pace of the stream that stays, at each of its tokens."""
+
+    is_over = False
 
     def __init__(self, visitors: Visitors) -> None:
         self.visitors = visitors

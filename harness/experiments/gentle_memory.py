@@ -15,13 +15,14 @@ from typing import Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from harness.experiments.averaged import FEWEST, Interval, Leave
-from harness.experiments.gentle_plan import Gentle, Judged, figures
+from harness.experiments.gentle_plan import MANY_GHOSTS, Gentle, Judged, figures
 from harness.experiments.memory_falls import (
     Array,
     Falls,
     Mistaken,
     Needed,
     Tally,
+    exact,
     median_interval,
     needed,
 )
@@ -34,6 +35,8 @@ from harness.workload.abandon import RequestSpec
 
 MOST_MEMORY: Final = 0.05  # of the server's, that a stream of ours may hold
 _MOST_LOST: Final = 0.1  # that never came back, and the watch ends
+_LOST_RISK: Final = 0.01  # that it then says no wrongly
+_LOST_ENDS: Final = 12  # to compare with, at least
 _FIRST_TOKENS: Final = 256
 _LOOK_S: Final = Interval(5.0, 10.0)  # at the others alone, for so many polls
 _LOOK_POLLS: Final = 100
@@ -41,7 +44,7 @@ _PROMPTS: Final = 6  # that are tried
 _LONGER: Final = Interval(1.5, 8.0)  # the next prompt, at least and at most
 _WORTH: Final = 1.1  # times as long, or no other prompt is tried
 _SPARE: Final = 1.3  # times the memory that is needed
-_SLOWER: Final = 2.0  # than now: an answer has ended by then
+_UNSTEADY: Final = 1.2  # times the shortest and the longest step of late: an answer has ended
 _END_EVERY: Final = 10
 _FIRST_ENDS: Final = 3
 _SPANS: Final = 100  # of the others alone, by which the prompt is chosen
@@ -107,6 +110,7 @@ class ByMemory:
         self._mistaken = Mistaken()
         self._places_s: list[float] = []
         self._ghosts = self._unclear = self._ends = self._missed = self._turns = 0
+        self.is_over = False  # it never gives back what leaves held
         self._began_s = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -142,12 +146,11 @@ class ByMemory:
             self._leave()
 
     def judge(self) -> Judged | None:
-        if self.moments < FEWEST:
+        if self.moments < FEWEST and not self.is_over:
             return None
-        tally = Tally(self.moments, self._ghosts, self._unclear, self._ends, self._missed)
-        seen_by_s = self.visitors.turns.window.after_s
+        tally, seen_by_s = self._tally(), self.visitors.turns.window.after_s
         if len(self._places_s) < FEWEST:
-            return Judged(tally, None, None, seen_by_s)
+            return Judged(tally, None, None, seen_by_s, loses=self.is_over)
         low, high = median_interval(self._places_s)
         middle = sorted(self._places_s)[len(self._places_s) // 2]
         usual = self._late_s
@@ -156,7 +159,11 @@ class ByMemory:
             max(0.0, middle - usual),
             Interval(max(0.0, low - usual), max(0.0, high - usual)),
             seen_by_s,
+            loses=self.is_over,
         )
+
+    def _tally(self) -> Tally:
+        return Tally(self.moments, self._ghosts, self._unclear, self._ends, self._missed)
 
     def figures(self, judged: Judged | None) -> Gentle:
         seconds = time.perf_counter() - self._began_s
@@ -259,11 +266,12 @@ class ByMemory:
         departure, tokens_left = departed
         self._note_alone(departure)
         t0_s, after_s = departure.t0_s, self.visitors.turns.window.after_s
-        longest_s = max(after_s, _SLOWER * tokens_left * self.visitors.step_s)
-        place_s = self._wait_fall(t0_s, longest_s)
-        if place_s is not None and place_s <= t0_s + after_s + self._lag_s:
+        soon = Interval(t0_s, t0_s + after_s + self._lag_s)
+        steps = self.visitors.steps
+        late = natural_end(t0_s, tokens_left, steps, self._lag_s + 2 * self._poll_s)
+        if (place_s := self._wait_fall(soon)) is not None:
             self._places_s.append(place_s - t0_s)
-        elif place_s is not None:
+        elif self._wait_fall(late._replace(low=max(late.low, soon.high))) is not None:
             self._ghosts += 1
         else:
             self._unclear += 1
@@ -273,21 +281,26 @@ class ByMemory:
         self.visitors.pause(rest_s)
 
     def _check_lost(self) -> None:
-        if self._unclear * self._held > _MOST_LOST:
+        """Ends are safe where leaves take the memory: some more of them to compare with."""
+        if self._unclear * self._held <= _MOST_LOST:
+            return
+        for _ in range(_LOST_ENDS - self._ends):
+            self._end()
+        self.is_over = is_lost(self._tally())
+        if not self.is_over:
             raise CannotDecideError(
                 f"the memory that streams of ours held was not seen to come back {self._unclear} "
                 f"times; more leaves could take the server's memory"
             )
 
-    def _wait_fall(self, t0_s: float, longest_s: float) -> float | None:
+    def _wait_fall(self, span: Interval) -> float | None:
         """Until a reading shows it, or one is so late that it cannot."""
-        until_s = t0_s + longest_s + self._lag_s
         self._readings.wait(
-            lambda: self._readings.latest_s > until_s or self._fall(t0_s, until_s) is not None,
-            until_s + READY_S - time.perf_counter(),
+            lambda: self._readings.latest_s > span.high or self._fall(*span) is not None,
+            span.high + READY_S - time.perf_counter(),
         )
         self.visitors.pause(self._poll_s)  # the next reading may have more of it
-        return self._fall(t0_s, until_s)
+        return self._fall(*span)
 
     def _fall(self, since_s: float, until_s: float) -> float | None:
         falls = Falls.of(*self._readings.arrays(since_s - _STALL_S))
@@ -302,6 +315,18 @@ class ByMemory:
         falls = Falls.of(*self._readings.arrays(span.low))
         self._others.append(falls.within(span).sizes)
         self._mistaken = self._mistaken.also(falls, span, self._held)
+
+
+def natural_end(t0_s: float, tokens_left: int, steps: Interval, late_s: float) -> Interval:
+    """When the answer of a stream that left at t0 ends, if nobody stops it."""
+    soonest_s, latest_s = (tokens_left * one for one in steps)
+    return Interval(t0_s + soonest_s / _UNSTEADY, t0_s + latest_s * _UNSTEADY + late_s)
+
+
+def is_lost(tally: Tally) -> bool:
+    """Whether so much of what leaves held never came back that the server does not stop."""
+    share = exact(tally.unclear, tally.leaves, 1 - _LOST_RISK)
+    return share.low > MANY_GHOSTS and tally.loses(_LOST_RISK)
 
 
 def _not_seen(why: str) -> NoReturn:

@@ -187,7 +187,7 @@ class Wanted(NamedTuple):
 
 class Judged(NamedTuple):
     """`averaged`: None where each leave was seen by itself. `why_not`: nothing can be said, since
-    no natural end is seen either."""
+    no natural end is seen either. `loses`: the memory of leaves is never given back."""
 
     ghosts: GhostRate | Tally
     latency_s: float | None
@@ -195,10 +195,13 @@ class Judged(NamedTuple):
     seen_by_s: float
     averaged: Averaged | None = None
     why_not: str = ""
+    loses: bool = False
 
     def answer(self, level: float) -> tuple[bool | None, str]:
         if self.why_not:
             return None, self.why_not
+        if self.loses:
+            return False, "the memory of streams that leave never comes back, that of ends does"
         if self.averaged is not None:
             if not is_seen(self.averaged, level):
                 return None, "no reading shows yet that our streams begin (is it this server's?)"
@@ -208,9 +211,12 @@ class Judged(NamedTuple):
                     "others come and go as our streams do: a leave is seen where there was none",
                 )
         stops = decide(self.ghosts, level)
-        if stops is None:
+        if stops is not None:
+            return stops, ""
+        if self.averaged is not None:
             return None, "too few leaves yet, for the load of the other users varies"
-        return stops, ""
+        low, high = (_share(one) for one in self.ghosts.interval(level))
+        return None, f"too few leaves yet: {low} to {high} of them may be forgotten"
 
     def is_sure(self, wanted: Wanted, step_s: float) -> bool:
         if self.latency_s is None or self.latency is None:
@@ -224,13 +230,14 @@ class Judged(NamedTuple):
 
 
 class Gentle(NamedTuple):
-    """What is known by now. `stops`: None: not yet, and `why`. `seen_by_s`: a leave that showed
-    nothing by then counts as forgotten. `share_of_memory`: what a stream of ours holds, with its
-    `prompt_tokens`; None where leaves are not judged by memory, for `why_no_memory`.
-    `mistaken_share`: of times in which nothing of ours moved, those that show what a leave would;
-    `missed_ends`: of `ends` of our answers, those that showed nothing. `share_of_load`: our streams
-    over all that ran, None where no gauge shows that; `most_streams` of ours ran at once.
-    `latency_s` has the gauge's usual lag taken off; nothing below `floor_s` can be seen."""
+    """What is known by now. `stops`: None: not yet. `why`: of that, or of a no. `seen_by_s`: a
+    leave that showed nothing by then counts as forgotten. `share_of_memory`: what a stream of ours
+    holds, with its `prompt_tokens`; None where leaves are not judged by memory, for
+    `why_no_memory`. `mistaken_share`: of times in which nothing of ours moved, those that show what
+    a leave would; `missed_ends`: of `ends` of our answers, those that showed nothing.
+    `share_of_load`: our streams over all that ran, None where no gauge shows that; `most_streams`
+    of ours ran at once. `latency_s` has the gauge's usual lag taken off; nothing below `floor_s`
+    can be seen."""
 
     way: Literal["gauge", "pace"]
     stops: bool | None
@@ -261,6 +268,7 @@ class Gentle(NamedTuple):
             said = f"not known yet whether it stops: {self.why}"
         else:
             said = "it stops" if self.stops else "it does not stop"
+            said += f": {self.why}" if self.why else ""
         said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} beside other users"
         if self.latency_s is not None and self.latency_s < self.floor_s:
             floor = quantity(self.floor_s, "s")

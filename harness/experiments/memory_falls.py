@@ -5,11 +5,12 @@ seen by itself: as a fall between three readings in a row, of at least 0.6 of wh
 since blocks may be given back while a page is made. What happens over a longer time does not
 count: the others move more in it.
 
-A leave without a fall is a ghost if a fall comes later, when its answer must end. If none comes at
-all, another user may have taken the memory at that moment: that is said apart, and counts as
-forgotten as far as more of the leaves have no fall than of the answers that end by themselves.
+A leave without a fall is a ghost if a fall comes when its answer must end. If none comes then,
+another user may have taken the memory at that moment: that is said apart, and counts as forgotten
+as far as more of the leaves have no fall than of the answers that end by themselves.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -111,14 +112,21 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 class Tally(NamedTuple):
-    """`held`: leaves after which the memory fell late. `unclear`: never. `ends`: answers that ended
-    by themselves, of which `missed` showed no fall."""
+    """`held`: leaves after which the memory fell when the answer ended. `unclear`: neither then nor
+    before. `ends`: answers that ended by themselves, of which `missed` showed no fall."""
 
     leaves: int
     held: int
     unclear: int
     ends: int
     missed: int
+
+    def loses(self, risk: float) -> bool:
+        """Whether leaves bring no memory back that ends do (Fisher's exact test, one-sided)."""
+        without, n = self.unclear + self.missed, self.leaves + self.ends
+        as_many = range(self.unclear, min(self.leaves, without) + 1)
+        ways = sum(math.comb(self.leaves, k) * math.comb(self.ends, without - k) for k in as_many)
+        return ways / math.comb(n, without) < risk
 
     @property
     def rate(self) -> float:

@@ -3,13 +3,14 @@ and leave or end by themselves."""
 
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
 import gevent
 
-from harness.experiments.averaged import Leave
+from harness.experiments.averaged import Interval, Leave
 from harness.experiments.facts import PROMPT_TOKENS
 from harness.experiments.gentle_plan import Turns
 from harness.experiments.outcome import CannotDecideError
@@ -26,12 +27,13 @@ _PAUSE_S: Final = 2.0  # after a stream that was refused or kept waiting
 _MOST_REFUSED: Final = 10  # in a row
 _MOST_ENDED: Final = 10  # in a row
 _FEWEST_TOKENS: Final = 8
+_STEPS: Final = 20  # of the streams of late
 
 
 class Visitors:
-    """Never more than `most` at once. `step_s`: of the latest. `in_flight_s`: stream-seconds so
-    far. `staying`: of ours that are there besides. `text`: their prompt, the same each time; None:
-    a short one, another each time."""
+    """Never more than `most` at once. `step_s`: of the latest, `steps`: the shortest and longest of
+    late. `in_flight_s`: stream-seconds so far. `staying`: of ours that are there besides.
+    `text`: their prompt, the same each time; None: a short one, another each time."""
 
     def __init__(
         self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
@@ -39,13 +41,21 @@ class Visitors:
         self.session = session
         self.turns = turns
         self.rng = rng
-        self.step_s = step_s
+        self._steps_s = deque([step_s], maxlen=_STEPS)
         self.most = most
         self.in_flight_s = 0.0
         self.staying = 0
         self.text: str | None = None
         self.prompt_tokens = PROMPT_TOKENS
         self._refused = self._ended = 0
+
+    @property
+    def step_s(self) -> float:
+        return self._steps_s[-1]
+
+    @property
+    def steps(self) -> Interval:
+        return Interval(min(self._steps_s), max(self._steps_s))
 
     def pause(self, seconds: float) -> None:
         gevent.sleep(seconds)
@@ -140,4 +150,4 @@ class Visitors:
     def _learn_step(self, streams: Sequence[LiveStream]) -> None:
         gaps = [gap.pace_s for one in streams for gap in gaps_of(one.token_times_ns)]
         if gaps:
-            self.step_s = median(gaps)
+            self._steps_s.append(median(gaps))

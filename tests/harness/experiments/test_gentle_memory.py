@@ -2,10 +2,13 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from harness.experiments.gentle_memory import MOST_MEMORY, Holds, UnseenError
-from harness.experiments.memory_falls import Needed
+from harness.experiments.averaged import Interval
+from harness.experiments.gentle_memory import MOST_MEMORY, Holds, UnseenError, natural_end
+from harness.experiments.gentle_plan import Gentle, Judged
+from harness.experiments.memory_falls import Falls, Needed, Tally
 from harness.experiments.readings import Readings, gauge_lag_s
 from harness.workload.workload import load_target
 
@@ -39,6 +42,28 @@ def test_a_prompt_that_holds_too_little_grows() -> None:
     grown = Holds(0.004, 0.005).times(2)
     assert grown == (0.008, 0.01)
     assert grown.longer(NEED) == pytest.approx(1.3 * 0.02 / 0.008)
+
+
+@pytest.mark.parametrize(
+    ("fell_s", "is_ghost"), [(2.5, False), (3.0, True), (3.3, True), (5.5, False)]
+)
+def test_a_ghost_is_let_go_of_when_its_answer_must_end(fell_s: float, is_ghost: bool) -> None:
+    """150 tokens of 20 to 21 ms were left at 0 s: another's fall at another time is no ghost."""
+    near = natural_end(0.0, 150, Interval(0.02, 0.021), late_s=0.1)
+    times_s = np.arange(0, 8, 0.02)
+    falls = Falls.of(times_s, np.where(times_s < fell_s, 9.0, 1.0))
+    near = near._replace(low=max(near.low, 2.6))  # until then it was let go of
+    assert (falls.first(*near, held=8) is not None) is is_ghost
+
+
+def test_what_leaves_never_give_back_is_a_no_and_what_is_not_known_has_bounds() -> None:
+    lost = Judged(Tally(3, 0, 3, 12, 0), None, None, 2.0, loses=True)
+    stops, why = lost.answer(0.99)
+    assert stops is False
+    found = Gentle(way="gauge", stops=stops, why=why, seconds=60.0, moments=3, leaves=3)
+    assert found.sentence.startswith("it does not stop: the memory of streams that leave never")
+    few = Judged(Tally(8, 0, 4, 3, 0), None, None, 2.0)
+    assert few.answer(0.975) == (None, "too few leaves yet: 0 % to 87.1 % of them may be forgotten")
 
 
 def test_each_gauge_has_a_lag_of_its_own() -> None:

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from harness.experiments.averaged import Interval
-from harness.experiments.gentle_plan import MANY_GHOSTS, decide
+from harness.experiments.gentle_memory import is_lost
+from harness.experiments.gentle_plan import decide
 from harness.experiments.memory_falls import (
     Array,
     Falls,
@@ -137,10 +138,29 @@ def test_a_leave_that_is_never_seen_to_fall_widens_the_interval_and_accuses_nobo
     assert some.interval().high > clean.interval().high
 
 
-@pytest.mark.parametrize(("missed", "stops"), [(0, False), (8, None)])
-def test_memory_that_never_comes_back_is_forgotten_if_ends_bring_it_back(
-    missed: int, stops: bool | None
+@pytest.mark.parametrize(
+    ("leaves", "unclear", "missed", "loses"),
+    [
+        (3, 3, 0, True),  # of 5 % of the memory each: no fourth one is risked
+        (3, 3, 1, True),
+        (3, 3, 3, False),  # ends are hardly seen, either
+        (100, 3, 0, False),  # now and then another user takes it
+        (300, 30, 0, False),  # one in ten: not surely more
+        (11, 11, 0, True),  # of 1 % each
+    ],
+)
+def test_memory_that_never_comes_back_is_lost_if_ends_bring_it_back(
+    leaves: int, unclear: int, missed: int, loses: bool
 ) -> None:
-    tally = Tally(leaves=8, held=0, unclear=8, ends=8, missed=missed)
-    assert decide(tally, 0.95) is stops
-    assert MANY_GHOSTS < 0.5
+    assert is_lost(Tally(leaves, held=0, unclear=unclear, ends=12, missed=missed)) is loses
+
+
+@pytest.mark.parametrize(("leaves", "unclear", "ends", "missed"), [(3, 3, 12, 2), (40, 9, 15, 1)])
+def test_leaves_are_compared_with_ends_exactly(
+    leaves: int, unclear: int, ends: int, missed: int
+) -> None:
+    table = np.array([[unclear, leaves - unclear], [missed, ends - missed]])
+    p = stats.fisher_exact(table, alternative="greater").pvalue
+    tally = Tally(leaves, held=0, unclear=unclear, ends=ends, missed=missed)
+    assert tally.loses(p * 1.001)
+    assert not tally.loses(p * 0.999)
