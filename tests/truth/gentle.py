@@ -105,13 +105,15 @@ def watch(
     has_metrics: bool = True,
     has_memory: bool = True,
     is_wanted: bool = False,
+    leaves: int | None = None,
     **script: Any,
 ) -> Watched:
-    """On the scripted server."""
+    """On the scripted server. `leaves`: after which it ends, if they come in time."""
     asked = {
         "has_metrics": has_metrics,
         "has_memory": has_memory and has_metrics,
         "is_wanted": is_wanted,
+        **({} if leaves is None else {"leaves": leaves}),
     }
     settings = {"slots": SLOTS, "num_blocks": BLOCKS, "ghost_seed": seed, **script}
     with scripted_server(**settings) as server:

@@ -6,6 +6,7 @@ from gevent import monkey
 monkey.patch_all()
 
 import json
+import math
 import random
 import sys
 from typing import Any
@@ -88,6 +89,8 @@ def gently(session: LoadSession, asked: dict[str, Any]) -> None:
     try:
         for found in watch_gently(session, urls, terms, random.Random(asked.get("seed", 1))):
             print(json.dumps(found._asdict()), flush=True)  # noqa: T201
+            if found.leaves >= asked.get("leaves", math.inf):
+                break
     except CannotDecideError as error:
         print(json.dumps({"why": str(error)}))  # noqa: T201
 
