@@ -69,7 +69,7 @@ def test_the_share_of_those_that_left_is_found_from_three_paces(lost: float) -> 
     assert np.mean(covered) >= 0.9
 
 
-ALONE_S = (0.020, 0.0201, 0.0199, 0.0202)
+ALONE_S = tuple(0.02 + 0.0001 * number for number in range(-4, 5))
 BESIDE_S = tuple(2 * pace_s for pace_s in ALONE_S)
 
 
@@ -79,7 +79,7 @@ BESIDE_S = tuple(2 * pace_s for pace_s in ALONE_S)
         (2.0, 0.3, None),  # another load, for a moment
         (2.0, 7.0, None),
         (2.0, 10.0, 8),  # the answers end
-        (2.0, 9.95, 8),  # within a measurement
+        (2.0, 10.02, 8),  # within a measurement
         (2.0, 99.0, None),
         (1.2, 10.0, 2),
         (1.2, 99.0, None),
