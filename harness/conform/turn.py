@@ -67,6 +67,7 @@ class Turns:
         started_s = time.monotonic()
         bench, known = self.bench, self.bench.known
         known.begin_case()
+        bench.full_slots.begin_case()
         self._be_patient(case)
         bench.wire.begin(self.folder / wire_log_name(case.id))
         bench.rng.seed(f"{bench.asked.seed}/{case.id}")

@@ -72,7 +72,7 @@ class FullSlots:
         self._rng = rng
         self._waves = 0
         self._longest_s = 0.0  # that a slot was waited for and came: the next may wait as long
-        self._may_stall = False  # a stream that stayed stood still as others left
+        self._may_stall = False  # a stream that stayed stood still as others left the last time
         self.resets = 0
         self.before: list[float] = []
         self.controls: list[Try] = []
@@ -192,6 +192,10 @@ class FullSlots:
         in_a_step = int(1 / turn_steps) if turn_steps > 1 / _MOST_LEAVE else _MOST_LEAVE
         return max(1, min(slots // _LEAVING, in_a_step))
 
+    def begin_case(self) -> None:
+        """How late a slot was, or whether the others stood still, was so in the case before."""
+        self._longest_s, self._may_stall = 0.0, False
+
     def begin(self, fillers: int | None = None) -> None:
         """Fill the slots but those of the streams that are to leave, or so many, and note the
         client's lag from now on. No stream is left for this: a server that did not notice would
@@ -306,7 +310,7 @@ class FullSlots:
         tries = self.time_probes(probes, lambda: [leaver.abandoned_ns for leaver in leavers])
         steps = max(_STALL_STEPS, 2 * server.facts.flush_tokens)
         least_s = max(steps * server.step_s, server.patience.filler_s / server.slots)
-        self._may_stall |= any((one.stall_s or 0.0) > least_s for one in tries)
+        self._may_stall = any((one.stall_s or 0.0) > least_s for one in tries)
         self.resets += sum(
             one.row is not None and one.row.wire_close is WireClose.RST for one in leavers
         )
