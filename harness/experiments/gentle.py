@@ -15,10 +15,12 @@ server whose streams do not slow each other down.
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from functools import partial
+from itertools import count
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -69,6 +71,7 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
 
+_Seen = TypeVar("_Seen")
 _PROBE_TOKENS: Final = 32
 _SHORTEST_POLL_S: Final = 0.02
 _POLL_COSTS: Final = 10  # times what a reading takes
@@ -107,20 +110,32 @@ def watch(
     )
     most = most_streams(terms.slots)
     visitors = Visitors(session, turns, rng, step_s=step_s, most=most)
-    began_s, why_no_memory = time.perf_counter(), ""
-    with ExitStack() as stack:
-        seen: _ByTwin | _ByGauge | ByMemory
-        if gauge is None:
-            seen = stack.enter_context(_ByTwin(visitors))
-        else:
-            stack.callback(gauge.close)
-            alone = Visitors(session, turns.brief, rng, step_s=step_s, most=1)
-            try:
-                seen = stack.enter_context(_by_memory(alone, urls, terms))
-            except UnseenError as error:
-                why_no_memory = str(error)
-                seen = stack.enter_context(_ByGauge(visitors, gauge))
-        for found in _watch(seen, terms, began_s):
+    looks = partial(_watch, terms=terms, began_s=time.perf_counter(), levels=map(level_of, count()))
+    if gauge is None:
+        with _ByTwin(visitors) as twin:
+            yield from looks(twin)
+        return
+    alone = Visitors(session, turns.brief, rng, step_s=step_s, most=1)
+    with closing(gauge):
+        yield from memory_first(
+            lambda: _by_memory(alone, urls, terms), lambda: _ByGauge(visitors, gauge), looks
+        )
+
+
+def memory_first(
+    by_memory: Callable[[], AbstractContextManager[_Seen]],
+    by_requests: Callable[[], AbstractContextManager[_Seen]],
+    looks: Callable[[_Seen], Iterator[Gentle]],
+) -> Iterator[Gentle]:
+    """By requests from the moment on at which nothing can be seen by memory any more."""
+    try:
+        with by_memory() as seen:
+            yield from looks(seen)
+        return
+    except UnseenError as error:
+        why_no_memory = str(error)
+    with by_requests() as seen:
+        for found in looks(seen):
             yield found._replace(why_no_memory=why_no_memory)
 
 
@@ -156,8 +171,11 @@ def _poll_s(target: Target, step_s: float, cost_s: float) -> float:
     return max(_SHORTEST_POLL_S, poll_of(target, step_s), _POLL_COSTS * cost_s)
 
 
-def _watch(seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float) -> Iterator[Gentle]:
-    looks, stops, why, counted = 0, None, "too few leaves yet", 0
+def _watch(
+    seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float, levels: Iterator[float]
+) -> Iterator[Gentle]:
+    """`levels`: of the intervals at its looks."""
+    stops, why, counted = None, "too few leaves yet", 0
     judged: Judged | None = None
     is_over = False
     while not is_over:
@@ -167,8 +185,7 @@ def _watch(seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float) 
         if is_due(seen.moments, counted) or is_over:
             judged, counted = seen.judge(), seen.moments
             if judged is not None and (is_look(seen.moments) or is_over):
-                stops, why = judged.answer(level_of(looks))
-                looks += 1
+                stops, why = judged.answer(next(levels))
             if stops is not None and judged is not None and terms.wanted is not None:
                 is_over = is_over or judged.is_sure(terms.wanted, seen.visitors.step_s)
         yield seen.figures(judged)._replace(stops=stops, why=why, seconds=seconds, is_final=is_over)

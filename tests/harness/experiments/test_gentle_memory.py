@@ -1,11 +1,14 @@
 """What a gentle watch by memory may hold, and when it is sure of what it saw."""
 
 import random
+from collections.abc import Iterator
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from harness.experiments.averaged import Interval
+from harness.experiments.gentle import memory_first
 from harness.experiments.gentle_memory import MOST_MEMORY, Holds, UnseenError, natural_end
 from harness.experiments.gentle_plan import Gentle, Judged
 from harness.experiments.memory_falls import Falls, Needed, Tally
@@ -64,6 +67,20 @@ def test_what_leaves_never_give_back_is_a_no_and_what_is_not_known_has_bounds() 
     assert found.sentence.startswith("it does not stop: the memory of streams that leave never")
     few = Judged(Tally(8, 0, 4, 3, 0), None, None, 2.0)
     assert few.answer(0.975) == (None, "too few leaves yet: 0 % to 87.1 % of them may be forgotten")
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_where_memory_shows_nothing_any_more_the_watch_goes_on_by_requests(before: int) -> None:
+    def looks(way: str) -> Iterator[Gentle]:
+        for moments in range(before if way == "memory" else 3):
+            yield Gentle(way="gauge", stops=None, why="", seconds=1.0, moments=moments, leaves=0)
+        if way == "memory":
+            raise UnseenError("its page is read too seldom")
+
+    found = [*memory_first(lambda: nullcontext("memory"), lambda: nullcontext("requests"), looks)]
+    assert [one.why_no_memory for one in found] == [""] * before + [
+        "its page is read too seldom"
+    ] * 3
 
 
 def test_each_gauge_has_a_lag_of_its_own() -> None:
