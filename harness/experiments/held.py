@@ -5,6 +5,7 @@ one, or by the pace of another stream, which shows a part of many and no single 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from harness.experiments.facts import MOST_SLOTS
@@ -45,6 +46,8 @@ class Count(NamedTuple):
 
 
 class Held:
+    """`_idle`: the requests that the gauge shows on the idle server."""
+
     def __init__(
         self, streams: Streams, occupancy: Occupancy, gauge: GaugeWatcher, pace: PaceWatcher
     ) -> None:
@@ -52,13 +55,29 @@ class Held:
         self._occupancy = occupancy
         self._gauge = gauge
         self._pace = pace
+        self._idle = 0
+
+    def learn_idle(self) -> None:
+        """Before the first case, where a gauge is what `now` asks."""
+        if self._asks_gauge:
+            with suppress(CannotDecideError):  # others use the server: nothing is taken off
+                self._idle = self._gauge.now()
+
+    @property
+    def _has_slots(self) -> bool:
+        slots = self._streams.facts.slots
+        return slots is not None and slots <= MOST_SLOTS
+
+    @property
+    def _asks_gauge(self) -> bool:
+        return not self._has_slots and self._gauge.can_judge(self._streams.facts) is None
 
     def after(self, leave: Callable[[], int], *, sees_one: bool = False) -> Count:
         """`leave` makes some leave and returns how many. `sees_one`: a single one that is held must
         be seen. Raises CannotDecideError."""
         facts = self._streams.facts
-        if facts.slots is not None and facts.slots <= MOST_SLOTS:
-            return Count(self._occupancy.held(leave), facts.slots, "occupancy")
+        if self._has_slots:
+            return Count(self._occupancy.held(leave), self._streams.slots, "occupancy")
         left = 0
 
         def counted() -> int:
@@ -80,12 +99,20 @@ class Held:
             raise CannotDecideError(f"{why_not}; {error}") from error
 
     def now(self) -> Count:
-        """What is held though all answers of this run must have ended. Raises CannotDecideError."""
-        facts = self._streams.facts
-        if facts.slots is not None and facts.slots <= MOST_SLOTS:
+        """What is held though all answers of this run must have ended; twice, if anything is.
+        Raises CannotDecideError."""
+        count = self._count()
+        if count.held:
+            self._streams.pause(self._streams.settle_s)
+            count = self._count()
+        return count
+
+    def _count(self) -> Count:
+        if self._has_slots:
+            slots = self._streams.slots
             running = self._occupancy.running_at_once()
-            return Count(max(0, facts.slots - running), facts.slots, "occupancy")
-        if self._gauge.can_judge(facts) is None:
-            return Count(self._gauge.now(), 0, "gauge")
+            return Count(max(0, slots - running), slots, "occupancy")
+        if self._asks_gauge:
+            return Count(max(0, self._gauge.now() - self._idle), 0, "gauge")
         self._pace.check_alone()
         return Count(0, 0, "pace")
