@@ -2,9 +2,9 @@
 leaves is seen by itself in the memory that the server shows as held (`memory_falls`).
 
 The prompt is the same each time: a prefix cache makes it cheap, and without one it is computed for
-a tenth of the time at most. It is as short as the other users allow, and holds 5 % of the memory at
-most. Each tenth time the answer ends by itself, which the memory must show, too: it does not where
-blocks that a cache keeps count as held.
+a tenth of the time at most. It is as short as the other users allow, and grows to 5 % of the memory
+at most, by what a shorter one was seen to hold. Each tenth time the answer ends by itself, which
+the memory must show, too: it does not where blocks that a cache keeps count as held.
 """
 
 import random
