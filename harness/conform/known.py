@@ -1,6 +1,7 @@
 """What a run has seen of the server so far: what one case knows, the next need not find out again,
 and a death is laid at the leaves before it."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +29,14 @@ class Known:
         self.heard_ns = max(self.heard_ns, heard_ns)
         if row.outcome is Outcome.ABANDONED and row.abandoned_ns is not None:
             self._leaves_ns.append(row.abandoned_ns)
+
+    def note_answer(self) -> None:
+        """Of a route that was asked: the server has sent something now."""
+        self.heard_ns = max(self.heard_ns, time.perf_counter_ns())
+
+    def note_leave(self) -> None:
+        """Of a route's answer that is left now, or a request that is cancelled by a route."""
+        self._leaves_ns.append(time.perf_counter_ns())
 
     def begin_case(self) -> None:
         self.left += len(self._leaves_ns)

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import httpx
 
+from harness.conform.known import Known
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import why_unread
 from harness.load.chunk import DONE, NONSENSE
@@ -38,12 +39,15 @@ class Reply(NamedTuple):
 
 
 class Routes:
-    """Raises RefusedError for a target without HTTP, CannotDecideError if no answer comes."""
+    """`known` hears of answers, leaves and cancels. Raises RefusedError for a target without HTTP,
+    CannotDecideError if no answer comes."""
 
-    def __init__(self, plan: LoadPlan, *, longest_s: float = LONGEST_S) -> None:
+    def __init__(
+        self, plan: LoadPlan, known: Known | None = None, *, longest_s: float = LONGEST_S
+    ) -> None:
         if not plan.target.http:
             raise RefusedError("the target speaks no HTTP")
-        self._plan = plan
+        self._plan, self._known = plan, known or Known()
         self._client = asking_client(plan, longest_s)
 
     def close(self) -> None:
@@ -56,7 +60,11 @@ class Routes:
         path = self._plan.target.cancel_path
         if path is None:
             raise RefusedError("the target's description names no route to cancel by")
-        return self.post(path.replace("{id}", quote(request_id, safe="")), None)
+        return self.cancel_at(path.replace("{id}", quote(request_id, safe="")))
+
+    def cancel_at(self, path: str) -> Reply:
+        self._known.note_leave()
+        return self.post(path, None)
 
     def complete(self, prompt: str, *, max_tokens: int) -> dict[str, Any]:
         """The answer in one piece. Raises CannotDecideError if it is refused."""
@@ -77,6 +85,8 @@ class Routes:
         except httpx.HTTPError as error:
             why = why_unread(error)
             raise CannotDecideError(f"{method} {path} had no answer ({why})") from error
+        if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+            self._known.note_answer()
         try:
             body = answer.json()
         except ValueError:
@@ -96,8 +106,12 @@ class Routes:
         try:
             with self._client.stream("POST", self._plan.url + path, json=body) as answer:
                 for _, data in _events_of(answer):
+                    self._known.note_answer()
                     with suppress(*NONSENSE):  # a heartbeat
                         yield from values_of(data)
+        except GeneratorExit:
+            self._known.note_leave()
+            raise
         except httpx.HTTPError as error:
             raise CannotDecideError(f"a stream broke ({why_unread(error)})") from error
         except EndlessEventError as error:

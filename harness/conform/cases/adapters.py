@@ -59,7 +59,7 @@ def pinned(bench: Bench) -> Finding:
     plan = bench.session.plan
     if bench.asked.adapter is None:
         raise CannotDecideError("the adapter is not known: name it with --adapter")
-    with closing(Routes(plan, longest_s=bench.settle_s + 4 * bench.ttft_s)) as routes:
+    with closing(Routes(plan, bench.known, longest_s=bench.settle_s + 4 * bench.ttft_s)) as routes:
         adapter = Adapter(routes, bench.asked.adapter, plan.target.path)
         asked = {"body": {"model": bench.asked.adapter}}
         row = bench.ask(bench.short(4, **asked))

@@ -45,7 +45,7 @@ class Responses:
         return name
 
     def cancel(self, name: str) -> Reply:
-        return self._routes.post(f"{self._path}/{name}/cancel", None)
+        return self._routes.cancel_at(f"{self._path}/{name}/cancel")
 
     def status(self, name: str) -> str | None:
         status = self._routes.get(f"{self._path}/{name}").body.get("status")
@@ -78,7 +78,7 @@ class Responses:
 )
 def cancel(bench: Bench) -> Finding:
     plan = bench.session.plan
-    with closing(Routes(plan)) as routes:
+    with closing(Routes(plan, bench.known)) as routes:
         responses = Responses(routes, plan.model, route(plan.target.path, "responses"), bench.pause)
         ended = responses.begin(SHORT)
         last = responses.end_of(ended, bench.settle_s + 2 * (bench.ttft_s + SHORT * bench.step_s))

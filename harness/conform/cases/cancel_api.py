@@ -35,7 +35,7 @@ WHOLE: Final = ("stop", "length")  # finish reasons
     caught=reports("sgl-project/sglang#36333 sgl-project/sglang#34113 xorbitsai/inference#5548"),
 )
 def cancel(bench: Bench) -> Finding:
-    routes = Routes(bench.session.plan)
+    routes = Routes(bench.session.plan, bench.known)
     live = bench.start(bench.long())
     wait_each([live], 2)
     name = live.spec.request_id
@@ -85,7 +85,7 @@ def ids(bench: Bench) -> Finding:
     cancelled = bench.start(bench.long(request_id=name))
     namesake = bench.start(bench.short(64, request_id=f"{name}1"))
     wait_each([cancelled, namesake], 4)
-    reply = Routes(bench.session.plan).cancel(name)
+    reply = Routes(bench.session.plan, bench.known).cancel(name)
     if not reply.is_good:
         raise CannotDecideError(f"the server keeps no ids of clients (status {reply.status})")
     if cancelled.join(bench.settle_s) is None:
@@ -113,7 +113,7 @@ def ids(bench: Bench) -> Finding:
     caught=reports("ai-dynamo/dynamo#14418"),
 )
 def label(bench: Bench) -> Finding:
-    routes = Routes(bench.session.plan)
+    routes = Routes(bench.session.plan, bench.known)
     evidence: Evidence = {}
     for delivery in (Delivery.STREAM, Delivery.UNARY):
         live = bench.start(bench.long(delivery=delivery))

@@ -165,7 +165,7 @@ def is_server_error(labels: Mapping[str, str]) -> bool:
     caught=reports("vllm-project/aibrix#2224 envoyproxy/ai-gateway#2563"),
 )
 def read_to_eof(bench: Bench) -> Finding:
-    routes = Routes(bench.session.plan)
+    routes = Routes(bench.session.plan, bench.known)
 
     def close_at_done() -> None:
         prompts = [f"{number}: the letter begins" for number in range(LEAVES)]

@@ -137,7 +137,9 @@ def survives(bench: Bench) -> Finding:
     evidence: Evidence = {"ttft_ratio": round(median(ratios), 3)}
     if bench.session.plan.target.http:
         prompt, _ = stopped_turn(bench, 4)
-        answer = Routes(bench.session.plan).complete(f"{prompt} And then?", max_tokens=1)
+        answer = Routes(bench.session.plan, bench.known).complete(
+            f"{prompt} And then?", max_tokens=1
+        )
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
         evidence["cached_tokens"] = details.get("cached_tokens")
     said = f"the next turn's first token takes {median(ratios):.2f} times that of the first turn"
@@ -173,7 +175,7 @@ def stopped_turn(bench: Bench, turn: int) -> tuple[str, int]:
 def session_clean(bench: Bench) -> Finding:
     plan = bench.session.plan
     return stop_a_turn(
-        Routes(plan),
+        Routes(plan, bench.known),
         route(plan.target.path, "responses"),
         plan.model,
         long_tokens=bench.patience.answer_tokens,

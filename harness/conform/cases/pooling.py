@@ -92,7 +92,7 @@ class Pooling:
     caught=reports("vllm-project/vllm#55502 antflydb/antfly#838 ggml-org/llama.cpp#6421"),
 )
 def leave(bench: Bench) -> Finding:
-    with closing(Routes(bench.session.plan)) as routes:
+    with closing(Routes(bench.session.plan, bench.known)) as routes:
         findings = [find(pooling, name) for name, pooling in offered(bench, routes)]
     if not findings:
         raise RefusedError("the server neither ranks nor embeds documents")

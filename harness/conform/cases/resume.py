@@ -82,7 +82,7 @@ class Resumable:
     caught=(*CAUGHT, *reports("ggml-org/llama.cpp#27481")),
 )
 def stop(bench: Bench) -> Finding:
-    with closing(Routes(bench.session.plan)) as routes:
+    with closing(Routes(bench.session.plan, bench.known)) as routes:
         resumable = Resumable(bench, routes)
         finding = bench.recoveries.find(begin=resumable.begin, leave=resumable.leave_and_stop)
         if finding.failure is not None:
@@ -125,7 +125,7 @@ def abandoned(bench: Bench) -> Finding:
     asked = bench.short(ANSWER_TOKENS, role=Role.CANARY)
     text = bench.session.prompt(asked, n=bench.session.sent)
     control = joined(bench.start(asked, text)).answer or ""
-    with closing(Routes(bench.session.plan)) as routes:
+    with closing(Routes(bench.session.plan, bench.known)) as routes:
         resumable = Resumable(bench, routes)
         streams = [resumable.begin(asked, text) for _ in range(bench.slots)]
         wait_each(streams, READ_TOKENS)

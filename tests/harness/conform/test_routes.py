@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from harness.conform.cases.next_request import STOPPED_AFTER, stop_a_turn
 from harness.conform.finding import Finding
+from harness.conform.known import Known
 from harness.conform.routes import Routes
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.store.conform_result import Failure
@@ -82,11 +83,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(keeps: int | str | None) -> Iterator[tuple[Server, Routes]]:
+def serving(keeps: int | str | None, known: Known | None = None) -> Iterator[tuple[Server, Routes]]:
     with Server(keeps) as server:
         Thread(target=server.serve_forever, args=(0.01,)).start()
         try:
-            yield server, Routes(plan_of(f"http://127.0.0.1:{server.server_port}"))
+            yield server, Routes(plan_of(f"http://127.0.0.1:{server.server_port}"), known)
         finally:
             server.shutdown()
 
@@ -124,3 +125,15 @@ def test_a_cancel_names_the_request_in_its_path() -> None:
             routes.complete("a prompt", max_tokens=1)
         with pytest.raises(CannotDecideError, match=r"without \[DONE\]"):
             routes.close_at_done("a prompt", max_tokens=1)
+
+
+def test_what_leaves_by_a_route_counts_as_left_and_its_answers_are_heard() -> None:
+    """Also after a silence that is longer than the patience."""
+    known = Known()
+    with serving(0, known) as (server, routes), closing(routes):
+        with closing(routes.events("/v1/responses", {"stream": True})) as events:
+            next(events)
+        closed(server)
+        assert known.left_here(0) == 0  # nothing was heard since
+        routes.cancel_at("/v1/responses/stopped/cancel")
+        assert known.left_here(0) == 2
