@@ -83,7 +83,9 @@ class Occupancy:
         times = [[t_ns for t_ns in stream.token_times_ns if t_ns <= until_ns] for stream in streams]
         self.refused = len(refused)
         waiting = sum(not one for one in times)
-        at_once = len(times) - waiting if server.facts.refuses else most_at_once(times)
+        served = len(times) - waiting
+        shows_all = server.facts.refuses and served <= server.slots  # else one after the other
+        at_once = served if shows_all else most_at_once(times)
         return Counted(at_once, waiting, len(refused))
 
     def whole_at_once(self, tokens: int) -> list[RequestRow]:

@@ -21,8 +21,8 @@ def refusing(held: int) -> Occupancy:
     sent = count()
 
     def start(tokens: int) -> SimpleNamespace:
-        number = next(sent) % SLOTS
-        is_served = number < SLOTS - held
+        number = next(sent)
+        is_served = number % SLOTS < SLOTS - held
         outcome = Outcome.COMPLETED if is_served else Outcome.REJECTED
         row = SimpleNamespace(outcome=outcome, status_code=200 if is_served else 429)
         times = [STEP_NS * (number + token) for token in range(tokens)]
@@ -49,3 +49,7 @@ def test_where_requests_are_refused_those_are_held_that_are_refused(held: int) -
     occupancy = refusing(held)
     assert occupancy.held(lambda: 0) == held
     assert occupancy.refused == held
+
+
+def test_one_more_than_the_slots_that_is_served_after_another_runs_beside_none() -> None:
+    assert refusing(0).running_at_once(extra=1) <= SLOTS
