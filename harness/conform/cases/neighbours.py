@@ -163,7 +163,7 @@ def beside(
     if most < 2:
         raise CannotDecideError("a server with one slot runs no two requests at once")
     tokens = tokens or greedy_tokens(bench)
-    streams = start_greedy(bench, prompts(bench, are_new=are_new), tokens)
+    streams = start_greedy(bench, prompts(bench, most // 2, are_new=are_new), tokens)
     visits: Rows = []
     visitors = [
         Thread(target=visit, args=(bench, streams, number, visits), kwargs={"leaving": leaving})
@@ -176,11 +176,7 @@ def beside(
     rows = rows_of(streams)
     went = [row for row in visits if (row.outcome is Outcome.ABANDONED) == leaving]
     if len(went) < FEWEST_VISITS and all(row.outcome is Outcome.COMPLETED for row in rows):
-        if were_there(rows, tokens * bench.step_s):
-            raise AnsweredBeforeError(
-                "the same requests are answered at once, as from a cache of answers: no stream "
-                "runs while clients leave"
-            )
+        check_computed(rows, tokens * bench.step_s)
         how = "left" if leaving else "ended"
         why = next((row.error or row.outcome for row in visits if row not in went), "no end")
         raise CannotDecideError(f"only {len(went)} clients {how} while the streams ran: {why}")
@@ -192,14 +188,24 @@ def were_there(rows: Rows, usual_s: float) -> bool:
     return all(row.ended_ns - row.sent_ns < 1e9 * usual_s / 2 for row in rows)
 
 
-def prompts(bench: Bench, *, are_new: bool) -> range:
+def check_computed(rows: Rows, usual_s: float) -> None:
+    """Raises AnsweredBeforeError if they were there already."""
+    if were_there(rows, usual_s):
+        raise AnsweredBeforeError(
+            "the same requests are answered at once, as from a cache of answers: no stream "
+            "runs while clients leave"
+        )
+
+
+def prompts(bench: Bench, streams: int, *, are_new: bool) -> range:
     """The numbers of the greedy streams' prompts."""
-    first = bench.rng.randrange(1, _PROMPTS) * MOST_STREAMS if are_new else 0
-    return range(first, first + bench.crowd(2 * MOST_STREAMS) // 2)
+    first = bench.rng.randrange(1, _PROMPTS) * streams if are_new else 0
+    return range(first, first + streams)
 
 
 def alone(bench: Bench, *, are_new: bool = False) -> Rows:
-    return one_by_one(bench, prompts(bench, are_new=are_new), greedy_tokens(bench))
+    streams = bench.crowd(2 * MOST_STREAMS) // 2
+    return one_by_one(bench, prompts(bench, streams, are_new=are_new), greedy_tokens(bench))
 
 
 def greedy_tokens(bench: Bench) -> int:

@@ -1,10 +1,18 @@
 """Clients leave the queue: what is computed for them, what it does to others, and whether watching
 the server changes that."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from harness.conform.bench import Bench
 from harness.conform.case import case
+from harness.conform.cases.neighbours import (
+    AnsweredBeforeError,
+    check_computed,
+    end_of,
+    prompts,
+)
 from harness.conform.cases.stream import unary_leave
 from harness.conform.finding import Finding
 from harness.conform.waves import (
@@ -108,16 +116,27 @@ def check_queued(queued: list[LiveStream]) -> None:
 )
 def queue_bystander(bench: Bench) -> Finding:
     bench.check_queues()
-    numbers = range(bench.crowd(MOST_GREEDY))
     try:
-        return compared(
-            lambda: _beside(bench, leavers=0),
-            lambda: _beside(bench, leavers=LEAVERS),
-            alone=lambda: one_by_one(bench, numbers, _greedy_tokens(bench)),
-            settle=bench.cleaning.rest,
-        )
+        return _compared_beside(bench, are_new=False)
+    except AnsweredBeforeError:
+        bench.cleaning.rest()
+        return _compared_beside(bench, are_new=True)
     except UnlikeTextsError:
         return Finding(None, f"every running stream is whole; {UNLIKE_TEXTS}", {})
+
+
+def _compared_beside(bench: Bench, *, are_new: bool) -> Finding:
+    """`are_new`: each time other prompts, whose answers are alike in their ends alone."""
+    tokens = _greedy_tokens(bench)
+
+    def numbers() -> range:
+        return prompts(bench, bench.crowd(MOST_GREEDY), are_new=are_new)
+
+    control, act = (partial(_beside, bench, numbers, leavers=leavers) for leavers in (0, LEAVERS))
+    alone, settle = (lambda: one_by_one(bench, numbers(), tokens)), bench.cleaning.rest
+    if are_new:
+        return compared(control, act, end_of, alone=alone, what="end", settle=settle)
+    return compared(control, act, alone=alone, settle=settle)
 
 
 def _greedy_tokens(bench: Bench) -> int:
@@ -128,15 +147,18 @@ def _was_cut(stream: LiveStream) -> bool:
     return stream.row is not None and stream.row.outcome is not Outcome.COMPLETED
 
 
-def _beside(bench: Bench, *, leavers: int) -> list[RequestRow]:
-    greedy = bench.crowd(MOST_GREEDY)
-    bench.full_slots.fill(bench.slots - greedy)
-    streams = start_greedy(bench, range(greedy), _greedy_tokens(bench))
+def _beside(bench: Bench, numbers: Callable[[], range], *, leavers: int) -> list[RequestRow]:
+    bench.full_slots.fill(bench.slots - bench.crowd(MOST_GREEDY))
+    tokens = _greedy_tokens(bench)
+    streams = start_greedy(bench, numbers(), tokens)
     if not all(stream.wait_tokens(1, READY_S) for stream in streams):
         raise CannotDecideError("the streams do not run at once")
     for _ in range(leavers):
         queued = bench.start(leaver(bench, role=Role.USER))
         bench.pause(bench.ttft_s + 3 * bench.step_s)
+        if all(stream.has_ended for stream in streams):
+            queued.leave()
+            check_computed(rows_of(streams), tokens * bench.step_s)
         if not any(_was_cut(stream) for stream in streams):  # else its slot was free for this one
             check_queued([queued])
         queued.leave()
