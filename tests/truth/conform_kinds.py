@@ -8,7 +8,7 @@ status is 1 if a case is red that should not be, if a defect stays green or is r
 if more than one in ten of the `must` cases of a clean server are undecided, or if a reason has a
 word that no reader can use.
 
-With `--runs N` clean servers alone get N runs of `--quick`, in turn; with `--busy K` beside K busy
+With `--runs N` clean servers alone get N runs, in turn; with `--busy K` beside K busy
 processes.
 """
 
@@ -29,20 +29,23 @@ from typing import Final, NamedTuple
 from harness.store.conform_result import Aftermath, CaseResult, ConformResult, Level, Verdict
 from harness.store.manifest import utc_now
 from tests.truth.conform_cases import conform
-from tests.truth.kinds import KINDS, QUICK, Defect, Kind
+from tests.truth.kinds import KINDS, QUICK, STEP_S, Defect, Kind, step_for
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "conform" / "kinds.md"
 SLOTS: Final = (4, 64, 256)
 TRIES: Final = ("--tries", "4")  # as of --quick
 MOST_OPEN: Final = 0.1  # of the `must` cases of a clean server
-GOOD: Final = (Verdict.PASS, Verdict.INFO, Verdict.NOT_SUPPORTED)
+FIRST_RED_S: Final = 10.0
+QUICK_S: Final = (60.0, 90.0)  # of a clean server, of a defective one
+TIMED_SLOTS: Final = (4, 8)
+UNJUDGED: Final = (Verdict.INFO, Verdict.NOT_SUPPORTED)
 UNDECIDED: Final = (Verdict.CANNOT_DECIDE, Verdict.HARNESS)
 UNREADABLE: Final = re.compile(
     r"-\d[\d.]* (steps|s|ms|µs)\b|\bis -?\d+\.0\b|\w+Error\b|start it with|check itself crashed"
 )
 HEADS: Final = (
     *("kind", "slots", "server", "s", "first red, s", "pass", "fail", "undecided"),
-    *("must undecided", "red", "right"),
+    *("not judged", "must undecided", "red", "slow", "right", "measured"),
 )
 
 
@@ -59,6 +62,11 @@ class Cell(NamedTuple):
             return self.kind.cases + TRIES if self.kind.cases else QUICK
         asked = self.defect.red + self.defect.green
         return QUICK if QUICK[0] in asked else asked + TRIES
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """Those that are asked for by name."""
+        return tuple(one for one in self.asked if "/" in one)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -117,6 +125,12 @@ def wrong(cell: Cell, seen: Seen) -> list[str]:
     told = [
         f"{one.id} says: {one.reason}" for one in seen.result.cases if UNREADABLE.search(one.reason)
     ]
+    notes = "; ".join(seen.result.notes)
+    ran = {one.id for one in seen.result.cases}
+    missing = [one for one in cell.cases if one not in ran]
+    told += [f"{name} did not run: {notes}" for name in missing]
+    if not ran and not missing:
+        told.append(f"no case ran: {notes}")
     if cell.defect is None:
         told += [f"{one.id} is red on a clean server: {one.reason}" for one in seen.reds]
         if seen.open_share > MOST_OPEN and not cell.kind.may_be_open:
@@ -130,8 +144,8 @@ def wrong_reds(defect: Defect, seen: Seen) -> list[str]:
     for name in defect.red:
         one = found.get(name)
         if one is None:
-            told.append(f"{name} did not run: {'; '.join(seen.result.notes)}")
-        elif one.verdict is not Verdict.FAIL:
+            continue
+        if one.verdict is not Verdict.FAIL:
             told.append(f"{name} is {one.verdict}, not red: {one.reason}")
         elif defect.ways and one.kind not in defect.ways:
             told.append(
@@ -144,19 +158,32 @@ def wrong_reds(defect: Defect, seen: Seen) -> list[str]:
     return told
 
 
-def line(cell: Cell, seen: Seen, problems: Sequence[str]) -> str:
+def slow(cell: Cell, seen: Seen) -> list[str]:
+    """What took longer than it should, at few slots and steps of 20 ms."""
+    settings = {**cell.kind.clean, **(cell.defect.settings if cell.defect else {})}
+    if cell.slots not in TIMED_SLOTS or step_for(settings, cell.slots) != STEP_S:
+        return []
+    first_s, most_s = seen.first_red_s, QUICK_S[cell.defect is not None]
+    told = ["first red"] if first_s is not None and first_s > FIRST_RED_S else []
+    return told + (["quick"] if cell.asked == QUICK and seen.took_s > most_s else [])
+
+
+def line(cell: Cell, seen: Seen, problems: Sequence[str], measured: str) -> str:
     verdicts = [one.verdict for one in seen.result.cases]
     first = seen.first_red_s
     cells = [
         *cell.key,
         f"{seen.took_s:.0f}",
         "" if first is None else f"{first:.0f}",
-        str(sum(one in GOOD for one in verdicts)),
+        str(verdicts.count(Verdict.PASS)),
         str(len(seen.reds)),
         str(sum(one in UNDECIDED for one in verdicts)),
+        str(sum(one in UNJUDGED for one in verdicts)),
         f"{seen.open_share:.0%}",
         ", ".join(f"`{one.id}` {one.kind}" for one in seen.reds),
+        ", ".join(slow(cell, seen)),
         "no" if problems else "yes",
+        measured,
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -172,14 +199,16 @@ def cells_of(kinds: Sequence[Kind], sizes: Sequence[int]) -> list[Cell]:
 
 def measure(cells: Sequence[Cell]) -> int:
     lines, problems, began_s = kept_lines(), 0, time.monotonic()
+    measured = f"{utc_now():%Y-%m-%d} {revision()}"
     for number, cell in enumerate(cells, start=1):
         try:
             seen = run(cell)
             found = wrong(cell, seen)
-            lines[cell.key], left_open = line(cell, seen, found), seen.told_open()
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            found = [str(error)]
-            lines[cell.key] = f"| {' | '.join(cell.key)} |{' |' * (len(HEADS) - 4)} no |"
+            lines[cell.key], left_open = line(cell, seen, found, measured), seen.told_open()
+        except Exception as error:  # noqa: BLE001  one server that fails ends no table
+            found = [f"{type(error).__name__}: {error}"]
+            gaps = " |" * (len(HEADS) - 5)
+            lines[cell.key] = f"| {' | '.join(cell.key)} |{gaps} no | {measured} |"
             left_open = []
         problems += len(found)
         write_page(lines)
@@ -188,6 +217,13 @@ def measure(cells: Sequence[Cell]) -> int:
         print("\n".join(said), flush=True)  # noqa: T201
         print(f"{number}/{len(cells)}, about {left_s / 60:.0f} min left", file=sys.stderr)  # noqa: T201
     return 1 if problems else 0
+
+
+def revision() -> str:
+    """Of the suite; with a + if its files are changed."""
+    asked = ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty=+", "--exclude=*"]
+    told = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return told.stdout.strip() or "unknown"
 
 
 def kept_lines() -> dict[tuple[str, str, str], str]:
@@ -215,11 +251,15 @@ def head() -> str:
 
 `make conform-kinds` runs `walkaway conform` on scripted servers whose truth is known, of the kinds
 that the field has, with several numbers of slots, clean and with one defect each, and writes this
-table. Last: {utc_now():%Y-%m-%d}, {os.cpu_count()} processors ({platform.machine()}).
+table. Each line has the day and the revision that it was measured at. The latest machine has
+{os.cpu_count()} processors ({platform.machine()}).
 
 Steps last 20 ms, or as long as it takes to make 10,000 tokens a second. A clean server is right
 without a red case, and with at most one in ten of its `must` cases undecided; a defect is right if
-the cases that concern it are red, in the way of the defect, and those that do not are not.
+the cases that concern it are red, in the way of the defect, and those that do not are not. "Not
+judged" are cases that the server does not support, or that inform only (`?`: they are among the
+passes). "Slow" is a first red after more than {FIRST_RED_S:.0f} s, or a `--quick` of more than
+{QUICK_S[0]:.0f} s (clean) or {QUICK_S[1]:.0f} s (defective), at 4 or 8 slots and steps of 20 ms.
 """
 
 
@@ -240,7 +280,7 @@ def count_clean(cells: Sequence[Cell], runs: int) -> int:
         seen = run(cell)
         reds += len(seen.reds)
         shares.append(seen.open_share)
-        said = line(cell, seen, wrong(cell, seen))
+        said = line(cell, seen, wrong(cell, seen), "now")
         print(f"{number}/{runs} {said}", flush=True)  # noqa: T201
         for one in (*(f"  {red.id} is red: {red.reason}" for red in seen.reds), *seen.told_open()):
             print(one, flush=True)  # noqa: T201
@@ -253,8 +293,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.truth.conform_kinds")
     parser.add_argument("kinds", nargs="*", help=f"of {', '.join(one.name for one in KINDS)}")
     parser.add_argument("--slots", default=",".join(map(str, SLOTS)), help="such as 4,64")
-    parser.add_argument("--runs", type=int, default=0, help="so many runs of clean servers alone")
-    parser.add_argument("--busy", type=int, default=0, help="beside so many busy processes")
+    parser.add_argument(
+        "--runs", type=int, default=0, help="the number of runs, of clean servers alone"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="the number of busy processes beside it"
+    )
     given = parser.parse_args()
     names = [one.name for one in KINDS]
     if unknown := [one for one in given.kinds if one not in names]:
@@ -263,7 +307,7 @@ def main() -> int:
     cells = cells_of(kinds, [int(one) for one in given.slots.split(",")])
     with busy(given.busy):
         if given.runs:
-            clean = [one for one in cells if one.defect is None and one.asked == QUICK]
+            clean = [one for one in cells if one.defect is None]
             return count_clean(clean, given.runs)
         return measure(cells)
 

@@ -47,12 +47,20 @@ def step_for(settings: Settings, slots: int) -> float:
     return max(given_s, slots / TOKENS_A_S)
 
 
-@contextmanager
-def slot_server(settings: Settings, slots: int, folder: Path) -> Iterator[list[str]]:
-    given = {"slots": slots, **settings, "step_s": step_for(settings, slots)}
-    target = TARGET + (GAUGES if settings.get("metrics") else "")
-    with serving(Manners(**given), folder / "server.log") as url:
-        yield ["--target", url, *_engine(folder, target)]
+def _slots(declared: str = "") -> Callable[[Settings, int, Path], Flags]:
+    """`declared`: what the target says besides."""
+
+    @contextmanager
+    def serve(settings: Settings, slots: int, folder: Path) -> Iterator[list[str]]:
+        given = {"slots": slots, **settings, "step_s": step_for(settings, slots)}
+        target = TARGET + declared + (GAUGES if settings.get("metrics") else "")
+        with serving(Manners(**given), folder / "server.log") as url:
+            yield ["--target", url, *_engine(folder, target)]
+
+    return serve
+
+
+slot_server: Final = _slots()
 
 
 def _truth(
@@ -227,7 +235,7 @@ KINDS: Final = (
         "lists of prompts",
         _dialects,
         {},
-        _odd(ODD, "n/prompts")[-1:],
+        tuple(one for one in _odd(ODD, "n/prompts") if "keeps_queued" in one.settings),
         ("n/prompts", "n/parent"),
     ),
     Kind(
@@ -289,6 +297,41 @@ KINDS: Final = (
         slot_server,
         {"caches": True},
         (DEAF,),
+        sizes=(4,),
+    ),
+    Kind(
+        "drains",
+        "declares `drain`, and drains",
+        _slots('disconnect = "drain"\n'),
+        {"forgets": True},
+        (Defect({"forgets": False, "hold_s": -1}, (LEAVE,), (Failure.NEVER,)),),
+        (*LEFT, ENDS),
+        sizes=(4,),
+    ),
+    Kind(
+        "drains-not",
+        "declares `drain`, and cancels",
+        _slots('disconnect = "drain"\n'),
+        {},
+        cases=(*LEFT, ENDS),
+        sizes=(4,),
+    ),
+    Kind(
+        "refuses-n",
+        "refuses more than one choice",
+        slot_server,
+        {"one_choice": True},
+        (DEAF,),
+        (LEAVE, "n/parent", ENDS),
+        sizes=(4,),
+    ),
+    Kind(
+        "renames",
+        "names another model in its answers",
+        slot_server,
+        {"named": "scripted-2026-11-26"},
+        (DEAF,),
+        (*LEFT, ENDS),
         sizes=(4,),
     ),
     Kind(

@@ -13,7 +13,7 @@ from harness.store.conform_result import (
     Machine,
     Verdict,
 )
-from tests.truth.conform_kinds import Cell, Seen, wrong
+from tests.truth.conform_kinds import HEADS, Cell, Seen, line, slow, wrong
 from tests.truth.kinds import KINDS, QUICK, Defect, Kind, slot_server
 
 DEFECT = Defect({"hold_s": 1.0}, ("a/red",), (Failure.LATE,), ("a/green",))
@@ -38,6 +38,7 @@ def case(name: str, verdict: Verdict, kind: Failure | None = None, reason: str =
 
 PASSES = [case(f"a/{number}", Verdict.PASS) for number in range(9)]
 LATE = case("a/red", Verdict.FAIL, Failure.LATE)
+GREEN = case("a/green", Verdict.PASS)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,7 @@ LATE = case("a/red", Verdict.FAIL, Failure.LATE)
         ([*PASSES, case("a/10", Verdict.CANNOT_DECIDE)], 0),
         ([*PASSES[1:], case("a/10", Verdict.CANNOT_DECIDE)], 1),
         ([*PASSES, case("a/10", Verdict.FAIL, Failure.HARM)], 1),
+        ([], 1),
         ([case("a/1", Verdict.PASS, reason="-0.07 steps at the median")], 1),
         ([case("a/1", Verdict.PASS, reason="metrics could not be read (ConnectError)")], 1),
     ],
@@ -60,12 +62,13 @@ def test_a_clean_server_is_wrong_if_red_undecided_or_said_badly(
 @pytest.mark.parametrize(
     ("cases", "problems"),
     [
-        ([LATE, case("a/green", Verdict.PASS)], 0),
+        ([LATE, GREEN], 0),
         ([LATE, case("a/green", Verdict.FAIL, Failure.HARM)], 1),
-        ([case("a/red", Verdict.FAIL, Failure.HARM)], 1),
-        ([case("a/red", Verdict.PASS)], 1),
-        ([case("a/red", Verdict.CANNOT_DECIDE)], 1),
-        ([], 1),
+        ([case("a/red", Verdict.FAIL, Failure.HARM), GREEN], 1),
+        ([case("a/red", Verdict.PASS), GREEN], 1),
+        ([case("a/red", Verdict.CANNOT_DECIDE), GREEN], 1),
+        ([GREEN], 1),
+        ([LATE], 1),
     ],
 )
 def test_a_defect_is_wrong_unless_red_for_its_reason(
@@ -81,7 +84,36 @@ def test_a_server_that_only_runs_what_was_left_is_not_wedged(
     red = case("a/red", Verdict.FAIL, Failure.LATE)
     red.aftermath = aftermath
     deaf = DEFECT._replace(settings={"forgets": True})
-    assert len(wrong(Cell(KIND, 4, deaf), seen(red))) == problems
+    assert len(wrong(Cell(KIND, 4, deaf), seen(red, GREEN))) == problems
+
+
+def test_a_clean_server_is_wrong_if_an_asked_case_did_not_run() -> None:
+    kind = KIND._replace(cases=("a/1", "a/else"))
+    assert wrong(Cell(kind, 4, None), seen(*PASSES)) == ["a/else did not run: "]
+
+
+@pytest.mark.parametrize(
+    ("slots", "defect", "took_s", "told"),
+    [
+        (4, None, 61.0, ["quick"]),
+        (4, None, 59.0, []),
+        (64, None, 61.0, []),
+        (8, DEFECT, 11.0, ["first red"]),
+        (8, DEFECT, 9.0, []),
+    ],
+)
+def test_what_takes_too_long_is_slow(
+    slots: int, defect: Defect | None, took_s: float, told: list[str]
+) -> None:
+    cases = [LATE] if defect else PASSES
+    assert slow(Cell(KIND, slots, defect), seen(*cases)._replace(took_s=took_s)) == told
+
+
+def test_a_line_counts_what_is_not_judged_by_itself() -> None:
+    cases = [GREEN, case("a/1", Verdict.NOT_SUPPORTED), case("a/2", Verdict.INFO)]
+    cells = line(Cell(KIND, 4, None), seen(*cases), [], "today").strip("| ").split(" | ")
+    told = dict(zip(HEADS, cells, strict=True))
+    assert (told["pass"], told["not judged"], told["measured"]) == ("1", "2", "today")
 
 
 def test_kinds_name_cases_that_there_are() -> None:

@@ -38,7 +38,8 @@ class Manners:
     fit at once; 0: any number. `metrics`: a page shows the requests that run and wait. `rate`:
     requests a second that are taken; others get a 429. `restarts`: before this request all
     connections are cut, and for a second none is taken. `caches`: what was asked and answered is
-    answered at once from then on. `says_done`: a stream ends with [DONE].
+    answered at once from then on. `says_done`: a stream ends with [DONE]. `one_choice`: it
+    refuses a request for more choices. `named`: the model that the answers name.
 
     Of clients that leave: `hold_s`: their slots are held for so long; -1: for ever. `forgets`:
     their answers run to their ends; "early": those without a token, "resets": those that were
@@ -65,6 +66,8 @@ class Manners:
     widest_s: float = 0.0
     caches: bool = False
     says_done: bool = True
+    one_choice: bool = False
+    named: str = "scripted"
     hold_s: float = 0.0
     forgets: bool | str = False
     leaks: int = 0
@@ -172,8 +175,8 @@ class SlotServer:
         one_each = self.manners.events
         body = EVENT % WORD * count if one_each else EVENT % (WORD * count)
         if is_last:
-            end = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
-            end["usage"] = usage(work)  # type: ignore[assignment]
+            end: dict[str, Any] = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
+            end |= {"usage": usage(work), "model": self.manners.named}
             body += b"data: " + json.dumps(end).encode() + b"\n\n"
             body += b"data: [DONE]\n\n" if self.manners.says_done else b""
         work.writer.write(b"%x\r\n%b\r\n" % (len(body), body) + (b"0\r\n\r\n" if is_last else b""))
@@ -286,6 +289,9 @@ class SlotServer:
         if status:
             writer.write(plain(status, as_json({"error": {"message": "no slot is free"}})))
             return
+        if self.manners.one_choice and asked.get("n", 1) > 1:
+            writer.write(plain(400, as_json({"error": {"message": "`n` must be 1"}})))
+            return
         is_stream = bool(asked.get("stream"))
         work = Work(len(asked["prompt"]), asked["max_tokens"], writer, is_stream)
         if is_stream:
@@ -302,7 +308,7 @@ class SlotServer:
         if not ended.done():
             self.left(work, is_reset=gone.result())
         elif not is_stream:
-            writer.write(whole_answer(work))
+            writer.write(whole_answer(work, self.manners.named))
         if ended.done() and self.manners.caches:
             self.answered.add(whole)
         gone.cancel()
@@ -313,12 +319,12 @@ class SlotServer:
         if work.is_stream:
             self._send(work, is_last=True)
         else:
-            writer.write(whole_answer(work))
+            writer.write(whole_answer(work, self.manners.named))
 
 
-def whole_answer(work: Work) -> bytes:
+def whole_answer(work: Work, named: str) -> bytes:
     choice = {"index": 0, "text": " w" * work.made, "finish_reason": "length"}
-    return plain(200, as_json({"choices": [choice], "usage": usage(work)}))
+    return plain(200, as_json({"choices": [choice], "usage": usage(work), "model": named}))
 
 
 def usage(work: Work) -> dict[str, int]:
