@@ -137,7 +137,7 @@ class ByMemory:
 
     def turn(self) -> None:
         self._turns += 1
-        self._readings.forget(time.perf_counter() - max(_STALL_S, _POLLS * self._poll_s))
+        self._readings.forget(time.perf_counter() - _STALL_S - _POLLS * self._poll_s)
         if self._turns % _END_EVERY == 0:
             if (need := self._needed()).ample > self._held:  # the others hold more by now
                 self._grow(need)
@@ -148,7 +148,7 @@ class ByMemory:
     def judge(self) -> Judged | None:
         if self.moments < FEWEST and not self.is_over:
             return None
-        tally, seen_by_s = self._tally(), self.visitors.turns.window.after_s
+        tally, seen_by_s = self.tally, self.visitors.turns.window.after_s
         if len(self._places_s) < FEWEST:
             return Judged(tally, None, None, seen_by_s, loses=self.is_over)
         low, high = median_interval(self._places_s)
@@ -162,7 +162,8 @@ class ByMemory:
             loses=self.is_over,
         )
 
-    def _tally(self) -> Tally:
+    @property
+    def tally(self) -> Tally:
         return Tally(self.moments, self._ghosts, self._unclear, self._ends, self._missed)
 
     def figures(self, judged: Judged | None) -> Gentle:
@@ -229,8 +230,12 @@ class ByMemory:
         return need
 
     def _level(self, since_s: float, span_s: float) -> float:
-        values = [one.value for one in self._readings.since(since_s) if one.at_s < since_s + span_s]
-        return sum(values) / max(1, len(values))
+        """In the mean; by the readings around the span where the page stalled in it."""
+        times_s, values = self._readings.arrays()
+        is_in = (times_s >= since_s) & (times_s < since_s + span_s)
+        if not is_in.any():
+            return float(np.interp(since_s + span_s / 2, times_s, values))
+        return float(values[is_in].mean())
 
     def _grow(self, need: Needed) -> bool:
         """A longer prompt, where there is room for one."""
@@ -286,7 +291,7 @@ class ByMemory:
             return
         for _ in range(_LOST_ENDS - self._ends):
             self._end()
-        self.is_over = is_lost(self._tally())
+        self.is_over = is_lost(self.tally)
         if not self.is_over:
             raise CannotDecideError(
                 f"the memory that streams of ours held was not seen to come back {self._unclear} "

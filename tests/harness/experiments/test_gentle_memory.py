@@ -1,16 +1,19 @@
 """What a gentle watch by memory may hold, and when it is sure of what it saw."""
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any
 
+import gevent  # noqa: TID251
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Interval
+from harness.experiments.averaged import Interval, Leave, Window
 from harness.experiments.gentle import memory_first
-from harness.experiments.gentle_memory import MOST_MEMORY, Holds, UnseenError, natural_end
-from harness.experiments.gentle_plan import Gentle, Judged
+from harness.experiments.gentle_memory import MOST_MEMORY, ByMemory, Holds, UnseenError, natural_end
+from harness.experiments.gentle_plan import Gentle, Judged, Turns
 from harness.experiments.memory_falls import Falls, Needed, Tally
 from harness.experiments.readings import Readings, gauge_lag_s
 from harness.workload.workload import load_target
@@ -81,6 +84,103 @@ def test_where_memory_shows_nothing_any_more_the_watch_goes_on_by_requests(befor
     assert [one.why_no_memory for one in found] == [""] * before + [
         "its page is read too seldom"
     ] * 3
+
+
+class Server:
+    """A quiet server and the streams of ours on it, of which each holds `held`; one that leaves is
+    held for `after_s` more, None: for ever. It is its own session, plan and gauge."""
+
+    target = load_target("vllm")
+    requests = 1.0
+    in_flight_s = 0.0
+    step_s = 0.001
+    steps = Interval(0.001, 0.001)
+    prompt_tokens = 0
+    text = ""
+
+    def __init__(self, held: float, after_s: float | None) -> None:
+        self.session = self.plan = self
+        window = Window(poll_s=0.005, level_s=0.02, after_s=0.1)
+        self.turns = Turns(window, Interval(0.05, 0.06), most_tokens=1000)
+        self._held, self._after_s, self._now = held, after_s, 0.0
+        self._reads = 0
+
+    def read(self) -> float:
+        self._reads += 1
+        return self._now
+
+    def close(self) -> None:
+        pass
+
+    def prompt(self, _spec: object, n: int) -> str:
+        return f"prompt {n}"
+
+    def pause(self, seconds: float) -> None:
+        """And until some more readings came: the machine may be slow."""
+        enough = self._reads + 6
+        gevent.sleep(min(seconds, 0.5))
+        while self._reads < enough:
+            gevent.sleep(0.005)
+
+    def _begin(self) -> tuple[float, float]:
+        self.pause(0.05)
+        asked_s = time.perf_counter()
+        self._now += self._held
+        began_s = time.perf_counter()
+        self.pause(0.06)
+        return asked_s, began_s
+
+    def _let_go(self) -> None:
+        self._now -= self._held
+
+    def end(self) -> Leave:
+        begun, t0_s = self._begin(), time.perf_counter()
+        self._let_go()
+        self.pause(0.1)
+        return Leave(*begun, t0_s)
+
+    def depart(self, _count: int) -> tuple[Leave, int]:
+        begun, t0_s = self._begin(), time.perf_counter()
+        if self._after_s is not None:
+            gevent.spawn_later(self._after_s, self._let_go)
+        return Leave(*begun, t0_s), 600
+
+
+def seen_by_memory(server: Any) -> ByMemory:
+    return ByMemory(server, server, late_s=0.0, most_tokens=256, rng=random.Random(1))
+
+
+@pytest.mark.parametrize(
+    ("after_s", "tally"),
+    [
+        (0.0, (2, 0, 0)),
+        (0.6, (2, 2, 0)),  # when its answer ends
+        (0.3, (2, 0, 2)),  # when nothing of ours does
+    ],
+)
+def test_a_leave_is_seen_by_when_its_memory_comes_back(
+    after_s: float, tally: tuple[int, int, int]
+) -> None:
+    with seen_by_memory(Server(0.04, after_s)) as seen:
+        for _ in range(2):
+            seen.turn()
+        assert seen.tally[:3] == tally
+        assert not seen.is_over
+
+
+def test_a_server_that_gives_back_the_memory_of_ends_alone_does_not_stop() -> None:
+    with seen_by_memory(Server(0.04, None)) as seen:
+        while not seen.is_over:
+            seen.turn()
+        assert seen.tally == (3, 0, 3, 12, 0)
+        judged = seen.judge()
+        assert judged is not None
+        assert judged.answer(0.975)[0] is False
+
+
+def test_a_first_prompt_that_holds_too_much_is_not_sent_again() -> None:
+    with pytest.raises(UnseenError, match="may hold 5 % at most"), seen_by_memory(Server(0.06, 0)):
+        pass
 
 
 def test_each_gauge_has_a_lag_of_its_own() -> None:
