@@ -248,7 +248,7 @@ def _count_steps(tries: Sequence[Try], now: Conditions, bound: Bound) -> _Counte
             f"({max(others)} at most), as on a machine that was slow"
         )
         return _open(why)
-    said += f"; at most {bound.steps:g} and {most:g} were allowed"
+    said += f"; at most {bound.steps:g} steps at the median and {most:g} in each are allowed"
     return _Counted(steps, Failure.LATE, said)
 
 

@@ -227,8 +227,9 @@ def leave_each(
 
 
 def wave(bench: Bench, asked: RequestSpec | None = None, *, steps: int = SPREAD_STEPS) -> int:
-    """As many clients as slots leave: in the queue, in their prefill, or between their first so
-    many tokens. `asked`: what each asks for (default: a long answer). Returns how many did."""
+    """As many clients as slots leave: in the queue, in their prefill, or within the first
+    tokens of their answers. `asked`: what each asks for (default: a long answer).
+    Returns how many did."""
     streams = _start(bench, asked)
     bench.pause(0)  # the requests go out
     spread_s = bench.ttft_s + steps * bench.step_s

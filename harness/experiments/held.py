@@ -28,7 +28,8 @@ class Count(NamedTuple):
     def said(self) -> str:
         match self.way:
             case "gauge":
-                return f"{self.held} requests still run, by the server's gauge"
+                runs = "request still runs" if self.held == 1 else "requests still run"
+                return f"{self.held} {runs}, by the server's gauge"
             case "pace":
                 return f"about {self.held} of {self.of} streams that left are still computed"
             case _:

@@ -3,7 +3,7 @@
 Slots are full, which a request shows that has to wait. All streams leave at once, and as many
 requests follow at once. Each of them holds its slot, so the number that gets no token by the
 deadline is the number of slots still held. The deadline is the settle time and what as many
-requests take to begin on the idle server. A ghost, a request that goes on for nobody, gives its
+requests take to begin on the idle server. A ghost, a request that runs on for nobody, gives its
 slot back when its answer has come to its natural end; a lost slot stays away: those that still wait
 then say how many.
 
@@ -153,7 +153,7 @@ class Rounds:
         )
 
     def _find_more(self) -> None:
-        """The server may have more slots than were told: a short request behind full slots waits.
+        """The server may have more slots than it declares: a short request behind full slots waits.
         It ends by itself, before the others begin."""
         patience_s = self._begin_s + QUEUED_STEPS * self.step_s
         while self._start(max_tokens=1).wait_tokens(1, patience_s):

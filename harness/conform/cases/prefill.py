@@ -1,4 +1,5 @@
-"""A client leaves while its prompt is computed: what goes on, and what it does to others."""
+"""A client leaves while its prompt is computed: what is still computed, and what the leave does to
+others."""
 
 from itertools import pairwise
 from statistics import median

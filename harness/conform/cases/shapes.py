@@ -19,8 +19,8 @@ from harness.store.conform_result import Failure, Level
 READ_TOKENS: Final = 8
 HALF_CLOSED_TOKENS: Final = 40  # of an answer whose client has closed its sending side
 LOOK_TOKENS: Final = 32  # of an answer that shows how many bytes a token takes
-# An answer of so many bytes lets a server see the stall: a kernel holds 50 kB for a client whose
-# buffer and segments are the smallest, and servers hold up to 64 kB themselves.
+# A longer answer than these bytes lets a server see the stall: a kernel holds 50 kB for a
+# client whose buffer and segments are the smallest, and servers hold up to 64 kB themselves.
 STALLED_BYTES: Final = 128 << 10
 STALLED_MARGIN: Final = 1.1
 MOST_STALLED_S: Final = 20.0

@@ -98,6 +98,8 @@ def test_the_median_and_the_worst_have_bounds(
     assert found.stops
     assert found.steps is not None
     assert found.steps.worst == found.evidence["worst_steps"] == max(steps)
+    allowed = "at most 4 steps at the median and 12 in each are allowed"
+    assert (allowed in found.reason) == (failure is not None)
 
 
 def test_a_time_that_only_the_clock_calls_late_leaves_the_steps_open() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.experiments.facts import Facts
 from harness.experiments.gauge import GaugeWatcher
-from harness.experiments.held import Held
+from harness.experiments.held import Count, Held
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.pace import PaceWatcher
 from harness.experiments.streams import Streams
@@ -41,3 +41,8 @@ def test_slots_are_held_if_a_second_count_finds_them_too(running: list[int], hel
     one = held_of(4, iter(running))
     one.learn_idle()
     assert one.now().held == held
+
+
+@pytest.mark.parametrize(("held", "said"), [(1, "1 request still runs,"), (2, "2 requests still")])
+def test_what_a_gauge_still_counts_is_said_in_its_number(held: int, said: str) -> None:
+    assert Count(held, 4, "gauge").said.startswith(said)
