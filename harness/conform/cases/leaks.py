@@ -99,10 +99,10 @@ def slots(bench: Bench) -> Finding:
         most = QUICK_LOOPS if bench.is_quick or count.way == "pace" else LOOPS
         if count.held or loops == most:
             break
-    told = f"after {left} clients have left, in {loops} loops"
+    told = f"after {left} clients have left in {loops} loops"
     evidence: Evidence = {"loops": loops, "left": left, "held": count.held}
-    said = f"{count.said} {told}" if count.held else None
-    finding = found(f"{count.good} {told}", said, evidence, Failure.NEVER)
+    said = f"{told}, {count.said}" if count.held else None
+    finding = found(f"{told}, {count.good}", said, evidence, Failure.NEVER)
     return finding._replace(way=count.way, stops=not count.held)
 
 
