@@ -251,8 +251,8 @@ def head() -> str:
 
 `make conform-kinds` runs `walkaway conform` on scripted servers whose truth is known, of the kinds
 that the field has, with several numbers of slots, clean and with one defect each, and writes this
-table. Each line has the day and the revision that it was measured at. The latest machine has
-{os.cpu_count()} processors ({platform.machine()}).
+table. Each line has the day and the revision that it was measured at (+: with changes). The latest
+machine has {os.cpu_count()} processors ({platform.machine()}).
 
 Steps last 20 ms, or as long as it takes to make 10,000 tokens a second. A clean server is right
 without a red case, and with at most one in ten of its `must` cases undecided; a defect is right if
