@@ -1,7 +1,7 @@
 """Clients leave the queue: what is computed for them, what it does to others, and whether watching
 the server changes that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -147,6 +147,18 @@ def _was_cut(stream: LiveStream) -> bool:
     return stream.row is not None and stream.row.outcome is not Outcome.COMPLETED
 
 
+def leave_queue(queued: LiveStream, streams: Sequence[LiveStream], *, usual_s: float) -> None:
+    """`usual_s`: of the answers of the streams before it. Raises AnsweredBeforeError or
+    CannotDecideError if it did not have to wait for them."""
+    try:
+        if all(stream.has_ended for stream in streams):
+            check_computed(rows_of(streams), usual_s)
+        if not any(_was_cut(stream) for stream in streams):  # else its slot was free for this one
+            check_queued([queued])
+    finally:
+        queued.leave()
+
+
 def _beside(bench: Bench, numbers: Callable[[], range], *, leavers: int) -> list[RequestRow]:
     bench.full_slots.fill(bench.slots - bench.crowd(MOST_GREEDY))
     tokens = _greedy_tokens(bench)
@@ -156,12 +168,7 @@ def _beside(bench: Bench, numbers: Callable[[], range], *, leavers: int) -> list
     for _ in range(leavers):
         queued = bench.start(leaver(bench, role=Role.USER))
         bench.pause(bench.ttft_s + 3 * bench.step_s)
-        if all(stream.has_ended for stream in streams):
-            queued.leave()
-            check_computed(rows_of(streams), tokens * bench.step_s)
-        if not any(_was_cut(stream) for stream in streams):  # else its slot was free for this one
-            check_queued([queued])
-        queued.leave()
+        leave_queue(queued, streams, usual_s=tokens * bench.step_s)
     return rows_of(streams)
 
 

@@ -12,7 +12,8 @@ from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels, settled
 from harness.conform.cases.hops import judge_tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
-from harness.conform.cases.neighbours import judge_pace, were_there
+from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
+from harness.conform.cases.queue import leave_queue
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
@@ -266,3 +267,17 @@ def test_a_cache_of_answers_is_seen_where_each_answer_comes_at_once(
         for one in (0.01, took_s)
     ]
     assert were_there(rows, 0.5) is cached
+
+
+@pytest.mark.parametrize(("took_s", "why"), [(0.01, AnsweredBeforeError), (0.9, CannotDecideError)])
+def test_a_request_that_need_not_queue_leaves_and_a_cache_of_answers_is_the_reason(
+    took_s: float, why: type[CannotDecideError]
+) -> None:
+    has_left = []
+    row = request_row("greedy", sent_ns=0, ended_ns=int(1e9 * took_s), outcome=Outcome.COMPLETED)
+    stream: Any = SimpleNamespace(has_ended=True, row=row, join=lambda _s: row)
+    queued: Any = SimpleNamespace(row=None, tokens=3, leave=lambda: has_left.append(True))
+    with pytest.raises(CannotDecideError) as raised:
+        leave_queue(queued, [stream], usual_s=1.0)
+    assert raised.type is why
+    assert has_left
