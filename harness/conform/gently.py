@@ -35,8 +35,8 @@ def gentle_case(max_seconds: float) -> Case:
         "more than two, or 1 % of the slots, run at once.",
         passes="the memory that the server shows as held falls by what each leaving stream held; "
         "where that is not shown: averaged over the leaves, its gauge of requests (without one: "
-        "another stream's pace) shows that they are gone; the 95 % interval of the share of "
-        "forgotten ones begins at 0.3 % or below",
+        "another stream's pace) shows that they are gone; no more than 0.3 % of them are "
+        "surely forgotten",
         methods="G",
         check=_never_checked,
         needs=frozenset(),
@@ -121,7 +121,7 @@ def judged(case: Case, found: Gentle, contract: Disconnect) -> CaseResult:
 def _outcome(found: Gentle, contract: Disconnect) -> Finding | Exception:
     if found.stops is None:
         return CannotDecideError(found.sentence)
-    forgets = found.ghost_ci95 is not None and found.ghost_ci95.low > MOST_GHOSTS
+    forgets = found.ghosts_at_least is not None and found.ghosts_at_least > MOST_GHOSTS
     if found.stops and not forgets:
         return Finding(None, found.sentence, {})
     if contract != "cancel":

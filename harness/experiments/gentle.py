@@ -175,7 +175,7 @@ def _watch(
     seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float, levels: Iterator[float]
 ) -> Iterator[Gentle]:
     """`levels`: of the intervals at its looks."""
-    stops, why, counted = None, "too few leaves yet", 0
+    stops, why, counted, least = None, "too few leaves yet", 0, None
     judged: Judged | None = None
     is_over = False
     while not is_over:
@@ -185,10 +185,13 @@ def _watch(
         if is_due(seen.moments, counted) or is_over:
             judged, counted = seen.judge(), seen.moments
             if judged is not None and (is_look(seen.moments) or is_over):
-                stops, why = judged.answer(next(levels))
+                level = next(levels)
+                stops, why = judged.answer(level)
+                least = judged.ghosts.interval(level).low
             if stops is not None and judged is not None and terms.wanted is not None:
                 is_over = is_over or judged.is_sure(terms.wanted, seen.visitors.step_s)
-        yield seen.figures(judged)._replace(stops=stops, why=why, seconds=seconds, is_final=is_over)
+        found = seen.figures(judged)._replace(stops=stops, why=why, ghosts_at_least=least)
+        yield found._replace(seconds=seconds, is_final=is_over)
 
 
 def serves(session: LoadSession) -> bool:

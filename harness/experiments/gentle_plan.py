@@ -236,7 +236,8 @@ class Gentle(NamedTuple):
     `why_no_memory`. `mistaken_share`: of times in which nothing of ours moved, those that show what
     a leave would; `missed_ends`: of `ends` of our answers, those that showed nothing.
     `share_of_load`: our streams over all that ran, None where no gauge shows that; `most_streams`
-    of ours ran at once. `latency_s` has the gauge's usual lag taken off; nothing below `floor_s`
+    of ours ran at once. `ghosts_at_least`: the share of forgotten leaves, as surely as `stops`.
+    `latency_s` has the gauge's usual lag taken off; nothing below `floor_s`
     can be seen."""
 
     way: Literal["gauge", "pace"]
@@ -250,6 +251,7 @@ class Gentle(NamedTuple):
     floor_s: float = 0.0
     ghost_rate: float | None = None
     ghost_ci95: Interval | None = None
+    ghosts_at_least: float | None = None
     seen_by_s: float | None = None
     most_streams: int = 0
     share_of_load: float | None = None
