@@ -85,4 +85,4 @@ def still_computed(
             "a stream is slower after the others have left than before they came, and still "
             "is when their answers must have ended: another load, or a machine that slowed down"
         )
-    return max(1, round(share * left))
+    return min(left, max(1, round(share * left)))

@@ -80,6 +80,7 @@ BESIDE_S = tuple(2 * pace_s for pace_s in ALONE_S)
         (2.0, 7.0, None),
         (2.0, 10.0, 8),  # the answers end
         (2.0, 10.02, 8),  # within a measurement
+        (2.2, 10.0, 8),  # never more than have left
         (2.0, 99.0, None),
         (1.2, 10.0, 2),
         (1.2, 99.0, None),
