@@ -99,7 +99,8 @@ def slots(bench: Bench) -> Finding:
         most = QUICK_LOOPS if bench.is_quick or count.way == "pace" else LOOPS
         if count.held or loops == most:
             break
-    told = f"after {left} clients have left in {loops} loops"
+    rounds = "1 loop" if loops == 1 else f"{loops} loops"
+    told = f"after {left} clients have left in {rounds}"
     evidence: Evidence = {"loops": loops, "left": left, "held": count.held}
     said = f"{told}, {count.said}" if count.held else None
     finding = found(f"{told}, {count.good}", said, evidence, Failure.NEVER)
