@@ -25,6 +25,7 @@ _STILL_LENGTHS: Final = 3  # settle times, and times between two flushes
 _LEAST_STILL_S: Final = 5.0
 _LONGEST_REST_S: Final = 90.0
 _AGAIN_S: Final = 0.1
+_RESTART_S: Final = 5.0  # for which a server that no longer serves is asked again
 _RESTART_LOOK_S: Final = 0.5
 
 
@@ -49,7 +50,7 @@ class Cleaning:
         text = canary_prompt(0, tokens=PROMPT_TOKENS, scale=server.session.plan.prompt_scale)
         return server.start(server.short(_CANARY_TOKENS, role=Role.CANARY), text).join(longest_s)
 
-    def aftermath(self, *, restart_s: float = READY_S) -> tuple[Aftermath, str]:
+    def aftermath(self, *, restart_s: float = _RESTART_S) -> tuple[Aftermath, str]:
         """A server that no longer serves is asked for `restart_s` whether it serves again."""
         found, told = self._aftermath()
         if found is Aftermath.DEAD and self._serves_again(restart_s):
