@@ -14,11 +14,11 @@ import pandas as pd
 import pyarrow as pa
 
 from harness.analysis.cancellation import is_unfinished
-from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.export.library import Run
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import WENT_WRONG
+from harness.stats import Floats, Ints
 
 WORST: Final = 2_000
 SAMPLE: Final = 500

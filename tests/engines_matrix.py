@@ -222,7 +222,8 @@ def configuration(up: dict[str, Any], server: dict[str, Any], *words: str) -> st
     name = f"{up['name']} {version_of(up['name'])}"
     behind = "" if server is up else f" before {server['name']}"
     slots = f", {server['slots']} slots" if server["slots"] else ""
-    return f"{name}{behind}{slots}, {' '.join(words) or up['model']}"
+    others = [word for word in words if word not in ("--slots", str(server["slots"]))]
+    return f"{name}{behind}{slots}, {' '.join(others) or up['model']}"
 
 
 def folder_of(out: Path, engine: str) -> Path:

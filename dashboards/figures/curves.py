@@ -28,9 +28,9 @@ from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
 from harness.analysis.cancel import latency_sample
 from harness.analysis.cancellation import was_cancelled
-from harness.analysis.stats import Curve
 from harness.metrics import CANCEL_LATENCY_STEPS
 from harness.records import TrialArm
+from harness.stats import Curve
 
 STEPS: Final = 1_000  # in which a curve is drawn: none is more than 0.1 % of its height
 RECOVERY_ARMS: Final = (  # upwards

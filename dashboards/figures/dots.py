@@ -21,8 +21,8 @@ from dashboards.figures.canvas import (
     whiskers,
 )
 from harness.analysis.compare import FEWEST_ROUNDS, Standing
-from harness.analysis.stats import mean_ci95
 from harness.formatting import number, quantity
+from harness.stats import mean_ci95
 
 SYMBOLS: Final = {
     Standing.BETTER: "circle",

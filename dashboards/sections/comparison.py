@@ -21,13 +21,13 @@ from dashboards.sections.section import (
 from dashboards.sections.waste import PARTS as WASTE_PARTS
 from harness.analysis.cancel import latency_sample
 from harness.analysis.compare import Limits, Pair, standing
-from harness.analysis.stats import Curve
 from harness.errors import ConfigError
 from harness.export.comparison import Comparison, name_of, singles, steps_differ, times
 from harness.export.library import Run
 from harness.formatting import between, bounded
 from harness.metrics import CANCEL_LATENCY, METRICS
 from harness.records import Metric
+from harness.stats import Curve
 
 WAITS: Final = ("slot_recovery_s", "slot_refill_s", "ttft_s", "itl_s")
 _IN_STEPS: Final = (

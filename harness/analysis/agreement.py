@@ -18,11 +18,11 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
 from harness.analysis.probe_train import Train, probes
-from harness.analysis.stats import Floats, mean_ci95, ratio_ci95
 from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
 from harness.records import Agreement, Metric, Role, TrialArm
+from harness.stats import Floats, mean_ci95, ratio_ci95
 from harness.store.frames import RunFrames
 
 _BY_BLOCKS: Final = ((CANCEL_LATENCY, "gauge"), ("wasted_tokens", "counter"))

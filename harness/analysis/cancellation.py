@@ -21,12 +21,12 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, is_among, run_facts
 from harness.analysis.open_requests import RACE, reset_by_us_ns
-from harness.analysis.stats import NEVER
 from harness.analysis.timeline import KILLED, OF_WORKERS, StepTimes, WorkerSteps, log_of, timeline
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.waste import wasted
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Outcome, Role
+from harness.stats import NEVER
 from harness.store.frames import RunFrames
 
 TIERS: Final = ("prefill", "decode")

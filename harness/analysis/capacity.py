@@ -9,9 +9,9 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, reading, sampled
 from harness.analysis.gpu import change_times_ns, gpu_figures
 from harness.analysis.scraped import readings_of, scrape_times_ns
-from harness.analysis.stats import Floats
 from harness.analysis.timeline import num_sampled
 from harness.analysis.tokens import tokens_read
+from harness.stats import Floats
 from harness.store.frames import RunFrames
 
 

@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 
 from harness.analysis.comparable import why_not_figures
-from harness.analysis.stats import Z95, Floats, mean_ci95, t_quantile
 from harness.metrics import METRICS, headline_figures
 from harness.records import ArmsSummary, Difference, Metric, Shift
+from harness.stats import Z95, Floats, mean_ci95, t_quantile
 
 Limits = tuple[float, float]
 Values = Sequence[float | None]  # a figure's value in each round, None where a round has none

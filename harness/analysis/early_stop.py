@@ -13,9 +13,9 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figures, NotMeasurable, proportion, reading, same_reason
-from harness.analysis.stats import Ints, ratio_ci95
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, TaskSavings
+from harness.stats import Ints, ratio_ci95
 from harness.store.frames import RunFrames
 from harness.workload.tasks import Task, parse_text
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.analysis.stats import Bools, Ints
 from harness.records import GAUGES, Trust, is_disaggregated
+from harness.stats import Bools, Ints
 from harness.store.frames import RunFrames
 
 # A source of figures: a log of the server, its configuration, or a condition of the run.

@@ -10,7 +10,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.stats import (
+from harness.metrics import METRICS
+from harness.records import Metric
+from harness.stats import (
     Bools,
     Curve,
     Floats,
@@ -25,8 +27,6 @@ from harness.analysis.stats import (
     rate_lower95,
     rate_upper95,
 )
-from harness.metrics import METRICS
-from harness.records import Metric
 
 QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 

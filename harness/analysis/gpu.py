@@ -17,9 +17,9 @@ import pandas as pd
 
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, same_reason
-from harness.analysis.stats import Bools, Floats, Ints
 from harness.metrics import ENERGY_PER_TOKEN
 from harness.records import Metric
+from harness.stats import Bools, Floats, Ints
 from harness.store.frames import RunFrames
 
 FEWEST_CHANGES: Final = 10  # of the readings during the load, or its ends are not found

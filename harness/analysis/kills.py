@@ -13,10 +13,10 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures, Sample, proportion, sampled
-from harness.analysis.stats import NEVER, Bools
 from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome
+from harness.stats import NEVER, Bools
 from harness.store.frames import RunFrames
 
 _WRONG: Final = (Outcome.FAILED, Outcome.REJECTED)

@@ -22,10 +22,10 @@ from harness.analysis.figure import (
     same_reason,
     sampled,
 )
-from harness.analysis.stats import Bools
 from harness.analysis.timeline import computed_tokens
 from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
 from harness.records import Metric, Outcome, Remark, Role
+from harness.stats import Bools
 from harness.store.frames import RunFrames
 
 _OF_USERS: Final = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "goodput_rps", "start_delay_s")

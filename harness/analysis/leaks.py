@@ -16,9 +16,9 @@ from harness.analysis.counters import idle_figure, not_shown
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.open_requests import num_abandoned, open_in_run
-from harness.analysis.stats import Floats, theil_sen
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.records import Metric
+from harness.stats import Floats, theil_sen
 from harness.store.frames import RunFrames
 
 # The gauge that shows each resource, and the sign with which it moves when one is taken.

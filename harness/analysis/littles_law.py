@@ -43,9 +43,9 @@ from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.open_requests import OpenRequests, most_open, open_in_run, open_requests
 from harness.analysis.scraped import Readings, met_step_s, readings_of
-from harness.analysis.stats import Z95, Floats, Ints, ratio_ci95
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
 from harness.records import Metric
+from harness.stats import Z95, Floats, Ints, ratio_ci95
 from harness.store.frames import RunFrames
 
 Limits = tuple[float, float]

@@ -14,10 +14,10 @@ import pandas as pd
 from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.open_requests import most_open
-from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import read_by
 from harness.formatting import quantity
 from harness.records import LoadSide, Metric, Role, Steady
+from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames
 
 

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import special
 
 from harness.analysis.figure import Figure, Figures, NotMeasurable, rate, reading
 from harness.analysis.tokens import without_tokens
 from harness.records import Metric, Outcome, TrialArm
+from harness.stats import rate_interval
 
 NO_ROUNDS: Final = "the workload has no rounds in which all leave"
 
@@ -48,14 +48,11 @@ def rounds_of(requests: pd.DataFrame) -> Rounds | NotMeasurable:
 
 
 def ghost_rate_of(found: Sequence[Rounds], method: str) -> Figure:
-    """The share, with the exact interval of Clopper and Pearson."""
     hits, n = sum(one.ghosts for one in found), sum(one.left for one in found)
     if not n:
         return NotMeasurable("no stream left before its end")
     figure = rate(hits, n, method=method)
-    low = special.betaincinv(hits, n - hits + 1, 0.025) if hits else 0.0
-    high = special.betaincinv(hits + 1, n - hits, 0.975) if hits < n else 1.0
-    figure.mean_ci95 = (float(low), float(high))
+    figure.mean_ci95 = rate_interval(hits, n, 0.95)
     return figure
 
 

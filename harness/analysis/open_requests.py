@@ -10,9 +10,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from harness.analysis.facts import Facts
-from harness.analysis.stats import NEVER, Floats, Ints
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, Way, WireClose
+from harness.stats import NEVER, Floats, Ints
 from harness.store.frames import RunFrames
 
 # A server cannot know why a client went away: to it these are all alike.

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.open_requests import RACE
-from harness.analysis.stats import Bools
 from harness.analysis.tokens import tokens_read
 from harness.formatting import error_kind, spoken_outcome, why_unanswered
 from harness.records import WENT_WRONG, Delivery, Outcome
+from harness.stats import Bools
 from harness.workload.tasks import parse_text
 
 NOTHING_SHOWN = "no request was abandoned: the run says nothing about cancellation"

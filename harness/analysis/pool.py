@@ -20,7 +20,6 @@ from harness.analysis.early_stop import savings_by_task
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample
 from harness.analysis.latency import canary_remarks, e2e_sample, known_answers, ttft_sample
 from harness.analysis.remarks import flags, in_level_order
-from harness.analysis.stats import Floats, mean_ci95
 from harness.analysis.summary import (
     Observed,
     count_outcomes,
@@ -46,6 +45,7 @@ from harness.records import (
     Simulated,
     Value,
 )
+from harness.stats import Floats, mean_ci95
 from harness.store.frames import RunFrames
 
 

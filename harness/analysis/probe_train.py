@@ -29,10 +29,10 @@ import pandas as pd
 
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, sampled
 from harness.analysis.open_requests import QUEUED
-from harness.analysis.stats import Bools, Floats, Ints, clustered_mean_ci95, turnbull_median
 from harness.analysis.tokens import without_tokens
 from harness.metrics import CANCEL_LATENCY, SLOT_RECOVERY
 from harness.records import Metric, Outcome, Role, TrialArm
+from harness.stats import Bools, Floats, Ints, clustered_mean_ci95, turnbull_median
 
 NO_PROBES: Final = "the workload has no probes"
 _PROBE_ARMS: Final = {

@@ -17,8 +17,8 @@ import pandas as pd
 from harness.analysis.cancel import NOBODY_LEFT
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures, Sample, proportion, same_reason, sampled
-from harness.analysis.stats import Ints
 from harness.analysis.timeline import StepTimes, timeline
+from harness.stats import Ints
 from harness.store.frames import RunFrames
 
 _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")

@@ -30,7 +30,6 @@ from harness.analysis.plan_failure import (
 )
 from harness.analysis.probe_train import Train
 from harness.analysis.scraped import readings_of, typical_step_s
-from harness.analysis.stats import fewest_for_rate_below
 from harness.analysis.tokens import (
     COUNTED_BY,
     came_whole,
@@ -54,6 +53,7 @@ from harness.records import (
     Steady,
     Summary,
 )
+from harness.stats import fewest_for_rate_below
 from harness.store.frames import RunFrames
 from harness.workload.target import NO_LIMIT_KEY
 from harness.workload.tasks import parse_text

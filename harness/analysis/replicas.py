@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.figure import Figures
-from harness.analysis.stats import mean_ci95
 from harness.metrics import METRICS
 from harness.records import FIGURES_PER_ROUND, Metric, OverReplicas, Simulated
+from harness.stats import mean_ci95
 from harness.store.frames import RunFrames
 
 _SUMS: Final = ("rps", "tokens/s", "slots", "blocks", "preemptions")  # by unit

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.facts import Facts
-from harness.analysis.stats import Floats, Ints
 from harness.analysis.tokens import token_gaps
 from harness.records import has_labels, page_of
+from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames
 
 

@@ -51,10 +51,10 @@ from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
 from harness.analysis.replicas import by_replica, over_replicas
-from harness.analysis.stats import Floats
 from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
 from harness.metrics import METRICS, WASTED_TOKENS
 from harness.records import Metric, Outcome, Simulated, Summary
+from harness.stats import Floats
 from harness.store.frames import RunFrames
 
 _MORE_THAN_TRIALS: Final = 10**12

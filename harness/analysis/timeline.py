@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.stats import NEVER, Bools, Ints
+from harness.stats import NEVER, Bools, Ints
 from harness.store.frames import RunFrames
 
 T = TypeVar("T", bound=np.generic)

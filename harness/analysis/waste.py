@@ -13,8 +13,8 @@ import pandas as pd
 
 from harness.analysis.facts import Facts, is_among
 from harness.analysis.gpu import energy_curves
-from harness.analysis.stats import Floats, Ints
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
+from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames
 
 _SINCE_T0: Final = (

@@ -40,7 +40,7 @@ _LEAST_MORE: Final = 1.2  # times as many streams, or the limit is too far away 
 _SETTLED_STEPS: Final = 4
 
 
-class _NotServedError(Exception):
+class NotServedError(Exception):
     """Of some requests at once one was not answered, or they take too long to try."""
 
 
@@ -274,8 +274,10 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> Tria
     for row in rows:
         is_refused = row is not None and (was_refused(row) or (closed and was_closed(row)))
         if not is_refused and (row is None or row.outcome is not Outcome.COMPLETED):
+            for stream in started:
+                stream.leave()
             why = "no answer" if row is None else row.error or row.outcome
-            raise _NotServedError(f"of {streams} streams at once one was not answered: {why}")
+            raise NotServedError(f"of {streams} streams at once one was not answered: {why}")
     if refused:
         time.sleep(_SETTLED_STEPS * step_s)  # noqa: TID251  until slots are given back
     times: list[Sequence[int]] = []
@@ -287,42 +289,63 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> Tria
 
 def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
     """The number, or why there is none."""
-    most, took_s, until_s = 0, 0.0, time.monotonic() + longest_s
-    turn_steps = 0.0
+    count = _Count(trial, time.monotonic() + longest_s)
+    try:
+        found = find_limit(count.ask, most=MOST_SLOTS, more=count.more)
+    except NotServedError as error:
+        return _Slots(None, str(error), ran_at_once=count.most)
+    except _FullError as full:
+        return _check_refusal(trial, full.slots, full.turn_steps)
+    if found is None and count.most < 2:
+        return _Slots(None, "no two requests were seen to run at once")
+    if found is None:
+        why = f"{count.most} requests ran at once, and no limit was found"
+        return _Slots(None, why, ran_at_once=count.most)
+    return _Slots(found, f"{found} requests run at once", turn_steps=count.turn_steps)
 
-    def ask(streams: int, tokens: int) -> list[Sequence[int]]:
-        nonlocal most, took_s, turn_steps
+
+class _Count:
+    """`most`: the most requests that were seen to run at once."""
+
+    def __init__(self, trial: Callable[[int, int], Trial], until_s: float) -> None:
+        self._trial, self._until_s = trial, until_s
+        self.most = 0
+        self.turn_steps = self._took_s = 0.0
+
+    def ask(self, streams: int, tokens: int) -> list[Sequence[int]]:
         began_s = time.monotonic()
-        tried = trial(streams, tokens)
+        tried = self._in_time(streams, tokens)
         seen = look_at(tried.times, tokens)
-        took_s = time.monotonic() - began_s
+        self._took_s = time.monotonic() - began_s
         if seen is not None:
-            most, turn_steps = max(most, seen.running), seen.spacing
+            self.most, self.turn_steps = max(self.most, seen.running), seen.spacing
             if tried.refused and not seen.waiting:
                 raise _FullError(seen.running, seen.spacing)
         return tried.times
 
-    def more(streams: int) -> int:
+    def _in_time(self, streams: int, tokens: int) -> Trial:
+        """Where so many cannot be served in time, half of those that are new."""
+        try:
+            return self._trial(streams, tokens)
+        except NotServedError:
+            between = (self.most + streams) // 2
+            if between < _LEAST_MORE * self.most or not self.most or self._left_s < 0:
+                raise
+            return self._in_time(between, tokens)
+
+    def more(self, streams: int) -> int:
         """As many as can be tried, and confirmed, in the time that is left, and in that which an
         answer may take."""
-        left_s = min(until_s - time.monotonic(), READY_S)
-        in_time = int(streams * left_s / max(2 * took_s, _LEAST_STEP_S))
+        left_s = min(self._left_s, READY_S)
+        in_time = int(streams * left_s / max(2 * self._took_s, _LEAST_STEP_S))
         if in_time < _LEAST_MORE * streams:
-            raise _NotServedError(f"{most} requests ran at once, and more take too long to try")
+            why = f"{self.most} requests ran at once, and more take too long to try"
+            raise NotServedError(why)
         return min(four_times(streams), in_time)
 
-    try:
-        found = find_limit(ask, most=MOST_SLOTS, more=more)
-    except _NotServedError as error:
-        return _Slots(None, str(error), ran_at_once=most)
-    except _FullError as full:
-        return _check_refusal(trial, full.slots, full.turn_steps)
-    if found is None and most < 2:
-        return _Slots(None, "no two requests were seen to run at once")
-    if found is None:
-        why = f"{most} requests ran at once, and no limit was found"
-        return _Slots(None, why, ran_at_once=most)
-    return _Slots(found, f"{found} requests run at once", turn_steps=turn_steps)
+    @property
+    def _left_s(self) -> float:
+        return self._until_s - time.monotonic()
 
 
 def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: float) -> _Slots:
@@ -330,7 +353,7 @@ def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: f
     tokens = _together_tokens(slots, turn_steps)
     try:
         more, enough = trial(slots + 1, tokens), trial(slots, tokens)
-    except _NotServedError as error:
+    except NotServedError as error:
         return _Slots(None, str(error))
     if more.refused == 1 and not enough.refused:
         closes = bool(more.closed)
@@ -364,7 +387,7 @@ def _check_slots(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
     try:
         if is_limit(ask, slots):
             return _Slots(slots, f"it has {slots}", turn_steps=turn_steps)
-    except _NotServedError:  # where no request can queue, one more may fail
+    except NotServedError:  # where no request can queue, one more may fail
         return _Slots(slots, f"it has {slots}")
     if refused == 1 and ran == slots:
         said = f"it has {slots}, and refuses more requests"

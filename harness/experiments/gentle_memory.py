@@ -22,7 +22,6 @@ from harness.experiments.memory_falls import (
     Mistaken,
     Needed,
     Tally,
-    exact,
     median_interval,
     needed,
 )
@@ -31,6 +30,7 @@ from harness.experiments.patience import READY_S
 from harness.experiments.readings import MemoryGauge, Readings, gauge_lag_s
 from harness.experiments.visitors import Visitors
 from harness.formatting import quantity
+from harness.stats import rate_interval
 from harness.workload.abandon import RequestSpec
 
 MOST_MEMORY: Final = 0.05  # of the server's, that a stream of ours may hold
@@ -330,8 +330,8 @@ def natural_end(t0_s: float, tokens_left: int, steps: Interval, late_s: float) -
 
 def is_lost(tally: Tally) -> bool:
     """Whether so much of what leaves held never came back that the server does not stop."""
-    share = exact(tally.unclear, tally.leaves, 1 - _LOST_RISK)
-    return share.low > MANY_GHOSTS and tally.loses(_LOST_RISK)
+    fewest, _ = rate_interval(tally.unclear, tally.leaves, 1 - _LOST_RISK)
+    return fewest > MANY_GHOSTS and tally.loses(_LOST_RISK)
 
 
 def _not_seen(why: str) -> NoReturn:

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from harness.experiments.averaged import Interval
+from harness.stats import interval_ranks, rate_interval
 
 Array = NDArray[np.float64]
 
@@ -95,20 +95,11 @@ class Mistaken(NamedTuple):
         return min(1.0, self.times * window_s / self.seconds) if self.seconds else 0.0
 
 
-def exact(k: int, n: int, level: float) -> Interval:
-    """Of a share of which `k` of `n` were seen (Clopper and Pearson)."""
-    rest = (1 - level) / 2
-    low = float(special.betaincinv(k, n - k + 1, rest)) if k else 0.0
-    high = float(special.betaincinv(k + 1, n - k, 1 - rest)) if k < n else 1.0
-    return Interval(low, high)
-
-
 def median_interval(values: Sequence[float]) -> Interval:
-    """Of the median, at 95 %, by ranks: no distribution is assumed."""
+    """Of the median, at 95 %, by ranks; of all values where they are too few for that."""
     ordered, n = sorted(values), len(values)
-    below = next(k for k in range(n + 1) if special.bdtr(k, n, 0.5) > 0.025)
-    low = max(0, below - 1)
-    return Interval(ordered[low], ordered[n - 1 - low])
+    low, high = interval_ranks(n, 0.5)
+    return Interval(ordered[max(low, 1) - 1], ordered[min(high, n) - 1])
 
 
 class Tally(NamedTuple):
@@ -135,7 +126,7 @@ class Tally(NamedTuple):
 
     def interval(self, level: float = 0.95) -> Interval:
         """Of the share of forgotten leaves."""
-        low = exact(self.held, self.leaves, level).low
-        without = exact(self.held + self.unclear, self.leaves, level)
-        by_chance = exact(self.missed, self.ends, level).high
-        return Interval(max(low, without.low - by_chance), without.high)
+        low, _ = rate_interval(self.held, self.leaves, level)
+        fewest, most = rate_interval(self.held + self.unclear, self.leaves, level)
+        _, by_chance = rate_interval(self.missed, self.ends, level)
+        return Interval(max(low, fewest - by_chance), most)

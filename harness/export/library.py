@@ -11,9 +11,9 @@ import pandas as pd
 
 from harness.analysis.cancellation import cancellations
 from harness.analysis.facts import load_window
-from harness.analysis.stats import Floats
 from harness.errors import ConfigError
 from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
+from harness.stats import Floats
 from harness.store.frames import RunFrames
 from harness.store.manifest import Manifest
 from harness.store.remains import Remains

@@ -9,9 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import psutil
-from scipy import stats
 
-from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
@@ -21,6 +19,7 @@ from harness.experiments.capacity import Capacity
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome
+from harness.stats import mean_ci95, rate_lower95, rate_upper95
 from harness.store.conform_result import Failure, Level
 
 LEAVES: Final = 1000
@@ -67,9 +66,8 @@ def ghost_rate(bench: Bench) -> Finding:
 
 
 def judge_ghosts(left: int, held: int) -> Finding:
-    """Bounds of the rate by Clopper and Pearson, each one-sided at 95 %."""
-    bounds = stats.binomtest(min(held, left), left).proportion_ci(0.9, method="exact")
-    low, high = round(float(bounds.low), 5), round(float(bounds.high), 5)
+    seen = min(held, left)
+    low, high = round(rate_lower95(seen, left), 5), round(rate_upper95(seen, left), 5)
     if not held and high > MOST_GHOSTS:
         raise CannotDecideError(f"{left} leaves are too few: {100 * high:.2f} % are possible")
     said = f"{held} of {left} requests are still held after the settle time"

@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from harness.analysis.stats import mean_ci95
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
@@ -23,6 +22,7 @@ from harness.experiments.patience import READY_S
 from harness.experiments.streams import is_refused
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
+from harness.stats import mean_ci95
 from harness.store.conform_result import Failure, Level
 
 TOKENS: Final = 96  # of a greedy answer

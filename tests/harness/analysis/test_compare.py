@@ -24,8 +24,8 @@ from harness.analysis.compare import (
     wilson_ci95,
 )
 from harness.analysis.figure import reading
-from harness.analysis.stats import Floats
 from harness.records import Difference, Metric
+from harness.stats import Floats
 from tests.harness.told import known
 
 Rounds = list[float | None]

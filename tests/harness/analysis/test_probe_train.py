@@ -15,8 +15,8 @@ from harness.analysis.occupancy import (
     rounds_of,
 )
 from harness.analysis.probe_train import Train, cancel_latency, probe_figures, train_of
-from harness.analysis.stats import turnbull_median
 from harness.records import Role
+from harness.stats import turnbull_median
 from tests.harness.told import MakeRun, metric, reason
 from tests.made_up.run import RunBuilder
 

@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.experiments.facts import Facts, Trial, count_slots, recounted, was_closed
+from harness.experiments.facts import (
+    Facts,
+    NotServedError,
+    Trial,
+    count_slots,
+    recounted,
+    was_closed,
+)
 from harness.records import Outcome
 from tests.made_up.rows import request_row
 
@@ -80,6 +87,24 @@ def queueing(slots: int) -> Callable[[int, int], Trial]:
         return Trial(list(times), 0)
 
     return trial
+
+
+@pytest.mark.parametrize(("in_time", "found"), [(300, 128), (131, None)])
+def test_where_a_trial_does_not_end_in_time_one_of_fewer_streams_is_made(
+    in_time: int, found: int | None
+) -> None:
+    asked = []
+
+    def trial(streams: int, tokens: int) -> Trial:
+        asked.append(streams)
+        if streams > in_time:
+            raise NotServedError(f"of {streams} streams at once one was not answered: no answer")
+        return queueing(128)(streams, tokens)
+
+    slots = count_slots(trial, 20.0)
+    assert slots.number == found
+    assert asked[:5] == [8, 32, 128, 512, 320]
+    assert found or "not answered" in slots.why
 
 
 @pytest.mark.parametrize(("slots_now", "found"), [(SLOTS, SLOTS), (9, 9), (5000, None)])

@@ -14,7 +14,6 @@ from harness.experiments.memory_falls import (
     Falls,
     Mistaken,
     Tally,
-    exact,
     median_interval,
     needed,
 )
@@ -107,13 +106,6 @@ def test_nothing_is_needed_but_what_was_seen() -> None:
     assert needed(np.array([0.0, 10.0] * 50)) == (30, 30)  # six times the scatter
     seldom = needed(np.array([0.0] * 990 + [100.0] * 10))
     assert seldom == pytest.approx((59.7, 250), abs=0.1)  # none may hide ours
-
-
-@pytest.mark.parametrize("level", [0.95, 0.975])
-@pytest.mark.parametrize(("k", "n"), [(0, 8), (3, 150), (8, 8), (40, 90)])
-def test_an_exact_interval(k: int, n: int, level: float) -> None:
-    low, high = stats.binomtest(k, n).proportion_ci(level, method="exact")
-    assert exact(k, n, level) == pytest.approx((low, high), abs=1e-9)
 
 
 def test_a_median_has_an_interval_by_ranks() -> None:

@@ -93,7 +93,7 @@ def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
         return kaplan_meier(values, censored)
     plain, n = Curve(times=values, censored=censored, left=None), len(values)
     ranks = [plain.first_with(share - _OF_A_PRODUCT) for share in shares]
-    ranks += [rank - 1 for share in shares for rank in _interval_ranks(n, share)]
+    ranks += [rank - 1 for share in shares for rank in interval_ranks(n, share)]
     in_range = {rank for rank in ranks if 0 <= rank < n}
     return replace(plain, times=np.partition(values, sorted({*in_range, n - 1})))
 
@@ -118,12 +118,13 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
     n = curve.n - int(np.count_nonzero(curve.censored & (curve.times < middle)))
     if not _has_interval(n, share):
         return None
-    low_rank, high_rank = _interval_ranks(n, share)
+    low_rank, high_rank = interval_ranks(n, share)
     low, high = quantile(curve, low_rank / n), quantile(curve, high_rank / n)
     return None if low is None or high is None else (low, high)
 
 
-def _interval_ranks(n: int, share: float) -> tuple[int, int]:
+def interval_ranks(n: int, share: float) -> tuple[int, int]:
+    """From 1 to n; outside of them: n values are too few for an interval."""
     return binomial_quantile(0.025, n, share), binomial_quantile(0.975, n, share) + 1
 
 
@@ -166,14 +167,23 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
     return float(slope) + 0.0, (float(low), float(high))  # no -0
 
 
+def rate_interval(hits: int, n: int, level: float) -> tuple[float, float]:
+    """The exact interval of a rate: at its upper end `hits` or fewer of n are as rare as at its
+    lower end `hits` or more. Source: Clopper and Pearson, Biometrika 26 (1934), 404-413."""
+    outside = (1 - level) / 2
+    low = float(special.betaincinv(hits, n - hits + 1, outside)) if hits else 0.0
+    high = float(special.betaincinv(hits + 1, n - hits, 1 - outside)) if hits < n else 1.0
+    return low, high
+
+
 def rate_upper95(hits: int, n: int) -> float:
-    """One-sided, the rate at which `hits` or fewer of n had 5 %. Source: Clopper and Pearson,
-    Biometrika 26 (1934), 404-413."""
-    return 1.0 if hits >= n else float(special.betaincinv(hits + 1, n - hits, 0.95))
+    """One-sided."""
+    return rate_interval(hits, n, 0.9)[1]
 
 
 def rate_lower95(hits: int, n: int) -> float:
-    return 1.0 - rate_upper95(n - hits, n)
+    """One-sided."""
+    return rate_interval(hits, n, 0.9)[0]
 
 
 @cache
@@ -193,7 +203,7 @@ def fewest_for_rate_below(rate: float) -> int:
 
 
 def _has_interval(n: int, share: float) -> bool:
-    low_rank, high_rank = _interval_ranks(n, share)
+    low_rank, high_rank = interval_ranks(n, share)
     return low_rank >= 1 and high_rank <= n
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from harness.analysis.figure import NotMeasurable, Sample, describe, sampled
-from harness.analysis.stats import (
+from harness.stats import (
     Curve,
     binomial_quantile,
     clustered_mean_ci95,
@@ -20,6 +20,7 @@ from harness.analysis.stats import (
     mean_ci95,
     quantile,
     quantile_ci95,
+    rate_interval,
     rate_lower95,
     rate_upper95,
     t_quantile,
@@ -172,6 +173,8 @@ def test_the_bounds_of_a_share_are_those_of_clopper_and_pearson(hits: int, n: in
     lower = stats.binomtest(hits, n, alternative="greater").proportion_ci(0.95, method="exact").low
     assert rate_upper95(hits, n) == pytest.approx(upper)
     assert rate_lower95(hits, n) == pytest.approx(lower)
+    both = stats.binomtest(hits, n).proportion_ci(0.975, method="exact")
+    assert rate_interval(hits, n, 0.975) == pytest.approx((both.low, both.high))
 
 
 def test_values_that_depend_on_each_other_have_no_interval_of_a_quantile() -> None:
