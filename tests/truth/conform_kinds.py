@@ -198,22 +198,22 @@ def cells_of(kinds: Sequence[Kind], sizes: Sequence[int]) -> list[Cell]:
 
 
 def measure(cells: Sequence[Cell]) -> int:
-    lines, problems, began_s = kept_lines(), 0, time.monotonic()
+    problems, began_s = 0, time.monotonic()
     measured = f"{utc_now():%Y-%m-%d} {revision()}"
     for number, cell in enumerate(cells, start=1):
         try:
             seen = run(cell)
             found = wrong(cell, seen)
-            lines[cell.key], left_open = line(cell, seen, found, measured), seen.told_open()
+            row, left_open = line(cell, seen, found, measured), seen.told_open()
         except Exception as error:  # noqa: BLE001  one server that fails ends no table
             found = [f"{type(error).__name__}: {error}"]
             gaps = " |" * (len(HEADS) - 5)
-            lines[cell.key] = f"| {' | '.join(cell.key)} |{gaps} no | {measured} |"
+            row = f"| {' | '.join(cell.key)} |{gaps} no | {measured} |"
             left_open = []
         problems += len(found)
-        write_page(lines)
+        write_page(kept_lines() | {cell.key: row})  # another run may have written lines
         left_s = (time.monotonic() - began_s) / number * (len(cells) - number)
-        said = [lines[cell.key], *(f"  WRONG: {one}" for one in found), *left_open]
+        said = [row, *(f"  WRONG: {one}" for one in found), *left_open]
         print("\n".join(said), flush=True)  # noqa: T201
         print(f"{number}/{len(cells)}, about {left_s / 60:.0f} min left", file=sys.stderr)  # noqa: T201
     return 1 if problems else 0
