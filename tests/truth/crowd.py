@@ -1,4 +1,5 @@
-"""Other users of a server: `python -m tests.truth.crowd URL USERS SEED`, until standard input ends.
+"""Other users of a server, until standard input ends:
+`python -m tests.truth.crowd URL USERS SEED MODEL`.
 
 Each asks for 20 to 250 tokens to a prompt of 16 to 512, reads them (three in ten leave on the way),
 pauses for a second on average, and asks again, on a new connection. At the end it says when each
@@ -12,11 +13,11 @@ import string
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 from tests.truth.server import wait_for_stdin
 
-MODEL = "tiny"  # of the bundled engine
 PAUSE_S = 1.0
 LEAVE_SHARE = 0.3
 
@@ -25,16 +26,9 @@ Gaps = list[tuple[float, float]]
 
 
 async def one_answer(
-    host: str, port: int, prompt: str, tokens: int, leaves_after: int | None, gaps: Gaps
+    host: str, port: int, asked: dict[str, Any], leaves_after: int | None, gaps: Gaps
 ) -> None:
     reader, writer = await asyncio.open_connection(host, port)
-    asked = {
-        "model": MODEL,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "stream": True,
-        "ignore_eos": True,
-    }
     body = json.dumps(asked).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
@@ -56,23 +50,27 @@ async def one_answer(
         writer.close()
 
 
-async def user(host: str, port: int, rng: random.Random, gaps: Gaps) -> None:
+async def user(host: str, port: int, model: str, rng: random.Random, gaps: Gaps) -> None:
     while True:
         tokens = rng.randint(20, 250)
         prompt = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(16, 512)))
         leaves_after = rng.randint(1, tokens) if rng.random() < LEAVE_SHARE else None
+        asked = {"model": model, "prompt": prompt, "max_tokens": tokens}
+        asked |= {"stream": True, "ignore_eos": True}
         with suppress(ConnectionError):
-            await one_answer(host, port, prompt, tokens, leaves_after, gaps)
+            await one_answer(host, port, asked, leaves_after, gaps)
         await asyncio.sleep(rng.expovariate(1 / PAUSE_S))
 
 
-async def main(url: str, users: int, seed: str) -> None:
+async def main(url: str, users: int, seed: str, model: str) -> None:
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
     rng, gaps = random.Random(seed), Gaps()
     tasks = [
-        asyncio.ensure_future(user(parts.hostname, parts.port, random.Random(rng.random()), gaps))
+        asyncio.ensure_future(
+            user(parts.hostname, parts.port, model, random.Random(rng.random()), gaps)
+        )
         for _ in range(users)
     ]
     await wait_for_stdin()
@@ -82,4 +80,4 @@ async def main(url: str, users: int, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3]))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

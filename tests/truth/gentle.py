@@ -1,6 +1,10 @@
 """Gentle watches beside busy users, held to the truth of a scripted server:
 `python -m tests.truth.gentle [--seconds S] [--users N] [--seed S] [--rounds N] [NAME ...]`.
 
+With `--server URL --engine NAME --model NAME` it watches a server that runs already, through a hop
+that closes its connections `--late` seconds after the clients do, and forgets to for one leave in
+`--every` (tests/truth/forgetful_hop.py). What the server itself takes is then no part of the truth.
+
 32 slots, steps of 20 ms, other users who come and go, some of whom leave. For each behaviour of the
 server a line of a table: what the watch says, and what the server knows. Then what the watch does
 to the time between two tokens of the other users: with it and without, by turns.
@@ -83,9 +87,9 @@ class Watched(NamedTuple):
 
 
 @contextmanager
-def crowd(url: str, users: int, seed: int) -> Iterator[list[tuple[float, float]]]:
+def crowd(url: str, users: int, seed: int, model: str) -> Iterator[list[tuple[float, float]]]:
     """Afterwards the list has when each token came to the users, and after how long."""
-    command = [sys.executable, "-m", "tests.truth.crowd", url, str(users), str(seed)]
+    command = [sys.executable, "-m", "tests.truth.crowd", url, str(users), str(seed), model]
     gaps: list[tuple[float, float]] = []
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -144,6 +148,30 @@ def watch_engine(*faults: str, seconds: float, users: int = USERS, seed: int = 1
     return Watched(told, held_s)
 
 
+def watch_server(
+    url: str,
+    engine: str,
+    model: str,
+    *,
+    every: int,
+    late_s: float,
+    seconds: float,
+    users: int,
+    seed: int,
+) -> Watched:
+    command = [sys.executable, "-m", "tests.truth.forgetful_hop", url, str(every), str(late_s)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as hop:
+        assert hop.stdout is not None
+        hop_url, asked = (
+            json.loads(hop.stdout.readline())["url"],
+            {"engine": engine, "model": model},
+        )
+        told = _told(hop_url, asked, seconds=seconds, users=users, seed=seed)
+        said, _ = hop.communicate(timeout=10)
+    left = [one for one in json.loads(said) if one["id"].startswith(OURS)]
+    return Watched(told, [None if one["is_forgotten"] else late_s for one in left])
+
+
 def _had_ended(events: dict[str, dict[str, Any]]) -> bool:
     """Before its client closed the connection."""
     return "removed" in events and events["removed"]["t_ns"] <= events["disconnected"]["t_ns"]
@@ -180,7 +208,7 @@ def bundled_engine(*faults: str) -> Iterator[str]:
 def _told(
     url: str, asked: dict[str, Any], *, seconds: float, users: int, seed: int
 ) -> list[dict[str, Any]]:
-    with crowd(url, users, seed):
+    with crowd(url, users, seed, asked.get("model", ENGINE["model"])):
         return _watched(url, asked, seconds=seconds, seed=seed)
 
 
@@ -213,7 +241,7 @@ def beside(url: str, asked: dict[str, Any], *, rounds: int, users: int, seed: in
     """The median and the 99th percentile of the time between two tokens of the other users, in
     seconds: [rounds, 2 (with the watch, without), 2]."""
     arms: list[tuple[float, float]] = []
-    with crowd(url, users, seed) as gaps:
+    with crowd(url, users, seed, ENGINE["model"]) as gaps:
         for one in range(rounds):
             told = _watched(url, asked, seconds=ARM_S + CHOOSING_S, seed=seed + one)
             now_s = time.perf_counter()
@@ -331,9 +359,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--users", type=int, default=USERS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=6, help="of the arms (0: none)")
+    parser.add_argument("--server", metavar="URL")
+    parser.add_argument("--engine", default="vllm")
+    parser.add_argument("--model", default="random")
+    parser.add_argument("--every", type=int, default=0)
+    parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("names", nargs="*", default=[*SERVERS, *ENGINES], metavar="NAME")
     options = parser.parse_args(arguments)
     _say_head(HEAD)
+    if options.server:
+        settings = {one: getattr(options, one) for one in ("every", "seconds", "users", "seed")}
+        seen = watch_server(
+            options.server, options.engine, options.model, late_s=options.late, **settings
+        )
+        print(row(options.engine, seen))  # noqa: T201
+        return 0
     for name in options.names:
         print(row(name, look(name, options)), flush=True)  # noqa: T201
     if options.rounds:
