@@ -97,8 +97,10 @@ class Turns:
 
     def _learn_of_plain(self, result: CaseResult) -> None:
         """A server that stops after one of the plain ways to leave is blind to the other alone."""
-        known = self.bench.known
+        known, contract = self.bench.known, self.bench.session.plan.target.disconnect
         self._has_stopped = self._has_stopped or bool(result.stops)
+        if result.stops and contract != "cancel":
+            result.reason += f"; the target declares `{contract}`, but the server cancels"
         if self._has_stopped:
             known.never_stops = None
         elif result.kind is Failure.NEVER:

@@ -70,4 +70,13 @@ def test_a_server_is_held_to_what_it_declares(tmp_path: Path) -> None:
     )
     assert [one.verdict for one in result.cases] == [Verdict.PASS, Verdict.PASS], result.cases
     assert result.target.disconnect == "drain"
-    assert all("`drain`" in one.reason for one in result.cases)
+    assert all("as it declares (`drain`)" in one.reason for one in result.cases)
+
+
+@pytest.mark.e2e
+def test_a_server_that_declares_to_drain_and_cancels_is_named(tmp_path: Path) -> None:
+    (result,) = judged(
+        tmp_path, "stream/fin-decode", fault="delay-abort=0.001", disconnect="drain"
+    ).cases
+    assert result.verdict is Verdict.PASS
+    assert "declares `drain`, but the server cancels" in result.reason
