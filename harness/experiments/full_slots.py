@@ -71,6 +71,7 @@ class FullSlots:
         self._streams = streams
         self._rng = rng
         self._waves = 0
+        self._leavers: Sequence[LiveStream] = ()  # of the latest try
         self._longest_s = 0.0  # that a slot was waited for and came: the next may wait as long
         self._may_stall = False  # a stream that stayed stood still as others left the last time
         self.resets = 0
@@ -194,7 +195,7 @@ class FullSlots:
 
     def begin_case(self) -> None:
         """How late a slot was, or whether the others stood still, was so in the case before."""
-        self._longest_s, self._may_stall = 0.0, False
+        self._longest_s, self._may_stall, self._leavers = 0.0, False, ()
 
     def begin(self, fillers: int | None = None) -> None:
         """Fill the slots but those of the streams that are to leave, or so many, and note the
@@ -304,6 +305,7 @@ class FullSlots:
             raise self._not_full()
         self.note_steps()
         self.note_natural(leavers)
+        self._leavers = leavers
         for leaver in leavers:
             way.leave(leaver)
         probes = probes or [server.start(server.probe()) for _ in leavers]
@@ -353,9 +355,11 @@ class FullSlots:
             longest_s = len(probes) * server.patience.probe_s
             server.together([partial(one.wait_tokens, 1, longest_s) for one in probes])
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
-        if len(moments) < len(probes):
-            raise CannotDecideError("a stream that was to leave could not")
         self._waves += 1
+        if len(moments) < len(probes):
+            if (cut := self.how_cut()) is not None:  # as the others left
+                return [Try(0.0, 0.0, None, None, cut, self._waves)]
+            raise CannotDecideError("a stream that was to leave could not")
         firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
         self._check_missing(probes)
         # A busy client may read a last token after the first one of the stream in its place. Later
@@ -376,9 +380,8 @@ class FullSlots:
         return tries
 
     def _stands_still(self, probes: Sequence[LiveStream]) -> bool:
-        """No probe has a token, nor has any stream that stayed had one since they were sent and
-        waited for."""
-        if any(probe.tokens for probe in probes) or not self.metronomes:
+        """Probes still wait, and no stream that stayed has had a token for half of their wait."""
+        if all(probe.tokens for probe in probes) or not self.metronomes:
             return False
         since_ns = time.perf_counter_ns() - int(1e9 * self._streams.patience.probe_s / 2)
         return all((one.last_token_ns or 0) < since_ns for one in self.metronomes)
@@ -430,8 +433,9 @@ class FullSlots:
         return min(gaps, default=None)
 
     def how_cut(self) -> str | None:
-        """How a stream that stayed ended, if one was cut."""
-        ended = (one for one in self._streams.fillers if one.row is not None)
+        """How a stream that stayed ended, or one that was to leave, if one was cut."""
+        streams = (*self._streams.fillers, *self._leavers)
+        ended = (one for one in streams if one.row is not None)
         return next((end_of(one) for one in ended if one.row and one.row.outcome in _CUT), None)
 
     def steps_now(self, steps: int = _SHOWN_STEPS) -> list[float]:

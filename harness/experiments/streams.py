@@ -108,9 +108,10 @@ class Streams:
     @property
     def brief_tokens(self) -> int:
         """Of an answer that outlives a probe's wait, behind it and for its slot, and no more: if
-        the server does not stop it, the next case waits for its end."""
+        the server does not stop it, the next case waits for its end. The time to a first token
+        may lie before the queue, so it is in both waits."""
         patience = self.patience
-        outlived = int((patience.outlives * patience.probe_s + self.ttft_s) / self.step_s)
+        outlived = int((patience.outlives * patience.probe_s + 2 * self.ttft_s) / self.step_s)
         wanted = outlived + patience.longest_read + _SPARE_TOKENS
         return min(patience.answer_tokens, wanted)
 
