@@ -133,8 +133,7 @@ def _bench(
     facts = find_facts(session, slots=order.slots, context=order.context, count_s=count_s)
     bench = Bench(session, facts, order, lag, wire, pages, known)
     bench.cleaning.learn_canary()
-    if plan.target.disconnect != "cancel":
-        bench.held.learn_idle()
+    bench.held.learn_idle()
     return bench
 
 

@@ -69,7 +69,8 @@ class Bench(Streams):
         self.occupancy = Occupancy(self)
         self.capacity = Capacity(self)
         gauge, pace = GaugeWatcher(self, pages.judged, self.rng), PaceWatcher(self, self.rng)
-        self.held = Held(self, self.occupancy, gauge, pace)
+        quiet = QuietWatcher(self, _meters_of(asked.pid), self.rng)
+        self.held = Held(self, self.occupancy, gauge, quiet, pace)
         self.recoveries = Recoveries(
             self.full_slots,
             self,
@@ -80,7 +81,7 @@ class Bench(Streams):
                 Admission(self, self.full_slots, self.rng),
                 gauge,
                 pace,
-                QuietWatcher(self, _meters_of(asked.pid), self.rng),
+                quiet,
             ],
         )
         self.cleaning = Cleaning(self, self.occupancy)

@@ -1,7 +1,8 @@
 """How many streams a server still holds after leaves, by the first way that can count them.
 
 By occupancy where its slots can be filled. Else by its gauge of running requests, which counts each
-one, or by the pace of another stream, which shows a part of many and no single one.
+one; by whether its processor is at rest, which shows that there are any; or by the pace of another
+stream, which shows a part of many and no single one.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
+from harness.experiments.quiet import QuietWatcher
 from harness.experiments.streams import Streams
 from harness.store.conform_result import Way
 
@@ -30,6 +32,9 @@ class Count(NamedTuple):
             case "gauge":
                 runs = "request still runs" if self.held == 1 else "requests still run"
                 return f"{self.held} {runs}, by the server's gauge"
+            case "quiet":
+                whom = f"one of {self.of} that left" if self.of else "one that left"
+                return f"the server still computes for at least {whom}"
             case "pace":
                 return f"about {self.held} of {self.of} streams that left are still computed"
             case _:
@@ -40,6 +45,8 @@ class Count(NamedTuple):
         match self.way:
             case "gauge":
                 return "no request runs any more, by the server's gauge"
+            case "quiet":
+                return "the server is at rest"
             case "pace":
                 return "none is computed any more, by the pace of another stream"
             case _:
@@ -50,19 +57,27 @@ class Held:
     """`_idle`: the requests that the gauge shows on the idle server."""
 
     def __init__(
-        self, streams: Streams, occupancy: Occupancy, gauge: GaugeWatcher, pace: PaceWatcher
+        self,
+        streams: Streams,
+        occupancy: Occupancy,
+        gauge: GaugeWatcher,
+        quiet: QuietWatcher,
+        pace: PaceWatcher,
     ) -> None:
         self._streams = streams
         self._occupancy = occupancy
         self._gauge = gauge
+        self._quiet = quiet
         self._pace = pace
         self._idle = 0
 
     def learn_idle(self) -> None:
-        """Before the first case, where a gauge is what `now` asks."""
-        if self._asks_gauge:
-            with suppress(CannotDecideError):  # others use the server: nothing is taken off
+        """Before the first case, where no slots can be counted."""
+        with suppress(CannotDecideError):  # others use the server: nothing is taken off
+            if self._asks_gauge:
                 self._idle = self._gauge.now()
+            elif not self._has_slots and self._quiet.can_judge(self._streams.facts) is None:
+                self._quiet.learn_rest()
 
     @property
     def _has_slots(self) -> bool:
@@ -90,6 +105,13 @@ class Held:
         if no_gauge is None:
             return Count(self._gauge.held(counted), left, "gauge")
         why_not = f"the slots cannot be counted ({facts.why}), nor requests by a gauge ({no_gauge})"
+        try:
+            no_rest = self._quiet.can_judge(facts)
+            if no_rest is None:
+                return Count(int(self._quiet.held(counted)), left, "quiet")
+        except CannotDecideError as error:
+            no_rest = str(error)
+        why_not += f", nor is a rest seen ({no_rest})"
         if sees_one:
             raise CannotDecideError(
                 f"{why_not}; pace shows a part of many streams, and no single one"
@@ -102,18 +124,21 @@ class Held:
     def now(self) -> Count:
         """What is held though all answers of this run must have ended; twice, if anything is.
         Raises CannotDecideError."""
-        count = self._count()
+        count = self.count()
         if count.held:
             self._streams.pause(self._streams.settle_s)
-            count = self._count()
+            count = self.count()
         return count
 
-    def _count(self) -> Count:
+    def count(self) -> Count:
+        """What is held at this moment. Raises CannotDecideError."""
         if self._has_slots:
             slots = self._streams.slots
             running = self._occupancy.running_at_once()
             return Count(max(0, slots - running), slots, "occupancy")
         if self._asks_gauge:
             return Count(max(0, self._gauge.now() - self._idle), 0, "gauge")
+        if self._quiet.rest is not None:
+            return Count(int(self._quiet.is_busy()), 0, "quiet")
         self._pace.check_alone()
         return Count(0, 0, "pace")

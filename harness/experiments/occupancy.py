@@ -88,11 +88,11 @@ class Occupancy:
         at_once = served if shows_all else most_at_once(times)
         return Counted(at_once, waiting, len(refused))
 
-    def whole_at_once(self, tokens: int) -> list[RequestRow]:
-        """As many whole answers as slots, asked for at once."""
+    def whole_at_once(self, tokens: int, count: int) -> list[RequestRow]:
+        """Whole answers that are asked for at once."""
         server = self._streams
         asked = server.short(tokens, role=Role.CHECK)
-        rows = join_all([server.start(asked) for _ in range(server.slots)], READY_S)
+        rows = join_all([server.start(asked) for _ in range(count)], READY_S)
         if None in rows:
             raise CannotDecideError(f"short requests were not answered in {READY_S:g} s")
         return [whole(row, "a short request") for row in rows if row is not None]

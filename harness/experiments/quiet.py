@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from statistics import median, quantiles
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import psutil
 
@@ -24,6 +24,8 @@ from harness.experiments.readings import Reading, Readings
 from harness.experiments.streams import Streams, end_of
 from harness.load.live import LiveStream
 from harness.store.conform_result import Way
+
+T = TypeVar("T")
 
 _CPU_POLL_S: Final = 0.1  # ten of the system's ticks
 _SHOWN_READINGS: Final = 10
@@ -143,24 +145,58 @@ class QuietWatcher:
         self._meters = meters
         self._rng = rng
         self.rest: Rest | None = None
+        self._meter: Meter | None = None  # that showed it
 
     def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
         return None if self._meters else "the server's process is not known (--pid)"
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:
+        return self._by_a_meter(lambda readings: self._holds(readings, leaver, tries))
+
+    def learn_rest(self) -> None:
+        """Before what `held` and `is_busy` judge by it. Raises CannotDecideError."""
+        if self.rest is None:
+            self._by_a_meter(lambda readings: self._control(readings, self._idle(readings)))
+
+    def held(self, leave: Callable[[], object]) -> bool:
+        """`leave` makes some leave: whether the server still computes for any of them when the
+        settle time is over. Raises CannotDecideError."""
+        self.learn_rest()
+        leave()
+        self._streams.pause(self._streams.settle_s)
+        if not self.is_busy():
+            return False
+        self._streams.wait_for_ghosts(lambda: False)
+        if self.is_busy():
+            raise CannotDecideError("the server is busy when all answers must have ended, too")
+        return True
+
+    def is_busy(self) -> bool:
+        """Whether it comes to no rest for as long as a slot is waited for."""
+        meter = self._meter
+        assert meter is not None
+        with Readings(meter.busy, poll_s=meter.poll_s, rng=self._rng) as readings:
+            return self._quiet(readings, time.perf_counter()) is None
+
+    def _by_a_meter(self, look: Callable[[Readings], T]) -> T:
+        """By the first that shows a rest."""
         why = list[str]()
         for meter in self._meters:
+            self._meter = meter
             with Readings(meter.busy, poll_s=meter.poll_s, rng=self._rng) as readings:
                 try:
-                    return self._holds(readings, leaver, tries)
+                    return look(readings)
                 except _NoRestError as error:
                     why.append(f"the server's {meter.what} is {error}")
         raise CannotDecideError("; ".join(why))
 
-    def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
+    def _idle(self, readings: Readings) -> list[float]:
         readings.level(2)
         self._streams.wait_for_ghosts(lambda: readings.latest() < _LEAST_BUSY)
-        idle = readings.level(_SHOWN_READINGS + 1)[1:]
+        return readings.level(_SHOWN_READINGS + 1)[1:]
+
+    def _holds(self, readings: Readings, leaver: Leaver, tries: int) -> Holds:
+        idle = self._idle(readings)
         tries_s: list[float | None] = []
         controls_s: list[float] = []
         natural_s = None

@@ -82,11 +82,15 @@ class Streams:
 
     def check_queues(self) -> None:
         """Raises RefusedError if no request of ours can wait in a queue."""
-        facts = self.facts
-        if facts.refuses:
+        if self.facts.refuses:
             raise RefusedError("the server refuses a request beyond its slots; it has no queue")
+        self.check_within_reach("queue")
+
+    def check_within_reach(self, what: str) -> None:
+        """Raises RefusedError if the server runs many at once, and has no limit that is known."""
+        facts = self.facts
         if facts.slots is None and facts.ran_at_once >= _NO_QUEUE:
-            raise RefusedError(f"no queue within reach: {facts.why}")
+            raise RefusedError(f"no {what} within reach: {facts.why}")
 
     @property
     def lag_s(self) -> float:

@@ -62,18 +62,20 @@ def ghost_rate(bench: Bench) -> Finding:
         count, now = held_after_waves(bench, block, sees_one=True, steps=GHOST_STEPS)
         left += now
         if count.held or left >= LEAVES:
-            return judge_ghosts(left, count.held)._replace(way=count.way)
+            return judge_ghosts(left, count)
 
 
-def judge_ghosts(left: int, held: int) -> Finding:
-    seen = min(held, left)
+def judge_ghosts(left: int, count: Count) -> Finding:
+    held, seen = count.held, min(count.held, left)
     low, high = round(rate_lower95(seen, left), 5), round(rate_upper95(seen, left), 5)
     if not held and high > MOST_GHOSTS:
         raise CannotDecideError(f"{left} leaves are too few: {100 * high:.2f} % are possible")
     said = f"{held} of {left} requests are still held after the settle time"
+    if count.way == "quiet":
+        said = f"after {left} leaves {count.said}"
     evidence: Evidence = {"left": left, "held": held, "rate_lower95": low, "rate_upper95": high}
     good = f"none of {left} requests was forgotten"
-    return found(good, said if held else None, evidence, Failure.NEVER)
+    return found(good, said if held else None, evidence, Failure.NEVER)._replace(way=count.way)
 
 
 @case(
@@ -139,6 +141,7 @@ def held_after_waves(
     limit_s=90.0,
 )
 def kv(bench: Bench) -> Finding:
+    bench.check_within_reach("limit of its memory")
     memory, stops = bench.capacity, bench.known.never_stops is None
     memory.measure(roughly=not stops)
     asked = bench.long(prompt_tokens=memory.prompt_tokens // 4)
@@ -261,11 +264,11 @@ def no_traffic(bench: Bench) -> Finding:
     if wrong is None:
         return Finding(None, good, {"capacity_tokens": memory.tokens if memory else None})
     if bench.known.never_stops is not None:  # neither does traffic help
-        said = f"{wrong} held after a silence of {bench.settle_s:g} s"
+        said = f"after a silence of {bench.settle_s:g} s {wrong}"
         return Finding(Failure.NEVER, said, {"held": wrong})
     bench.cleaning.rest()
-    control = what_is_held(bench, memory, has_traffic=True) or "nothing is"
-    said = f"{wrong} held after a silence of {bench.settle_s:g} s; with traffic {control}"
+    control = what_is_held(bench, memory, has_traffic=True) or "nothing is held"
+    said = f"after a silence of {bench.settle_s:g} s {wrong}; with traffic {control}"
     return Finding(Failure.NEVER, said, {"held": wrong, "held_with_traffic": control})
 
 
@@ -281,9 +284,9 @@ def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) ->
         bench.start(bench.short(1)).join(bench.settle_s)
         bench.pause(bench.step_s)
     bench.pause(max(0.0, until_s - time.monotonic()))
-    if held := bench.slots - bench.occupancy.running_at_once():
-        return f"{held} of {bench.slots} slots are"
-    return None if memory is None or memory.fits() else "memory is"
+    if (count := bench.held.count()).held:
+        return count.said
+    return None if memory is None or memory.fits() else "memory is still held"
 
 
 @case(

@@ -183,6 +183,8 @@ def in_prefill(bench: Bench) -> Finding:
     caught=CAUGHT,
 )
 def in_queue(bench: Bench) -> Finding:
+    bench.check_queues()
+
     def act(spec: RequestSpec, text: str) -> tuple[RequestRow, LiveStream]:
         tokens = BEFORE_TOKENS + int(bench.ttft_s / bench.step_s)
         before = [bench.start(bench.short(tokens)) for _ in range(bench.slots)]

@@ -228,15 +228,15 @@ def vanish(bench: Bench) -> Finding:
     if any(row.wire_close is not WireClose.SILENCE for row in rows_of(streams)):
         raise CannotDecideError("this machine gives no right to drop packets")
     began_s = time.perf_counter()
-    while (held := bench.slots - bench.occupancy.running_at_once()) and _since(began_s) < longest_s:
+    while (count := bench.held.count()).held and _since(began_s) < longest_s:
         bench.pause(min(LOOK_S, max(0.0, longest_s - _since(began_s))))
-    waited_s = _since(began_s)
+    waited_s, held = _since(began_s), count.held
     evidence: Evidence = {"held": held, "waited_s": round(waited_s, 1), "declared_s": declared_s}
     if declared_s is None:
         said = f"held for more than {waited_s:.0f} s" if held else f"let go within {waited_s:.1f} s"
         return Finding(None, f"silent clients are {said}", evidence, is_judged=False)
     if held:
-        said = f"{held} slots are held {waited_s:.0f} s after their clients fell silent"
+        said = f"{waited_s:.0f} s after its clients fell silent {count.said}"
         return Finding(Failure.NEVER, f"{said}; {declared_s:g} s are declared", evidence)
     return Finding(None, f"silent clients were let go within {waited_s:.1f} s", evidence)
 

@@ -120,7 +120,7 @@ def before_first(bench: Bench) -> Finding:
 def last_token(bench: Bench) -> Finding:
     races = QUICK_RACES if bench.is_quick else RACES
     left = 0
-    control = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS)))
+    control = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)))
 
     def race() -> int:
         nonlocal left
@@ -132,25 +132,26 @@ def last_token(bench: Bench) -> Finding:
                 raise CannotDecideError("every answer had ended before its client left")
         return left
 
-    held = bench.occupancy.held(race)
-    together = bench.occupancy.running_at_once(extra=1)
-    shortest = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS)))
+    count = bench.held.after(race)
+    together = bench.occupancy.running_at_once(extra=1) if bench.can_fill else None
+    shortest = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)))
     evidence: dict[str, float | str | None] = {
         "races": races,
         "left_in_time": left,
-        "held": held,
+        "held": count.held,
         "ran_at_once": together,
         "fewest_tokens": shortest,
         "fewest_tokens_before": control,
     }
-    if held > 0:
-        return Finding(Failure.NEVER, f"{held} of {bench.slots} slots are still held", evidence)
-    if together > bench.slots:
+    if count.held:
+        return Finding(Failure.NEVER, count.said, evidence, way=count.way)
+    if together is not None and together > bench.slots:
         return Finding(Failure.HARM, f"{together} requests run in {bench.slots} slots", evidence)
     if shortest < control:
         said = f"a later answer has {shortest} tokens, and each before had {control}"
         return Finding(Failure.HARM, said, evidence)
-    return Finding(None, f"{left} clients left in the last step, no slot is held", evidence)
+    said = f"{left} clients left in the last step: {count.good}"
+    return Finding(None, said, evidence, way=count.way)
 
 
 def lengths_of(rows: list[RequestRow]) -> list[int]:

@@ -18,6 +18,7 @@ from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
 from harness.conform.waves import compared
+from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Delivery, MetricSample, Outcome, RequestRow
 from harness.store.conform_result import Failure
@@ -77,16 +78,16 @@ def test_counters_that_do_not_say_how_requests_ended_decide_nothing() -> None:
 
 
 def test_a_thousand_leaves_bound_the_rate_of_ghosts() -> None:
-    found = judge_ghosts(1000, 0)
+    found = judge_ghosts(1000, Count(0, 8, "occupancy"))
     assert found.failure is None
     assert found.evidence["rate_upper95"] == pytest.approx(1 - 0.05 ** (1 / 1000), abs=1e-5)
-    found = judge_ghosts(100, 2)
+    found = judge_ghosts(100, Count(2, 8, "occupancy"))
     assert found.failure is Failure.NEVER
     # P(at most 2 of 100) = 0.05 at 6.16 %, P(at least 2 of 100) = 0.05 at 0.357 %.
     assert found.evidence["rate_upper95"] == pytest.approx(0.0616, abs=1e-4)
     assert found.evidence["rate_lower95"] == pytest.approx(0.00357, abs=1e-5)
     with pytest.raises(CannotDecideError, match=r"0\.99 %"):
-        judge_ghosts(300, 0)
+        judge_ghosts(300, Count(0, 8, "occupancy"))
 
 
 def test_the_pace_is_judged_only_if_its_interval_lies_on_one_side() -> None:

@@ -1,6 +1,6 @@
 """What is still held, by one way or another."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,20 +11,23 @@ from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Count, Held
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.pace import PaceWatcher
+from harness.experiments.quiet import QuietWatcher
 from harness.experiments.streams import Streams
 
 
-def held_of(slots: int | None, counts: Iterator[int]) -> Held:
-    """`counts`: of the gauge, or of the requests that run at once."""
+def held_of(slots: int | None, counts: Iterator[int], quiet: Any = None) -> Held:
+    """`counts`: of the gauge, or of the requests that run at once. `quiet`: without a gauge."""
     streams: Any = SimpleNamespace(
         slots=slots, facts=Facts(slots, 0.02, 0.02, None), settle_s=2.0, pause=lambda _: None
     )
-    gauge: Any = SimpleNamespace(can_judge=lambda _: None, now=lambda: next(counts))
+    no_gauge = None if quiet is None else "no gauge"
+    gauge: Any = SimpleNamespace(can_judge=lambda _: no_gauge, now=lambda: next(counts))
     occupancy: Any = SimpleNamespace(running_at_once=lambda: next(counts))
     return Held(
         cast(Streams, streams),
         cast(Occupancy, occupancy),
         cast(GaugeWatcher, gauge),
+        cast(QuietWatcher, quiet),
         cast(PaceWatcher, None),
     )
 
@@ -46,3 +49,21 @@ def test_slots_are_held_if_a_second_count_finds_them_too(running: list[int], hel
 @pytest.mark.parametrize(("held", "said"), [(1, "1 request still runs,"), (2, "2 requests still")])
 def test_what_a_gauge_still_counts_is_said_in_its_number(held: int, said: str) -> None:
     assert Count(held, 4, "gauge").said.startswith(said)
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_where_neither_slots_nor_requests_can_be_counted_a_rest_shows_that_none_is_held(
+    held: int,
+) -> None:
+    def after(leave: Callable[[], int]) -> int:
+        assert leave() == 3
+        return held
+
+    quiet: Any = SimpleNamespace(
+        can_judge=lambda _: None, rest="known", is_busy=lambda: held, held=after
+    )
+    one = held_of(None, iter([]), quiet=quiet)
+    count = one.after(lambda: 3, sees_one=True)
+    assert count == Count(held, 3, "quiet")
+    assert one.now() == Count(held, 0, "quiet")
+    assert "at least one of 3" in Count(1, 3, "quiet").said
