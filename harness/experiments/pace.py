@@ -137,9 +137,11 @@ class PaceWatcher:
             others = self._begin(leaver)
             self._streams.together([partial(leaver.ready, one, number) for one in others])
             natural_s = self.beside_s * min(one.spec.max_tokens - one.tokens for one in others)
+            is_unary = leaver.spec.delivery is Delivery.UNARY
+            have_begun = is_unary or all(one.tokens for one in others)  # else prompts slow the rest
             came_back_s, stall_s = self._after(partial(self._leave, leaver, others))
             tries_s.append(came_back_s)
-            stalls_s.append(stall_s)
+            stalls_s += [stall_s] if have_begun else []
             if came_back_s is None:
                 break
         return Holds(
