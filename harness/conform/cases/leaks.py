@@ -28,6 +28,7 @@ GHOST_STEPS: Final = 4  # in which a wave of these leaves
 MOST_GHOSTS: Final = 0.003
 LOOPS: Final = 12
 QUICK_LOOPS: Final = 3
+_SLOW_WAYS: Final = ("quiet", "pace")  # which take some seconds a loop
 STORMS: Final = 5
 SLOW: Final = 10  # times the idle time of a request
 LEAST_LIMIT_S: Final = 2.0
@@ -96,7 +97,8 @@ def slots(bench: Bench) -> Finding:
     while True:
         count, now = held_after_waves(bench, 1)
         left, loops = left + now, loops + 1
-        most = QUICK_LOOPS if bench.is_quick or count.way == "pace" else LOOPS
+        is_brief = bench.is_quick or count.way in _SLOW_WAYS
+        most = QUICK_LOOPS if is_brief else LOOPS
         if count.held or loops == most:
             break
     rounds = "1 loop" if loops == 1 else f"{loops} loops"
@@ -260,7 +262,7 @@ def no_traffic(bench: Bench) -> Finding:
             bench.capacity.measure()
             memory = bench.capacity
     wrong = what_is_held(bench, memory, has_traffic=False)
-    good = "slots were free after the silence" + (", and memory" if memory is not None else "")
+    good = "nothing was held after the silence" + (", nor memory" if memory is not None else "")
     if wrong is None:
         return Finding(None, good, {"capacity_tokens": memory.tokens if memory else None})
     if bench.known.never_stops is not None:  # neither does traffic help
