@@ -86,6 +86,11 @@ class Streams:
             raise RefusedError("the server refuses a request beyond its slots; it has no queue")
         self.check_within_reach("queue")
 
+    def check_runs_two(self) -> None:
+        """Raises RefusedError if no request has a neighbour."""
+        if self.facts.slots == 1:
+            raise RefusedError("a server with one slot runs no two requests at once")
+
     def check_within_reach(self, what: str) -> None:
         """Raises RefusedError if the server runs many at once, and has no limit that is known."""
         facts = self.facts

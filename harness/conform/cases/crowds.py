@@ -108,6 +108,7 @@ def begun(bench: Bench) -> list[LiveStream]:
     caught=reports("ollama/ollama#18477 Trans-N-ai/swama#116"),
 )
 def dose_sweep(bench: Bench) -> Finding:
+    bench.check_runs_two()
     prefill = long_prefill(bench, fewest_chunks=DOSE_CHUNKS)
     bench.full_slots.begin(1)  # as beside the doses: a step may grow with the batch
     before = bench.full_slots.steps_at_rest()

@@ -40,7 +40,7 @@ _MOST_TOKENS: Final = 65_536
 
 class Prefill(NamedTuple):
     """A cold long prompt beside long streams in all other slots. `chunk_s`: the longest gap
-    between the tokens of one of these while it was computed."""
+    between the tokens of one of these while it was computed; 0 with one slot: none shows it."""
 
     tokens: int
     ttft_s: float
@@ -100,20 +100,33 @@ def long_prefill(
 
 
 def _watched(bench: Bench, tokens: int) -> Prefill:
-    if not bench.full_slots.fill(bench.beside):
-        raise CannotDecideError("with one slot no other stream shows how long a chunk takes")
+    beside = bench.full_slots.fill(bench.beside)
     row = bench.whole(RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens))
     assert row.first_token_ns is not None
+    ttft_s = (row.first_token_ns - row.sent_ns) / 1e9
+    if not beside:
+        return Prefill(tokens, ttft_s, 0.0)
     times = bench.full_slots.metronomes[0].token_times_ns
     during = [at for at in times if row.sent_ns <= at <= row.first_token_ns]
     ends = [row.sent_ns, *during, row.first_token_ns]
     longest_ns = max(late - early for early, late in pairwise(ends))
-    return Prefill(tokens, (row.first_token_ns - row.sent_ns) / 1e9, longest_ns / 1e9)
+    return Prefill(tokens, ttft_s, longest_ns / 1e9)
 
 
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
     bound = prefill.bound(median(before))
     finding = bench.recoveries.judged(tries, bound, before=before)
+    return unless_a_chunk(finding, prefill)
+
+
+def unless_a_chunk(finding: Finding, prefill: Prefill) -> Finding:
+    """With the prompt's figures. Raises CannotDecideError if what seems late may be a chunk."""
+    if not prefill.chunk_s and finding.failure in (Failure.LATE, Failure.NEVER):
+        prompt = quantity(prefill.ttft_s, "s")
+        raise CannotDecideError(
+            f"{finding.reason}; the prompt takes {prompt} in all, and with one slot no other "
+            "stream shows how much of that is a chunk"
+        )
     return finding._replace(evidence=finding.evidence | prefill.evidence)
 
 
@@ -136,7 +149,8 @@ def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill
     ),
 )
 def leave_prefill(bench: Bench) -> Finding:
-    in_seconds = bench.full_slots.can_judge(bench.facts) is not None
+    has_no_steps = bench.full_slots.can_judge(bench.facts) is not None
+    in_seconds = has_no_steps or bench.facts.slots == 1
     prefill = long_prefill(bench, in_seconds=in_seconds)
 
     def wait(_leaver: LiveStream, number: int) -> None:
@@ -150,8 +164,7 @@ def leave_prefill(bench: Bench) -> Finding:
         is_alone=True,
         bound=prefill.bound(bench.step_s),
     )
-    finding = finding._replace(evidence=finding.evidence | prefill.evidence)
-    return harm(bench, finding)
+    return harm(bench, unless_a_chunk(finding, prefill))
 
 
 def harm(bench: Bench, finding: Finding) -> Finding:
@@ -223,6 +236,7 @@ def _all_whole(rows: list[RequestRow | None], what: str, prefill: Prefill) -> Fi
     caught=reports("ggml-org/llama.cpp#27604"),
 )
 def beside(bench: Bench) -> Finding:
+    bench.check_runs_two()
     prefill = long_prefill(bench, fewest_chunks=1)
     rows: list[RequestRow | None] = []
     tries: list[Try] = []

@@ -18,6 +18,7 @@ from harness.store.conform_result import Failure, Level
 
 READ_TOKENS: Final = 8
 HALF_CLOSED_TOKENS: Final = 40  # of an answer whose client has closed its sending side
+STREAMS_OF_A_PAUSE: Final = 3  # its own, and two controls
 LOOK_TOKENS: Final = 32  # of an answer that shows how many bytes a token takes
 # A longer answer than these bytes lets a server see the stall: a kernel holds 50 kB for a
 # client whose buffer and segments are the smallest, and servers hold up to 64 kB themselves.
@@ -120,15 +121,19 @@ def _pause(bench: Bench, tokens: int) -> str | None:
     """A greedy answer is read with a pause: what is wrong with its text."""
     room = (bench.facts.context or 1 << 20) - 4 * bench.short().prompt_tokens
     asked = max(LOOK_TOKENS, min(tokens, room))
-    controls = start_greedy(bench, [1, 1], asked)
+    run_together = bench.crowd(STREAMS_OF_A_PAUSE) == STREAMS_OF_A_PAUSE
+    before = [] if run_together else one_by_one(bench, [1, 1], asked)
+    controls = start_greedy(bench, [1, 1], asked) if run_together else []
     (paused,) = start_greedy(bench, [1], asked, way=Way.STOP_READING)
     wait_each([paused], READ_TOKENS)
     paused.exchange.stall()
-    first, second = rows_of(controls)
-    before = paused.exchange.bytes_read
+    if before:
+        bench.pause((before[0].ended_ns - before[0].sent_ns) / 1e9)
+    first, second = before or rows_of(controls)
+    read_before = paused.exchange.bytes_read
     paused.exchange.resume()
     (row,) = rows_of([paused])
-    return judge_pause(first, second, row, paused.exchange.bytes_read - before)
+    return judge_pause(first, second, row, paused.exchange.bytes_read - read_before)
 
 
 def judge_pause(
@@ -221,7 +226,8 @@ def vanish(bench: Bench) -> Finding:
     room = (bench.facts.context or tokens + prompt) - 2 * prompt
     if min(tokens, room) * bench.step_s < longest_s:
         raise CannotDecideError(f"an answer of {room} tokens ends before {longest_s:.0f} s")
-    streams = [bench.start(bench.short(min(tokens, room))) for _ in range(SILENT_STREAMS)]
+    silent = bench.crowd(SILENT_STREAMS)
+    streams = [bench.start(bench.short(min(tokens, room))) for _ in range(silent)]
     wait_each(streams, READ_TOKENS)
     for stream in streams:
         stream.leave(Way.VANISH)
