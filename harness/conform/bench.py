@@ -94,16 +94,12 @@ class Bench(Streams):
     @property
     def crowded(self) -> int:
         """As many clients as slots; where these cannot be filled, a crowd."""
-        return self.crowd(MOST_SLOTS if self.can_fill else CROWD)
+        return self.crowd(MOST_SLOTS if self.facts.can_fill else CROWD)
 
     @property
     def beside(self) -> int:
         """Long streams that leave one slot free; some, where slots cannot be filled."""
-        return self.crowd(MOST_SLOTS) - 1 if self.can_fill else SOME_STREAMS
-
-    @property
-    def can_fill(self) -> bool:
-        return self.facts.slots is not None and self.facts.slots <= MOST_SLOTS
+        return self.crowd(MOST_SLOTS) - 1 if self.facts.can_fill else SOME_STREAMS
 
     def session_that_keeps(self) -> LoadSession:
         """A session whose connections carry one request after the other; the caller closes it."""

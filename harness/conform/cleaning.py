@@ -7,7 +7,7 @@ import time
 from heapq import heapreplace
 from typing import Final
 
-from harness.experiments.facts import MOST_SLOTS, PROMPT_TOKENS, was_refused
+from harness.experiments.facts import PROMPT_TOKENS, was_refused
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S, SLOWER
@@ -123,7 +123,7 @@ class Cleaning:
         now_ns = time.perf_counter_ns()
         until_ns = now_ns + int(1e9 * min(_LONGEST_REST_S, self._ghosts_s()))
         self.running = None
-        while slots is not None and slots <= MOST_SLOTS and time.perf_counter_ns() < until_ns:
+        while slots is not None and server.facts.can_fill and time.perf_counter_ns() < until_ns:
             try:
                 self.running = self._occupancy.running_at_once()
                 if self.running >= slots:

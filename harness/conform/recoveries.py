@@ -19,7 +19,6 @@ from harness.conform.judgement import (
     judge_recovery,
 )
 from harness.conform.stopping import ANOTHER_LOAD, HARM_S, is_suspicious
-from harness.experiments.facts import MOST_SLOTS
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, Try
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.occupancy import Occupancy
@@ -218,7 +217,7 @@ class Recoveries:
         then another load takes them. Slots that stay lost after every stream has ended are left out
         from here on."""
         streams = self._streams
-        if streams.facts.slots is None or streams.facts.slots > MOST_SLOTS or streams.facts.refuses:
+        if not streams.facts.can_fill or streams.facts.refuses:
             return Finding(None, "no slots are known that another load could take", {})
         if running == 0:
             if streams.serves():

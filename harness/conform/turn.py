@@ -110,7 +110,11 @@ class Turns:
         """What to say of a server that has another number of slots than before; "" if it has not,
         or does not show it."""
         bench, old = self.bench, self.bench.facts.slots
-        if not bench.can_fill or self._recounts == _MOST_RECOUNTS or bench.cleaning.stand_still():
+        if (
+            not bench.facts.can_fill
+            or self._recounts == _MOST_RECOUNTS
+            or bench.cleaning.stand_still()
+        ):
             return ""
         self._recounts += 1
         bench.end()

@@ -71,6 +71,11 @@ class Facts(NamedTuple):
     closes: bool = False
 
     @property
+    def can_fill(self) -> bool:
+        """Whether its slots are known, and not too many to fill."""
+        return self.slots is not None and self.slots <= MOST_SLOTS
+
+    @property
     def together_tokens(self) -> int:
         """Of as many requests as slots that are to run at once: the first still runs when the last
         begins, and each lasts a few flushes."""

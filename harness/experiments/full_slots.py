@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from harness.experiments.facts import MOST_SLOTS, Facts
+from harness.experiments.facts import Facts
 from harness.experiments.flushes import latest_gaps
 from harness.experiments.holds import Leaver
 from harness.experiments.outcome import CannotDecideError
@@ -80,7 +80,7 @@ class FullSlots:
         self.natural_s: float | None = None
 
     def can_judge(self, facts: Facts) -> str | None:
-        if facts.slots is None or facts.slots > MOST_SLOTS:
+        if not facts.can_fill:
             return facts.why
         if facts.refuses:
             return "the server refuses a request instead of queueing it"

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from harness.experiments.facts import MOST_SLOTS
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
@@ -76,23 +75,23 @@ class Held:
         with suppress(CannotDecideError):  # others use the server: nothing is taken off
             if self._asks_gauge:
                 self._idle = self._gauge.now()
-            elif not self._has_slots and self._quiet.can_judge(self._streams.facts) is None:
+            elif (
+                not self._streams.facts.can_fill
+                and self._quiet.can_judge(self._streams.facts) is None
+            ):
                 self._quiet.learn_rest()
 
     @property
-    def _has_slots(self) -> bool:
-        slots = self._streams.facts.slots
-        return slots is not None and slots <= MOST_SLOTS
-
-    @property
     def _asks_gauge(self) -> bool:
-        return not self._has_slots and self._gauge.can_judge(self._streams.facts) is None
+        return (
+            not self._streams.facts.can_fill and self._gauge.can_judge(self._streams.facts) is None
+        )
 
     def after(self, leave: Callable[[], int], *, sees_one: bool = False) -> Count:
         """`leave` makes some leave and returns how many. `sees_one`: a single one that is held must
         be seen. Raises CannotDecideError."""
         facts = self._streams.facts
-        if self._has_slots:
+        if self._streams.facts.can_fill:
             return Count(self._occupancy.held(leave), self._streams.slots, "occupancy")
         left = 0
 
@@ -132,7 +131,7 @@ class Held:
 
     def count(self) -> Count:
         """What is held at this moment. Raises CannotDecideError."""
-        if self._has_slots:
+        if self._streams.facts.can_fill:
             slots = self._streams.slots
             running = self._occupancy.running_at_once()
             return Count(max(0, slots - running), slots, "occupancy")

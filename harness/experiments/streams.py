@@ -70,7 +70,7 @@ class Streams:
     @property
     def slots(self) -> int:
         slots = self.facts.slots
-        if slots is None or slots > MOST_SLOTS:
+        if slots is None or not self.facts.can_fill:
             raise CannotDecideError(
                 f"this case needs a server whose slots can be filled, but {self.facts.why}"
             )

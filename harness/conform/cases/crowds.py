@@ -57,8 +57,8 @@ def storm_all(bench: Bench) -> Finding:
 
     def leave() -> int:
         nonlocal left, spread_ms
-        running = bench.full_slots.fill() if bench.can_fill else begun(bench)
-        has_queue = bench.can_fill and not bench.facts.refuses
+        running = bench.full_slots.fill() if bench.facts.can_fill else begun(bench)
+        has_queue = bench.facts.can_fill and not bench.facts.refuses
         queues = bench.crowd(MOST_QUEUED) if has_queue else 0
         queued = [bench.start(leaver(bench, role=Role.USER)) for _ in range(queues)]
         bench.pause(bench.ttft_s + 2 * bench.step_s)

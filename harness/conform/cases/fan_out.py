@@ -59,7 +59,7 @@ def prompts(bench: Bench) -> Finding:
         return _leave_all(bench, bench.long(**asked), bench.short(LOOK_TOKENS, **asked), "a list")
 
     some = bench.crowd(MOST_ANSWERS)
-    if not bench.can_fill or bench.facts.refuses:
+    if not bench.facts.can_fill or bench.facts.refuses:
         return leave_list(some)
     try:
         return leave_list(min(LIST_TIMES * bench.slots, MOST_PROMPTS))
@@ -80,7 +80,7 @@ def _leave_all(bench: Bench, asked: RequestSpec, look: RequestSpec, what: str) -
         raise RefusedError(f"{came} tokens came where {wanted} were asked for: {what} is ignored")
 
     read = asked.n * READ_TOKENS
-    if not bench.can_fill:
+    if not bench.facts.can_fill:
         return bench.recoveries.find(asked, tokens=[read])
 
     def leave() -> int:

@@ -91,7 +91,7 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
     asked = leaver(bench, visit) if leaving else bench.short(visit)
     slots = bench.crowd(MOST_BEFORE)
-    bench.full_slots.fill(bench.slots - slots if bench.can_fill else 0)
+    bench.full_slots.fill(bench.slots - slots if bench.facts.can_fill else 0)
     before = [bench.start(asked) for _ in range(slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)

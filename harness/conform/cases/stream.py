@@ -133,7 +133,7 @@ def last_token(bench: Bench) -> Finding:
         return left
 
     count = bench.held.after(race)
-    together = bench.occupancy.running_at_once(extra=1) if bench.can_fill else None
+    together = bench.occupancy.running_at_once(extra=1) if bench.facts.can_fill else None
     shortest = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)))
     evidence: dict[str, float | str | None] = {
         "races": races,

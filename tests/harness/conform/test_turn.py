@@ -51,7 +51,6 @@ def bench(**more: Any) -> Any:
         "full_slots": SimpleNamespace(begin_case=nothing),
         "patience": PATIENCE,
         "is_quick": False,
-        "can_fill": True,
         "step_s": 0.02,
         "ttft_s": 0.02,
         "limit_tries": nothing,
