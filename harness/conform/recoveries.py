@@ -217,7 +217,7 @@ class Recoveries:
         then another load takes them. Slots that stay lost after every stream has ended are left out
         from here on."""
         streams = self._streams
-        if not streams.facts.can_fill or streams.facts.refuses:
+        if not streams.facts.has_queue:
             return Finding(None, "no slots are known that another load could take", {})
         if running == 0:
             if streams.serves():

@@ -82,6 +82,9 @@ class Turns:
             outcome, again = self._confirmed(case, outcome)
         result = settle_case(case, outcome, again)
         result.reason += changed_slots
+        contract = bench.session.plan.target.disconnect
+        if contract != "cancel" and result.stops and result.verdict is Verdict.PASS:
+            result.reason += f"; the target declares `{contract}`, but the server cancels"
         result.wire_log = wire_log_name(case.id)
         if case.id in _PLAIN:
             self._learn_of_plain(result)
@@ -97,10 +100,8 @@ class Turns:
 
     def _learn_of_plain(self, result: CaseResult) -> None:
         """A server that stops after one of the plain ways to leave is blind to the other alone."""
-        known, contract = self.bench.known, self.bench.session.plan.target.disconnect
+        known = self.bench.known
         self._has_stopped = self._has_stopped or bool(result.stops)
-        if result.stops and contract != "cancel":
-            result.reason += f"; the target declares `{contract}`, but the server cancels"
         if self._has_stopped:
             known.never_stops = None
         elif result.kind is Failure.NEVER:
@@ -173,7 +174,8 @@ class Turns:
         facts = bench.facts
         again = self._once_more(case, outcome)
         bench.facts = facts
-        return outcome, again
+        # With the slots that are left the case may not be possible: the red stands.
+        return outcome, None if isinstance(again, RefusedError) else again
 
     def _once_more(self, case: Case, outcome: Finding) -> Finding | Exception | None:
         bench = self.bench

@@ -102,6 +102,8 @@ def _confirm(result: CaseResult, again: Finding | Exception) -> None:
 def by_contract(red: Finding, contract: Disconnect, *, good: str, wrong: str | None) -> Finding:
     """The verdict on a server that declares `drain` or `resume`, from a red by time: what was left
     may run on to its end. `good`, `wrong`: what was seen after that."""
+    if wrong is None and red.stops:
+        return red._replace(failure=None)
     if wrong is None:
         told = f"as it declares (`{contract}`), answers run on when their clients have left"
         return Finding(None, f"{told}, and then {good}", red.evidence, way=red.way)

@@ -5,13 +5,14 @@ server that refuses a request beyond its slots shows them by that.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
 from harness.errors import TargetError
 from harness.experiments.flushes import Flush, flushes_of, step_of, typical_tokens
-from harness.experiments.limit import find_limit, four_times, is_limit, look_at
+from harness.experiments.limit import FIRST_TOKENS, find_limit, four_times, is_limit, look_at
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.load.connection import BROKEN
@@ -31,6 +32,7 @@ BUSY: Final = frozenset({409, 429, 503})  # how a server refuses a request beyon
 _IDLE_PROBES: Final = 7
 _AGAIN_S: Final = (0.1, 2.0)  # after which a request that was refused is sent again
 _FIRST_TOKENS: Final = 8  # of the request that warms the server up
+_TRIAL_S: Final = 2 * READY_S  # for which many are waited for, that were thought to take half
 _READ_STREAMS: Final = 32  # of a trial, the first to begin; of the others only the first token is
 _PACE_TOKENS: Final = (32, 128, 512)  # of one answer, until it comes in a few flushes
 _FEWEST_FLUSHES: Final = 3
@@ -40,7 +42,7 @@ _LEAST_MORE: Final = 1.2  # times as many streams, or the limit is too far away 
 _SETTLED_STEPS: Final = 4
 
 
-class NotServedError(Exception):
+class _NotServedError(Exception):
     """Of some requests at once one was not answered, or they take too long to try."""
 
 
@@ -74,6 +76,11 @@ class Facts(NamedTuple):
     def can_fill(self) -> bool:
         """Whether its slots are known, and not too many to fill."""
         return self.slots is not None and self.slots <= MOST_SLOTS
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether its slots can be filled, and the next request then waits."""
+        return self.can_fill and not self.refuses
 
     @property
     def together_tokens(self) -> int:
@@ -270,8 +277,8 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> Tria
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.CHECK)
     started = [LiveStream(session, spec) for _ in range(streams)]
     drain = Drain()
-    drain.add_later_ones(started, _READ_STREAMS, READY_S)  # the first to begin end first
-    rows = join_all(started, READY_S)
+    drain.add_later_ones(started, _READ_STREAMS, _TRIAL_S)  # the first to begin end first
+    rows = join_all(started, _TRIAL_S)
     ended = [row for row in rows if row is not None]
     are_served = any(row.outcome is Outcome.COMPLETED for row in ended)
     closed = sum(map(was_closed, ended)) if are_served else 0
@@ -279,10 +286,8 @@ def _try(session: LoadSession, streams: int, tokens: int, step_s: float) -> Tria
     for row in rows:
         is_refused = row is not None and (was_refused(row) or (closed and was_closed(row)))
         if not is_refused and (row is None or row.outcome is not Outcome.COMPLETED):
-            for stream in started:
-                stream.leave()
             why = "no answer" if row is None else row.error or row.outcome
-            raise NotServedError(f"of {streams} streams at once one was not answered: {why}")
+            raise _NotServedError(f"of {streams} streams at once one was not answered: {why}")
     if refused:
         time.sleep(_SETTLED_STEPS * step_s)  # noqa: TID251  until slots are given back
     times: list[Sequence[int]] = []
@@ -297,7 +302,7 @@ def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
     count = _Count(trial, time.monotonic() + longest_s)
     try:
         found = find_limit(count.ask, most=MOST_SLOTS, more=count.more)
-    except NotServedError as error:
+    except _NotServedError as error:
         return _Slots(None, str(error), ran_at_once=count.most)
     except _FullError as full:
         return _check_refusal(trial, full.slots, full.turn_steps)
@@ -312,45 +317,42 @@ def count_slots(trial: Callable[[int, int], Trial], longest_s: float) -> _Slots:
 class _Count:
     """`most`: the most requests that were seen to run at once."""
 
-    def __init__(self, trial: Callable[[int, int], Trial], until_s: float) -> None:
-        self._trial, self._until_s = trial, until_s
+    def __init__(
+        self,
+        trial: Callable[[int, int], Trial],
+        until_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._trial, self._until_s, self._clock = trial, until_s, clock
         self.most = 0
-        self.turn_steps = self._took_s = 0.0
+        self.turn_steps = self.took_s = 0.0
 
     def ask(self, streams: int, tokens: int) -> list[Sequence[int]]:
-        began_s = time.monotonic()
-        tried = self._in_time(streams, tokens)
+        began_s = self._clock()
+        tried = self._trial(streams, tokens)
         seen = look_at(tried.times, tokens)
-        self._took_s = time.monotonic() - began_s
+        self.took_s = self._clock() - began_s
         if seen is not None:
             self.most, self.turn_steps = max(self.most, seen.running), seen.spacing
             if tried.refused and not seen.waiting:
                 raise _FullError(seen.running, seen.spacing)
         return tried.times
 
-    def _in_time(self, streams: int, tokens: int) -> Trial:
-        """Where so many cannot be served in time, half of those that are new."""
-        try:
-            return self._trial(streams, tokens)
-        except NotServedError:
-            between = (self.most + streams) // 2
-            if between < _LEAST_MORE * self.most or not self.most or self._left_s < 0:
-                raise
-            return self._in_time(between, tokens)
-
     def more(self, streams: int) -> int:
         """As many as can be tried, and confirmed, in the time that is left, and in that which an
         answer may take."""
-        left_s = min(self._left_s, READY_S)
-        in_time = int(streams * left_s / max(2 * self._took_s, _LEAST_STEP_S))
+        left_s = min(self._until_s - self._clock(), READY_S)
+        most_cost = self._cost(streams) * left_s / max(2 * self.took_s, _LEAST_STEP_S)
+        wanted = four_times(streams)
+        in_time = bisect_right(range(wanted + 1), most_cost, key=self._cost) - 1
         if in_time < _LEAST_MORE * streams:
             why = f"{self.most} requests ran at once, and more take too long to try"
-            raise NotServedError(why)
-        return min(four_times(streams), in_time)
+            raise _NotServedError(why)
+        return min(wanted, in_time)
 
-    @property
-    def _left_s(self) -> float:
-        return self._until_s - time.monotonic()
+    def _cost(self, streams: int) -> float:
+        """All tokens of as many requests: the more there are, the longer each must last."""
+        return streams * (FIRST_TOKENS + self.turn_steps * streams)
 
 
 def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: float) -> _Slots:
@@ -358,7 +360,7 @@ def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: f
     tokens = _together_tokens(slots, turn_steps)
     try:
         more, enough = trial(slots + 1, tokens), trial(slots, tokens)
-    except NotServedError as error:
+    except _NotServedError as error:
         return _Slots(None, str(error))
     if more.refused == 1 and not enough.refused:
         closes = bool(more.closed)
@@ -392,7 +394,7 @@ def _check_slots(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
     try:
         if is_limit(ask, slots):
             return _Slots(slots, f"it has {slots}", turn_steps=turn_steps)
-    except NotServedError:  # where no request can queue, one more may fail
+    except _NotServedError:  # where no request can queue, one more may fail
         return _Slots(slots, f"it has {slots}")
     if refused == 1 and ran == slots:
         said = f"it has {slots}, and refuses more requests"

@@ -82,9 +82,7 @@ class FullSlots:
     def can_judge(self, facts: Facts) -> str | None:
         if not facts.can_fill:
             return facts.why
-        if facts.refuses:
-            return "the server refuses a request instead of queueing it"
-        return None
+        return None if facts.has_queue else "the server refuses a request instead of queueing it"
 
     def fill(self, streams: int | None = None) -> list[LiveStream]:
         """Keep `streams` long streams running (default: one per slot). Streams of the previous try
@@ -195,13 +193,14 @@ class FullSlots:
 
     def begin_case(self) -> None:
         """How late a slot was, or whether the others stood still, was so in the case before."""
-        self._longest_s, self._may_stall, self._leavers = 0.0, False, ()
+        self._longest_s, self._may_stall = 0.0, False
 
     def begin(self, fillers: int | None = None) -> None:
         """Fill the slots but those of the streams that are to leave, or so many, and note the
         client's lag from now on. No stream is left for this: a server that did not notice would
         still run it."""
         self.before, self.controls, self.resets, self.natural_s = [], [], 0, None
+        self._leavers = ()
         self._streams.lag.latest_ns.clear()
         self.fill(self._streams.slots - self._crowd if fillers is None else fillers)
         self._streams.pause(_FIRST_STEPS * self._streams.step_s)
@@ -357,8 +356,8 @@ class FullSlots:
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
         self._waves += 1
         if len(moments) < len(probes):
-            if (cut := self.how_cut()) is not None:  # as the others left
-                return [Try(0.0, 0.0, None, None, cut, self._waves)]
+            if moments and (cut := self.how_cut()) is not None:  # as others left
+                return [Try(None, 0.0, None, None, cut, self._waves)]
             raise CannotDecideError("a stream that was to leave could not")
         firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
         self._check_missing(probes)
@@ -382,6 +381,8 @@ class FullSlots:
     def _stands_still(self, probes: Sequence[LiveStream]) -> bool:
         """Probes still wait, and no stream that stayed has had a token for half of their wait."""
         if all(probe.tokens for probe in probes) or not self.metronomes:
+            return False
+        if any(one.has_ended for one in self.metronomes):
             return False
         since_ns = time.perf_counter_ns() - int(1e9 * self._streams.patience.probe_s / 2)
         return all((one.last_token_ns or 0) < since_ns for one in self.metronomes)

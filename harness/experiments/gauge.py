@@ -86,6 +86,11 @@ class GaugeWatcher:
             self._fall(readings, since_s, rest, sure_s=self._sure_s, longest_s=server.settle_s)
             return max(0, round(min(readings.level(_AT_REST_READINGS)) - rest))
 
+    def reading(self) -> int:
+        """The streams that are counted at this moment."""
+        with self._reading() as readings:
+            return round(min(readings.level(_AT_REST_READINGS)))
+
     def now(self) -> int:
         """The streams that are counted when all of ours must have ended."""
         with self._reading() as readings:

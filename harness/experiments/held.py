@@ -72,26 +72,32 @@ class Held:
 
     def learn_idle(self) -> None:
         """Before the first case, where no slots can be counted."""
-        with suppress(CannotDecideError):  # others use the server: nothing is taken off
-            if self._asks_gauge:
+        if self._asks_gauge:
+            with suppress(CannotDecideError):  # others use the server: nothing is taken off
                 self._idle = self._gauge.now()
-            elif (
-                not self._streams.facts.can_fill
-                and self._quiet.can_judge(self._streams.facts) is None
-            ):
-                self._quiet.learn_rest()
+        elif not self._streams.facts.can_fill:
+            self._why_no_rest()
 
     @property
     def _asks_gauge(self) -> bool:
-        return (
-            not self._streams.facts.can_fill and self._gauge.can_judge(self._streams.facts) is None
-        )
+        facts = self._streams.facts
+        return not facts.can_fill and self._gauge.can_judge(facts) is None
+
+    def _why_no_rest(self) -> str | None:
+        """Why the server's processor does not show it; None: it does."""
+        why_not = self._quiet.can_judge(self._streams.facts)
+        if why_not is None and self._quiet.rest is None:
+            try:
+                self._quiet.learn_rest()
+            except CannotDecideError as error:
+                why_not = str(error)
+        return why_not
 
     def after(self, leave: Callable[[], int], *, sees_one: bool = False) -> Count:
-        """`leave` makes some leave and returns how many. `sees_one`: a single one that is held must
-        be seen. Raises CannotDecideError."""
+        """`leave` makes some leave and returns how many; it may be asked twice. `sees_one`: a
+        single one that is held must be seen. Raises CannotDecideError."""
         facts = self._streams.facts
-        if self._streams.facts.can_fill:
+        if facts.can_fill:
             return Count(self._occupancy.held(leave), self._streams.slots, "occupancy")
         left = 0
 
@@ -100,17 +106,14 @@ class Held:
             left = leave()
             return left
 
-        no_gauge = self._gauge.can_judge(facts)
-        if no_gauge is None:
+        if (no_gauge := self._gauge.can_judge(facts)) is None:
             return Count(self._gauge.held(counted), left, "gauge")
-        why_not = f"the slots cannot be counted ({facts.why}), nor requests by a gauge ({no_gauge})"
-        try:
-            no_rest = self._quiet.can_judge(facts)
-            if no_rest is None:
-                return Count(int(self._quiet.held(counted)), left, "quiet")
-        except CannotDecideError as error:
-            no_rest = str(error)
-        why_not += f", nor is a rest seen ({no_rest})"
+        if (no_rest := self._why_no_rest()) is None:
+            return Count(int(self._quiet.held(counted)), left, "quiet")
+        why_not = (
+            f"the slots cannot be counted ({facts.why}), nor requests by a gauge ({no_gauge}), nor "
+            f"is a rest seen ({no_rest})"
+        )
         if sees_one:
             raise CannotDecideError(
                 f"{why_not}; pace shows a part of many streams, and no single one"
@@ -120,24 +123,42 @@ class Held:
         except CannotDecideError as error:
             raise CannotDecideError(f"{why_not}; {error}") from error
 
-    def now(self) -> Count:
-        """What is held though all answers of this run must have ended; twice, if anything is.
-        Raises CannotDecideError."""
-        count = self.count()
-        if count.held:
-            self._streams.pause(self._streams.settle_s)
-            count = self.count()
+    def at_once(self) -> Count:
+        """What is held at this moment, without other traffic but requests that count slots. Raises
+        CannotDecideError, also where the answers that were left may have ended by themselves."""
+        count = self._at_once()
+        if not count.held and count.way != "occupancy" and not self._streams.could_run():
+            raise CannotDecideError("the answers that were left have ended by themselves by now")
         return count
 
-    def count(self) -> Count:
-        """What is held at this moment. Raises CannotDecideError."""
+    def _at_once(self) -> Count:
         if self._streams.facts.can_fill:
             slots = self._streams.slots
             running = self._occupancy.running_at_once()
             return Count(max(0, slots - running), slots, "occupancy")
         if self._asks_gauge:
+            return Count(max(0, self._gauge.reading() - self._idle), 0, "gauge")
+        if (no_rest := self._why_no_rest()) is not None:
+            raise CannotDecideError(f"neither slots nor a gauge nor a rest can be seen: {no_rest}")
+        return Count(int(self._quiet.is_busy()), 0, "quiet")
+
+    def now(self) -> Count:
+        """What is held though all answers of this run must have ended; twice, if anything is.
+        Raises CannotDecideError."""
+        count = self._when_ended()
+        if count.held:
+            self._streams.pause(self._streams.settle_s)
+            count = self._when_ended()
+        return count
+
+    def _when_ended(self) -> Count:
+        streams = self._streams
+        if self._asks_gauge:
             return Count(max(0, self._gauge.now() - self._idle), 0, "gauge")
+        if streams.facts.can_fill:
+            return self._at_once()
         if self._quiet.rest is not None:
-            return Count(int(self._quiet.is_busy()), 0, "quiet")
+            streams.wait_for_ghosts(lambda: False)
+            return self._at_once()
         self._pace.check_alone()
         return Count(0, 0, "pace")

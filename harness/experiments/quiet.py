@@ -30,6 +30,7 @@ T = TypeVar("T")
 _CPU_POLL_S: Final = 0.1  # ten of the system's ticks
 _SHOWN_READINGS: Final = 10
 _QUIET_READINGS: Final = 3  # in a row
+_LOOK_READINGS: Final = 7
 _APART: Final = 2.0  # busy beside one stream, over at rest: less, and rest is no rest
 _LEAST_BUSY: Final = 0.02  # of a core, or of a GPU
 
@@ -76,6 +77,12 @@ def quiet_after_s(readings: Sequence[Reading], t0_s: float, limit: float) -> flo
         else:
             first_s, quiet = first_s or one.at_s, quiet + 1
     return None if first_s is None or quiet < _QUIET_READINGS else first_s - t0_s
+
+
+def windows(values: Sequence[float]) -> list[Sequence[float]]:
+    """As many in a row as make a rest."""
+    count = len(values) - _QUIET_READINGS + 1
+    return [values[first : first + _QUIET_READINGS] for first in range(count)]
 
 
 class ProcessTree:
@@ -154,29 +161,41 @@ class QuietWatcher:
         return self._by_a_meter(lambda readings: self._holds(readings, leaver, tries))
 
     def learn_rest(self) -> None:
-        """Before what `held` and `is_busy` judge by it. Raises CannotDecideError."""
-        if self.rest is None:
-            self._by_a_meter(lambda readings: self._control(readings, self._idle(readings)))
+        """Before `held` and `is_busy`. Raises CannotDecideError if no rest is seen."""
+        self._by_a_meter(lambda readings: self._control(readings, self._idle(readings)))
 
     def held(self, leave: Callable[[], object]) -> bool:
         """`leave` makes some leave: whether the server still computes for any of them when the
-        settle time is over. Raises CannotDecideError."""
-        self.learn_rest()
-        leave()
-        self._streams.pause(self._streams.settle_s)
-        if not self.is_busy():
+        settle time is over, twice, and in between not after an answer that ended by itself. Raises
+        CannotDecideError."""
+        server = self._streams
+        if not self._is_busy_after(leave):
             return False
-        self._streams.wait_for_ghosts(lambda: False)
+        server.wait_for_ghosts(lambda: False)
+        server.whole(server.short())
+        server.pause(server.settle_s)
         if self.is_busy():
-            raise CannotDecideError("the server is busy when all answers must have ended, too")
+            raise CannotDecideError("the server is busy after an answer that ended by itself, too")
+        if not self._is_busy_after(leave):
+            raise CannotDecideError("the server was busy after the leaves, but not a second time")
         return True
 
+    def _is_busy_after(self, leave: Callable[[], object]) -> bool:
+        leave()
+        self._streams.pause(self._streams.settle_s)
+        is_busy = self.is_busy()
+        if not is_busy and not self._streams.could_run():
+            raise CannotDecideError("the answers that were left have ended by themselves by now")
+        return is_busy
+
     def is_busy(self) -> bool:
-        """Whether it comes to no rest for as long as a slot is waited for."""
-        meter = self._meter
+        """After `learn_rest`: whether none of the next readings begins a rest."""
+        meter, rest = self._meter, self.rest
         assert meter is not None
+        assert rest is not None
         with Readings(meter.busy, poll_s=meter.poll_s, rng=self._rng) as readings:
-            return self._quiet(readings, time.perf_counter()) is None
+            read = readings.level(_LOOK_READINGS)[1:]  # the first is of the time before
+        return min(max(some) for some in windows(read)) > rest.limit
 
     def _by_a_meter(self, look: Callable[[Readings], T]) -> T:
         """By the first that shows a rest."""
@@ -232,13 +251,14 @@ class QuietWatcher:
         busy = readings.level(_SHOWN_READINGS)[1:]
         if stream.join(READY_S) is None or stream.last_token_ns is None:
             raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
-        self.rest = find_rest(idle, busy)
-        if self.rest is None:
+        self.rest = rest = find_rest(idle, busy)
+        if rest is None:
             at_rest, beside = f"{median(idle):.2f}", f"{median(busy):.2f}"
             raise _NoRestError(f"about as busy at rest ({at_rest}) as beside one stream ({beside})")
         quiet_s = self._quiet(readings, stream.last_token_ns / 1e9)
         if quiet_s is None:
-            raise CannotDecideError("the server is busy after an answer that ended by itself, too")
+            self.rest = None
+            raise _NoRestError("busy after an answer that ended by itself, too")
         return quiet_s
 
     def _leave(self, leaver: Leaver, number: int) -> LiveStream:

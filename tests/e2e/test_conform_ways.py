@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.store.conform_result import CaseResult, Failure, Verdict
+from tests.e2e.running import scripted_server
 from tests.harness.conform.slot_server import Manners, serving
 from tests.truth.conform_cases import conform
 
@@ -129,6 +130,64 @@ def test_a_bad_server_whose_slots_cannot_be_filled_is_red_for_its_fault(
 ) -> None:
     results = judged(tmp_path, changed(manners, forgets=forgets), *kinds)
     assert {one.id: one.kind for one in results} == kinds, [one.reason for one in results]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("manners", "kind", "way"), [(GAUGE, Failure.NEVER, "gauge"), table(PACE, None, None)]
+)
+def test_what_runs_on_after_a_silence_is_seen_before_it_ends(
+    tmp_path: Path, manners: Manners, kind: Failure | None, way: str | None
+) -> None:
+    """By pace nothing is seen without traffic."""
+    (result,) = judged(tmp_path, changed(manners, forgets=True), "rest/no-traffic")
+    assert (result.kind, result.way) == (kind, way), result.reason
+    assert result.verdict is (Verdict.FAIL if kind else Verdict.CANNOT_DECIDE)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("ghost_every", [0, 1])
+def test_where_neither_slots_nor_requests_are_known_a_rest_is_judged(
+    tmp_path: Path, ghost_every: int
+) -> None:
+    cases = ("leak/slots", "rest/no-traffic", "stream/last-token")
+    (tmp_path / "target.toml").write_text(TARGET)
+    settings = {"slots": 64, "num_blocks": 16384, "step_s": 0.02, "busy_s": 0.006}
+    with scripted_server(**settings, ghost_every=ghost_every) as server:
+        flags = ["--target", server.url, "--engine", str(tmp_path / "target.toml")]
+        flags += ["--slots", "5000", "--pid", str(server.process.pid)]
+        results = {one.id: one for one in conform(tmp_path / "out", *cases, *flags).cases}
+    last = results.pop("stream/last-token")
+    assert "ended by themselves" in last.reason
+    for one in results.values():
+        assert one.kind is (Failure.NEVER if ghost_every else None), one.reason
+        assert one.way == "quiet"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("manners", "case", "verdict"),
+    [
+        (Manners(slots=1, full=429), "prefill/retry-at-once", Verdict.PASS),
+        (Manners(slots=1, forgets=True, chunk_s=0.03), "prefill/leave", Verdict.FAIL),
+        table(Manners(slots=1), "bystander/ends", Verdict.NOT_SUPPORTED),
+    ],
+)
+def test_a_server_with_one_slot_is_judged_as_far_as_one_can_be(
+    tmp_path: Path, manners: Manners, case: str, verdict: Verdict
+) -> None:
+    (result,) = judged(tmp_path, manners, case)
+    assert result.verdict is verdict, result.reason
+
+
+@pytest.mark.e2e
+@pytest.mark.table
+@pytest.mark.parametrize("bad", [{"stall_s": 0.4}, {"cuts": True}])
+def test_harm_to_neighbours_is_seen_where_many_leave_at_once(
+    tmp_path: Path, bad: dict[str, float]
+) -> None:
+    (result,) = judged(tmp_path, changed(MANY, **bad), CASE)
+    assert result.kind is Failure.HARM, result.reason
 
 
 @pytest.mark.e2e

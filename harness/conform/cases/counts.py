@@ -232,7 +232,9 @@ def rest(bench: Bench) -> Finding:
         return stuck
     moved = _moved_by_a_queue(bench, before, gauges)
     if not moved:
-        raise CannotDecideError(f"no gauge ({', '.join(gauges)}) moved while all slots were busy")
+        raise CannotDecideError(
+            f"no gauge ({', '.join(gauges)}) moved while {bench.crowded} streams ran"
+        )
     after = settled(
         bench,
         bench.pages.counters,
@@ -266,8 +268,7 @@ def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:
 def _moved_by_a_queue(bench: Bench, before: Values, gauges: Sequence[str]) -> list[str]:
     """Which gauges full slots and a queue have moved; at the end all clients have left, first the
     clients in the queue."""
-    has_queue = bench.facts.can_fill and not bench.facts.refuses
-    wanted = 2 * bench.slots if has_queue else bench.crowded
+    wanted = 2 * bench.slots if bench.facts.has_queue else bench.crowded
     asked = leaver(bench, LOAD_TOKENS)
     streams: list[LiveStream] = []
     began_s = time.monotonic()

@@ -58,8 +58,7 @@ def storm_all(bench: Bench) -> Finding:
     def leave() -> int:
         nonlocal left, spread_ms
         running = bench.full_slots.fill() if bench.facts.can_fill else begun(bench)
-        has_queue = bench.facts.can_fill and not bench.facts.refuses
-        queues = bench.crowd(MOST_QUEUED) if has_queue else 0
+        queues = bench.crowd(MOST_QUEUED) if bench.facts.has_queue else 0
         queued = [bench.start(leaver(bench, role=Role.USER)) for _ in range(queues)]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
         rows = leave_each(bench, [*running, *queued])

@@ -59,7 +59,7 @@ def prompts(bench: Bench) -> Finding:
         return _leave_all(bench, bench.long(**asked), bench.short(LOOK_TOKENS, **asked), "a list")
 
     some = bench.crowd(MOST_ANSWERS)
-    if not bench.facts.can_fill or bench.facts.refuses:
+    if not bench.facts.has_queue:
         return leave_list(some)
     try:
         return leave_list(min(LIST_TIMES * bench.slots, MOST_PROMPTS))

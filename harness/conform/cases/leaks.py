@@ -68,13 +68,15 @@ def ghost_rate(bench: Bench) -> Finding:
 
 def judge_ghosts(left: int, count: Count) -> Finding:
     held, seen = count.held, min(count.held, left)
+    is_least = count.way == "quiet" and held > 0
     low, high = round(rate_lower95(seen, left), 5), round(rate_upper95(seen, left), 5)
     if not held and high > MOST_GHOSTS:
         raise CannotDecideError(f"{left} leaves are too few: {100 * high:.2f} % are possible")
     said = f"{held} of {left} requests are still held after the settle time"
-    if count.way == "quiet":
+    if is_least:
         said = f"after {left} leaves {count.said}"
-    evidence: Evidence = {"left": left, "held": held, "rate_lower95": low, "rate_upper95": high}
+    evidence: Evidence = {"left": left, "held": held, "rate_lower95": low}
+    evidence["rate_upper95"] = None if is_least else high
     good = f"none of {left} requests was forgotten"
     return found(good, said if held else None, evidence, Failure.NEVER)._replace(way=count.way)
 
@@ -119,9 +121,11 @@ def held_after_waves(
     def leave() -> int:
         nonlocal left
         until_s = time.monotonic() + bench.settle_s / 2
-        while left < fewest and (not left or time.monotonic() < until_s):
-            left += wave(bench, steps=steps)
-        return left
+        now = 0
+        while now < fewest and (not now or time.monotonic() < until_s):
+            now += wave(bench, steps=steps)
+        left += now
+        return now
 
     return bench.held.after(leave, sees_one=sees_one), left
 
@@ -143,7 +147,6 @@ def held_after_waves(
     limit_s=90.0,
 )
 def kv(bench: Bench) -> Finding:
-    bench.check_within_reach("limit of its memory")
     memory, stops = bench.capacity, bench.known.never_stops is None
     memory.measure(roughly=not stops)
     asked = bench.long(prompt_tokens=memory.prompt_tokens // 4)
@@ -261,20 +264,25 @@ def no_traffic(bench: Bench) -> Finding:
         with suppress(RefusedError, CannotDecideError):  # slots are its limit: they are judged
             bench.capacity.measure()
             memory = bench.capacity
-    wrong = what_is_held(bench, memory, has_traffic=False)
-    good = "nothing was held after the silence" + (", nor memory" if memory is not None else "")
+    count, wrong = what_is_held(bench, memory, has_traffic=False)
     if wrong is None:
-        return Finding(None, good, {"capacity_tokens": memory.tokens if memory else None})
+        good = f"after the silence {count.good}" + (", nor memory" if memory is not None else "")
+        evidence: Evidence = {"capacity_tokens": memory.tokens if memory else None}
+        return Finding(None, good, evidence, way=count.way)
     if bench.known.never_stops is not None:  # neither does traffic help
         said = f"after a silence of {bench.settle_s:g} s {wrong}"
-        return Finding(Failure.NEVER, said, {"held": wrong})
+        return Finding(Failure.NEVER, said, {"held": wrong}, way=count.way)
     bench.cleaning.rest()
-    control = what_is_held(bench, memory, has_traffic=True) or "nothing is held"
+    control = what_is_held(bench, memory, has_traffic=True)[1] or "nothing is held"
     said = f"after a silence of {bench.settle_s:g} s {wrong}; with traffic {control}"
-    return Finding(Failure.NEVER, said, {"held": wrong, "held_with_traffic": control})
+    evidence = {"held": wrong, "held_with_traffic": control}
+    return Finding(Failure.NEVER, said, evidence, way=count.way)
 
 
-def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) -> str | None:
+def what_is_held(
+    bench: Bench, memory: Capacity | None, *, has_traffic: bool
+) -> tuple[Count, str | None]:
+    """After a silence; None: nothing."""
     asked = bench.long()
     if memory is not None:
         asked = replace(asked, prompt_tokens=memory.prompt_tokens // 2)
@@ -286,9 +294,10 @@ def what_is_held(bench: Bench, memory: Capacity | None, *, has_traffic: bool) ->
         bench.start(bench.short(1)).join(bench.settle_s)
         bench.pause(bench.step_s)
     bench.pause(max(0.0, until_s - time.monotonic()))
-    if (count := bench.held.count()).held:
-        return count.said
-    return None if memory is None or memory.fits() else "memory is still held"
+    count = bench.held.at_once()
+    if count.held:
+        return count, count.said
+    return count, None if memory is None or memory.fits() else "memory is still held"
 
 
 @case(

@@ -1,6 +1,8 @@
 """A client leaves while its prompt is computed: what is still computed, and what the leave does to
 others."""
 
+import time
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
@@ -116,12 +118,17 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
 def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
     bound = prefill.bound(median(before))
     finding = bench.recoveries.judged(tries, bound, before=before)
-    return unless_a_chunk(finding, prefill)
+    return unless_a_chunk(bench, finding, prefill)
 
 
-def unless_a_chunk(finding: Finding, prefill: Prefill) -> Finding:
+def unless_a_chunk(bench: Bench, finding: Finding, prefill: Prefill) -> Finding:
     """With the prompt's figures. Raises CannotDecideError if what seems late may be a chunk."""
-    if not prefill.chunk_s and finding.failure in (Failure.LATE, Failure.NEVER):
+    is_late = finding.failure in (Failure.LATE, Failure.NEVER)
+    held_s = float(finding.evidence.get("median_ms") or 0.0) / 1e3
+    if finding.failure is Failure.NEVER:
+        held_s = bench.patience.probe_s
+    whole_s = prefill.ttft_s + STEPS * bench.step_s + HARM_S
+    if is_late and not prefill.chunk_s and held_s <= whole_s:
         prompt = quantity(prefill.ttft_s, "s")
         raise CannotDecideError(
             f"{finding.reason}; the prompt takes {prompt} in all, and with one slot no other "
@@ -164,7 +171,7 @@ def leave_prefill(bench: Bench) -> Finding:
         is_alone=True,
         bound=prefill.bound(bench.step_s),
     )
-    return harm(bench, unless_a_chunk(finding, prefill))
+    return harm(bench, unless_a_chunk(bench, finding, prefill))
 
 
 def harm(bench: Bench, finding: Finding) -> Finding:
@@ -193,16 +200,32 @@ def harm(bench: Bench, finding: Finding) -> Finding:
 )
 def retry_at_once(bench: Bench) -> Finding:
     prefill = long_prefill(bench, fewest_chunks=1)
+    if bench.facts.refuses:  # what fills the other slots would keep the second request out
+        bench.full_slots.fill(0)
     rows: list[RequestRow | None] = []
+
+    def answer(text: str) -> None:
+        rows.append(_answered(bench, prefill, text))
+
     for number, share in enumerate(SHARES):
         bench.wire.begin_try(number)
-        text = prompt_of(bench, prefill)
+        text, other = prompt_of(bench, prefill), prompt_of(bench, prefill)
         leaver = bench.start(prefill.spec(), text)
         bench.pause(share * prefill.ttft_s)
         leaver.leave()
-        again, other = bench.start(prefill.spec(), text), bench.start(prefill.spec())
-        rows += [again.join(READY_S), other.join(READY_S)]
+        bench.together([partial(answer, text), partial(answer, other)])
     return _all_whole(rows, "a request after a leave in prefill", prefill)
+
+
+def _answered(bench: Bench, prefill: Prefill, text: str) -> RequestRow | None:
+    """Sent again while the server has no slot for it and refuses it. None: no answer."""
+    until_s = time.monotonic() + bench.patience.filler_s + prefill.ttft_s
+    while True:
+        row = bench.start(prefill.spec(), text).join(READY_S)
+        is_full = row is not None and bench.facts.refuses and was_refused(row)
+        if not is_full or time.monotonic() > until_s:
+            return row
+        bench.pause(bench.step_s)
 
 
 def prompt_of(bench: Bench, prefill: Prefill) -> str:

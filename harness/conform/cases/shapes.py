@@ -88,9 +88,11 @@ def half_close(bench: Bench) -> Finding:
 )
 def stall(bench: Bench) -> Finding:
     tokens = _tokens_of_a_stall(bench)
-    is_seen = tokens * bench.step_s <= MOST_STALLED_S
-    if is_seen and (harm := _pause(bench, tokens)) is not None:
-        if _pause(bench, tokens) is None:
+    runs_together = bench.crowd(STREAMS_OF_A_PAUSE) == STREAMS_OF_A_PAUSE
+    most_s = MOST_STALLED_S if runs_together else MOST_STALLED_S / 2
+    is_seen = tokens * bench.step_s <= most_s
+    if is_seen and (harm := _pause(bench, tokens, runs_together=runs_together)) is not None:
+        if _pause(bench, tokens, runs_together=runs_together) is None:
             raise CannotDecideError(f"{harm}, but not a second time")
         return Finding(Failure.HARM, harm, {})
 
@@ -117,13 +119,13 @@ def _tokens_of_a_stall(bench: Bench) -> int:
     return 1 + int(STALLED_BYTES / bytes_a_token * STALLED_MARGIN)
 
 
-def _pause(bench: Bench, tokens: int) -> str | None:
-    """A greedy answer is read with a pause: what is wrong with its text."""
+def _pause(bench: Bench, tokens: int, *, runs_together: bool) -> str | None:
+    """A greedy answer is read with a pause: what is wrong with its text. `runs_together`: its
+    controls run beside it."""
     room = (bench.facts.context or 1 << 20) - 4 * bench.short().prompt_tokens
     asked = max(LOOK_TOKENS, min(tokens, room))
-    run_together = bench.crowd(STREAMS_OF_A_PAUSE) == STREAMS_OF_A_PAUSE
-    before = [] if run_together else one_by_one(bench, [1, 1], asked)
-    controls = start_greedy(bench, [1, 1], asked) if run_together else []
+    before = [] if runs_together else one_by_one(bench, [1, 1], asked)
+    controls = start_greedy(bench, [1, 1], asked) if runs_together else []
     (paused,) = start_greedy(bench, [1], asked, way=Way.STOP_READING)
     wait_each([paused], READ_TOKENS)
     paused.exchange.stall()
@@ -234,17 +236,20 @@ def vanish(bench: Bench) -> Finding:
     if any(row.wire_close is not WireClose.SILENCE for row in rows_of(streams)):
         raise CannotDecideError("this machine gives no right to drop packets")
     began_s = time.perf_counter()
-    while (count := bench.held.count()).held and _since(began_s) < longest_s:
+    while (count := bench.held.at_once()).held and _since(began_s) < longest_s:
         bench.pause(min(LOOK_S, max(0.0, longest_s - _since(began_s))))
     waited_s, held = _since(began_s), count.held
     evidence: Evidence = {"held": held, "waited_s": round(waited_s, 1), "declared_s": declared_s}
     if declared_s is None:
         said = f"held for more than {waited_s:.0f} s" if held else f"let go within {waited_s:.1f} s"
-        return Finding(None, f"silent clients are {said}", evidence, is_judged=False)
+        said = f"silent clients are {said}"
+        return Finding(None, said, evidence, is_judged=False, way=count.way)
     if held:
         said = f"{waited_s:.0f} s after its clients fell silent {count.said}"
-        return Finding(Failure.NEVER, f"{said}; {declared_s:g} s are declared", evidence)
-    return Finding(None, f"silent clients were let go within {waited_s:.1f} s", evidence)
+        said = f"{said}; {declared_s:g} s are declared"
+        return Finding(Failure.NEVER, said, evidence, way=count.way)
+    said = f"silent clients were let go within {waited_s:.1f} s"
+    return Finding(None, said, evidence, way=count.way)
 
 
 def _since(began_s: float) -> float:

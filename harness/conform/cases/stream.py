@@ -133,6 +133,8 @@ def last_token(bench: Bench) -> Finding:
         return left
 
     count = bench.held.after(race)
+    if count.way not in ("occupancy", "gauge"):
+        raise CannotDecideError("a slot that is lost at an answer's end computes nothing to see")
     together = bench.occupancy.running_at_once(extra=1) if bench.facts.can_fill else None
     shortest = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)))
     evidence: dict[str, float | str | None] = {

@@ -6,8 +6,9 @@ import pytest
 
 from harness.experiments.facts import (
     Facts,
-    NotServedError,
     Trial,
+    _Count,
+    _NotServedError,
     count_slots,
     recounted,
     was_closed,
@@ -89,22 +90,16 @@ def queueing(slots: int) -> Callable[[int, int], Trial]:
     return trial
 
 
-@pytest.mark.parametrize(("in_time", "found"), [(300, 128), (131, None)])
-def test_where_a_trial_does_not_end_in_time_one_of_fewer_streams_is_made(
-    in_time: int, found: int | None
-) -> None:
-    asked = []
-
-    def trial(streams: int, tokens: int) -> Trial:
-        asked.append(streams)
-        if streams > in_time:
-            raise NotServedError(f"of {streams} streams at once one was not answered: no answer")
-        return queueing(128)(streams, tokens)
-
-    slots = count_slots(trial, 20.0)
-    assert slots.number == found
-    assert asked[:5] == [8, 32, 128, 512, 320]
-    assert found or "not answered" in slots.why
+def test_where_prompts_take_turns_a_trial_costs_more_than_in_proportion() -> None:
+    """Half a step lies between two first tokens, and a trial of 128 takes 4 s of the 60 s."""
+    count = _Count(queueing(128), 60.0, clock=lambda: 0.0)
+    count.most, count.turn_steps, count.took_s = 128, 0.5, 4.0
+    assert 250 < count.more(128) < 270
+    count.turn_steps = 0.0
+    assert count.more(128) == 480
+    count.took_s = 14.0
+    with pytest.raises(_NotServedError, match="128 requests ran at once, and more take too long"):
+        count.more(128)
 
 
 @pytest.mark.parametrize(("slots_now", "found"), [(SLOTS, SLOTS), (9, 9), (5000, None)])

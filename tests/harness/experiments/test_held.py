@@ -10,15 +10,23 @@ from harness.experiments.facts import Facts
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Count, Held
 from harness.experiments.occupancy import Occupancy
+from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
 from harness.experiments.quiet import QuietWatcher
 from harness.experiments.streams import Streams
 
 
-def held_of(slots: int | None, counts: Iterator[int], quiet: Any = None) -> Held:
+def held_of(
+    slots: int | None, counts: Iterator[int], quiet: Any = None, *, could_run: bool = True
+) -> Held:
     """`counts`: of the gauge, or of the requests that run at once. `quiet`: without a gauge."""
     streams: Any = SimpleNamespace(
-        slots=slots, facts=Facts(slots, 0.02, 0.02, None), settle_s=2.0, pause=lambda _: None
+        slots=slots,
+        facts=Facts(slots, 0.02, 0.02, None),
+        settle_s=2.0,
+        pause=lambda _: None,
+        wait_for_ghosts=lambda _: None,
+        could_run=lambda: could_run,
     )
     no_gauge = None if quiet is None else "no gauge"
     gauge: Any = SimpleNamespace(can_judge=lambda _: no_gauge, now=lambda: next(counts))
@@ -67,3 +75,16 @@ def test_where_neither_slots_nor_requests_can_be_counted_a_rest_shows_that_none_
     assert count == Count(held, 3, "quiet")
     assert one.now() == Count(held, 0, "quiet")
     assert "at least one of 3" in Count(1, 3, "quiet").said
+
+
+def test_a_rest_after_the_answers_have_ended_by_themselves_shows_nothing() -> None:
+    quiet: Any = SimpleNamespace(can_judge=lambda _: None, rest="known", is_busy=lambda: False)
+    assert held_of(None, iter([]), quiet).at_once() == Count(0, 0, "quiet")
+    with pytest.raises(CannotDecideError, match="have ended by themselves by now"):
+        held_of(None, iter([]), quiet, could_run=False).at_once()
+
+
+def test_pace_is_traffic_and_shows_nothing_at_once() -> None:
+    quiet: Any = SimpleNamespace(can_judge=lambda _: "no --pid", rest=None)
+    with pytest.raises(CannotDecideError, match="no --pid"):
+        held_of(None, iter([]), quiet).at_once()
