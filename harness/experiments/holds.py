@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from harness.experiments.facts import Facts
+from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.store.conform_result import Way
 from harness.workload.abandon import RequestSpec
@@ -47,6 +48,20 @@ class Holds(NamedTuple):
     stalls_s: Sequence[float] = ()
     control_stalls_s: Sequence[float] = ()
     cuts: Sequence[str] = ()
+
+
+def has_no_end(tries_s: Sequence[float | None]) -> bool:
+    """Whether the last two holds had no end, for ways that see another load, too: one alone may be
+    that load's. Raises CannotDecideError if the last one had an end, and the one before had none.
+    """
+    if len(tries_s) < 2 or tries_s[-2] is not None:
+        return False
+    if tries_s[-1] is not None:
+        raise CannotDecideError(
+            "what one leave should have freed did not come free in time, and what the next one "
+            "should have freed did: another load may have been there"
+        )
+    return True
 
 
 class Watcher(Protocol):

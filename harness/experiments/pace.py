@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from harness.experiments.facts import Facts
-from harness.experiments.holds import Holds, Leaver
+from harness.experiments.holds import Holds, Leaver, has_no_end
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace_share import follow_slowness, still_computed
 from harness.experiments.patience import READY_S
@@ -125,8 +125,10 @@ class PaceWatcher:
         tries_s, stalls_s = list[float | None](), list[float]()
         natural_s = None
         until_s = time.perf_counter() + _LONG_ENOUGH_S
-        for number in range(tries):
-            if number >= _ENOUGH_TRIES and time.perf_counter() > until_s:
+        while len(tries_s) < tries or tries_s[-1:] == [None]:
+            number = len(tries_s)
+            is_enough = number >= _ENOUGH_TRIES and tries_s[-1] is not None
+            if is_enough and time.perf_counter() > until_s:
                 break
             if number:
                 self._renew_witness()
@@ -142,8 +144,10 @@ class PaceWatcher:
             came_back_s, stall_s = self._after(partial(self._leave, leaver, others))
             tries_s.append(came_back_s)
             stalls_s += [stall_s] if have_begun else []
-            if came_back_s is None:
+            if has_no_end(tries_s):
                 break
+            if came_back_s is None:
+                self._streams.wait_for_ghosts(lambda: False)
         return Holds(
             way=self.way,
             tries_s=tries_s,

@@ -17,7 +17,7 @@ import psutil
 from harness.collect.gpu import Gpus, open_nvml
 from harness.collect.source import Notes, SourceError
 from harness.experiments.facts import Facts
-from harness.experiments.holds import Holds, Leaver
+from harness.experiments.holds import Holds, Leaver, has_no_end
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import Reading, Readings
@@ -219,15 +219,17 @@ class QuietWatcher:
         tries_s: list[float | None] = []
         controls_s: list[float] = []
         natural_s = None
-        for number in range(tries):
+        while len(tries_s) < tries or tries_s[-1:] == [None]:
             controls_s.append(self._control(readings, idle))
-            stream = self._leave(leaver, number)
+            stream = self._leave(leaver, len(tries_s))
             left_s = (stream.spec.max_tokens - stream.tokens) * self._streams.step_s
             natural_s = left_s if natural_s is None else min(left_s, natural_s)
             sure_s = self._streams.ttft_s + readings.poll_s if leaver.is_early else 0.0
             tries_s.append(self._quiet(readings, (stream.abandoned_ns or 0) / 1e9, sure_s))
-            if tries_s[-1] is None:
+            if has_no_end(tries_s):
                 break
+            if tries_s[-1] is None:
+                self._streams.wait_for_ghosts(lambda: False)
         return Holds(
             way=self.way,
             tries_s=tries_s,

@@ -13,6 +13,7 @@ processes.
 """
 
 import argparse
+import fcntl
 import os
 import platform
 import re
@@ -211,7 +212,7 @@ def measure(cells: Sequence[Cell]) -> int:
             row = f"| {' | '.join(cell.key)} |{gaps} no | {measured} |"
             left_open = []
         problems += len(found)
-        write_page(kept_lines() | {cell.key: row})  # another run may have written lines
+        keep_line(cell.key, row)
         left_s = (time.monotonic() - began_s) / number * (len(cells) - number)
         said = [row, *(f"  WRONG: {one}" for one in found), *left_open]
         print("\n".join(said), flush=True)  # noqa: T201
@@ -236,6 +237,13 @@ def kept_lines() -> dict[tuple[str, str, str], str]:
         (kind, slots, server): row
         for (kind, slots, server), row in zip(first_ones, rows, strict=True)
     }
+
+
+def keep_line(key: tuple[str, str, str], row: str) -> None:
+    """On the page, beside what other runs of this command may write at the same time."""
+    with PAGE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        write_page(kept_lines() | {key: row})
 
 
 def write_page(lines: dict[tuple[str, str, str], str]) -> None:

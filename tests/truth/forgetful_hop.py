@@ -4,17 +4,17 @@
 Each connection gets one of its own to the server, and what comes is passed on. When a client
 closes it, the hop closes its own too, after LATE_S; but one leave in EVERY (0: none) is forgotten,
 and the answer read to its end. It says on standard output where it listens, ends with its standard
-input, and then says of each leave whose it was, when, and whether it was forgotten, as JSON.
+input, and then says of each leave whose it was and whether it was forgotten, as JSON.
 """
 
 import asyncio
 import json
+import os
 import random
 import re
 import sys
-import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from tests.truth.server import wait_for_stdin
@@ -29,7 +29,7 @@ class Hop:
         self._url = urlsplit(url)
         self._every, self._late_s = every, late_s
         self._rng = random.Random(1)
-        self.left: list[dict[str, Any]] = []
+        self.left: list[tuple[str, bool]] = []
 
     async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         server, to_server = await asyncio.open_connection(self._url.hostname, self._url.port)
@@ -37,11 +37,11 @@ class Hop:
         back = asyncio.ensure_future(_copy(server, to_client, answered))
         with suppress(ConnectionError):
             await _copy(client, to_server, asked)
-        closed_ns = time.monotonic_ns()
-        if not back.done() and END not in answered and (name := ID.search(asked)):
+        has_ended = END in answered or (back.done() and back.exception() is None)
+        if not has_ended:
             is_forgotten = bool(self._every) and self._rng.random() < 1 / self._every
-            one = {"id": name[1].decode(), "closed_ns": closed_ns, "is_forgotten": is_forgotten}
-            self.left.append(one)
+            name = ID.search(asked)
+            self.left.append((name[1].decode() if name else "", is_forgotten))
             back.cancel()
             await asyncio.wait([back])
             await (_read_on(server) if is_forgotten else asyncio.sleep(self._late_s))
@@ -71,7 +71,8 @@ async def main(url: str, every: str, late_s: str) -> None:
     port = listener.sockets[0].getsockname()[1]
     print(json.dumps({"url": f"http://127.0.0.1:{port}"}), flush=True)  # noqa: T201
     await wait_for_stdin()
-    print(json.dumps(hop.left))  # noqa: T201
+    print(json.dumps(hop.left), flush=True)  # noqa: T201
+    os._exit(0)  # the connections that are still open end with the process
 
 
 if __name__ == "__main__":

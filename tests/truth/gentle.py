@@ -153,6 +153,7 @@ def watch_server(
     engine: str,
     model: str,
     *,
+    slots: int,
     every: int,
     late_s: float,
     seconds: float,
@@ -162,14 +163,12 @@ def watch_server(
     command = [sys.executable, "-m", "tests.truth.forgetful_hop", url, str(every), str(late_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as hop:
         assert hop.stdout is not None
-        hop_url, asked = (
-            json.loads(hop.stdout.readline())["url"],
-            {"engine": engine, "model": model},
-        )
+        hop_url = json.loads(hop.stdout.readline())["url"]
+        asked = {"engine": engine, "model": model, "slots": slots}
         told = _told(hop_url, asked, seconds=seconds, users=users, seed=seed)
         said, _ = hop.communicate(timeout=10)
-    left = [one for one in json.loads(said) if one["id"].startswith(OURS)]
-    return Watched(told, [None if one["is_forgotten"] else late_s for one in left])
+    left = [is_forgotten for name, is_forgotten in json.loads(said) if name.startswith(OURS)]
+    return Watched(told, [None if is_forgotten else late_s for is_forgotten in left])
 
 
 def _had_ended(events: dict[str, dict[str, Any]]) -> bool:
@@ -213,15 +212,8 @@ def _told(
 
 
 def _watched(url: str, asked: dict[str, Any], *, seconds: float, seed: int) -> list[dict[str, Any]]:
-    asked = asked | {
-        "url": url,
-        "way": "gentle",
-        "slots": SLOTS,
-        "context": CONTEXT,
-        "settle_s": 1.0,
-        "max_seconds": seconds,
-        "seed": seed,
-    }
+    usual = {"slots": SLOTS, "context": CONTEXT, "settle_s": 1.0}
+    asked = usual | asked | {"url": url, "way": "gentle", "max_seconds": seconds, "seed": seed}
     done = subprocess.run(
         [sys.executable, "-m", "tests.harness.experiments.watching"],
         input=json.dumps(asked),
@@ -362,13 +354,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--server", metavar="URL")
     parser.add_argument("--engine", default="vllm")
     parser.add_argument("--model", default="random")
+    parser.add_argument("--slots", type=int, default=SLOTS)
     parser.add_argument("--every", type=int, default=0)
     parser.add_argument("--late", type=float, default=0.0)
     parser.add_argument("names", nargs="*", default=[*SERVERS, *ENGINES], metavar="NAME")
     options = parser.parse_args(arguments)
     _say_head(HEAD)
     if options.server:
-        settings = {one: getattr(options, one) for one in ("every", "seconds", "users", "seed")}
+        names = ("slots", "every", "seconds", "users", "seed")
+        settings = {one: getattr(options, one) for one in names}
         seen = watch_server(
             options.server, options.engine, options.model, late_s=options.late, **settings
         )

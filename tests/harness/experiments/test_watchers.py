@@ -43,7 +43,7 @@ def test_a_pace_comes_back_when_the_server_let_go_of_the_others() -> None:
 @pytest.mark.slow
 def test_a_pace_does_not_come_back_where_the_others_are_computed_for_nobody() -> None:
     told, _ = watch("pace", tries=TRIES, **SLOWER, **NEVER)
-    assert told["tries_s"] == [None]
+    assert told["tries_s"] == [None, None]
     assert max(told["controls_s"]) <= told["floor_s"]
 
 
@@ -69,7 +69,7 @@ def test_a_stream_that_leaves_before_its_first_token_is_seen_afterwards(
 ) -> None:
     told, _ = watch(way, tries=TRIES, is_early=True, **WAYS[way], **SERVERS[name])
     if name == "never":
-        assert told["tries_s"] == [None]
+        assert set(told["tries_s"]) == {None}
     else:
         assert len(told["tries_s"]) == TRIES
         assert max(told["tries_s"]) <= max(told["controls_s"]) + told["floor_s"] + 0.05
@@ -92,7 +92,7 @@ def test_a_processor_is_at_rest_again_when_the_server_stopped() -> None:
 @pytest.mark.table
 def test_a_processor_stays_busy_for_nobody() -> None:
     told, _ = watch("quiet", tries=TRIES, **BUSY, **NEVER)
-    assert told["tries_s"] == [None]
+    assert told["tries_s"] == [None, None]
     assert max(told["controls_s"]) <= told["floor_s"]
 
 
