@@ -108,6 +108,11 @@ class Upstream:
 
     # Steps
 
+    def _is_due(self) -> None:
+        """The event loop reports a reset one turn after it has read it. So a step waits a turn, and
+        nothing is made for a client that is known to have left."""
+        self._loop.call_soon(self._step)
+
     def _step(self) -> None:
         self._timer = None
         self._apply(self._scheduler.step(self.truth.clock_ns()))
@@ -123,7 +128,7 @@ class Upstream:
             if (exchange := self._exchanges.get(work)) is not None:
                 exchange.admitted()
         if self._timer is None and self._scheduler.due_ns is not None:
-            self._timer = self._loop.call_at(self._scheduler.due_ns / 1e9, self._step)
+            self._timer = self._loop.call_at(self._scheduler.due_ns / 1e9, self._is_due)
 
     # Requests
 
