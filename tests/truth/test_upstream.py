@@ -60,8 +60,8 @@ def when_over(server: Running, name: str) -> dict[str, Any]:
     for _ in range(1000):
         (seen,) = server.truth(name)
         if seen["over_ns"] is not None:
-            break
-    return seen
+            return seen
+    raise AssertionError(f"the log does not know that {name} left")
 
 
 def compared(row: dict[str, Any], seen: dict[str, Any], phase: str) -> int:
