@@ -1,7 +1,8 @@
 """The pages that routers and gateways ask a server for, and the log: all but the answers."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -13,6 +14,7 @@ from harness.upstream.truth import PAGE, Truth
 
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+_MODELS: Final = "/v1/models/"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _CONTEXT_TOKENS: Final = 131_072
 
@@ -24,7 +26,8 @@ class PageError(ValueError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
     """`settings`: of the server, for the log's reader. `connections`: how many are open, and how
-    many there have been."""
+    many there have been. `num_shown`: how often each page was asked for, as routers do that look
+    whether the server is there."""
 
     model: str
     version: str
@@ -32,16 +35,22 @@ class Pages:
     truth: Truth
     scheduler: Scheduler
     connections: Callable[[], tuple[int, int]]
+    num_shown: Counter[str] = field(default_factory=Counter)
 
     def page(self, target: str) -> tuple[str, bytes] | None:
         """Its content type and its body; None: there is no such page. Raises PageError."""
         parts = urlsplit(target)
         path = parts.path.rstrip("/") or "/"
+        if (page := self._page(path, parts.query)) is not None:
+            self.num_shown[path if not path.startswith(_MODELS) else _MODELS] += 1
+        return page
+
+    def _page(self, path: str, query: str) -> tuple[str, bytes] | None:
         if path in ("/", "/health", "/healthz", "/health_generate", "/ping"):
             return _JSON, b"{}"
         if path == "/metrics":
             return _TEXT, self._metrics().encode()
-        body = self._body(path, parts.query)
+        body = self._body(path, query)
         return None if body is None else (_JSON, msgspec.json.encode(body))
 
     def _body(self, path: str, query: str) -> dict[str, Any] | None:
@@ -56,8 +65,8 @@ class Pages:
                 return self._server_info()
             case "/version":
                 return {"version": self.version}
-            case _ if path.startswith("/v1/models/"):
-                return self._model(unquote(path.removeprefix("/v1/models/")))
+            case _ if path.startswith(_MODELS):
+                return self._model(unquote(path.removeprefix(_MODELS)))
             case _:
                 return None
 
@@ -75,6 +84,7 @@ class Pages:
             "running": self.scheduler.num_running,
             "waiting": self.scheduler.num_waiting,
             "connections": {"open": num_open, "opened": num_all},
+            "pages": dict(self.num_shown),
             "asked": self.truth.num_asked,
             "forgotten": self.truth.num_forgotten,
             "requests": [record.shown() for record in found],

@@ -43,6 +43,7 @@ def test_a_kept_connection_carries_one_request_after_the_other() -> None:
         assert [one["nth"] for one in seen] == [1, 3, 5]
         page = json.loads(server.get("/walkaway/truth")[1])
         assert page["connections"]["open"] == 1, "the one that asks"
+        assert (page["asked"], page["pages"]["/health"]) == (3, 3)
 
 
 def test_requests_that_come_at_once_are_answered_in_their_order() -> None:

@@ -76,6 +76,18 @@ def test_it_may_stand_where_a_gateway_leaves_it(carrier: dict[str, Any]) -> None
         assert server.over("c")["tokens"] == 1
 
 
+def test_a_header_is_read_where_no_text_has_an_order() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    with upstream() as server:
+        connection = HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)
+        fields = {"X-Walkaway": "[walkaway id=c]", "X-Request-Id": "r"}
+        connection.request("POST", "/v1/messages", json.dumps(body), fields)
+        assert connection.getresponse().status == 200
+        connection.request("POST", "/v1/messages", json.dumps(body), {"X-Request-Id": "r"})
+        connection.close()
+        assert [server.over(name)["nth"] for name in ("c", "r")] == [1, 2]
+
+
 @pytest.mark.parametrize("act", ["break-reset", "break-end"])
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_break_comes_in_place_of_the_next_token(act: str, after: int) -> None:
