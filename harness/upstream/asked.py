@@ -53,16 +53,19 @@ def read_asked(path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
         raise AskedError("the body must be a JSON object")
     if asked.get("n") not in (None, 1):
         raise AskedError("n: this server gives one answer a request")
-    dialect, prompt = dialect_of_path(path), list(_texts(_prompt(asked)))
+    dialect = dialect_of_path(path)
     try:
+        prompt = list(_texts(_prompt(asked)))
         order = read_order([" \n".join(prompt), *_other_texts(asked, headers)])
     except OrderError as error:
         raise AskedError(str(error)) from error
+    except RecursionError as error:
+        raise AskedError("the prompt: lists in too many lists") from error
     limit = _limit(asked)
     tokens = min(order.tokens or limit, limit)
     return Asked(
         dialect=dialect.name,
-        model=str(asked.get("model", "")),
+        model=str(asked.get("model") or ""),
         is_stream=asked.get("stream") is True,
         tokens=tokens,
         is_cut=tokens == limit,

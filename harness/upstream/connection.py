@@ -47,6 +47,7 @@ class Watcher(Protocol):
 
     def closed(self, how: str) -> None: ...
     def stalled(self) -> None: ...
+    def drained(self) -> None: ...
     def lost(self) -> None: ...
 
 
@@ -147,6 +148,8 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.unsent_bytes = 0
+        if self.watcher is not None:
+            self.watcher.drained()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Without an error it was this side that ended it."""
@@ -180,15 +183,20 @@ class Connection(asyncio.Protocol):
             lines.append("connection: close")
         self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
 
-    def send(self, data: bytes) -> None:
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
-        if not self._transport.is_closing():  # else it is lost, and its buffer empty
+    def send(self, data: bytes, *, is_last: bool = False) -> None:
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data) + (b"0\r\n\r\n" if is_last else b"")
+        self._transport.write(data)
+        if not self.is_lost:  # else the buffer is empty
             self.unsent_bytes = self._transport.get_write_buffer_size()
 
+    @property
+    def is_lost(self) -> bool:
+        """A read or a write has failed, and `connection_lost` comes."""
+        return self._transport.is_closing()
+
     def finish(self) -> None:
-        """The answer is whole."""
-        if self._is_chunked:
-            self._transport.write(b"0\r\n\r\n")
+        """The answer is whole: the next request, or the end of the connection."""
         if self._stays_open and not self._has_fin:
             asyncio.get_running_loop().call_soon(self._next)
         else:

@@ -58,6 +58,7 @@ class Exchange:
         self._host, self._truth, self._connection = host, host.truth, connection
         self._answer, self._terms = answer, terms
         self._ending: Timer | None = None
+        self._is_ending = False  # all of its bytes were sent, and the kernel has some to take
 
     def begin(self) -> None:
         self._connection.watcher = self
@@ -152,17 +153,29 @@ class Exchange:
             self._connection.reset()
 
     def _end(self) -> None:
-        record, made = self.record, self.work.made
+        """Of a reader that has stalled the answer ends when the kernel has taken all of it."""
+        if self.record.over_ns is not None:
+            return
+        connection, made = self._connection, self.work.made
         if self.asked.is_stream:
-            self._connection.send(self._answer.closing(made)[1])
-            self._connection.finish()
+            connection.send(self._answer.closing(made)[1], is_last=True)
         else:
-            self._connection.whole(200, JSON, self._answer.whole(made))
-            self._truth.note(record, "headers", status=200)
+            body = self._answer.whole(made)
+            connection.start(200, JSON, length=len(body))
+            connection.send(body)
+            self._truth.note(self.record, "headers", status=200)
+        self._is_ending = True
+        if not connection.unsent_bytes:
+            self.drained()
+
+    def drained(self) -> None:
+        if not self._is_ending or self._connection.is_lost or self.record.over_ns is not None:
+            return
+        self._connection.finish()
         if self.asked.usage != "none":
-            self._truth.note(record, "usage")
-        self._truth.note(record, "ended")
-        self._truth.note(record, "over")
+            self._truth.note(self.record, "usage")
+        self._truth.note(self.record, "ended")
+        self._truth.note(self.record, "over")
 
     def _refuse(self, status: int) -> None:
         body = error_body(

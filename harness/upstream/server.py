@@ -104,7 +104,8 @@ class Upstream:
         self._exchanges.pop(exchange.work, None)
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        return self._loop.call_later(delay_s, call)
+        """A turn later than it is due, as `_is_due`."""
+        return self._loop.call_later(delay_s, self._loop.call_soon, call)
 
     # Steps
 

@@ -99,6 +99,7 @@ def test_the_gauges_are_those_of_vllm() -> None:
         (post(b"[]", "connection: close"), 400),
         (post(b'{"prompt": "x", "n": 2}', "connection: close"), 400),
         (post(b'{"prompt": "x", "max_tokens": 0}', "connection: close"), 400),
+        (post(b'{"prompt": %b"x"%b}' % (b"[" * 5000, b"]" * 5000), "connection: close"), 400),
         (post(b'{"prompt": "[walkaway act=odd]"}', "connection: close"), 400),
         (b"GET /walkaway/truth?since=x HTTP/1.1\r\nconnection: close\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from unittest.mock import ANY
 
 import pytest
 
@@ -192,6 +193,24 @@ def test_a_reader_that_stalls_is_noted_and_its_leaving_is_seen() -> None:
         assert seen["stalled_ns"] == stalled["t_ns"]
         assert (seen["closed"], seen["why"]) == ("rst", "left")
         assert seen["unsent_bytes"] > 0
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_an_answer_ends_when_the_kernel_has_taken_all_of_it(*, leaves: bool) -> None:
+    with upstream() as server:
+        caller = Caller(server.port, Order(id="x", pad=10_000), tokens=60, receives=4096)
+        server.log.wait("stopped", "x")
+        (seen,) = server.truth("x")
+        assert (seen["tokens"], seen["ended_ns"], seen["over_ns"]) == (60, None, None)
+        if leaves:
+            caller.leave("rst")
+        else:
+            caller.until(b"[DONE]")
+        seen = server.over("x")
+        caller.close()
+        assert seen["has_left"] == leaves
+        assert (seen["ended_ns"] is None) == leaves
+        assert (seen["why"], seen["unsent_bytes"]) == ("length", ANY if leaves else None)
 
 
 def test_too_much_for_a_reader_that_stalls_is_cut() -> None:
