@@ -1,6 +1,7 @@
 """The server: connections on one side, the scheduler's steps on the other."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -224,6 +225,8 @@ async def serve(
     _watch_for_the_end(end, with_stdin=ends_with_stdin)
     upstream.truth.on_failure = lambda: end(0)
     listener = await upstream.listen(host, port)
+    gc.collect()
+    gc.freeze()  # else the collector stops the server for 15 ms to look through what was imported
     try:
         address = listener.sockets[0].getsockname()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
