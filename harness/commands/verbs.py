@@ -14,6 +14,7 @@ from harness.commands.results import collect, compare, export, gate, matrix, rep
 from harness.commands.run import demo, run
 from harness.commands.shipped import init, targets, workloads
 from harness.commands.simulate import simulate
+from harness.commands.upstream import upstream
 from harness.run.process import become, python_module
 
 __all__ = ["app"]
@@ -29,7 +30,7 @@ def engine(context: typer.Context) -> None:
 
 for command in (
     *(demo, run, simulate, conform, report, gate, compare, trend, matrix, export, collect),
-    *(calibrate, workloads, targets, init, doctor),
+    *(calibrate, upstream, workloads, targets, init, doctor),
 ):
     app.command(cls=Command)(command)
 app.command(
