@@ -16,18 +16,10 @@ import pytest
 from msgspec import structs
 
 from harness.errors import ConfigError, TargetError
+from harness.run.installation import INSTALLED, install
 from harness.run.process import Interruption
-from harness.run.recipes import (
-    INSTALLED,
-    Process,
-    Recipe,
-    Up,
-    Wish,
-    bring_up,
-    install,
-    load_recipes,
-    take_down,
-)
+from harness.run.recipes import Recipe, load_recipes
+from harness.run.standing import Process, Up, Wish, bring_up, take_down
 from harness.run.tiny_model import QUIET, make_model
 
 SERVER = Recipe(
