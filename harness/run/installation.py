@@ -87,7 +87,7 @@ def _step(command: list[str], log: Path, *, folder: Path | None = None) -> None:
                 command, cwd=folder, stdout=output, stderr=output, check=False
             ).returncode
         except OSError as error:
-            raise TargetError(f"{command[0]}: {error.strerror}") from error
+            raise TargetError(f"this needs the program {command[0]}: {error.strerror}") from error
     if code != 0:
         raise TargetError(f"`{' '.join(command)}` ended with code {code}:\n{tail(log)}")
 

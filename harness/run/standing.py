@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -161,17 +162,15 @@ def _why_not_again(recipe: Recipe) -> str:
 
 
 def _base(direct: str) -> str:
-    return check_target_url(direct, flag="--direct", schemes=("http",))
+    base = check_target_url(direct, flag="--direct", schemes=("http",))
+    if urlsplit(base).path:
+        raise ConfigError(f"--direct {direct}: must be a host and a port alone, without a path")
+    return base
 
 
-def _start(
-    recipe: Recipe, wish: Wish, up: Up, client: httpx.Client, interruption: Interruption
-) -> None:
-    ports = _ports(wish.port)
-    run = engines_home() / f"{recipe.name}.run"
-    shutil.rmtree(run, ignore_errors=True)
-    run.mkdir()
-    known = places(recipe) | {
+def names_at_start(recipe: Recipe, wish: Wish, ports: list[int], run: Path) -> dict[str, str]:
+    """What the names in the recipe's texts stand for, but for its model and the server behind."""
+    return places(recipe) | {
         **{name: str(port) for name, port in zip(("port", "port2", "port3"), ports, strict=True)},
         "url": f"http://{LOOPBACK}:{ports[0]}",
         "run": str(run),
@@ -182,9 +181,20 @@ def _start(
         "budget": str(max(BUDGET, 2 * wish.slots)),
         "batch": str(max(BATCH, 2 * wish.slots)),
         "blocks": str(max(CONTEXT, CONTEXT * wish.slots // 3) // BLOCK_TOKENS),
-        "model": "" if recipe.model is None else str(_model(recipe.model, wish.model or MODEL)),
         "served": recipe.served,
     }
+
+
+def _start(
+    recipe: Recipe, wish: Wish, up: Up, client: httpx.Client, interruption: Interruption
+) -> None:
+    ports = _ports(wish.port)
+    run = engines_home() / f"{recipe.name}.run"
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir()
+    known = names_at_start(recipe, wish, ports, run)
+    if recipe.model is not None:
+        known["model"] = str(_model(recipe.model, wish.model or MODEL))
     if wish.direct is not None:
         known |= _behind(client, _base(wish.direct), wish.model)
     write_files(run, recipe.run_files, known)
