@@ -142,8 +142,8 @@ def _whole(name: str, one: Recipe, own: Mapping[str, Recipe]) -> Recipe:
 def find_recipe(name: str) -> Recipe:
     known = load_recipes()
     if name not in known:
-        near = did_you_mean(name, known)
-        raise ConfigError(f"there is no recipe `{name}`{near or ';'} there are {', '.join(known)}")
+        near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        raise ConfigError(f"there is no recipe `{name}`{near}")
     return known[name]
 
 
