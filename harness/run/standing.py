@@ -40,6 +40,7 @@ LOOPBACK: Final = "127.0.0.1"
 PORTS: Final = range(18_100, 32_000, 3)
 END_S: Final = 15.0  # from SIGINT to SIGKILL
 MODEL: Final = "small"
+PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class Process(msgspec.Struct, kw_only=True):
@@ -198,7 +199,7 @@ def _start(
     if wish.direct is not None:
         known |= _behind(client, _base(wish.direct), wish.model)
     write_files(run, recipe.run_files, known)
-    environment = os.environ | {key: filled(text, known) for key, text in recipe.env.items()}
+    environment = _environment(recipe, known)
     recipe.log.unlink(missing_ok=True)
     for command in recipe.commands:
         words = [filled(word, known) for word in command]
@@ -213,6 +214,13 @@ def _start(
     up.http2 = recipe.http2
     if recipe.is_hop:
         up.routes = _routes(recipe, known)
+        up.model = next(iter(up.routes.values())).model
+
+
+def _environment(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
+    """Without the user's proxies, which would stand between two servers on this machine."""
+    own = {key: filled(text, known) for key, text in recipe.env.items()}
+    return {key: text for key, text in os.environ.items() if key.lower() not in PROXIES} | own
 
 
 def _behind(client: httpx.Client, direct: str, model: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 
 import httpx
+import psutil
 import pytest
 from msgspec import structs
 
@@ -186,7 +187,10 @@ def gateway(*calls: Call) -> Recipe:
     )
 
 
-def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked() -> None:
+def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1")
     login = Call(url="$url/login", body='{"password": "$secret"}')
     make_key = Call(url="$url/keys", body='{"for": "$served"}', takes={"key": "keys.first"})
     recipe = gateway(login, make_key)
@@ -204,6 +208,8 @@ def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked() -> None:
         ),
     }
     assert json.loads(as_json(started))["routes"]["messages"]["path"] == "/claude"
+    assert started.model == "behind/some/model"
+    assert "HTTP_PROXY" not in psutil.Process(started.pids[0]).environ()
     take_down(recipe)
     with pytest.raises(TargetError, match=r"could not be set up: POST .*/keys: .*401"):
         up(gateway(make_key), BEHIND)
@@ -211,6 +217,34 @@ def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked() -> None:
     with pytest.raises(TargetError, match=r"could not be set up: POST .*/keys: 'second'"):
         up(gateway(login, keyless), BEHIND)
     assert not recipe.up_file.exists()
+
+
+PROGRAMS = {
+    "apt-get": 'for word; do case $word in Dir::*=*) touch "${word#*=}/one.deb";; esac; done',
+    "dpkg-deb": 'mkdir "$3/usr" && cp "$2" "$3/usr/one"',
+    "npm": 'for last; do :; done; cp package.json "$last"',
+}
+
+
+def test_packages_of_debian_and_of_npm_are_put_into_the_folder(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    recipe = structs.replace(
+        SERVER, debian=["one=1-*"], npm=["two@2"], overrides={"three": "3.0.0"}
+    )
+    assert install(recipe)
+    assert not install(recipe)
+    assert (home / "files" / "usr" / "one").exists()
+    assert not (home / "files" / "debian").exists()
+    assert '"three":"3.0.0"' in (home / "files" / "two@2").read_text()
+    assert install(structs.replace(recipe, overrides={"three": "3.0.1"}))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(TargetError, match="this needs the program apt-get"):
+        install(recipe)
 
 
 @pytest.mark.parametrize("recipe", load_recipes().values(), ids=lambda recipe: recipe.name)
