@@ -68,10 +68,15 @@ def targets(
         typer.Option(metavar="P", min=1, max=65_533, help="up: its port. Default: a free one."),
     ] = None,
     model: Annotated[
-        str, typer.Option(metavar="SIZE", help="up: tiny or small, of random weights.")
-    ] = "small",
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="up: tiny or small (the default), of random weights; of a gateway: its name on "
+            "the server behind. Default: the first that it lists.",
+        ),
+    ] = None,
     direct: Annotated[
-        str | None, typer.Option(metavar="URL", help="up: the server behind a hop.")
+        str | None, typer.Option(metavar="URL", help="up: the server behind a gateway.")
     ] = None,
     as_json: JsonResult = False,
 ) -> None:
@@ -80,9 +85,9 @@ def targets(
     With NAME (or a path): its file, with the metrics that are read, when each one moves, and how
     far to trust it. `walkaway run` takes a name with --engine.
 
-    `targets install RECIPE` installs vllm, llamacpp, dynamo, triton, or a hop (nginx,
-    nginx-unbuffered, litellm, litellm-cancelling) into a folder of its own. `targets up RECIPE`
-    starts it on loopback with a model of random weights and prints its address; `targets down
+    `targets install RECIPE` installs an engine (such as llamacpp) or a gateway (such as nginx) into
+    a folder of its own; without RECIPE it says which ones there are. `targets up RECIPE` starts it
+    on loopback, an engine with a model of random weights, and prints its address; `targets down
     RECIPE` ends it.
 
     Example: walkaway targets vllm
@@ -108,18 +113,18 @@ def targets(
 
 
 def _manage(
-    verb: str, name: str | None, *, slots: int, port: int | None, model: str, direct: str | None
+    verb: str,
+    name: str | None,
+    *,
+    slots: int,
+    port: int | None,
+    model: str | None,
+    direct: str | None,
 ) -> None:
+    from harness.run.installation import install
     from harness.run.process import Interruption
-    from harness.run.recipes import (
-        Wish,
-        as_json,
-        bring_up,
-        find_recipe,
-        install,
-        load_recipes,
-        take_down,
-    )
+    from harness.run.recipes import find_recipe, load_recipes
+    from harness.run.standing import Wish, as_json, bring_up, take_down
 
     if name is None:
         raise ConfigError(f"targets {verb}: name one of {', '.join(load_recipes())}")

@@ -10,22 +10,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 import httpx
+import psutil
 import pytest
 from msgspec import structs
 
 from harness.errors import ConfigError, TargetError
+from harness.run.installation import INSTALLED, install
 from harness.run.process import Interruption
-from harness.run.recipes import (
-    INSTALLED,
+from harness.run.recipes import Call, Recipe, Route, load_recipes
+from harness.run.standing import (
     Process,
-    Recipe,
     Up,
     Wish,
+    as_json,
     bring_up,
-    install,
-    load_recipes,
+    names_at_start,
     take_down,
 )
 from harness.run.tiny_model import QUIET, make_model
@@ -113,6 +115,7 @@ def test_another_process_with_a_used_number_is_left_alone(home: Path) -> None:
         (SERVER, Wish(direct="http://127.0.0.1:1"), "is a server itself"),
         (load_recipes()["nginx"], Wish(), "name that with --direct URL"),
         (load_recipes()["nginx"], Wish(direct="http://192.0.2.1"), "not loopback"),
+        (load_recipes()["nginx"], Wish(direct="http://127.0.0.1:1/base"), "without a path"),
         (load_recipes()["llamacpp"], Wish(slots=257), "llamacpp runs at most 256 at once"),
         (load_recipes()["vllm"], Wish(), r"vllm is not installed in .*targets install vllm"),
     ],
@@ -137,6 +140,135 @@ def test_a_start_that_fails_leaves_nothing(home: Path) -> None:
         up(structs.replace(SERVER, commands=[["/no/such/program"]]))
     assert not (home / "files.up.json").exists()
     assert (home / "files" / INSTALLED).exists()
+
+
+GATEWAY = """
+import http.server
+import json
+
+
+class Gateway(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.path == "/login":
+            self.answer({}, cookie=asked["password"])
+        elif self.headers["cookie"] == "session=$secret":
+            self.answer({"keys": {"first": asked["for"] + "-key"}})
+        else:
+            self.answer({}, status=401)
+
+    def answer(self, page, status=200, cookie=""):
+        self.send_response(status)
+        self.send_header("set-cookie", "session=" + cookie)
+        self.end_headers()
+        self.wfile.write(json.dumps(page).encode())
+
+
+http.server.HTTPServer(("127.0.0.1", $port), Gateway).serve_forever()
+"""
+BEHIND = Wish(direct="http://127.0.0.1:9/v1/", model="some/model")
+
+
+def gateway(*calls: Call) -> Recipe:
+    return structs.replace(
+        SERVER,
+        run_files={"gateway.py": GATEWAY},
+        commands=[[sys.executable, "$run/gateway.py"]],
+        metrics=[],
+        calls=list(calls),
+        headers={"authorization": "Bearer $key", "x-to": "$direct_host $direct_port"},
+        routes={
+            "chat": Route(model="behind/$served"),
+            "messages": Route(path="/claude", headers={"x-to": "$direct"}),
+        },
+    )
+
+
+def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1")
+    login = Call(url="$url/login", body='{"password": "$secret"}')
+    make_key = Call(url="$url/keys", body='{"for": "$served"}', takes={"key": "keys.first"})
+    recipe = gateway(login, make_key)
+    install(recipe)
+    started = up(recipe, BEHIND)
+    key = {"authorization": "Bearer some/model-key"}
+    assert started.routes == {
+        "chat": Route(
+            path="/v1/chat/completions",
+            model="behind/some/model",
+            headers=key | {"x-to": "127.0.0.1 9"},
+        ),
+        "messages": Route(
+            path="/claude", model="some/model", headers=key | {"x-to": "http://127.0.0.1:9"}
+        ),
+    }
+    assert json.loads(as_json(started))["routes"]["messages"]["path"] == "/claude"
+    assert started.model == "behind/some/model"
+    assert "HTTP_PROXY" not in psutil.Process(started.pids[0]).environ()
+    take_down(recipe)
+    with pytest.raises(TargetError, match=r"could not be set up: POST .*/keys: .*401"):
+        up(gateway(make_key), BEHIND)
+    keyless = structs.replace(make_key, takes={"key": "keys.second"})
+    with pytest.raises(TargetError, match=r"could not be set up: POST .*/keys: 'second'"):
+        up(gateway(login, keyless), BEHIND)
+    assert not recipe.up_file.exists()
+
+
+PROGRAMS = {
+    "apt-get": 'for word; do case $word in Dir::*=*) touch "${word#*=}/one.deb";; esac; done',
+    "dpkg-deb": 'mkdir "$3/usr" && cp "$2" "$3/usr/one"',
+    "npm": 'for last; do :; done; cp package.json "$last"',
+}
+
+
+def test_packages_of_debian_and_of_npm_are_put_into_the_folder(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, script in PROGRAMS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    recipe = structs.replace(
+        SERVER, debian=["one=1-*"], npm=["two@2"], overrides={"three": "3.0.0"}
+    )
+    assert install(recipe)
+    assert not install(recipe)
+    assert (home / "files" / "usr" / "one").exists()
+    assert not (home / "files" / "debian").exists()
+    assert '"three":"3.0.0"' in (home / "files" / "two@2").read_text()
+    assert install(structs.replace(recipe, overrides={"three": "3.0.1"}))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(TargetError, match="this needs the program apt-get"):
+        install(recipe)
+
+
+@pytest.mark.parametrize("recipe", load_recipes().values(), ids=lambda recipe: recipe.name)
+def test_a_recipe_uses_known_names_only_and_installs_the_version_that_it_claims(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    known = set(names_at_start(recipe, Wish(), [1, 2, 3], tmp_path))
+    known |= {"direct", "direct_host", "direct_port"} if recipe.is_hop else set()
+    known |= {"model"} if recipe.model else set()
+    for call in recipe.calls:
+        assert known >= names_in([call.url, call.body])
+        known |= set(call.takes)
+    texts = [*recipe.run_files.values(), *recipe.env.values(), *recipe.headers.values()]
+    texts += [word for command in recipe.commands for word in command]
+    texts += [recipe.url, recipe.ready, *recipe.metrics]
+    for route in recipe.routes.values():
+        texts += [route.path, route.model, *route.headers.values()]
+    assert known >= names_in(texts)
+    pins = [word for words in (*recipe.pip, recipe.npm, recipe.debian) for word in words]
+    assert not recipe.is_hop or any(recipe.version in pin for pin in pins)
+
+
+def names_in(texts: list[str]) -> set[str]:
+    return {name for text in texts for name in Template(text).get_identifiers()}
 
 
 def test_a_hop_like_another_differs_in_the_words_that_it_changes() -> None:
