@@ -85,6 +85,7 @@ def structured(bench: Bench) -> Finding:
         begin=lambda _spec: bench.start(asked(bench.patience.answer_tokens)),
         ready=lambda *_: bench.pause(bench.step_s),
         queues_first=False,
+        is_alone=True,  # several compilations take turns
         bound=Bound(MOST_STEPS, MOST_STEPS),
     )
     return finding._replace(
