@@ -1,6 +1,7 @@
 """A client leaves a stream (between tokens, by a reset, before the first, in the last step) or an
 answer in one piece."""
 
+from functools import partial
 from typing import Final
 
 from harness.conform.bench import Bench
@@ -162,16 +163,16 @@ def lengths_of(rows: list[RequestRow]) -> list[int]:
 
 
 def _race(bench: Bench) -> int:
-    """A stream a slot; all leave around their last token. Returns how many left in time."""
-    streams = [bench.start(bench.short(LAST_TOKENS)) for _ in range(bench.crowd(MOST_RACING))]
-    for stream in streams:
+    """A stream a slot; each leaves around its last token. Returns how many left in time."""
+
+    def leave(stream: LiveStream, late_s: float) -> None:
         stream.wait_tokens(LAST_TOKENS - 1, 10.0)
-    moments = sorted((2 * bench.rng.random() * bench.step_s, stream) for stream in streams)
-    waited_s = 0.0
-    for moment_s, stream in moments:
-        bench.pause(moment_s - waited_s)
-        waited_s = moment_s
+        bench.pause(late_s)
         stream.leave()
+
+    streams = [bench.start(bench.short(LAST_TOKENS)) for _ in range(bench.crowd(MOST_RACING))]
+    late = [2 * bench.rng.random() * bench.step_s for _ in streams]
+    bench.together([partial(leave, *one) for one in zip(streams, late, strict=True)])
     rows = [stream.join(10.0) for stream in streams]
     return sum(row is not None and row.outcome is Outcome.ABANDONED for row in rows)
 
