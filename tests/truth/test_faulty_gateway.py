@@ -1,0 +1,400 @@
+"""The gateway is clean without a switch; each switch does what it says, and nothing else."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from harness.upstream.orders import Order
+from tests.e2e.running import faulty_gateway, wait_until
+from tests.harness.upstream.behind import ROUTES, Caller, Running, body_of, upstream
+from tests.harness.upstream.test_leaving import PHASES, Phase, in_the_queue, occupied
+from tests.truth.gateway_exchange import BROKE_OFF
+from tests.truth.gateway_wire import MOST_IDLE
+
+pytestmark = pytest.mark.e2e
+TOKENS = 100  # of an answer that is left
+STEP_MS = 8.0
+FAULT_S = 0.3  # of a fault that takes its time; the answer and the prefill are longer
+AT_ONCE_NS = 150_000_000
+CLEAN_NS = 10_000_000
+OWN = re.compile(r'[a-z]+[-_][0-9]+"|"created(_at)?":[0-9]+')  # of one answer alone
+Facts = dict[str, Any]
+
+
+class Before(Running):
+    """The gateway before an upstream, whose log it has."""
+
+    def rows(self, count: int = 0) -> list[dict[str, Any]]:
+        """Of the gateway's page of usage, once there are `count`."""
+        found: list[dict[str, Any]] = []
+
+        def are_there() -> bool:
+            found[:] = json.loads(self.get("/usage")[1])
+            return len(found) >= count
+
+        wait_until(are_there, f"{count} rows of usage")
+        return found
+
+    def gauge(self) -> int:
+        lines = dict(
+            line.split() for line in self.get("/metrics")[1].decode().splitlines() if line[0] != "#"
+        )
+        return int(lines["gateway_requests_in_flight"])
+
+
+@contextmanager
+def between(faults: dict[str, Any], **settings: Any) -> Iterator[tuple[Before, Running]]:
+    with upstream(**settings) as server, faulty_gateway(server.url, **faults) as one:
+        yield Before(httpx.URL(one.url).port or 0, server.log), server
+
+
+@pytest.mark.parametrize("way", ["fin", "rst", "half-close"])
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
+def test_a_clean_gateway_hands_a_leave_on_at_once(phase: Phase, way: str) -> None:
+    with between({}, slots=1) as (gateway, server):
+        if phase is in_the_queue:
+            with occupied(server):
+                caller = phase(gateway)
+                t0_ns = caller.leave(way)
+                seen = server.over("x")
+        else:
+            caller = phase(gateway)
+            t0_ns = caller.leave(way)
+            seen = server.over("x")
+        caller.close()
+        assert seen["has_left"]
+        assert 0 < seen["closed_ns"] - t0_ns < CLEAN_NS
+        assert seen["tokens_after_close"] == 0
+        (row,) = gateway.rows(1)
+        assert row["outcome"] == "left"
+        assert caller.read.count(b'"text":" w') <= row["completion_tokens"] <= seen["tokens"]
+        assert gateway.gauge() == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("dialect", ROUTES)
+def test_a_clean_gateway_changes_no_answer(dialect: str, *, stream: bool) -> None:
+    body = body_of(dialect, Order(id="x"), tokens=4, stream=stream)
+    with between({}) as (gateway, server):
+        answers = set[tuple[str, str]]()
+        for port in (server.port, gateway.port, gateway.port):
+            url = f"http://127.0.0.1:{port}{ROUTES[dialect]}"
+            answer = httpx.post(url, content=body, trust_env=False)
+            kind = answer.headers["content-type"].partition(";")[0]
+            answers.add((kind, OWN.sub("", answer.text)))
+        rows = gateway.rows(2)
+    ((kind, text),) = answers
+    assert "w4" in text
+    assert kind == ("text/event-stream" if stream else "application/json")
+    assert [(row["prompt_tokens"], row["completion_tokens"]) for row in rows] == [(6, 4)] * 2
+
+
+# What one sees of a gateway
+
+
+def leave(gateway: Before, name: str) -> tuple[Caller, int]:
+    """`name`: how the client leaves, or in which phase. Returns the time before it, too."""
+    order = Order(id=name, prefill_ms=400 if name == "silent" else 0)
+    caller = Caller(gateway.port, order, tokens=TOKENS, stream=name != "unary", user=name)
+    if name == "silent":
+        caller.until(b"\r\n\r\n")
+    elif name != "unary":
+        caller.until(b" w3")
+    gateway.log.wait("slot" if name == "silent" else "first_token", name)
+    return caller, caller.leave(name if name in ("rst", "half-close") else "fin")
+
+
+def left(name: str, caller: Caller, t0_ns: int, seen: Facts, row: Facts) -> Facts:
+    """When the gateway closed its connection to the upstream, and what it billed."""
+    if seen["why"] != "left":
+        closes = "to the end"
+    else:
+        closes = "at once" if seen["closed_ns"] - t0_ns < AT_ONCE_NS else "late"
+    made, billed = seen["tokens"], row["completion_tokens"]
+    delivered = caller.read.count(b'"text":" w')
+    is_all = billed == made == TOKENS
+    is_right = delivered <= billed <= min(made, delivered + 2)  # nobody may have read what it wrote
+    return {name: closes, f"{name} bill": "all" if is_all else "right" if is_right else billed}
+
+
+def answered(gateway: Before, server: Running) -> Facts:
+    """How a gateway answers clients that stay."""
+    facts: Facts = {}
+    for name, is_stream in (("stream", True), ("whole", False)):
+        asked = Order(id=name, tokens=5)
+        answer = post(gateway, asked, stream=is_stream, stream_options={"include_usage": True})
+        (seen,) = server.truth(name)
+        assert answer.text.count('"text":" w') == (5 if is_stream else 1)
+        facts |= {f"{name} bill": gateway.rows()[-1]["completion_tokens"], "model": seen["model"]}
+    cut = post(gateway, Order(id="cut", act="break-reset", after=3))
+    ends = [word for word in ("error", "[DONE]") if word in cut.text]
+    facts["cut"] = [*ends, "is_cut"] if "is_cut" in cut.extensions else ends
+    facts["500"] = post(gateway, Order(id="500", act="500", times=1)).status_code
+    facts["500 asked"] = len(server.truth("500"))
+    return facts
+
+
+def post(gateway: Before, order: Order, *, stream: bool = True, **more: Any) -> httpx.Response:
+    """Its answer, as far as it came."""
+    body = body_of("completions", order, tokens=TOKENS, stream=stream, **more)
+    url = f"{gateway.url}/v1/completions"
+    parts: list[bytes] = []
+    with httpx.stream("POST", url, content=body, trust_env=False, timeout=30) as answer:
+        try:
+            parts += answer.iter_raw()
+        except httpx.RemoteProtocolError:
+            answer.extensions["is_cut"] = True
+    found = httpx.Response(answer.status_code, content=b"".join(parts))
+    found.extensions |= answer.extensions
+    return found
+
+
+def observed(faults: Facts) -> Facts:
+    with between(faults, slots=16, step_ms=STEP_MS) as (gateway, server):
+        facts = answered(gateway, server)
+        begun = {name: leave(gateway, name) for name in LEAVES}
+        seen = {name: server.over(name) for name in LEAVES}
+        rows = {row["user"]: row for row in gateway.rows(STAYED + len(LEAVES))}
+        for name, (caller, t0_ns) in begun.items():
+            caller.close()
+            facts |= left(name, caller, t0_ns, seen[name], rows[name])
+        facts["rst asked"] = len(server.truth("rst"))
+        facts["after leaves"] = post(gateway, Order(id="after", tokens=1)).status_code
+        wait_until(lambda: truth(server)["running"] == 0, "nothing runs upstream")
+        facts["connections"] = truth(server)["connections"]["open"] - 1 <= MOST_IDLE
+        facts["gauge"] = gateway.gauge()
+    return facts
+
+
+def truth(server: Running) -> Facts:
+    page: Facts = json.loads(server.get("/walkaway/truth")[1])
+    return page
+
+
+STAYED = 4  # requests of `answered`
+LEAVES = ("fin", "rst", "half-close", "silent", "unary")
+AT_ONCE, LATE, TO_THE_END = (
+    dict.fromkeys(LEAVES, word) for word in ("at once", "late", "to the end")
+)
+ALL = {f"{name} bill": "all" for name in LEAVES}
+NOTHING = {f"{name} bill": 0 for name in ("fin", "rst", "half-close")}  # others got nothing
+HALF_CLOSED = dict.fromkeys(("half-close", "unary"), "to the end")
+CLEAN: Facts = {
+    **AT_ONCE,
+    **{f"{name} bill": "right" for name in LEAVES},
+    "rst asked": 1,
+    "after leaves": 200,
+    "connections": True,
+    "gauge": 0,
+    "stream bill": 5,
+    "whole bill": 5,
+    "model": "any",
+    "cut": ["error", "is_cut"],
+    "500": 500,
+    "500 asked": 1,
+}
+FAULTS: list[tuple[Facts, Facts]] = [
+    ({}, {}),
+    ({"late_s": FAULT_S}, LATE),
+    ({"at_next_write": True}, {"silent": "late", "unary": "to the end"}),
+    (
+        {"half_closed": True},
+        HALF_CLOSED | {f"{name} bill": "all" for name in HALF_CLOSED} | {"silent": "late"},
+    ),
+    ({"drain_s": FAULT_S}, LATE),
+    ({"drain_s": -1}, TO_THE_END),
+    ({"drain_s": -1, "full_bill": True}, TO_THE_END | ALL),
+    ({"never": True}, TO_THE_END | ALL),
+    ({"leaked_connection": True}, TO_THE_END | {"connections": False}),
+    ({"leaked_gauge": True}, {"gauge": len(LEAVES)}),
+    ({"retries": True}, {"rst asked": 2}),
+    ({"penalty": len(LEAVES), "penalty_s": 30}, {"after leaves": 503}),
+    ({"lost_usage": True}, NOTHING),
+    ({"double_usage": True}, {"stream bill": 10, "whole bill": 10}),
+    ({"silent_cut": True}, {"cut": ["[DONE]"]}),
+    ({"failure_retries": 1}, {"500": 200, "500 asked": 2}),
+    ({"renames": "other"}, {"model": "other"}),
+]
+
+
+@pytest.mark.parametrize(("faults", "changes"), FAULTS, ids=lambda one: "-".join(one)[:20])
+def test_a_switch_does_what_it_says_and_nothing_else(faults: Facts, changes: Facts) -> None:
+    assert observed(faults) == CLEAN | changes
+
+
+def test_a_gateway_that_buffers_sends_a_stream_as_a_whole_and_hands_on_a_leave() -> None:
+    with between({"buffers": True}) as (gateway, server):
+        answer = post(gateway, Order(id="x", tokens=5))
+        assert answer.headers["content-length"] == str(len(answer.content))
+        assert answer.text.endswith("data: [DONE]\n\n")
+        caller = Caller(gateway.port, Order(id="left"))
+        server.log.wait("first_token", "left")
+        caller.leave("fin")
+        seen = server.over("left")
+        caller.close()
+        assert (seen["why"], caller.read) == ("left", b"")
+
+
+def test_a_gateway_that_answers_from_a_cache_asks_once() -> None:
+    with between({"answers_from_cache": True}) as (gateway, server):
+        first, second = (post(gateway, Order(id=name)) for name in ("a", "b"))
+        assert first.text == second.text != ""
+        assert [len(server.truth(name)) for name in ("a", "b")] == [1, 0]
+        post(gateway, Order(id="c"), stream=False)
+        assert len(server.truth("c")) == 1
+
+
+def test_two_upstreams_take_turns() -> None:
+    with (
+        upstream() as other,
+        between({"two_upstreams": other.url}) as (gateway, server),
+    ):
+        for name in "abcd":
+            post(gateway, Order(id=name, tokens=1))
+        assert [len(server.truth(name)) for name in "abcd"] == [1, 0, 1, 0]
+        assert [len(other.truth(name)) for name in "abcd"] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer k"}, {"x-api-key": "k"}])
+def test_a_key_is_needed(headers: dict[str, str]) -> None:
+    with between({"needs_key": "k"}) as (gateway, _):
+        page = f"{gateway.url}/v1/models"
+        assert httpx.get(page, trust_env=False).status_code == 401
+        assert httpx.get(page, headers=headers, trust_env=False).status_code == 200
+        assert post(gateway, Order(id="x")).status_code == 401
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answers_are_compressed_piece_by_piece_unless_that_is_forbidden(*, stream: bool) -> None:
+    with between({"compresses": True}) as (gateway, _):
+        url = f"{gateway.url}/v1/completions"
+        body = body_of("completions", Order(id="x", prefill_ms=1), tokens=4, stream=stream)
+        plain = httpx.post(
+            url, content=body, headers={"accept-encoding": "identity"}, trust_env=False
+        )
+        zipped = httpx.post(url, content=body, trust_env=False)
+        assert "content-encoding" not in plain.headers
+        assert zipped.headers["content-encoding"] == "gzip"
+        assert OWN.sub("", zipped.text) == OWN.sub("", plain.text) != ""
+
+
+def test_one_dialect_is_spoken() -> None:
+    with between({"one_dialect": "chat"}) as (gateway, server):
+        found = {}
+        for dialect, path in ROUTES.items():
+            body = body_of(dialect, Order(id=dialect), tokens=1, stream=True)
+            found[dialect] = httpx.post(gateway.url + path, content=body, trust_env=False)
+        assert {name for name, one in found.items() if one.is_success} == {"chat"}
+        assert server.truth("messages") == []
+
+
+@pytest.mark.parametrize("silent_cut", [False, True])
+@pytest.mark.parametrize("act", ["break-reset", "break-end"])
+@pytest.mark.parametrize("dialect", ROUTES)
+def test_a_cut_ends_cleanly_only_by_its_switch(dialect: str, act: str, *, silent_cut: bool) -> None:
+    ends = ("[DONE]", "response.completed", "message_stop")
+    with between({"silent_cut": silent_cut}) as (gateway, _):
+        caller = Caller(gateway.port, Order(id="x", act=act, after=2), dialect=dialect)
+        answer = caller.until(b"0\r\n\r\n" if silent_cut else BROKE_OFF.encode()).decode()
+        if not silent_cut:
+            answer = caller.to_the_end().decode()
+        caller.close()
+        assert "w2" in answer
+        assert (BROKE_OFF in answer) == (not silent_cut)
+        assert any(end in answer for end in ends) == silent_cut
+        assert answer.endswith("\r\n0\r\n\r\n") == silent_cut
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("act", ["break-reset", "break-end"])
+def test_an_upstream_that_breaks_before_it_answers_is_a_502(act: str, *, stream: bool) -> None:
+    with between({}) as (gateway, _):
+        order = Order(id="x", act=act, headers="late")
+        assert post(gateway, order, stream=stream).status_code == 502
+
+
+def test_an_upstream_that_is_not_there_is_a_502() -> None:
+    with upstream() as gone:
+        pass
+    with faulty_gateway(gone.url, failure_retries=1) as one:
+        body = body_of("chat", Order(), tokens=1, stream=True)
+        url = one.url + ROUTES["chat"]
+        assert httpx.post(url, content=body, trust_env=False).status_code == 502
+        assert httpx.get(f"{one.url}/v1/models", trust_env=False).status_code == 502
+        assert httpx.post(url, content=b"{", trust_env=False).status_code == 400
+
+
+def test_connections_are_kept_on_both_sides() -> None:
+    with between({}) as (gateway, server), httpx.Client(trust_env=False) as client:
+        for name in "abc":
+            body = body_of("completions", Order(id=name), tokens=2, stream=True)
+            client.post(f"{gateway.url}/v1/completions", content=body)
+            assert [one["nth"] for one in server.truth(name)] == ["abc".index(name) + 1]
+
+
+def test_the_next_request_on_a_connection_is_no_leave() -> None:
+    """It comes while the first one is answered."""
+    with between({}) as (gateway, server):
+        caller = Caller(gateway.port, Order(id="a"), tokens=20)
+        body = body_of("completions", Order(id="b"), tokens=2, stream=True)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: g\r\ncontent-length: {len(body)}\r\n\r\n"
+        caller.until(b" w2")
+        caller.sock.sendall(head.encode() + body)
+        server.over("b")
+        caller.close()
+        assert [server.truth(name)[0]["why"] for name in "ab"] == ["length", "length"]
+
+
+def test_a_reader_that_stalls_stalls_the_upstream_and_may_leave() -> None:
+    with between({}, step_ms=0.2) as (gateway, server):
+        order = Order(id="x", pad=10_000)
+        caller = Caller(gateway.port, order, tokens=30_000, receives=4096)
+        server.log.wait("stalled", "x")
+        t0_ns = caller.leave("rst")
+        seen = server.over("x")
+        assert seen["why"] == "left"
+        assert seen["closed_ns"] - t0_ns < AT_ONCE_NS
+
+
+def test_twenty_leave_at_once_and_nothing_is_left_of_them() -> None:
+    with between({}, slots=4) as (gateway, server):
+        callers = [Caller(gateway.port, Order(id=f"x{n}")) for n in range(20)]
+        for n in range(20):
+            server.log.wait("arrived", f"x{n}")
+        for caller in callers:
+            caller.leave("rst")
+        assert {server.over(f"x{n}")["why"] for n in range(20)} == {"left"}
+        assert len(gateway.rows(20)) == 20
+        assert gateway.gauge() == 0
+        assert truth(server)["connections"]["open"] == 1  # that of this page
+
+
+def test_a_penalty_ends() -> None:
+    with between({"penalty": 1, "penalty_s": 0.2}) as (gateway, server):
+        caller = Caller(gateway.port, Order(id="x"))
+        caller.until(b" w1")
+        caller.leave("fin")
+        caller.close()
+        gateway.rows(1)
+        assert post(gateway, Order(id="a", tokens=1)).status_code == 503
+        wait_until(lambda: post(gateway, Order(tokens=1)).status_code == 200, "it ends")
+        assert server.truth("a") == []
+
+
+def test_a_drain_that_leaks_reads_to_the_end_first() -> None:
+    faults = {"drain_s": -1, "leaked_connection": True}
+    with between(faults) as (gateway, server):
+        for n in range(4):
+            caller = Caller(gateway.port, Order(id=f"x{n}"), tokens=10)
+            caller.until(b" w1")
+            caller.leave("fin")
+            caller.close()
+            assert server.over(f"x{n}")["usage_ns"] is None
+        rows = gateway.rows(4)
+        assert all(row["completion_tokens"] < 10 for row in rows)
+        assert truth(server)["connections"]["open"] == 1 + 4
