@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from typing import Final
+from typing import Any, Final
 
 from tests.truth.gateway_bill import dialect_of, error
 from tests.truth.gateway_exchange import Books, Exchange
@@ -59,10 +59,12 @@ class Gateway:
             return await self._refuse(client, 404, "no such page here")
         if self._books.refuses:
             return await self._refuse(client, 503, "the upstream has failed too often")
-        try:
-            asked = json.loads(raw)
-        except ValueError:
-            return await self._refuse(client, 400, "the body is no JSON")
+        if "transfer-encoding" in head.headers:
+            await self._refuse(client, 411, "the body needs a content-length")
+            return False
+        asked = read_asked(raw)
+        if asked is None:
+            return await self._refuse(client, 400, "the body is no JSON object")
         return await Exchange(self._books, client, head, asked, dialect).run()
 
     async def _refuse(self, client: Client, status: int, why: str) -> bool:
@@ -103,6 +105,14 @@ class Gateway:
             return Body(JSON).whole(502, error("the upstream does not answer"))
         self._books.pool.give(connection)
         return Body(JSON).whole(answer.status, b"".join(parts))
+
+
+def read_asked(raw: bytes) -> dict[str, Any] | None:
+    try:
+        asked = json.loads(raw)
+    except ValueError:
+        return None
+    return asked if isinstance(asked, dict) else None
 
 
 async def main(url: str, faults: Faults) -> None:
