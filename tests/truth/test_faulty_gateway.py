@@ -1,6 +1,7 @@
 """The gateway is clean without a switch; each switch does what it says, and nothing else."""
 
 import re
+import zlib
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from tests.truth.gateway_facts import (
     post,
     truth,
 )
+from tests.truth.gateway_wire import GZIP
 
 pytestmark = pytest.mark.e2e
 CLEAN_NS = 3_000_000
@@ -176,7 +178,7 @@ def test_a_key_is_needed(headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_answers_are_compressed_piece_by_piece_unless_that_is_forbidden(*, stream: bool) -> None:
+def test_answers_are_compressed_unless_that_is_forbidden(*, stream: bool) -> None:
     with between({"compresses": True}) as (gateway, _):
         url = f"{gateway.url}/v1/completions"
         body = body_of("completions", Order(id="x", prefill_ms=1), tokens=4, stream=stream)
@@ -187,6 +189,23 @@ def test_answers_are_compressed_piece_by_piece_unless_that_is_forbidden(*, strea
         assert "content-encoding" not in plain.headers
         assert zipped.headers["content-encoding"] == "gzip"
         assert OWN.sub("", zipped.text) == OWN.sub("", plain.text) != ""
+
+
+def test_each_piece_is_compressed_at_once() -> None:
+    with between({"compresses": True}) as (gateway, server):
+        caller = Caller(gateway.port, Order(id="x", act="silent", after=2))
+        server.log.wait("silent", "x")
+        head, _, rest = caller.until(b"\r\n\r\n").partition(b"\r\n\r\n")
+        assert b"content-encoding: gzip" in head
+        unzip, text, chunks = zlib.decompressobj(wbits=GZIP), b"", rest
+        while b" w2" not in text:
+            size, end, after = chunks.partition(b"\r\n")
+            if not end or len(after) < int(size, 16) + 2:
+                chunks += caller.sock.recv(65536)
+                continue
+            text += unzip.decompress(after[: int(size, 16)])
+            chunks = after[int(size, 16) + 2 :]
+        caller.close()
 
 
 def test_one_dialect_is_spoken() -> None:
@@ -306,3 +325,16 @@ def test_a_drain_that_leaks_reads_to_the_end_first() -> None:
         rows = gateway.rows(4)
         assert all(row["completion_tokens"] < 10 for row in rows)
         assert truth(server)["connections"]["open"] == 1 + 4
+
+
+def test_what_is_done_after_a_leave_is_not_forgotten() -> None:
+    """The event loop keeps no task, and the garbage collector runs."""
+    with between({"retries": True}) as (gateway, server):
+        caller = Caller(gateway.port, Order(id="x", prefill_ms=800), tokens=2)
+        server.log.wait("slot", "x")
+        caller.leave("rst")
+        for _ in range(100):
+            gateway.get("/usage")
+        server.log.wait("over", "x", nth=2)
+        assert [one["why"] for one in server.truth("x")] == ["left", "length"]
+        wait_until(lambda: gateway.gauge() == 0, "the request is over")
