@@ -246,8 +246,15 @@ def service_server(**settings: float | str) -> Iterator[TruthServer]:
 
 
 @contextmanager
-def _scripted(module: str, settings: dict[str, float | str]) -> Iterator[TruthServer]:
-    command = [sys.executable, "-m", module, json.dumps(settings)]
+def faulty_gateway(url: str, **faults: float | str) -> Iterator[TruthServer]:
+    """Before the upstream at `url`. `faults`: of tests.truth.gateway_faults."""
+    with _scripted("tests.truth.faulty_gateway", faults, url) as server:
+        yield server
+
+
+@contextmanager
+def _scripted(module: str, settings: dict[str, float | str], *before: str) -> Iterator[TruthServer]:
+    command = [sys.executable, "-m", module, *before, json.dumps(settings)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as process:
