@@ -170,20 +170,22 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
 def rate_interval(hits: int, n: int, level: float) -> tuple[float, float]:
     """The exact interval of a rate: at its upper end `hits` or fewer of n are as rare as at its
     lower end `hits` or more. Source: Clopper and Pearson, Biometrika 26 (1934), 404-413."""
-    outside = (1 - level) / 2
-    low = float(special.betaincinv(hits, n - hits + 1, outside)) if hits else 0.0
-    high = float(special.betaincinv(hits + 1, n - hits, 1 - outside)) if hits < n else 1.0
-    return low, high
+    share = (1 + level) / 2
+    return 1.0 - _rate_upper(n - hits, n, share), _rate_upper(hits, n, share)
 
 
 def rate_upper95(hits: int, n: int) -> float:
     """One-sided."""
-    return rate_interval(hits, n, 0.9)[1]
+    return _rate_upper(hits, n, 0.95)
 
 
 def rate_lower95(hits: int, n: int) -> float:
     """One-sided."""
-    return rate_interval(hits, n, 0.9)[0]
+    return 1.0 - _rate_upper(n - hits, n, 0.95)
+
+
+def _rate_upper(hits: int, n: int, share: float) -> float:
+    return 1.0 if hits >= n else float(special.betaincinv(hits + 1, n - hits, share))
 
 
 @cache
