@@ -29,9 +29,15 @@ class Hop:
         self._url = urlsplit(url)
         self._every, self._late_s = every, late_s
         self._rng = random.Random(1)
+        self._serving: set[asyncio.Future[None]] = set()
         self.left: list[tuple[str, bool]] = []
 
-    async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        one = asyncio.ensure_future(self._serve(client, to_client))
+        self._serving.add(one)  # the event loop itself would let go of it in the middle
+        one.add_done_callback(self._serving.discard)
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         server, to_server = await asyncio.open_connection(self._url.hostname, self._url.port)
         asked, answered = bytearray(), bytearray()
         back = asyncio.ensure_future(_copy(server, to_client, answered))
@@ -43,7 +49,7 @@ class Hop:
             name = ID.search(asked)
             self.left.append((name[1].decode() if name else "", is_forgotten))
             back.cancel()
-            await asyncio.wait([back])
+            await asyncio.gather(back, return_exceptions=True)
             await (_read_on(server) if is_forgotten else asyncio.sleep(self._late_s))
         to_client.close()
         to_server.close()
