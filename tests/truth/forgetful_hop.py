@@ -44,12 +44,12 @@ class Hop:
         with suppress(ConnectionError):
             await _copy(client, to_server, asked)
         has_ended = END in answered or (back.done() and back.exception() is None)
+        back.cancel()
+        await asyncio.gather(back, return_exceptions=True)
         if not has_ended:
             is_forgotten = bool(self._every) and self._rng.random() < 1 / self._every
             name = ID.search(asked)
             self.left.append((name[1].decode() if name else "", is_forgotten))
-            back.cancel()
-            await asyncio.gather(back, return_exceptions=True)
             await (_read_on(server) if is_forgotten else asyncio.sleep(self._late_s))
         to_client.close()
         to_server.close()
