@@ -83,20 +83,16 @@ class Streams:
 
     def check_queues(self) -> None:
         """Raises RefusedError if no request of ours can wait in a queue."""
-        if self.facts.refuses:
+        facts = self.facts
+        if facts.refuses:
             raise RefusedError("the server refuses a request beyond its slots; it has no queue")
-        self.check_within_reach("queue")
+        if facts.slots is None and facts.ran_at_once >= _NO_QUEUE:
+            raise RefusedError(f"no queue within reach: {facts.why}")
 
     def check_runs_two(self) -> None:
         """Raises RefusedError if no request has a neighbour."""
         if self.facts.slots == 1:
             raise RefusedError("a server with one slot runs no two requests at once")
-
-    def check_within_reach(self, what: str) -> None:
-        """Raises RefusedError if the server runs many at once, and has no limit that is known."""
-        facts = self.facts
-        if facts.slots is None and facts.ran_at_once >= _NO_QUEUE:
-            raise RefusedError(f"no {what} within reach: {facts.why}")
 
     @property
     def lag_s(self) -> float:
