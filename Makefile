@@ -49,7 +49,7 @@ test: $(VENV)/.installed-dev
 
 test-all: test
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
-	$(BIN)/pytest -m alone tests/e2e tests/truth
+	$(BIN)/pytest -m alone tests/e2e tests/truth tests/harness/experiments
 
 snapshots: $(VENV)/.installed-dev
 	SNAPSHOTS=write $(BIN)/pytest
