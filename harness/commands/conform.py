@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from harness.conform.case import Case
     from harness.conform.config import ConformConfig
 
+OWN = "reference"
+GATEWAY = "gateway"  # the kind of what stands before the upstream, unless one is named
 _cases = partial(typer.Option, rich_help_panel="The cases")
 Wanted = Annotated[list[str] | None, typer.Argument(metavar="ID|GROUP/", hidden=True)]
 Slots = Annotated[
@@ -42,6 +44,15 @@ Pid = Annotated[
 ]
 Direct = Annotated[
     str | None, server_flag(metavar="URL", help="The server behind the hop at --target, for hop/.")
+]
+Upstream = Annotated[
+    int | None,
+    server_flag(
+        metavar="PORT",
+        min=1,
+        max=65535,
+        help="Judge the gateway at --target: walkaway's upstream is started behind it, there.",
+    ),
 ]
 Adapter = Annotated[
     str | None,
@@ -98,7 +109,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     *,
     wanted: Wanted = None,
     target: Target = None,
-    engine: Engine = "reference",
+    engine: Engine = OWN,
     model: Model = None,
     metrics_url: MetricsUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -109,6 +120,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     slots: Slots = None,
     pid: Pid = None,
     direct: Direct = None,
+    upstream: Upstream = None,
     adapter: Adapter = None,
     configuration: Configuration = None,
     quick: Quick = False,
@@ -139,14 +151,15 @@ def conform(  # noqa: PLR0913  one argument a flag
     from harness.conform.config import ConformConfig, chosen_cases
 
     if lists:
-        _list(chosen_cases(ConformConfig(wanted=wanted or [], suite=suite, quick=quick)), as_json)
+        asked = ConformConfig(wanted=wanted or [], suite=suite, quick=quick, upstream=upstream)
+        _list(chosen_cases(asked), as_json)
         return
     from harness.http_client import check_ca_file, parse_headers, typed_command
 
     config = ConformConfig(
         wanted=wanted or [],
         target_url=target,
-        engine=engine,
+        engine=GATEWAY if upstream is not None and engine == OWN else engine,
         model=model,
         metrics_urls=metrics_url or [],
         api_key_env=api_key_env,
@@ -156,6 +169,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         slots=slots,
         pid=pid,
         direct=direct,
+        upstream=upstream,
         adapter=adapter,
         configuration=configuration,
         tries=tries,

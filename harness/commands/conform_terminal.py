@@ -10,6 +10,8 @@ from rich.text import Text
 from harness.store.conform_result import Aftermath, Verdict, counts_in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.conform.case import Case
     from harness.conform.pacing import Standing
     from harness.store.conform_result import CaseResult, ConformResult
@@ -37,13 +39,14 @@ class Terminal:
         self._console = console
         self._is_quiet = is_quiet
         self._status: Status | None = None
-        self._total = 0
+        self._total = self._width = 0
         self._decided: dict[str, tuple[Verdict, str]] = {}
         self._shown: str | None = None
         self._likewise = 0
 
-    def begin(self, result: "ConformResult", total: int) -> None:
-        self._total = total
+    def begin(self, result: "ConformResult", cases: "Sequence[Case]") -> None:
+        self._total = len(cases)
+        self._width = max((len(one.id) for one in cases), default=0)
         target = result.target
         version = f" {target.version}" if target.version else ""
         self._print(Text(f"conform: {target.engine}{version} at {target.url}, {target.model}"))
@@ -77,7 +80,10 @@ class Terminal:
         digits = len(str(self._total))
         place = f"{[*self._decided].index(result.id) + 1:{digits}}/{self._total}  "
         line = Text.assemble(
-            (place, "dim"), (f"{sign:{_WIDTH}}", style), f"{result.id:22}", result.reason
+            (place, "dim"),
+            (f"{sign:{_WIDTH}}", style),
+            f"{result.id:{self._width}}  ",
+            result.reason,
         )
         if result.kind is not None:
             line.append(f" ({result.kind})")

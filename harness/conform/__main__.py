@@ -19,6 +19,7 @@ import msgspec
 from harness.conform.bench import Bench
 from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
+from harness.conform.gateway.run import run_gateway
 from harness.conform.gently import GENTLE_ID, watch_gently
 from harness.conform.known import Known
 from harness.conform.order import Event, Order
@@ -54,6 +55,9 @@ def main() -> None:
         from harness.load.kserve import use_gevent  # its packages are an extra
 
         use_gevent()
+    if order.upstream is not None:
+        run_gateway(order, plan, tell)
+        return
     load_cases()
     wire = WireLog(headers)
     known = Known(left=order.left)

@@ -26,6 +26,7 @@ Need = Literal[
     "drop_packets",
     "adapter",
     "resume",
+    "upstream",
     "metrics",
     "cancel_path",
     "deadline",
@@ -94,6 +95,7 @@ NOT_GIVEN: Final = {
     "drop_packets": "the right to drop packets, which only Linux gives",
     "adapter": "the name of a LoRA adapter (--adapter NAME)",
     "resume": 'a target that declares `disconnect = "resume"`',
+    "upstream": "the bundled upstream behind a gateway (--upstream PORT)",
 }
 NOT_OFFERED: Final = {
     "metrics": "no metrics page shows what this kind of server should have (--metrics-url)",
@@ -101,6 +103,12 @@ NOT_OFFERED: Final = {
     "deadline": "this kind of server has no field that gives a request a deadline",
     "http": "the target is spoken to over gRPC only",
 }
+
+
+def never_checked(_bench: Bench) -> Finding:
+    """The check of a case that does not run on a bench: a module of its own decides it."""
+    raise AssertionError("this case has no bench")
+
 
 CASES: Final[dict[str, Case]] = {}
 LIMIT_S: Final = 60.0  # of a case, after which it cannot decide
@@ -178,7 +186,9 @@ def _nearest(word: str, known: Collection[str]) -> list[str]:
 
 
 def _is_meant(entry: Case, word: str) -> bool:
-    return word == entry.id or word.rstrip("/") == entry.group
+    """By its id, its group, or all before a dialect."""
+    wanted = word.rstrip("/")
+    return word == entry.id or wanted in (entry.group, entry.id.rpartition("/")[0])
 
 
 @dataclass(frozen=True, slots=True)

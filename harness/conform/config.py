@@ -13,6 +13,7 @@ from typing import Final
 from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, select
 from harness.conform.cases import load_cases
+from harness.conform.gateway.cases import GATEWAY_CASES
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.errors import ConfigError
@@ -54,6 +55,7 @@ class ConformConfig(ServerConfig):
     fail_fast: bool = False
     against: str | None = None  # a bundled server, "good" or "bad"
     gentle: bool = False
+    upstream: int | None = None  # the port of the bundled upstream, behind a gateway
     seed: int = 0
     expected: Path | None = None
 
@@ -76,7 +78,8 @@ class ConformConfig(ServerConfig):
             ("--against", self.against),
             ("--engine", self.target_url and self.engine),
             ("--model", self.target_url and model),
-            ("--slots", self.target_url and slots),
+            ("--upstream", self.upstream),
+            ("--slots", self.target_url and (self.slots if self.upstream else slots)),
             *(("--metrics-url", url) for url in self.metrics_urls),
             ("--api-key-env", self.api_key_env),
             *(("--header", f"{name}={MASK}") for name in self.headers),
@@ -130,12 +133,19 @@ def _gentle(config: ConformConfig) -> Case:
     return gentle_case(config.gentle_s)
 
 
+def _of_gateway(config: ConformConfig) -> list[Case]:
+    """In the order of their declaration."""
+    chosen = select([one.case for one in GATEWAY_CASES.values()], config.wanted)
+    return [one for one in chosen if one.quick or config.wanted or not config.quick]
+
+
 def chosen_cases(config: ConformConfig) -> list[Case]:
     """In the order in which they run. Raises ConfigError."""
-    known = all_cases()
     if config.gentle:
         return [_gentle(config)]
-    chosen = select(known, config.wanted)
+    if config.upstream is not None:
+        return _of_gateway(config)
+    chosen = select(all_cases(), config.wanted)
     if config.suite is not None:
         chosen = cases_of(config.suite, chosen)
         if not chosen:

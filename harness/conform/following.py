@@ -45,7 +45,7 @@ class Show(Protocol):
     """Learns of each case while the run lasts. A case is decided a second time if the server dies
     of it later."""
 
-    def begin(self, result: ConformResult, total: int) -> None: ...
+    def begin(self, result: ConformResult, cases: Sequence[Case]) -> None: ...
     def started(self, case: Case, place: Standing) -> None: ...
     def decided(self, result: CaseResult) -> None: ...
 
@@ -76,7 +76,7 @@ class Suite:
 
     def run(self) -> TargetError | InterruptedRunError | None:
         self._rest.extend(self.selection.cases)
-        self.show.begin(self.result, len(self.selection.cases))
+        self.show.begin(self.result, self.selection.cases)
         self._decide_without_load()
         while self._rest and not self._is_over():
             self._run_child()

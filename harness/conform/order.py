@@ -8,11 +8,20 @@ import msgspec
 from harness.store.conform_result import CaseResult
 
 
+class UpstreamAt(msgspec.Struct, kw_only=True):
+    """The bundled upstream behind a gateway. `log`: its file, on this machine."""
+
+    url: str
+    port: int
+    log: str
+    step_s: float
+
+
 class Order(msgspec.Struct, kw_only=True):
     """`plan`: a LoadPlan. `slots`: None: to be found. `folder`: of the results. `metrics_urls`:
     read by cases that judge the server's own counters, and by no others; empty without any that
     is understood. `page_urls`: the pages, understood or not. `gentle_s`: how long to watch a
-    server in use, instead of any case."""
+    server in use, instead of any case. `upstream`: the cases are those of a gateway before it."""
 
     plan: msgspec.Raw
     cases: list[str]
@@ -30,6 +39,7 @@ class Order(msgspec.Struct, kw_only=True):
     direct: str | None = None
     adapter: str | None = None
     gentle_s: float | None = None
+    upstream: UpstreamAt | None = None
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):

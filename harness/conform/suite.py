@@ -13,10 +13,12 @@ from typing import Final
 import httpx
 import msgspec
 
+from harness.conform.behind import order_for_gateway
 from harness.conform.case import CASES, Case, Selection
 from harness.conform.config import ConformConfig, chosen_cases
 from harness.conform.contact import Contact, Published
 from harness.conform.following import Show, Suite
+from harness.conform.gateway.cases import GATEWAY_CASES
 from harness.conform.gently import GENTLE_ID
 from harness.conform.order import Order
 from harness.conform.verdict import Expectation, read_expectations
@@ -62,7 +64,7 @@ def conform(
         )
     expected: list[Expectation] = []
     if config.expected is not None:
-        expected = read_expectations(config.expected, [*CASES, GENTLE_ID])
+        expected = read_expectations(config.expected, [*CASES, GENTLE_ID, *GATEWAY_CASES])
     path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-conform-{random_names.token_hex(2)}"
     folder = RunFolder.claim(path)
     result = _blank(config, access.target)
@@ -93,6 +95,8 @@ def _discard_if_empty(folder: RunFolder) -> None:
 
 def _access(config: ConformConfig) -> Access:
     """Raises ConfigError."""
+    if config.upstream is not None and config.target_url is None:
+        raise ConfigError("--upstream needs --target URL: the gateway before it")
     target = find_target(config.engine, is_named=config.target_url is not None)
     if (why := why_unspoken(target.protocol, target)) is not None:
         raise ConfigError(f"--engine {config.engine}: {why}")
@@ -133,6 +137,32 @@ def _prepare(
     children: ExitStack,
 ) -> Suite:
     secrets = secrets_of(contact.access.headers)
+    if config.upstream is not None:
+        order = order_for_gateway(config, contact, result, children)
+        selection = Selection.of(chosen, config.wanted, {}, {})
+    else:
+        order, selection = _prepare_server(config, contact, result, chosen, secrets, children)
+    return Suite(
+        config=config,
+        secrets=secrets,
+        order=order,
+        selection=selection,
+        result=result,
+        folder=contact.folder,
+        expected=expected,
+        show=show,
+        interruption=contact.interruption,
+    )
+
+
+def _prepare_server(
+    config: ConformConfig,
+    contact: Contact,
+    result: ConformResult,
+    chosen: list[Case],
+    secrets: list[str],
+    children: ExitStack,
+) -> tuple[Order, Selection]:
     client = children.enter_context(contact.new_client())
     server = contact.find_server(client, children, model=config.model, own_engine=config.own_engine)
     contact.ask_first(client, server, secrets)
@@ -152,17 +182,7 @@ def _prepare(
     order = _order(config, contact, client, server, published)
     selection = _choose(config, order, contact.target, chosen)
     result.not_run = selection.not_run
-    return Suite(
-        config=config,
-        secrets=secrets,
-        order=order,
-        selection=selection,
-        result=result,
-        folder=contact.folder,
-        expected=expected,
-        show=show,
-        interruption=contact.interruption,
-    )
+    return order, selection
 
 
 def _order(

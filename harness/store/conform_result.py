@@ -77,6 +77,18 @@ Way = Literal[
 ]
 
 
+# What a gateway does with a leave; see harness/conform/gateway/crossing.py.
+Contract = Literal["cancel", "at next write", "drain", "never"]
+
+
+class CrossingTimes(msgspec.Struct, frozen=True):
+    """One client that left a gateway. `upstream_stopped_s`: from t0 until the gateway closed its
+    connection to the upstream; null: the answer was made to its end."""
+
+    upstream_stopped_s: float | None
+    tokens_after_leave: int
+
+
 class Steps(msgspec.Struct, frozen=True):
     """Within how many steps a freed slot worked for another request, over all tries."""
 
@@ -90,7 +102,9 @@ class CaseResult(msgspec.Struct, kw_only=True):
     many steps; None: that cannot be said. `way`: how the case was judged.
     `expected`: how the verdict stands to the file of expected failures, if there is one. `wire`,
     `passes`, `why`, `caught`, `remedy`: of the case's declaration, so that a page needs no other
-    file. `left`: clients that left in this case; `left_in_all`: since the run began."""
+    file. `left`: clients that left in this case; `left_in_all`: since the run began. `dialect`,
+    `contract`, `cap_s` (of a drain whose end was seen) and `tries`: of a gateway before the bundled
+    upstream."""
 
     id: str
     level: Level
@@ -114,6 +128,10 @@ class CaseResult(msgspec.Struct, kw_only=True):
     remedy: str = ""
     left: int = 0
     left_in_all: int = 0
+    dialect: str | None = None
+    contract: Contract | None = None
+    cap_s: float | None = None
+    tries: tuple[CrossingTimes, ...] = ()
 
     @property
     def ended_server(self) -> bool:

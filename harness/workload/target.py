@@ -127,6 +127,14 @@ class ResumeSource(Section):
     stop_method: Literal["POST", "DELETE"] = "DELETE"
 
 
+class RouteSource(Section):
+    """How a gateway is asked in one dialect. `model`: None: as in the others."""
+
+    path: UrlPath
+    model: str | None = None
+    headers: dict[str, str] = Field(default_factory=dict)
+
+
 NO_LIMIT_KEY: Final = "none"  # no length of answers is asked for
 
 
@@ -157,6 +165,7 @@ class Target(Section):
     silence_s: Seconds | None = None
     disconnect: Disconnect = "cancel"
     resume: ResumeSource | None = None
+    routes: dict[DialectName, RouteSource] = Field(default_factory=dict)
     longest_step_s: Duration = 1.0
     metrics: dict[MetricRole, MetricSource] = Field(default_factory=dict)
 

@@ -1,0 +1,251 @@
+"""Requests through a gateway to the bundled upstream, and what becomes of them on both sides."""
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import gevent
+import msgspec
+
+from harness.conform.gateway.crossing import Crossing
+from harness.conform.gateway.ledger import Ledger, Request
+from harness.conform.routes import Routes
+from harness.experiments.outcome import CannotDecideError
+from harness.load.live import LiveStream
+from harness.load.session import LoadSession
+from harness.load.wire_log import WireLog
+from harness.records import Delivery, Disconnect, Outcome, RequestRow, Role, Way
+from harness.upstream.orders import Order
+from harness.workload.abandon import RequestSpec
+from harness.workload.plan import LoadPlan
+from harness.workload.target import DialectName
+
+ARRIVES_S: Final = 10.0  # the longest until the upstream has seen what a client waits for
+_GRACE_S: Final = 3.0  # beyond an answer's length, until it must have ended
+_BRIEF_TOKENS: Final = 3
+_FINISHED: Final = "stopped"  # the upstream makes no further token
+_STORY: Final = "Tell me a long story."
+
+
+class Leave(NamedTuple):
+    """How a client leaves: after this event at the upstream, and `steps` later. `tokens`: of the
+    answer, None: as long as the bench's."""
+
+    order: Order = Order()
+    after: str = "first_token"
+    steps: float = 2.5
+    way: Way | None = None
+    delivery: Delivery = Delivery.STREAM
+    tokens: int | None = None
+
+
+class Answer(NamedTuple):
+    """Of a client that stays. `requests`: those of its id that the upstream has seen."""
+
+    row: RequestRow
+    requests: Sequence[Request]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.row.outcome is Outcome.COMPLETED
+
+
+Gauges = Mapping[str, float]
+
+
+class Crowd(NamedTuple):
+    """`after`: the clients that came next. `connections`: at the upstream at rest, after each time.
+    `gauges`: before, between and after; None: the gateway shows none."""
+
+    crossings: Sequence[Crossing]
+    after: Sequence[Answer]
+    connections: Sequence[int]
+    gauges: Sequence[Gauges] | None
+
+
+@dataclass(kw_only=True)
+class GatewayBench:
+    """`plan`: of the gateway; `upstream`: the URL of what stands behind it. `plans`: of each
+    dialect that it speaks. `left`: the ids of clients that left, by dialect, and when."""
+
+    plan: LoadPlan
+    plans: dict[DialectName, LoadPlan]
+    upstream: LoadPlan
+    session_of: Callable[[LoadPlan, WireLog], LoadSession]
+    wire: WireLog
+    ledger: Ledger
+    rng: random.Random
+    step_s: float
+    answer_tokens: int
+    tries: int
+    page_urls: Sequence[str] = ()
+    left: dict[str, dict[str, int]] = field(default_factory=dict)
+    crowds: dict[str, Crowd] = field(default_factory=dict)
+    names: Iterator[str] = field(default_factory=lambda: _names(secrets.token_hex(3)))
+
+    @property
+    def declared(self) -> Disconnect:
+        return self.plan.target.disconnect
+
+    @property
+    def answer_s(self) -> float:
+        return self.answer_tokens * self.step_s
+
+    def longest_s(self, leave: Leave) -> float:
+        """Until an answer that is left has ended by itself."""
+        silent_s = ((leave.order.prefill_ms or 0.0) + (leave.order.end_ms or 0.0)) / 1e3
+        return silent_s + (leave.tokens or self.answer_tokens) * self.step_s + _GRACE_S
+
+    @contextmanager
+    def session(self, plan: LoadPlan) -> Iterator[LoadSession]:
+        """Of connections that nobody else uses."""
+        session = self.session_of(plan, self.wire)
+        try:
+            yield session
+        finally:
+            session.close()
+
+    def start(self, session: LoadSession, order: Order, tokens: int, **more: Any) -> LiveStream:
+        """A request whose name in the upstream's log is its id."""
+        name = next(self.names)
+        text = f"{_STORY} {replace(order, id=name).line()}"
+        spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=1, request_id=name, **more)
+        self.wire.begin_try(int(name.rpartition("-")[2]))
+        stream = LiveStream(session, spec, text)
+        gevent.sleep(0)  # it begins
+        return stream
+
+    def leave_each(
+        self, plan: LoadPlan, leave: Leave, clients: int, dialect: str = ""
+    ) -> list[Crossing]:
+        """`clients` side by side. Raises CannotDecideError."""
+        with self.session(plan) as session:
+            jobs = [gevent.spawn(self._cross, session, leave, dialect) for _ in range(clients)]
+            gevent.joinall(jobs, raise_error=True)
+            return [job.value for job in jobs]
+
+    def _cross(self, session: LoadSession, leave: Leave, dialect: str) -> Crossing:
+        stream = self.begin(session, leave)
+        self.await_turn(stream, leave)
+        return self.see_leave(stream, leave, dialect)
+
+    def begin(self, session: LoadSession, leave: Leave) -> LiveStream:
+        tokens = leave.tokens or self.answer_tokens
+        spec = {"delivery": leave.delivery, "way": leave.way}
+        return self.start(session, leave.order, tokens, **spec)
+
+    def await_turn(self, stream: LiveStream, leave: Leave) -> None:
+        """Until it is time to leave. Raises CannotDecideError."""
+        name = stream.spec.request_id
+        if not self.ledger.wait(name, leave.after, ARRIVES_S, lambda: stream.has_ended):
+            if stream.row is not None:
+                raise CannotDecideError(f"a request was not served: {why_ended(stream.row)}")
+            raise CannotDecideError(
+                f"the upstream saw no `{leave.after}` of a request within {ARRIVES_S:g} s"
+            )
+        gevent.sleep((leave.steps + self.rng.random()) * self.step_s)
+
+    def depart(self, stream: LiveStream, leave: Leave, dialect: str) -> int:
+        """It leaves now: t0. Raises CannotDecideError if it has ended by itself."""
+        if leave.after == _FINISHED:
+            return self._cut(stream, dialect)
+        stream.leave(leave.way)
+        row = stream.join(ARRIVES_S)
+        if row is None or row.abandoned_ns is None:
+            shown = "it does not end" if row is None else why_ended(row)
+            raise CannotDecideError(f"a client that was to leave had ended before: {shown}")
+        self.left.setdefault(dialect, {})[stream.spec.request_id] = row.abandoned_ns
+        return row.abandoned_ns
+
+    def _cut(self, stream: LiveStream, dialect: str) -> int:
+        """An answer that has a finish reason cannot be left, only its connection be closed."""
+        name, t0_ns = stream.spec.request_id, time.perf_counter_ns()
+        if stream.has_ended or self.ledger.time_of(name, "ended") is not None:
+            raise CannotDecideError("a client that was to leave had ended before")
+        stream.cut()
+        self.left.setdefault(dialect, {})[name] = t0_ns
+        return t0_ns
+
+    def see_leave(self, stream: LiveStream, leave: Leave, dialect: str) -> Crossing:
+        return self.see_crossing(stream, self.depart(stream, leave, dialect), leave)
+
+    def see_crossing(self, stream: LiveStream, t0_ns: int, leave: Leave) -> Crossing:
+        """What became of a client that left at t0."""
+        name = stream.spec.request_id
+        over = self.ledger.over(name, self.longest_s(leave)) or self._not_over(name)
+        return Crossing(t0_ns, over[0] if over else None, self.asked_again(name, t0_ns))
+
+    def _not_over(self, name: str) -> list[Request]:
+        """Those whose answer the gateway does not take, and does not end."""
+        return msgspec.convert(self._truth(f"id={name}")["requests"], list[Request])
+
+    def asked_again(self, name: str, t0_ns: int) -> list[int]:
+        return [at_ns for at_ns in self.ledger.arrivals(name) if at_ns > t0_ns]
+
+    def ask(
+        self, session: LoadSession, order: Order, tokens: int = _BRIEF_TOKENS, **more: Any
+    ) -> Answer:
+        """Read to its end, or for as long as it may take. Raises CannotDecideError."""
+        stream = self.start(session, order, tokens, role=Role.CANARY, **more)
+        longest_s = tokens * self.step_s + ARRIVES_S
+        row = stream.join(longest_s)
+        if row is None:
+            stream.cut()
+            raise CannotDecideError(f"a short request had no answer in {longest_s:g} s")
+        return Answer(row, self.ledger.over(stream.spec.request_id, 1.0))
+
+    def ask_each(
+        self, plan: LoadPlan, orders: Sequence[Order], tokens: int = _BRIEF_TOKENS, **more: Any
+    ) -> list[Answer]:
+        """Side by side. Raises CannotDecideError."""
+        with self.session(plan) as session:
+            jobs = [gevent.spawn(self.ask, session, order, tokens, **more) for order in orders]
+            gevent.joinall(jobs, raise_error=True)
+            return [job.value for job in jobs]
+
+    def connections(self) -> int:
+        """That are open at the upstream, without that of this question."""
+        open_ones: int = self._truth("limit=1")["connections"]["open"]
+        return open_ones - 1
+
+    @contextmanager
+    def full_slots(self) -> Iterator[None]:
+        """Requests that make no token take all slots of the upstream. Raises CannotDecideError."""
+        now = self._truth("limit=1")
+        free = now["settings"]["slots"] - now["running"]
+        with self.session(self.upstream) as session:
+            fillers = [self.start(session, Order(act="silent"), 1) for _ in range(free)]
+            try:
+                for filler in fillers:
+                    if not self.ledger.wait(filler.spec.request_id, "slot", ARRIVES_S):
+                        raise CannotDecideError("the upstream's slots could not be filled")
+                yield
+            finally:
+                for filler in fillers:
+                    filler.cut()
+
+    def _truth(self, query: str) -> dict[str, Any]:
+        routes = Routes(self.upstream)
+        try:
+            return routes.get(f"/walkaway/truth?{query}").body
+        finally:
+            routes.close()
+
+
+def _names(tag: str) -> Iterator[str]:
+    """No other run's."""
+    return (f"w{tag}-{number}" for number in count(1))
+
+
+def why_ended(row: RequestRow) -> str:
+    return row.error or row.finish_reason or str(row.outcome)
+
+
+def words_of(tokens: int) -> list[str]:
+    """The text of an answer of so many tokens."""
+    return [f"w{n}" for n in range(1, tokens + 1)]

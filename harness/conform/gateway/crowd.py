@@ -1,0 +1,89 @@
+"""Twenty clients that leave at one moment, twice, and what has come back afterwards."""
+
+import math
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from operator import ge
+from typing import Final, TypeVar
+
+import gevent
+
+from harness.conform.gateway.bench import Answer, Crowd, GatewayBench, Gauges, Leave
+from harness.conform.gateway.crossing import Crossing
+from harness.conform.pages import Pages
+from harness.experiments.outcome import RefusedError
+from harness.records import Way
+from harness.upstream.orders import Order
+from harness.workload.target import DialectName
+
+SIZE: Final = 20
+TOKENS: Final = 50  # of each answer
+_TIMES: Final = 2
+_REST_S: Final = 2.0  # the longest until gauges and connections have come to rest
+_LOOK_S: Final = 0.1
+# Names of gauges that count requests or clients; others count bytes, seconds or threads.
+_OF_REQUESTS: Final = re.compile(r"flight|active|running|waiting|pending|queue|current|concurr")
+_NO_GAUGE: Final = re.compile(r"(_total|_sum|_count|_bytes|_seconds)$")
+
+T = TypeVar("T")
+
+
+def crowd_of(bench: GatewayBench, dialect: DialectName) -> Crowd:
+    """Several cases look at one crowd. Raises CannotDecideError."""
+    if dialect not in bench.crowds:
+        bench.crowds[dialect] = _gather(bench, dialect)
+    return bench.crowds[dialect]
+
+
+def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
+    pages = Pages(bench.plan, judged=bench.page_urls, every=[])
+    leave = Leave(way=Way.FIN, tokens=TOKENS)
+    crossings: list[Crossing] = []
+    after: list[Answer] = []
+    open_ones: list[int] = []
+    gauges = [_gauges(pages)]
+    for _ in range(_TIMES):
+        crossings += _leave_at_once(bench, leave, dialect)
+        after += bench.ask_each(bench.plans[dialect], [Order()])
+        gauges.append(_at_rest(lambda: _gauges(pages), lambda now: _is_as(now, gauges[0])))
+        open_ones.append(_at_rest(bench.connections, partial(ge, min(open_ones, default=math.inf))))
+    shown = [one for one in gauges if one is not None]
+    return Crowd(crossings, after, open_ones, shown if len(shown) == len(gauges) else None)
+
+
+def _leave_at_once(bench: GatewayBench, leave: Leave, dialect: DialectName) -> list[Crossing]:
+    with bench.session(bench.plans[dialect]) as session:
+        streams = [bench.begin(session, leave) for _ in range(SIZE)]
+        waits = [gevent.spawn(bench.await_turn, one, leave) for one in streams]
+        gevent.joinall(waits, raise_error=True)
+        leaves = [gevent.spawn(bench.see_leave, one, leave, dialect) for one in streams]
+        gevent.joinall(leaves, raise_error=True)
+        return [job.value for job in leaves]
+
+
+def _gauges(pages: Pages) -> Gauges | None:
+    try:
+        samples = pages.samples()
+    except RefusedError:
+        return None
+    return {
+        sample.name + sample.labels: sample.value
+        for sample in samples
+        if _OF_REQUESTS.search(sample.name.lower()) and not _NO_GAUGE.search(sample.name)
+    } or None
+
+
+def _is_as(now: Gauges | None, before: Gauges | None) -> bool:
+    if now is None or before is None:
+        return True
+    return all(now.get(name, 0.0) <= value for name, value in before.items())
+
+
+def _at_rest(look: Callable[[], T], is_good: Callable[[T], bool]) -> T:
+    """What is seen when it is good, or when the time is up."""
+    until_s = time.monotonic() + _REST_S
+    while not is_good(seen := look()) and time.monotonic() < until_s:
+        gevent.sleep(_LOOK_S)
+    return seen

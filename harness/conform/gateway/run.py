@@ -1,0 +1,190 @@
+"""The load process of `walkaway conform --upstream`: all cases of all dialects, as far as they may
+run side by side.
+
+The order is that of `Stage`: first a client that stays; then the leaves, together; then the cases
+that want the gateway for themselves; then those that look back. The leaves of a dialect begin when
+those of the dialect before have left, and do not wait for what became of them.
+"""
+
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import gevent
+from gevent.pool import Group
+
+from harness.conform.finding import Finding
+from harness.conform.gateway.bench import GatewayBench, Leave
+from harness.conform.gateway.cases import GATEWAY_CASES, GatewayCase, Stage
+from harness.conform.gateway.crossing import MOST_STEPS, Judged
+from harness.conform.gateway.ledger import Ledger
+from harness.conform.gateway.routes import find_spoken
+from harness.conform.order import Event, Order
+from harness.conform.verdict import settle_case
+from harness.errors import TargetError
+from harness.experiments.outcome import CannotDecideError, HarnessError, RefusedError
+from harness.formatting import quantity
+from harness.http_client import read_api_key, request_headers
+from harness.load.session import LoadSession
+from harness.load.wire_log import WireLog
+from harness.records import RequestRow, Way
+from harness.store.conform_result import Failure, wire_log_name
+from harness.workload.plan import LoadPlan
+from harness.workload.target import DialectName, Target
+
+_LEFT_S: Final = 2.0  # the longest until a dialect's clients have left
+_FEWEST_STEPS: Final = 0.5  # within which our own side must see a leave
+_CONTROLS: Final = 4
+_CONTRACT_S: Final = {"cancel": 12.0, "drain": 45.0, "resume": 45.0}  # of an answer
+_BY_TIME: Final = (Failure.LATE, Failure.NEVER)
+Tell = Callable[[Event], None]
+Outcome = Judged | Finding | Exception
+
+
+def run_gateway(order: Order, plan: LoadPlan, tell: Tell) -> None:
+    """Tells of each case as soon as it is decided."""
+    assert order.upstream is not None
+    bench = _bench(order, plan)
+    try:
+        lag_s = _look_at_ourselves(bench)
+        refused = find_spoken(bench, order.upstream.port)
+    except (CannotDecideError, TargetError) as error:
+        is_gone = isinstance(error, TargetError)
+        tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
+        return
+    facts = {"step_s": bench.step_s, "ttft_s": bench.step_s, "lag_s": lag_s}
+    tell(Event(event="facts", facts=facts))
+    cases = [GATEWAY_CASES[name] for name in order.cases]
+    Turns(bench, Path(order.folder), refused, tell).run(cases)
+    bench.ledger.close()
+
+
+def _bench(order: Order, plan: LoadPlan) -> GatewayBench:
+    upstream = order.upstream
+    assert upstream is not None
+    direct = Target(name="upstream", description="", settle_s=1.0)
+    answer_s = _CONTRACT_S[plan.target.disconnect]
+    return GatewayBench(
+        plan=plan,
+        plans={},
+        upstream=plan.at(upstream.url).model_copy(update={"target": direct, "headers": {}}),
+        session_of=_session,
+        wire=WireLog(request_headers(plan.headers, plan.api_key_env)),
+        ledger=Ledger(Path(upstream.log)),
+        rng=random.Random(order.seed),
+        step_s=upstream.step_s,
+        answer_tokens=round(answer_s / upstream.step_s),
+        tries=order.tries,
+        page_urls=order.page_urls,
+    )
+
+
+def _session(plan: LoadPlan, wire: WireLog) -> LoadSession:
+    return LoadSession(
+        plan,
+        api_key=read_api_key(plan.api_key_env),
+        tell=_nobody,
+        enough=lambda: None,
+        give_up=_fail,
+        wire=wire,
+    )
+
+
+def _nobody(_row: RequestRow) -> None: ...
+
+
+def _fail(why: str) -> None:
+    raise HarnessError(why)
+
+
+def _look_at_ourselves(bench: GatewayBench) -> float:
+    """How late our own side sees a leave without a gateway: seconds. Raises HarnessError."""
+    leave = Leave(way=Way.FIN, tokens=20)
+    crossings = bench.leave_each(bench.upstream, leave, _CONTROLS)
+    stops_s = [one.stopped_s for one in crossings]
+    late = [one_s for one_s in stops_s if one_s is None or one_s > _FEWEST_STEPS * bench.step_s]
+    if late:
+        seen = "never" if late[0] is None else f"only after {quantity(late[0], 's')}"
+        raise HarnessError(f"without a gateway our own upstream saw a leave {seen}")
+    return max(one_s for one_s in stops_s if one_s is not None)
+
+
+class Turns:
+    def __init__(
+        self, bench: GatewayBench, folder: Path, refused: dict[DialectName, str], tell: Tell
+    ) -> None:
+        self._bench, self._folder, self._refused, self._tell = bench, folder, refused, tell
+
+    def run(self, cases: Sequence[GatewayCase]) -> None:
+        spoken = [one for one in cases if one.dialect not in self._refused]
+        for one in cases:
+            if one not in spoken:
+                self._decided(one, RefusedError(self._refused[one.dialect]), None, 0.0)
+        self._one_by_one(spoken, "first")
+        dialects = list(dict.fromkeys(one.dialect for one in spoken))
+        together = Group()
+        for dialect in dialects:
+            mine = [one for one in spoken if (one.dialect, one.stage) == (dialect, "leaves")]
+            begun = [together.spawn(self._turn, one) for one in mine]
+            gevent.joinall(begun, timeout=_LEFT_S)
+        together.join()
+        self._one_by_one(spoken, "one by one")
+        self._one_by_one(spoken, "after all")
+
+    def _one_by_one(self, cases: Sequence[GatewayCase], stage: Stage) -> None:
+        for one in cases:
+            if one.stage == stage:
+                self._turn(one)
+
+    def _turn(self, one: GatewayCase) -> None:
+        began_s = time.monotonic()
+        self._tell(Event(event="started", id=one.case.id))
+        plan = self._bench.plans[one.dialect]
+        wire = WireLog(request_headers(plan.headers, plan.api_key_env))
+        wire.begin(self._folder / wire_log_name(one.case.id))
+        bench = replace(self._bench, wire=wire)
+        outcome, again = _attempt(one, bench), None
+        if _is_mixed(outcome, bench.step_s):
+            bench.crowds.pop(one.dialect, None)
+            again = _attempt(one, bench)
+        wire.end()
+        self._decided(one, outcome, again, time.monotonic() - began_s)
+
+    def _decided(
+        self, one: GatewayCase, outcome: Outcome, again: Outcome | None, took_s: float
+    ) -> None:
+        second = None if again is None else _finding(again)
+        result = settle_case(one.case, _finding(outcome), second)
+        result.way = "upstream"
+        result.took_s, result.dialect = round(took_s, 2), one.dialect
+        if took_s:
+            result.wire_log = wire_log_name(one.case.id)
+        if isinstance(outcome, Judged):
+            result.contract, result.cap_s = outcome.contract, outcome.cap_s
+            result.tries = outcome.tries
+        self._tell(Event(event="case", id=result.id, case=result))
+
+
+def _attempt(one: GatewayCase, bench: GatewayBench) -> Outcome:
+    try:
+        return one.check(bench, one.dialect)
+    except Exception as error:  # noqa: BLE001  a crash of the check is a result
+        if not isinstance(error, CannotDecideError | RefusedError):
+            traceback.print_exc()
+        return error
+
+
+def _finding(outcome: Outcome) -> Finding | Exception:
+    return outcome.finding if isinstance(outcome, Judged) else outcome
+
+
+def _is_mixed(outcome: Outcome, step_s: float) -> bool:
+    """A red of some tries, beside others that are good: it may be chance, or our machine."""
+    if not isinstance(outcome, Judged) or outcome.finding.failure not in _BY_TIME:
+        return False
+    stops_s = [one.upstream_stopped_s for one in outcome.tries]
+    return any(one_s is not None and one_s <= MOST_STEPS * step_s for one_s in stops_s)
