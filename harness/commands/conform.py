@@ -54,6 +54,13 @@ Upstream = Annotated[
         help="Judge the gateway at --target: walkaway's upstream is started behind it, there.",
     ),
 ]
+Usage = Annotated[
+    str | None,
+    server_flag(
+        metavar="ADAPTER[=PLACE]",
+        help="Hold the gateway to its bill: how that is read, and where it lies.",
+    ),
+]
 Adapter = Annotated[
     str | None,
     server_flag(metavar="NAME", help="A LoRA adapter that may be unloaded, for adapter/."),
@@ -121,6 +128,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     pid: Pid = None,
     direct: Direct = None,
     upstream: Upstream = None,
+    usage: Usage = None,
     adapter: Adapter = None,
     configuration: Configuration = None,
     quick: Quick = False,
@@ -170,6 +178,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         pid=pid,
         direct=direct,
         upstream=upstream,
+        usage=usage,
         adapter=adapter,
         configuration=configuration,
         tries=tries,

@@ -9,6 +9,7 @@ import msgspec
 
 from harness.conform.config import ConformConfig
 from harness.conform.contact import Contact
+from harness.conform.gateway.usage import read_usage
 from harness.conform.order import Order, UpstreamAt
 from harness.errors import ConfigError
 from harness.records import Protocol
@@ -67,6 +68,7 @@ def order_for_gateway(
         seed=config.seed,
         page_urls=contact.access.metrics_urls,
         upstream=upstream,
+        usage=None if config.usage is None else read_usage(config.usage).model_dump(mode="json"),
     )
 
 

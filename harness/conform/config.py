@@ -56,6 +56,7 @@ class ConformConfig(ServerConfig):
     against: str | None = None  # a bundled server, "good" or "bad"
     gentle: bool = False
     upstream: int | None = None  # the port of the bundled upstream, behind a gateway
+    usage: str | None = None  # an adapter, and its place
     seed: int = 0
     expected: Path | None = None
 
@@ -79,6 +80,7 @@ class ConformConfig(ServerConfig):
             ("--engine", self.target_url and self.engine),
             ("--model", self.target_url and model),
             ("--upstream", self.upstream),
+            ("--usage", self.usage),
             ("--slots", self.target_url and (self.slots if self.upstream else slots)),
             *(("--metrics-url", url) for url in self.metrics_urls),
             ("--api-key-env", self.api_key_env),

@@ -40,6 +40,7 @@ class Order(msgspec.Struct, kw_only=True):
     adapter: str | None = None
     gentle_s: float | None = None
     upstream: UpstreamAt | None = None
+    usage: dict[str, Any] | None = None  # a UsageSource
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):

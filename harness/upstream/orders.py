@@ -29,6 +29,7 @@ class Order:
     `tokens`: the answer's length; 0: as long as the request allows. `pad`: so many characters more
     in each word, to fill buffers. `prefill_ms`, `end_ms`, `headers`: in place of the server's
     settings. `usage`: "no": the answer names none; "yes": it does, unasked.
+    `words`: "plain": English ones that are a token each in the usual vocabularies, not numbered.
     """
 
     id: str = ""
@@ -41,6 +42,7 @@ class Order:
     end_ms: float | None = None
     headers: str | None = None
     usage: str | None = None
+    words: str | None = None
 
     def line(self) -> str:
         values = {key: getattr(self, key) for key in _TYPES}
@@ -50,7 +52,12 @@ class Order:
 
 _TYPES: Final = get_type_hints(Order)
 _DEFAULTS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Order)}
-_ALLOWED: Final = {"act": ACTS, "headers": ("early", "late"), "usage": ("yes", "no")}
+_ALLOWED: Final = {
+    "act": ACTS,
+    "headers": ("early", "late"),
+    "usage": ("yes", "no"),
+    "words": ("plain",),
+}
 
 
 def read_order(texts: Iterable[str]) -> Order:

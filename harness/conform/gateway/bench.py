@@ -14,6 +14,7 @@ import msgspec
 
 from harness.conform.gateway.crossing import Crossing
 from harness.conform.gateway.ledger import Ledger, Request
+from harness.conform.gateway.usage import UsageSource
 from harness.conform.routes import Routes
 from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
@@ -84,6 +85,7 @@ class GatewayBench:
     answer_tokens: int
     tries: int
     page_urls: Sequence[str] = ()
+    usage: UsageSource | None = None
     left: dict[str, dict[str, int]] = field(default_factory=dict)
     crowds: dict[str, Crowd] = field(default_factory=dict)
     names: Iterator[str] = field(default_factory=lambda: _names(secrets.token_hex(3)))

@@ -11,6 +11,7 @@ import httpx
 from harness.conform.case import Case, never_checked, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import Answer, GatewayBench, Leave, why_ended, words_of
+from harness.conform.gateway.bill import find_bills, judge_bills
 from harness.conform.gateway.crossing import Judged, judge
 from harness.conform.gateway.crowd import SIZE, TOKENS, crowd_of
 from harness.experiments.outcome import CannotDecideError, RefusedError
@@ -495,6 +496,22 @@ def queue(bench: GatewayBench, dialect: DialectName) -> Judged:
         declared=bench.declared,
         answer_s=bench.longest_s(leave),
     )
+
+
+@crossing(
+    "bill/left",
+    Level.MUST,
+    "A bill is between what came to the client and what was made for it.",
+    wire="Whole and left requests, one after the other; before and after each the gateway is asked "
+    "what was used.",
+    passes="for each request: delivered tokens <= billed tokens <= tokens that the upstream made",
+    why="Who reads the answer and closes before its usage pays nothing; who leaves early pays for "
+    "all that was to come (GHSA-724j-f2pf-phf7).",
+    remedy="count the tokens that are passed on, and bill for them when there is no usage",
+    stage="one by one",
+)
+def bill(bench: GatewayBench, dialect: DialectName) -> Finding:
+    return judge_bills(find_bills(bench, dialect))
 
 
 @crossing(

@@ -23,6 +23,7 @@ from harness.conform.gateway.cases import GATEWAY_CASES, GatewayCase, Stage
 from harness.conform.gateway.crossing import MOST_STEPS, Judged
 from harness.conform.gateway.ledger import Ledger
 from harness.conform.gateway.routes import find_spoken
+from harness.conform.gateway.usage import UsageSource
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case
 from harness.errors import TargetError
@@ -80,6 +81,7 @@ def _bench(order: Order, plan: LoadPlan) -> GatewayBench:
         answer_tokens=round(answer_s / upstream.step_s),
         tries=order.tries,
         page_urls=order.page_urls,
+        usage=None if order.usage is None else UsageSource.model_validate(order.usage),
     )
 
 

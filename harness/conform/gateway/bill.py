@@ -1,0 +1,141 @@
+"""The bill: what a gateway says was used, held against what came to the client and what was made.
+
+One request after the other: what the gateway's sum grows by is what it bills for it.
+
+    delivered <= billed <= generated
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import gevent
+
+from harness.conform.finding import Evidence, Finding, found
+from harness.conform.gateway.bench import GatewayBench, Leave
+from harness.conform.gateway.usage import usage_reader
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.formatting import quantity
+from harness.load.session import asking_client
+from harness.records import Delivery, Way
+from harness.store.conform_result import Failure
+from harness.upstream.orders import Order
+from harness.workload.target import DialectName
+
+_WHOLE_TOKENS: Final = 6
+_LEFT_TOKENS: Final = 30
+_SILENT_MS: Final = 1500.0
+_END_MS: Final = 1500.0
+_PAGE_S: Final = 10.0
+_LOOK_S: Final = 0.2
+_PLAIN: Final = Order(words="plain")  # a gateway may count the tokens by itself
+
+# What is billed for, and how its client leaves; None: it stays.
+_BILLED: Final[dict[str, tuple[Delivery, Leave | None]]] = {
+    "a whole stream": (Delivery.STREAM, None),
+    "a whole answer in one piece": (Delivery.UNARY, None),
+    "a stream that was left": (Delivery.STREAM, Leave(_PLAIN, way=Way.FIN, tokens=_LEFT_TOKENS)),
+    "a stream that was left in a silent prefill": (
+        Delivery.STREAM,
+        Leave(
+            Order(prefill_ms=_SILENT_MS, words="plain"),
+            after="slot",
+            way=Way.FIN,
+            tokens=_WHOLE_TOKENS,
+        ),
+    ),
+    "a stream that was left before its usage": (
+        Delivery.STREAM,
+        Leave(
+            Order(end_ms=_END_MS, words="plain"), after="stopped", way=Way.FIN, tokens=_WHOLE_TOKENS
+        ),
+    ),
+    "an answer in one piece that was left": (
+        Delivery.UNARY,
+        Leave(_PLAIN, way=Way.FIN, delivery=Delivery.UNARY, tokens=_LEFT_TOKENS),
+    ),
+}
+
+
+class Bill(NamedTuple):
+    """Tokens of an answer."""
+
+    what: str
+    delivered: int
+    billed: int
+    generated: int
+
+    @property
+    def wrong(self) -> str | None:
+        if self.billed > self.generated:
+            more = quantity(self.billed - self.generated, "tokens")
+            return f"{self.what} is billed for {more} more than were made ({self._said})"
+        if self.billed < self.delivered:
+            fewer = quantity(self.delivered - self.billed, "tokens")
+            return f"{self.what} is billed for {fewer} less than the client got ({self._said})"
+        return None
+
+    @property
+    def _said(self) -> str:
+        return f"{self.delivered} delivered, {self.billed} billed, {self.generated} made"
+
+
+def judge_bills(bills: list[Bill]) -> Finding:
+    figures: Evidence = {}
+    for one in bills:
+        figures[one.what] = f"{one.delivered} delivered, {one.billed} billed, {one.generated} made"
+    wrong = [one.wrong for one in bills if one.wrong is not None]
+    over = sum(max(0, one.billed - one.generated) for one in bills)
+    under = sum(max(0, one.delivered - one.billed) for one in bills)
+    figures |= {"overbilled_tokens": float(over), "unbilled_tokens": float(under)}
+    return found("each bill is between both", "; ".join(wrong) or None, figures, Failure.HARM)
+
+
+def find_bills(bench: GatewayBench, dialect: DialectName) -> list[Bill]:
+    if bench.usage is None:
+        raise RefusedError("nothing says what was billed (--usage ADAPTER)")
+    with asking_client(bench.plan, _PAGE_S) as client:
+        read = usage_reader(bench.usage, bench.plan.url, client)
+        return [
+            _bill(bench, dialect, read, what, delivery, leave)
+            for what, (delivery, leave) in _BILLED.items()
+        ]
+
+
+def _bill(
+    bench: GatewayBench,
+    dialect: DialectName,
+    read: Callable[[], int],
+    what: str,
+    delivery: Delivery,
+    leave: Leave | None,
+) -> Bill:
+    assert bench.usage is not None
+    before = read()
+    delivered, generated = _served(bench, dialect, delivery, leave)
+    billed = 0
+    for _ in range(round(bench.usage.settle_s / _LOOK_S)):
+        gevent.sleep(_LOOK_S)
+        billed = read() - before
+        if billed >= max(1, generated):
+            break
+    return Bill(what, delivered, billed, generated)
+
+
+def _served(
+    bench: GatewayBench, dialect: DialectName, delivery: Delivery, leave: Leave | None
+) -> tuple[int, int]:
+    """Tokens that came to the client, and that were made for it."""
+    with bench.session(bench.plans[dialect]) as session:
+        if leave is None:
+            answer = bench.ask(session, _PLAIN, _WHOLE_TOKENS, delivery=delivery)
+            if not answer.is_whole or not answer.requests:
+                raise CannotDecideError("a request whose bill is to be read was not served")
+            return _WHOLE_TOKENS, sum(one.tokens for one in answer.requests)
+        stream = bench.begin(session, leave)
+        bench.await_turn(stream, leave)
+        t0_ns = bench.depart(stream, leave, dialect)
+        crossing = bench.see_crossing(stream, t0_ns, leave)
+    if crossing.request is None:
+        raise CannotDecideError("a request whose bill is to be read did not arrive")
+    delivered = 0 if delivery is Delivery.UNARY else stream.tokens
+    return delivered, crossing.request.tokens
