@@ -22,6 +22,8 @@
 # make conform-kinds  run `walkaway conform` on kinds of servers, clean and defective, of 4, 64 and 256
 #             slots, and write docs/conform/kinds.md: keep the machine free for an hour; KIND="B1 B3"
 #             takes some, SLOTS=4,64 other numbers, RUNS=20 BUSY=2 clean runs beside busy processes
+# make conform-gateways  run `walkaway conform --upstream` on a scripted gateway with each of its
+#             faults, and write docs/conform/gateways.md: a quarter of an hour
 # make conform-docs  write docs/conform/*.md from the declarations of the cases
 # make stream-docs  write the table in docs/streams.md from the streams that the tests send
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
@@ -37,7 +39,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-kinds conform-docs stream-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-kinds conform-gateways conform-docs stream-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -98,6 +100,9 @@ conform-faults: $(VENV)/.installed-dev
 
 conform-kinds: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_kinds $(KIND) $(if $(SLOTS),--slots $(SLOTS)) --runs $(or $(RUNS),0) --busy $(or $(BUSY),0)
+
+conform-gateways: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.truth.conform_gateways
 
 conform-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth.conform_docs

@@ -355,12 +355,9 @@ class FullSlots:
             server.together([partial(one.wait_tokens, 1, longest_s) for one in probes])
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
         self._waves += 1
-        if len(moments) < len(probes):
-            if moments and (cut := self.how_cut()) is not None:  # as others left
-                return [Try(None, 0.0, None, None, cut, self._waves)]
-            raise CannotDecideError("a stream that was to leave could not")
+        if (cut := self._cut_instead(probes, moments)) is not None:
+            return [Try(None, 0.0, None, None, cut, self._waves)]
         firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
-        self._check_missing(probes)
         # A busy client may read a last token after the first one of the stream in its place. Later
         # probes may have the slots of earlier ones.
         if firsts and firsts[0] < min(moments) - 2e9 * server.step_s:
@@ -399,12 +396,21 @@ class FullSlots:
         probe.spec = replace(probe.spec, intended_start_ns=sent_ns)
         return probe
 
-    def _check_missing(self, probes: Sequence[LiveStream]) -> None:
+    def _cut_instead(self, probes: Sequence[LiveStream], moments: Sequence[int]) -> str | None:
+        """How a stream was cut as others left, so that there is no figure. Raises
+        CannotDecideError."""
+        if len(moments) < len(probes):
+            if moments and (cut := self.how_cut()) is not None:
+                return cut
+            raise CannotDecideError("a stream that was to leave could not")
+        if self._leavers and (cut := _how_cut(probes)) is not None:
+            return cut
         for probe in probes:
             if probe.first_token_ns is None and probe.row is not None:
                 if is_refused(probe):
                     continue
                 raise CannotDecideError(f"the probe was not answered: {end_of(probe)}")
+        return None
 
     def _tried(
         self, t0_ns: int, since_ns: int, first_ns: int | None, idle_s: float, patience_s: float
@@ -435,9 +441,7 @@ class FullSlots:
 
     def how_cut(self) -> str | None:
         """How a stream that stayed ended, or one that was to leave, if one was cut."""
-        streams = (*self._streams.fillers, *self._leavers)
-        ended = (one for one in streams if one.row is not None)
-        return next((end_of(one) for one in ended if one.row and one.row.outcome in _CUT), None)
+        return _how_cut([*self._streams.fillers, *self._leavers])
 
     def steps_now(self, steps: int = _SHOWN_STEPS) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
@@ -462,6 +466,11 @@ class FullSlots:
         """Tokens that show so many steps, or a few flushes."""
         flush = self._streams.facts.flush_tokens
         return steps if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
+
+
+def _how_cut(streams: Sequence[LiveStream]) -> str | None:
+    ended = (one for one in streams if one.row is not None)
+    return next((end_of(one) for one in ended if one.row and one.row.outcome in _CUT), None)
 
 
 def _no_slot(what: str, stream: LiveStream) -> str:
