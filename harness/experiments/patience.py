@@ -7,6 +7,7 @@ QUEUED_STEPS: Final = 6  # beyond its time on the idle server, after which a req
 SLOWER: Final = 1.5  # than typical: the steps of an answer that runs on for nobody
 _UNKNOWN_SETTLE_S: Final = 2.0
 _LIFE_IN_SETTLES: Final = 2.2  # of a stream that holds a slot
+_OUTLASTS: Final = 1.2  # times the wait of a request that counts what is held
 _READ_TOKENS: Final = 96  # that it may have got before it leaves
 _FEWEST_TOKENS: Final = 64
 _PROMPT_STEPS: Final = 16
@@ -19,8 +20,8 @@ class Patience(NamedTuple):
     A server has the settle time to give a slot back when its client has left: `settle_s`, the
     target's time, or its number of steps where these take longer; 2 s where neither is known.
 
-    - A stream that holds a slot asks for `answer_tokens`: more than twice the settle time, as far
-      as the context allows, and the time to three first tokens: that of a stream which ends, that
+    - A stream that holds a slot asks for `answer_tokens`: more than twice the settle time, and
+      longer than `filler_s`, as far as the context allows; and the time to three first tokens: that of a stream which ends, that
       of a probe behind it, and as much to spare. So a request that runs on for nobody still holds
       its slot when the settle time is over.
     - A probe behind full slots is waited for `probe_s` beyond its time on the idle server: the
@@ -59,11 +60,12 @@ class Patience(NamedTuple):
         of an answer. `ttft_s`: to a first token on the idle server; 0: none is waited for behind a
         stream that fills a slot."""
         settle_s = settle_time(settle_s, settle_steps, step_s) or _UNKNOWN_SETTLE_S
-        life_s = _LIFE_IN_SETTLES * settle_s + FIRST_TOKENS * ttft_s
+        filler_s = settle_s + begin_s
+        life_s = max(_LIFE_IN_SETTLES * settle_s, _OUTLASTS * filler_s) + FIRST_TOKENS * ttft_s
         wanted = int(life_s / step_s) + _READ_TOKENS
         answer_tokens = max(_FEWEST_TOKENS, min(wanted, most_tokens))
         probe_s = min(settle_s, answer_tokens * step_s / 2)
-        return cls(settle_s, answer_tokens, probe_s, settle_s + begin_s)
+        return cls(settle_s, answer_tokens, probe_s, filler_s)
 
 
 def settle_time(seconds: float, steps: int | None, step_s: float | None) -> float:

@@ -7,8 +7,11 @@ from typing import Final
 
 from harness.conform.case import Case
 from harness.conform.config import all_cases
+from harness.conform.gateway.cases import GATEWAY_CASES
 from tests.truth.conform_cases import HABITS, ODD, ROWS
+from tests.truth.conform_gateways import ROWS as GATEWAYS
 
+_EACH: Final = "/DIALECT"  # of a gateway's cases: chat, completions, responses, messages
 FOLDER: Final = Path(__file__).parents[2] / "docs" / "conform"
 METHODS: Final = {
     "P": "probe behind full slots",
@@ -18,12 +21,14 @@ METHODS: Final = {
     "R": "repeat",
     "W": "wire",
     "C": "counters",
+    "U": "the upstream's log",
     "pid": "memory and handles of the server's process",
 }
 NEEDS: Final = {
     "pid": "`--pid N`, the server's process on this machine",
     "direct": "`--direct URL`, the server behind the hop",
     "drop_packets": "the right to drop packets",
+    "upstream": "`--upstream PORT`, with the gateway before it at `--target`",
     "adapter": "`--adapter NAME`, a LoRA adapter that may be unloaded",
     "resume": '`disconnect = "resume"` and a section `[resume]` in the target\'s file',
     "deadline": "`deadline_key` in the target's file",
@@ -70,12 +75,20 @@ def pages() -> dict[str, str]:
 
 
 def case_page() -> str:
-    cases = all_cases()
+    cases = [*all_cases(), *of_gateways()]
     index = "".join(
         f"- {', '.join(f'[`{one.id}`](#{anchor(one.id)})' for one in those)}\n"
         for _, those in groupby(cases, lambda one: one.group)
     )
     return HEAD + index + "".join(map(section, cases))
+
+
+def of_gateways() -> list[Case]:
+    """Each once, for all dialects."""
+    cases = [one.case for one in GATEWAY_CASES.values()]
+    names = dict.fromkeys(case.id.rpartition("/")[0] for case in cases)
+    first = {name: next(case for case in cases if case.id.startswith(f"{name}/")) for name in names}
+    return [case._replace(id=f"{name}{_EACH}") for name, case in first.items()]
 
 
 def fault_page() -> str:
@@ -108,7 +121,10 @@ def rows_of(case: Case) -> Iterator[tuple[str, str]]:
     red = ", ".join(f"`{row.fault}`" for row in ROWS if case.id in row.red)
     odd = ", ".join(f"`{one}`" for one in (*ODD, *HABITS) if one.case == case.id)
     on_script = f"on the scripted server: {odd}" if odd else ""
-    told = "; ".join(filter(None, (red, on_script)))
+    name = case.id.removesuffix(_EACH)
+    gateways = ", ".join(f"`{row.name}`" for row in GATEWAYS if name in row.reds)
+    on_gateway = f"of the scripted gateway: {gateways}" if gateways else ""
+    told = "; ".join(filter(None, (red, on_script, on_gateway)))
     yield "goes red under", told or "no fault of the bundled engine"
 
 
