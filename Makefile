@@ -13,6 +13,9 @@
 #             (WALKAWAY_ENGINES, else ~/.cache/walkaway/engines), to be measured: docs/engines.md
 # make matrix  measure each of them, its conformance and four runs, into results/engines: keep the
 #             machine free for two hours; ENGINE="vllm triton" takes some, QUICK=1 the quick cases
+# make gateways  install each gateway from its recipe, judge it twice with `walkaway conform
+#             --upstream`, and write results/gateways/ with its matrix: an hour; GATEWAY="nginx
+#             litellm" takes some
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make virtual  fit the simulation's lags to this machine, then measure live against simulated settings;
 #             a table in results/virtual.md, exit status 1 on a miss: keep the machine free for
@@ -39,7 +42,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix truth virtual faults-table conform-faults conform-kinds conform-gateways conform-docs stream-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix gateways truth virtual faults-table conform-faults conform-kinds conform-gateways conform-docs stream-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -84,6 +87,9 @@ engines: $(VENV)/.installed-demo
 
 matrix: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.engines_matrix $(ENGINE) $(if $(QUICK),--quick)
+
+gateways: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.gateways_matrix $(GATEWAY) $(if $(QUICK),--quick)
 
 truth: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.truth

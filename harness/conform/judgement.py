@@ -90,7 +90,8 @@ def judge_recovery(
     """By full slots. Raises CannotDecideError where both questions are open."""
     holds = holds_of(tries, controls, now, natural_s)
     stopping = judge_stopping(holds, _harm_s(now, bound))
-    counted = _count_steps(_less_controls(tries, controls), now, bound)
+    tries = _less_controls(tries, controls)
+    counted = _unless_usual(_count_steps(tries, now, bound), tries, controls, now, bound)
     evidence = _evidence(holds, stopping) | {
         "median_steps": None if counted.steps is None else counted.steps.p50,
         "worst_steps": None if counted.steps is None else counted.steps.worst,
@@ -159,6 +160,29 @@ def _less_controls(tries: Sequence[Try], controls: Sequence[Try]) -> list[Try]:
         else one._replace(recovery_s=one.recovery_s - median(usual_s[one.rank]))
         for one in tries
     ]
+
+
+def _unless_usual(
+    counted: _Counted, tries: Sequence[Try], controls: Sequence[Try], now: Conditions, bound: Bound
+) -> _Counted:
+    """Where a slot is late after an answer's own end, too, that is not the leave's: a server with
+    full slots may have little room for a prompt in each step."""
+    usual_s = [one.recovery_s for one in controls if one.recovery_s is not None and not one.rank]
+    if counted.failure is None or counted.steps is None or not usual_s:
+        return counted
+    middle_s = median(usual_s)
+    if middle_s <= bound.steps * now.step_s:
+        return counted
+    less = [
+        one if one.recovery_s is None else one._replace(recovery_s=one.recovery_s - middle_s)
+        for one in tries
+    ]
+    if _count_steps(less, now, bound).failure is not None:
+        return counted
+    return _open(
+        f"{in_steps(counted.steps.p50)} at the median, of which "
+        f"{in_steps(round(middle_s / now.step_s, 2))} also where answers ended by themselves"
+    )
 
 
 def _wait_of(one: Try) -> float:

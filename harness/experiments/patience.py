@@ -21,9 +21,10 @@ class Patience(NamedTuple):
     target's time, or its number of steps where these take longer; 2 s where neither is known.
 
     - A stream that holds a slot asks for `answer_tokens`: more than twice the settle time, and
-      longer than `filler_s`, as far as the context allows; and the time to three first tokens: that of a stream which ends, that
-      of a probe behind it, and as much to spare. So a request that runs on for nobody still holds
-      its slot when the settle time is over.
+      longer than `filler_s`, as far as the context allows; and the time to three first tokens: that
+      of a stream which ends, that of a probe behind it, and as much to spare. So a request that
+      runs on for nobody still holds its slot when the settle time is over, and when those that
+      count what is held have begun.
     - A probe behind full slots is waited for `probe_s` beyond its time on the idle server: the
       settle time, but at most half of such an answer. After that, the end of a forgotten answer
       would look like a slot that was given back.

@@ -78,6 +78,7 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routes: dict[DialectName, Route] = {}
     headers: dict[str, str] = {}
     http2: bool = False
+    usage: str = ""  # of `walkaway conform --usage`
 
     @property
     def is_hop(self) -> bool:

@@ -86,6 +86,8 @@ class Up(msgspec.Struct, kw_only=True):
     direct: str | None = None
     routes: dict[DialectName, Route] = {}  # of a gateway: how it is asked in each dialect
     http2: bool = False  # without TLS, on the same port
+    target: str | None = None  # of a gateway: a target's file, for `walkaway conform --engine`
+    usage: str | None = None  # of a gateway: what to name as `walkaway conform --usage`
     pids: list[int] = []
     log: str = ""
     processes: list[Process] = []
@@ -215,6 +217,30 @@ def _start(
     if recipe.is_hop:
         up.routes = _routes(recipe, known)
         up.model = next(iter(up.routes.values())).model
+        up.target = str(_write_target(run / f"{recipe.name}.toml", up))
+        up.usage = filled(recipe.usage, known) or None
+
+
+def _write_target(file: Path, up: Up) -> Path:
+    """JSON's strings are TOML's, too."""
+    lines = [
+        f"description = {json.dumps(f'{up.name}, a gateway')}",
+        f"path = {json.dumps(next(iter(up.routes.values())).path)}",
+        "stream_options = { include_usage = true }",
+        "settle_s = 2.0",
+    ]
+    for dialect, route in up.routes.items():
+        headers = ", ".join(
+            f"{json.dumps(name)} = {json.dumps(text)}" for name, text in route.headers.items()
+        )
+        lines += [
+            f"\n[routes.{dialect}]",
+            f"path = {json.dumps(route.path)}",
+            f"model = {json.dumps(route.model)}",
+            f"headers = {{ {headers} }}",
+        ]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
 
 
 def _environment(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:

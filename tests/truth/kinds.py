@@ -79,6 +79,8 @@ def _truth(
 def bundled_engine(settings: Settings, slots: int, folder: Path) -> Iterator[list[str]]:
     del folder
     changes = {"max_num_seqs": slots, "sim_fixed_ms": 1e3 * step_for({}, slots)}
+    # A step has room for prompts beside a token of each stream.
+    changes["max_num_batched_tokens"] = max(256, 4 * slots)
     flags = engine_flags(settings.get("fault", ""), num_blocks=64 * slots, **changes)
     engine = RunningEngine(*flags, stderr=subprocess.DEVNULL)
     try:

@@ -102,6 +102,15 @@ def test_the_median_and_the_worst_have_bounds(
     assert (allowed in found.reason) == (failure is not None)
 
 
+def test_steps_that_a_slot_takes_after_an_end_too_are_not_the_leaves() -> None:
+    """A server whose steps have room for one token of a prompt beside 255 streams."""
+    found = judge_recovery(tried(24, 25, 24), CALM, Bound(), controls=tried(24))
+    assert (found.failure, found.stops, found.steps) == (None, True, None)
+    assert "24 steps at the median, of which 24 steps also where answers ended" in found.reason
+    late = judge_recovery(tried(34, 35, 34), CALM, Bound(), controls=tried(24, 24, 24))
+    assert late.failure is Failure.LATE
+
+
 def test_a_time_that_only_the_clock_calls_late_leaves_the_steps_open() -> None:
     found = judge_recovery(tried(9, 9, 9, others=2), CALM, Bound(), controls=CONTROLS)
     assert (found.failure, found.stops, found.steps) == (None, True, None)
