@@ -130,13 +130,21 @@ def judge_stalls(holds: Holds, step_s: float, flush_s: float) -> str | None:
         return f"a stream that stayed was cut as another one left: {holds.cuts[0]}"
     stalls, controls = holds.stalls_s, holds.control_stalls_s
     longer = _long_stalls(holds, step_s, flush_s)
-    if not longer or false_alarm(longer, len(stalls), len(controls)) > MOST_FALSE_ALARM:
+    is_chance = not longer or false_alarm(longer, len(stalls), len(controls)) > MOST_FALSE_ALARM
+    if is_chance and not _stood_still(holds):
         return None
     return (
         "each leave stops the streams that stayed: they stood still for "
         f"{quantity(median(stalls), 's')} at the median ({_of(longer, stalls)}), and for at most "
         f"{quantity(max(controls), 's')} where answers ended by themselves"
     )
+
+
+def _stood_still(holds: Holds) -> bool:
+    """No slot came back, since nothing moved for most of the wait."""
+    stalls, controls = holds.stalls_s, holds.control_stalls_s
+    is_missing = None in holds.tries_s and bool(stalls) and bool(controls)
+    return is_missing and min(stalls) > holds.waited_s / 2 > 2 * max(controls)
 
 
 def _judge_missing(holds: Holds) -> Stopping:

@@ -426,15 +426,16 @@ class FullSlots:
         return Try(recovery_s, waited_s, others, stall_s, cut, self._waves)
 
     def _stall_s(self, from_ns: int, until_ns: int | None) -> float | None:
-        """The longest gap in which no stream that stayed had a token."""
+        """The longest gap in which no stream that stayed had a token, until then or until now."""
         gaps = []
+        ends_ns = time.perf_counter_ns() if until_ns is None else until_ns
         for filler in self.metronomes:
             times = [*filler.token_times_ns]
             if until_ns is not None:
                 times = [*times[: bisect_right(times, until_ns) + 1]]
             around = [late - early for early, late in pairwise(times) if late > from_ns]
-            if until_ns is not None and times and times[-1] < until_ns:
-                around.append(until_ns - times[-1])
+            if times and times[-1] < ends_ns and not filler.has_ended:
+                around.append(ends_ns - times[-1])
             if around:
                 gaps.append(max(around) / 1e9)
         return min(gaps, default=None)

@@ -117,6 +117,14 @@ def test_a_stall_in_the_tries_and_in_no_control_is_harm() -> None:
     assert judge_holds(holds(LONG, LONG, **slow), 0.01, Bound()).failure is None
 
 
+def test_a_slot_that_does_not_come_back_while_nothing_moves_is_harm() -> None:
+    still: dict[str, Any] = {"stalls_s": [NEVER_S], "control_stalls_s": [0.02]}
+    found = judge_holds(holds([None], [0.01], **still), 0.02, Bound())
+    assert found.failure is Failure.HARM
+    moving: dict[str, Any] = {"stalls_s": [0.02], "control_stalls_s": [0.02]}
+    assert judge_holds(holds([None], [0.01], **moving), 0.02, Bound()).failure is Failure.NEVER
+
+
 def test_a_slow_machine_does_not_acquit_a_server_that_stalls_its_streams() -> None:
     tries = [Try(one, one, others=1, stall_s=one) for one in (0.12, 0.13, 0.12, 0.12, 0.14)]
     controls = [Try(one, one, others=1, stall_s=0.012) for one in QUICK]
