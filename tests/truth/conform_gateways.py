@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 ROWS: Final = (
     Row({}, {}, has_bill=True),
-    Row({"late_s": 0.3}, ALL_LATE),
+    Row({"late_s": 1.0}, ALL_LATE),
     Row({"late_s": 3.0}, ALL_LATE | reds(["last-token"], NEVER)),
     Row({"at_next_write": True}, AT_NEXT_WRITE),
     Row({"half_closed": True}, AT_NEXT_WRITE),

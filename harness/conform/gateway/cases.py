@@ -39,8 +39,8 @@ QUICK: Final = ("hop/fin-decode", "hop/silent-prefill", "hop/unary")
 FRESH: Final = 6  # requests after the leaves
 REMEDY: Final = "close the connection to the provider as soon as the client's closes"
 BOUND: Final = (
-    "the gateway closes its connection to the upstream at most 2 steps after the leave, of 100 ms, "
-    "at the median of the tries, and at most 6 in each"
+    "the gateway closes its connection to the upstream at most 4 steps after the leave, of 100 ms, "
+    "at the median of the tries, and at most 12 in each"
 )
 Check = Callable[[GatewayBench, DialectName], Judged | Finding]
 Stage = Literal["first", "leaves", "one by one", "after all"]

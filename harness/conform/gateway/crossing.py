@@ -7,7 +7,7 @@
 The contracts, from the best to the worst:
 
     cancel          the upstream's connection is closed within a step
-    at next write   it is closed when the next tokens come, and cannot be handed on
+    at next write   it is closed when the next tokens come, at most four, and cannot be handed on
     drain           it is closed later, before the answer's end: the time is the drain's cap
     never           the answer is made to its end
 """
@@ -18,15 +18,14 @@ from typing import Final, NamedTuple
 
 from harness.conform.finding import Evidence, Finding
 from harness.conform.gateway.ledger import Request
-from harness.conform.judgement import WORST
+from harness.conform.judgement import AT_ONCE, WORST
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 from harness.records import Disconnect
 from harness.store.conform_result import Contract, CrossingTimes, Failure, Steps
 
 _RANKS: Final[tuple[Contract, ...]] = ("cancel", "at next write", "drain", "never")
-MOST_STEPS: Final = 2.0  # at the median of the tries: it is noticed at the next write at the latest
-_WRITES: Final = 2  # the first one brings the reset, the second one fails
+_WRITES: Final = 4  # the first brings the reset, a later one fails; proxies collect small ones
 _ALIKE: Final = 0.2  # the share by which caps of one drain differ
 
 
@@ -134,7 +133,7 @@ def _by_steps(
         said += f", {quantity(worst_s, 's')} at worst"
     if (wasted := max(len(one.later_tokens_s) for one in crossings)) > 0:
         said += f", and at most {quantity(wasted, 'tokens')} came meanwhile"
-    is_late = steps.p50 > MOST_STEPS or steps.worst > WORST * MOST_STEPS
+    is_late = steps.p50 > AT_ONCE.steps or steps.worst > WORST * AT_ONCE.steps
     return Finding(Failure.LATE if is_late else None, said, {}, stops=True, steps=steps)
 
 

@@ -20,10 +20,11 @@ from gevent.pool import Group
 from harness.conform.finding import Finding
 from harness.conform.gateway.bench import GatewayBench, Leave
 from harness.conform.gateway.cases import GATEWAY_CASES, GatewayCase, Stage
-from harness.conform.gateway.crossing import MOST_STEPS, Judged
+from harness.conform.gateway.crossing import Judged
 from harness.conform.gateway.ledger import Ledger
 from harness.conform.gateway.routes import find_spoken
 from harness.conform.gateway.usage import UsageSource
+from harness.conform.judgement import AT_ONCE
 from harness.conform.order import Event, Order
 from harness.conform.verdict import settle_case
 from harness.errors import TargetError
@@ -189,4 +190,4 @@ def _is_mixed(outcome: Outcome, step_s: float) -> bool:
     if not isinstance(outcome, Judged) or outcome.finding.failure not in _BY_TIME:
         return False
     stops_s = [one.upstream_stopped_s for one in outcome.tries]
-    return any(one_s is not None and one_s <= MOST_STEPS * step_s for one_s in stops_s)
+    return any(one_s is not None and one_s <= AT_ONCE.steps * step_s for one_s in stops_s)
