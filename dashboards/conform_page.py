@@ -77,6 +77,7 @@ def write_conform(folder: Path, output: Path) -> None:
         counts=counts(result),
         facts=facts(result),
         fails=[one for one in beside if one["word"] == "fail"],
+        headlines=headlines([one for one in result.cases if one.verdict is Verdict.FAIL]),
         others=[one for one in beside if one["word"] != "fail"],
         groups=[
             (group, [row(one) for one in result.cases if group_of(one.id) == group])
@@ -116,7 +117,7 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
         "configuration": target.configuration,
         "model": target.model,
         "at": target.url,
-        "slots": "not known" if result.slots is None else str(result.slots),
+        "slots": _slots(result),
         "step": quantity(result.step_s, "s"),
         "first token when idle": quantity(result.ttft_s, "s"),
         "client lag": quantity(result.lag_s, "s"),
@@ -127,6 +128,12 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
         "started": result.started_at,
     }
     return [(name, text) for name, text in told.items() if text]
+
+
+def _slots(result: ConformResult) -> str:
+    if any(one.dialect for one in result.cases):
+        return ""  # of a gateway's upstream: they are never filled by its clients
+    return "not known" if result.slots is None else str(result.slots)
 
 
 def evidence(figures: Mapping[str, float | str | None]) -> list[str]:
@@ -175,12 +182,34 @@ def row(one: CaseResult) -> dict[str, Any]:
         "level": one.level,
         "word": WORDS[one.verdict],
         "kind": one.kind,
+        "contract": contract(one),
         "expected": one.expected,
         "aftermath": one.aftermath,
         "is_unclean": one.aftermath not in (None, Aftermath.CLEAN),
         "reason": one.reason,
         "evidence": evidence(one.evidence),
     }
+
+
+def headlines(failed: Sequence[CaseResult]) -> list[dict[str, Any]]:
+    """A line a failure; of a gateway one for all dialects in which a case failed alike."""
+    found: dict[object, dict[str, Any]] = {}
+    for one in failed:
+        is_gateway = one.dialect is not None
+        name = one.id.rpartition("/")[0] if is_gateway else one.id
+        line = found.setdefault(
+            (name, one.kind, one.expected), {**row(one), "id": name, "dialects": []}
+        )
+        if is_gateway:
+            line["dialects"].append((one.dialect, anchor(one.id)))
+    return [*found.values()]
+
+
+def contract(one: CaseResult) -> str | None:
+    """Of a gateway, with the cap of a drain."""
+    if one.contract is None or one.cap_s is None:
+        return one.contract
+    return f"{one.contract}, {quantity(one.cap_s, 's')}"
 
 
 def _described(folder: Path, one: CaseResult) -> dict[str, Any]:

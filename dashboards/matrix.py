@@ -32,7 +32,8 @@ PAGE: Final = "index.html"
 
 
 class Explanation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`configuration`, `version`: None: of any. `link`: the engine's own issue, if there is one."""
+    """`case`: of a gateway, without its dialect: in all of them. `configuration`, `version`: None:
+    of any. `link`: the engine's own issue, if there is one."""
 
     engine: str
     case: str
@@ -44,7 +45,8 @@ class Explanation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def is_about(self, result: ConformResult, case_id: str) -> bool:
         target = result.target
         return (
-            (self.engine, self.case) == (target.engine, case_id)
+            self.engine == target.engine
+            and self.case in (case_id, case_id.rpartition("/")[0])
             and self.version in (None, target.version)
             and self.configuration in (None, target.configuration)
         )
@@ -142,8 +144,9 @@ def _column(
 def _about(result: ConformResult) -> Iterator[str]:
     target = result.target
     step = quantity(result.step_s, "s")
+    is_gateway = any(one.dialect for one in result.cases)
     slots = "unknown" if result.slots is None else str(result.slots)
-    yield f"{target.model}, {slots} slots, step {step}"
+    yield f"{target.model}, {'' if is_gateway else f'{slots} slots, '}step {step}"
     yield f"{'quick, ' if result.quick else ''}{result.started_at[:10]}, {result.machine.cpu}"
 
 

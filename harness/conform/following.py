@@ -98,6 +98,8 @@ class Suite:
 
     def finish(self) -> ConformResult:
         result = self.result
+        places = {case.id: place for place, case in enumerate(self.selection.cases)}
+        result.cases.sort(key=lambda one: places.get(one.id, len(places)))
         result.sentence = sentence(result.cases, result.not_run, strict=result.strict)
         self._write()
         return result

@@ -33,17 +33,22 @@ def sentence(
     if not_run and not failed:
         said += f" ({len(not_run)} not run)"
     remedies = _listed([*_remedies(failed)], between="; ", last="; and ")
-    return f"{said}: to mend the server, {remedies}." if remedies else f"{said}."
+    server = "gateway" if any(one.dialect for one in judged) else "server"
+    return f"{said}: to mend the {server}, {remedies}." if remedies else f"{said}."
 
 
 def _remedies(failed: Sequence[CaseResult]) -> list[str]:
     """Each remedy once, with the cases that ask for it, the most wanted first."""
-    cases: dict[str, list[str]] = {}
+    cases: dict[str, dict[str, None]] = {}
     for one in failed:
         if one.remedy:
-            cases.setdefault(one.remedy, []).append(one.id)
+            cases.setdefault(one.remedy, {})[_without_dialect(one)] = None
     by_need = sorted(cases.items(), key=lambda one: -len(one[1]))
-    return [f"{remedy} ({_named(ids)})" for remedy, ids in by_need]
+    return [f"{remedy} ({_named([*ids])})" for remedy, ids in by_need]
+
+
+def _without_dialect(one: CaseResult) -> str:
+    return one.id if one.dialect is None else one.id.rpartition("/")[0]
 
 
 def _named(ids: Sequence[str]) -> str:

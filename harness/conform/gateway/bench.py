@@ -21,6 +21,7 @@ from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
 from harness.records import Delivery, Disconnect, Outcome, RequestRow, Role, Way
+from harness.store.conform_result import WireEvent
 from harness.upstream.orders import Order
 from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
@@ -180,7 +181,26 @@ class GatewayBench:
         """What became of a client that left at t0."""
         name = stream.spec.request_id
         over = self.ledger.over(name, self.longest_s(leave)) or self._not_over(name)
+        for request in over:
+            self._note(request)
         return Crossing(t0_ns, over[0] if over else None, self.asked_again(name, t0_ns))
+
+    def _note(self, request: Request) -> None:
+        """A lane of the upstream's in the log of the wire."""
+        closed = {"fin": "FIN from the gateway", "rst": "RST from the gateway"}
+        moments = {
+            "arrived": request.arrived_ns,
+            "first token": request.first_token_ns,
+            closed.get(request.closed or "", ""): request.closed_ns,
+            f"{request.tokens} tokens made": request.stopped_ns,
+        }
+        for text, t_ns in moments.items():
+            if t_ns is not None:
+                number = int(str(request.id).rpartition("-")[2])
+                event = WireEvent(
+                    t_ns=t_ns, attempt=number, stream="upstream", what="mark", text=text
+                )
+                self.wire.write(event)
 
     def _not_over(self, name: str) -> list[Request]:
         """Those whose answer the gateway does not take, and does not end."""

@@ -122,9 +122,12 @@ def _by_steps(
     never = contracts.count("never")
     if never:
         made = max(len(one.later_tokens_s) for one in crossings)
-        said = f"{never} of {len(crossings)} answers were made to their end"
+        said = (
+            f"in {never} of {len(crossings)} tries the upstream's connection stayed open to the "
+            "answer's end"
+        )
         if made:
-            said += f": {quantity(made, 'tokens')} for a client that had left"
+            said += f": {quantity(made, 'tokens')} were made for a client that had left"
         return Finding(Failure.NEVER, said, {}, stops=False)
     middle_s, worst_s = median(stops_s), max(stops_s)
     steps = Steps(round(middle_s / step_s, 2), round(worst_s / step_s, 2))
