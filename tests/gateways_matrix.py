@@ -78,6 +78,7 @@ def _command(gateway: str, up: dict[str, Any], port: int) -> list[str]:
     flags = ["--target", up["url"], "--engine", up["target"], "--upstream", str(port)]
     flags += [word for url in up["metrics_urls"] for word in ("--metrics-url", url)]
     flags += ["--usage", up["usage"]] if up["usage"] else []
+    flags += ["--pid", str(up["pids"][-1])]
     version = load_recipes()[gateway].version
     return ["conform", *flags, "--configuration", f"{gateway} {version}"]
 

@@ -67,6 +67,7 @@ def order_for_gateway(
         quick=config.quick,
         seed=config.seed,
         page_urls=contact.access.metrics_urls,
+        pid=config.pid,
         upstream=upstream,
         usage=None if config.usage is None else read_usage(config.usage).model_dump(mode="json"),
     )

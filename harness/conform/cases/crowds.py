@@ -10,7 +10,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import UNLIKE_TEXTS, leave_each, leaver, rows_of, start_greedy
+from harness.conform.waves import UNLIKE_TEXTS, leave_each, rows_of, start_greedy
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.streams import whole, without_token
@@ -57,9 +57,9 @@ def storm_all(bench: Bench) -> Finding:
 
     def leave() -> int:
         nonlocal left, spread_ms
-        running = bench.full_slots.fill() if bench.facts.can_fill else begun(bench)
+        running = begun(bench)
         queues = bench.crowd(MOST_QUEUED) if bench.facts.has_queue else 0
-        queued = [bench.start(leaver(bench, role=Role.USER)) for _ in range(queues)]
+        queued = [bench.start(bench.long(role=Role.USER)) for _ in range(queues)]
         bench.pause(bench.ttft_s + 2 * bench.step_s)
         rows = leave_each(bench, [*running, *queued])
         moments_ns = [row.abandoned_ns for row in rows if row.abandoned_ns is not None]
@@ -86,7 +86,8 @@ def storm_all(bench: Bench) -> Finding:
 
 
 def begun(bench: Bench) -> list[LiveStream]:
-    """A crowd on a server whose slots cannot be filled; most of them run."""
+    """As many streams as slots, or a crowd where these are not known; most of them run. Their
+    answers outlast the count of what is held."""
     streams = [bench.start(bench.long(role=Role.USER)) for _ in range(bench.crowded)]
     without_token(streams, bench.patience.filler_s + len(streams) * bench.ttft_s)
     return streams

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import gevent
 import msgspec
+import psutil
 
 from harness.conform.gateway.crossing import Crossing
 from harness.conform.gateway.ledger import Ledger, Request
@@ -62,11 +63,13 @@ Gauges = Mapping[str, float]
 
 class Crowd(NamedTuple):
     """`after`: the clients that came next. `connections`: at the upstream at rest, after each time.
-    `gauges`: before, between and after; None: the gateway shows none."""
+    `memory_mb`: of the gateway's process, then; empty if that is not known. `gauges`: before,
+    between and after; None: the gateway shows none."""
 
     crossings: Sequence[Crossing]
     after: Sequence[Answer]
     connections: Sequence[int]
+    memory_mb: Sequence[float]
     gauges: Sequence[Gauges] | None
 
 
@@ -87,6 +90,7 @@ class GatewayBench:
     tries: int
     page_urls: Sequence[str] = ()
     usage: UsageSource | None = None
+    pid: int | None = None
     left: dict[str, dict[str, int]] = field(default_factory=dict)
     crowds: dict[str, Crowd] = field(default_factory=dict)
     names: Iterator[str] = field(default_factory=lambda: _names(secrets.token_hex(3)))
@@ -234,6 +238,15 @@ class GatewayBench:
         """That are open at the upstream, without that of this question."""
         open_ones: int = self._truth("limit=1")["connections"]["open"]
         return open_ones - 1
+
+    def memory_mb(self) -> list[float]:
+        """Of the gateway's process; empty if that is not known."""
+        if self.pid is None:
+            return []
+        try:
+            return [round(psutil.Process(self.pid).memory_info().rss / 1e6, 1)]
+        except psutil.Error as error:
+            raise CannotDecideError(f"process {self.pid} cannot be looked at: {error}") from error
 
     @contextmanager
     def full_slots(self) -> Iterator[None]:

@@ -427,9 +427,12 @@ def crowd(bench: GatewayBench, dialect: DialectName) -> Judged:
     stage="one by one",
 )
 def connections(bench: GatewayBench, dialect: DialectName) -> Finding:
-    before, after = crowd_of(bench, dialect).connections
+    seen = crowd_of(bench, dialect)
+    before, after = seen.connections
     more, half = after - before, SIZE / 2
     figures: Evidence = {"after_first": float(before), "after_second": float(after)}
+    if seen.memory_mb:
+        figures["memory"] = ", then ".join(f"{one:g} MB" for one in seen.memory_mb)
     said = f"{after} connections are open at rest after 40 leaves, {before} after 20"
     return found(said, said if more > half else None, figures, Failure.NEVER)
 

@@ -43,14 +43,17 @@ def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
     crossings: list[Crossing] = []
     after: list[Answer] = []
     open_ones: list[int] = []
+    memory_mb: list[float] = []
     gauges = [_gauges(pages)]
     for _ in range(_TIMES):
         crossings += _leave_at_once(bench, leave, dialect)
         after += bench.ask_each(bench.plans[dialect], [Order()])
         gauges.append(_at_rest(lambda: _gauges(pages), lambda now: _is_as(now, gauges[0])))
         open_ones.append(_at_rest(bench.connections, partial(ge, min(open_ones, default=math.inf))))
+        memory_mb += bench.memory_mb()
     shown = [one for one in gauges if one is not None]
-    return Crowd(crossings, after, open_ones, shown if len(shown) == len(gauges) else None)
+    are_shown = len(shown) == len(gauges)
+    return Crowd(crossings, after, open_ones, memory_mb, shown if are_shown else None)
 
 
 def _leave_at_once(bench: GatewayBench, leave: Leave, dialect: DialectName) -> list[Crossing]:

@@ -82,6 +82,7 @@ def _bench(order: Order, plan: LoadPlan) -> GatewayBench:
         answer_tokens=round(answer_s / upstream.step_s),
         tries=order.tries,
         page_urls=order.page_urls,
+        pid=order.pid,
         usage=None if order.usage is None else UsageSource.model_validate(order.usage),
     )
 
