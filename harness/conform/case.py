@@ -162,12 +162,10 @@ def select(cases: Iterable[Case], wanted: Sequence[str]) -> list[Case]:
     """
     known = list(cases)
     for word in wanted:
-        if not any(_is_meant(entry, word) for entry in known):
+        if not any(is_meant(entry, word) for entry in known):
             names = [entry.id for entry in known] + [f"{entry.group}/" for entry in known]
             raise ConfigError(no_such_case(word, names))
-    return [
-        entry for entry in known if not wanted or any(_is_meant(entry, word) for word in wanted)
-    ]
+    return [entry for entry in known if not wanted or any(is_meant(entry, word) for word in wanted)]
 
 
 def no_such_case(word: str, known: Collection[str]) -> str:
@@ -185,7 +183,7 @@ def _nearest(word: str, known: Collection[str]) -> list[str]:
     return [f"{near[0]}/{one}" for one in get_close_matches(name, names, n=1, cutoff=0.0)]
 
 
-def _is_meant(entry: Case, word: str) -> bool:
+def is_meant(entry: Case, word: str) -> bool:
     """By its id, its group, or all before a dialect."""
     wanted = word.rstrip("/")
     return word == entry.id or wanted in (entry.group, entry.id.rpartition("/")[0])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from harness.conform.bad_server import WAYS
-from harness.conform.case import CASES, Case, select
+from harness.conform.case import CASES, Case, is_meant, select
 from harness.conform.cases import load_cases
 from harness.conform.gateway.cases import GATEWAY_CASES
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
@@ -135,6 +135,10 @@ def _gentle(config: ConformConfig) -> Case:
     return gentle_case(config.gentle_s)
 
 
+def _is_of_gateway(word: str) -> bool:
+    return any(is_meant(one.case, word) for one in GATEWAY_CASES.values())
+
+
 def _of_gateway(config: ConformConfig) -> list[Case]:
     """In the order of their declaration."""
     chosen = select([one.case for one in GATEWAY_CASES.values()], config.wanted)
@@ -147,7 +151,11 @@ def chosen_cases(config: ConformConfig) -> list[Case]:
         return [_gentle(config)]
     if config.upstream is not None:
         return _of_gateway(config)
-    chosen = select(all_cases(), config.wanted)
+    known = all_cases()
+    for word in config.wanted:
+        if _is_of_gateway(word) and not any(is_meant(case, word) for case in known):
+            raise ConfigError(f"{word} is a case of gateways: add --upstream PORT")
+    chosen = select(known, config.wanted)
     if config.suite is not None:
         chosen = cases_of(config.suite, chosen)
         if not chosen:

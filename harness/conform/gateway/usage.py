@@ -90,6 +90,8 @@ def usage_reader(source: UsageSource, url: str, client: httpx.Client) -> Callabl
                 samples = parse_page(answer.text, t_ns=0, duration_ns=0, extra_labels={})
                 return round(sum(one.value for one in samples if one.name == source.metric))
             rows = answer.json() if source.rows is None else _inner(answer.json(), source.rows)
+            if not isinstance(rows, list):
+                raise TypeError(f"{source.rows or 'the page'} is no list")
             return sum(_tokens(row, str(source.tokens)) for row in rows)
         except httpx.HTTPError as error:
             raise CannotDecideError(f"{page} cannot be read ({why_unread(error)})") from error

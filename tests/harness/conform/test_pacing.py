@@ -100,6 +100,15 @@ def test_the_last_line_says_what_passed_what_failed_and_what_to_change() -> None
     )
 
 
+def test_a_gateway_is_told_what_to_change_once_for_all_dialects() -> None:
+    cases = [result(f"hop/unary/{one}", Verdict.FAIL, remedy="close it") for one in ("a", "b")]
+    for case in cases:
+        case.dialect = case.id[-1]
+    assert sentence(cases, {}) == (
+        "0 of 2 cases passed and 2 failed: to mend the gateway, close it (hop/unary)."
+    )
+
+
 def test_each_case_that_can_fail_says_what_to_change() -> None:
     for case in all_cases():
         assert bool(case.remedy) == (case.level is not Level.INFO), case.id

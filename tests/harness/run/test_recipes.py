@@ -31,6 +31,7 @@ from harness.run.standing import (
     take_down,
 )
 from harness.run.tiny_model import QUIET, make_model
+from harness.workload.workload import load_target
 
 SERVER = Recipe(
     name="files",
@@ -209,6 +210,11 @@ def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked(
     }
     assert json.loads(as_json(started))["routes"]["messages"]["path"] == "/claude"
     assert started.model == "behind/some/model"
+    assert started.target is not None
+    target = load_target(started.target)
+    assert {name: route.model_dump() for name, route in target.routes.items()} == {
+        name: structs.asdict(route) for name, route in started.routes.items()
+    }
     assert "HTTP_PROXY" not in psutil.Process(started.pids[0]).environ()
     take_down(recipe)
     with pytest.raises(TargetError, match=r"could not be set up: POST .*/keys: .*401"):
@@ -259,7 +265,7 @@ def test_a_recipe_uses_known_names_only_and_installs_the_version_that_it_claims(
         known |= set(call.takes)
     texts = [*recipe.run_files.values(), *recipe.env.values(), *recipe.headers.values()]
     texts += [word for command in recipe.commands for word in command]
-    texts += [recipe.url, recipe.ready, *recipe.metrics]
+    texts += [recipe.url, recipe.ready, recipe.usage, *recipe.metrics]
     for route in recipe.routes.values():
         texts += [route.path, route.model, *route.headers.values()]
     assert known >= names_in(texts)
