@@ -46,11 +46,9 @@ Direct = Annotated[
     str | None, server_flag(metavar="URL", help="The server behind the hop at --target, for hop/.")
 ]
 Upstream = Annotated[
-    int | None,
+    str | None,
     server_flag(
-        metavar="PORT",
-        min=1,
-        max=65535,
+        metavar="[HOST:]PORT",
         help="Judge the gateway at --target: walkaway's upstream is started behind it, there.",
     ),
 ]

@@ -19,6 +19,7 @@ import msgspec
 from harness.conform.bench import Bench
 from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
+from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gateway.run import run_gateway
 from harness.conform.gently import GENTLE_ID, watch_gently
 from harness.conform.known import Known
@@ -48,7 +49,7 @@ def main() -> None:
     plan = LoadPlan.model_validate_json(bytes(order.plan))
     gevent.spawn(_end_with_input)
     headers = request_headers(plan.headers, plan.api_key_env)
-    secrets = secrets_of(headers)
+    secrets = secrets_of(headers) + secrets_of_routes(plan.target)
     tell = partial(_tell, output=_claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:

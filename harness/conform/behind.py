@@ -12,6 +12,7 @@ from harness.conform.contact import Contact
 from harness.conform.gateway.usage import read_usage
 from harness.conform.order import Order, UpstreamAt
 from harness.errors import ConfigError
+from harness.http_client import why_unreached
 from harness.records import Protocol
 from harness.run.process import Child, check_can_listen, find_ready_line, python_module
 from harness.store.conform_result import ConformResult, ConformTarget
@@ -23,6 +24,7 @@ SLOTS: Final = 256
 MODEL: Final = "upstream"
 TRIES: Final = 4
 QUICK_TRIES: Final = 3
+_ALL: Final = ("0.0.0.0", "::")
 _STARTS_S: Final = 20.0
 _TIMEOUT_S: Final = 60.0  # of one request of the load
 _LONGEST_S: Final = 86_400.0
@@ -35,8 +37,10 @@ def order_for_gateway(
     assert config.upstream is not None
     target, url = contact.target, contact.access.url
     assert url is not None
-    upstream = _start(config.upstream, contact, children)
-    model = _ask_for_model(contact, url, config)
+    usage = None if config.usage is None else read_usage(config.usage).model_dump(mode="json")
+    host, port = _place(config.upstream)
+    model = config.model or _ask_for_model(contact, url)
+    upstream = _start(host, port, contact, children)
     result.target = ConformTarget(
         engine=target.name,
         url=url,
@@ -69,16 +73,24 @@ def order_for_gateway(
         page_urls=contact.access.metrics_urls,
         pid=config.pid,
         upstream=upstream,
-        usage=None if config.usage is None else read_usage(config.usage).model_dump(mode="json"),
+        usage=usage,
     )
 
 
-def _start(port: int, contact: Contact, children: ExitStack) -> UpstreamAt:
-    check_can_listen("127.0.0.1", port, flag="--upstream")
+def _place(text: str) -> tuple[str, int]:
+    """Of [HOST:]PORT. Raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"--upstream {text}: must be [HOST:]PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _start(host: str, port: int, contact: Contact, children: ExitStack) -> UpstreamAt:
+    check_can_listen(host, port, flag="--upstream")
     contact.progress.phase("starting the upstream")
     file = (contact.folder.path / "upstream.jsonl").resolve()
     flags = [
-        *("--port", str(port), "--log", str(file), "--exit-with-stdin"),
+        *("--host", host, "--port", str(port), "--log", str(file), "--exit-with-stdin"),
         *("--step-ms", f"{STEP_MS:g}", "--slots", str(SLOTS), "--model", MODEL),
     ]
     command = python_module("harness", "upstream", *flags)
@@ -88,25 +100,22 @@ def _start(port: int, contact: Contact, children: ExitStack) -> UpstreamAt:
         timeout_s=_STARTS_S,
         interruption=contact.interruption,
     )
-    url = str(ready["url"])
-    return UpstreamAt(
-        url=url, port=httpx.URL(url).port or port, log=str(file), step_s=STEP_MS / 1e3
-    )
+    url = f"http://127.0.0.1:{port}" if host in _ALL else str(ready["url"])
+    return UpstreamAt(url=url, port=port, log=str(file), step_s=STEP_MS / 1e3)
 
 
-def _ask_for_model(contact: Contact, url: str, config: ConformConfig) -> str:
-    """That of the upstream unless the gateway lists others. Raises ConfigError if nobody listens
-    there."""
-    if config.model is not None:
-        return config.model
+def _ask_for_model(contact: Contact, url: str) -> str:
+    """That of the upstream unless the gateway lists others. Raises ConfigError if the gateway
+    cannot be reached."""
+    place = contact.access.place
     with contact.new_client() as client:
         try:
             answer = client.get(f"{url}/v1/models")
             names = [str(one["id"]) for one in answer.json()["data"]]
         except httpx.ConnectError as error:
+            host, port = (place.host, place.port) if place is not None else (url, 0)
             raise ConfigError(
-                f"nobody listens at {url}: start the gateway there, before an upstream at port "
-                f"{config.upstream}"
+                f"the gateway cannot be asked: {why_unreached(error, host, port)}"
             ) from error
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             names = []

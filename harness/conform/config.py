@@ -13,7 +13,7 @@ from typing import Final
 from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, is_meant, select
 from harness.conform.cases import load_cases
-from harness.conform.gateway.cases import GATEWAY_CASES
+from harness.conform.gateway.cases import GATEWAY_CASES, MOST_TRIES
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.errors import ConfigError
@@ -55,7 +55,7 @@ class ConformConfig(ServerConfig):
     fail_fast: bool = False
     against: str | None = None  # a bundled server, "good" or "bad"
     gentle: bool = False
-    upstream: int | None = None  # the port of the bundled upstream, behind a gateway
+    upstream: str | None = None  # [HOST:]PORT of the bundled upstream, behind a gateway
     usage: str | None = None  # an adapter, and its place
     seed: int = 0
     expected: Path | None = None
@@ -81,7 +81,7 @@ class ConformConfig(ServerConfig):
             ("--model", self.target_url and model),
             ("--upstream", self.upstream),
             ("--usage", self.usage),
-            ("--slots", self.target_url and (self.slots if self.upstream else slots)),
+            ("--slots", None if self.upstream else self.target_url and slots),
             *(("--metrics-url", url) for url in self.metrics_urls),
             ("--api-key-env", self.api_key_env),
             *(("--header", f"{name}={MASK}") for name in self.headers),
@@ -140,17 +140,33 @@ def _is_of_gateway(word: str) -> bool:
 
 
 def _of_gateway(config: ConformConfig) -> list[Case]:
-    """In the order of their declaration."""
+    """In the order of their declaration. Raises ConfigError."""
+    flags = {
+        "--gentle": config.gentle,
+        "--suite": config.suite is not None,
+        "--against": config.against is not None,
+        "--direct": config.direct is not None,
+        "--adapter": config.adapter is not None,
+        "--slots": config.slots is not None,
+    }
+    if unfit := [flag for flag, is_given in flags.items() if is_given]:
+        raise ConfigError(f"--upstream judges a gateway: leave out {', '.join(unfit)}")
+    if (config.tries or 0) > MOST_TRIES:
+        raise ConfigError(
+            f"--tries {config.tries}: with --upstream at most {MOST_TRIES}, since all run at once"
+        )
     chosen = select([one.case for one in GATEWAY_CASES.values()], config.wanted)
     return [one for one in chosen if one.quick or config.wanted or not config.quick]
 
 
 def chosen_cases(config: ConformConfig) -> list[Case]:
     """In the order in which they run. Raises ConfigError."""
-    if config.gentle:
-        return [_gentle(config)]
     if config.upstream is not None:
         return _of_gateway(config)
+    if config.usage is not None:
+        raise ConfigError("--usage is about a gateway: name the port behind it with --upstream")
+    if config.gentle:
+        return [_gentle(config)]
     known = all_cases()
     for word in config.wanted:
         if _is_of_gateway(word) and not any(is_meant(case, word) for case in known):

@@ -19,6 +19,7 @@ from harness.conform.config import ConformConfig, chosen_cases
 from harness.conform.contact import Contact, Published
 from harness.conform.following import Show, Suite
 from harness.conform.gateway.cases import GATEWAY_CASES
+from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gently import GENTLE_ID
 from harness.conform.order import Order
 from harness.conform.verdict import Expectation, read_expectations
@@ -64,7 +65,8 @@ def conform(
         )
     expected: list[Expectation] = []
     if config.expected is not None:
-        expected = read_expectations(config.expected, [*CASES, GENTLE_ID, *GATEWAY_CASES])
+        known = {name.rpartition("/")[0] for name in GATEWAY_CASES} | {*GATEWAY_CASES}
+        expected = read_expectations(config.expected, [*CASES, GENTLE_ID, *sorted(known)])
     path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-conform-{random_names.token_hex(2)}"
     folder = RunFolder.claim(path)
     result = _blank(config, access.target)
@@ -136,7 +138,7 @@ def _prepare(
     show: Show,
     children: ExitStack,
 ) -> Suite:
-    secrets = secrets_of(contact.access.headers)
+    secrets = secrets_of(contact.access.headers) + secrets_of_routes(contact.target)
     if config.upstream is not None:
         order = order_for_gateway(config, contact, result, children)
         selection = Selection.of(chosen, config.wanted, {}, {})

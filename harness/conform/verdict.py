@@ -198,7 +198,8 @@ def hold_against(
     listed = {one.id for one in expected if one.holds_for(target)}
     for result in results:
         result.expected = None
-        if result.id in listed:
+        without_dialect = result.id if result.dialect is None else result.id.rpartition("/")[0]
+        if listed & {result.id, without_dialect}:
             is_stale = result.verdict in (Verdict.PASS, Verdict.NOT_SUPPORTED)
             result.expected = "stale" if is_stale else "listed"
 

@@ -96,4 +96,4 @@ def test_without_a_gateway_or_a_free_port_it_says_so(tmp_path: Path) -> None:
         assert "listens there already" in done.stderr
     done = conform("http://127.0.0.1:9", free_port(), out=tmp_path / "out")
     assert done.returncode == 2
-    assert "nobody listens at http://127.0.0.1:9" in done.stderr
+    assert "no server listens at 127.0.0.1:9" in done.stderr

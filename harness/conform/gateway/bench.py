@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import gevent
+import httpx
 import msgspec
 import psutil
 
@@ -17,10 +19,10 @@ from harness.conform.gateway.crossing import Crossing
 from harness.conform.gateway.ledger import Ledger, Request
 from harness.conform.gateway.usage import UsageSource
 from harness.conform.routes import Routes
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.load.live import LiveStream
 from harness.load.session import LoadSession
-from harness.load.wire_log import WireLog
+from harness.load.wire_log import Tap, WireLog
 from harness.records import Delivery, Disconnect, Outcome, RequestRow, Role, Way
 from harness.store.conform_result import WireEvent
 from harness.upstream.orders import Order
@@ -48,7 +50,7 @@ class Leave(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Of a client that stays. `requests`: those of its id that the upstream has seen."""
+    """Of a client that stays. `requests`: its requests in the upstream's log."""
 
     row: RequestRow
     requests: Sequence[Request]
@@ -57,26 +59,40 @@ class Answer(NamedTuple):
     def is_whole(self) -> bool:
         return self.row.outcome is Outcome.COMPLETED
 
+    @property
+    def is_limited(self) -> bool:
+        """Refused as one request too many."""
+        return self.row.status_code == httpx.codes.TOO_MANY_REQUESTS
+
+
+class RequestsLog(WireLog):
+    """Each request is a try, with the number at the end of its id."""
+
+    def tap(self, spec: RequestSpec) -> Tap | None:
+        self._attempt = number_of(spec.request_id)
+        return super().tap(spec)
+
 
 Gauges = Mapping[str, float]
 
 
 class Crowd(NamedTuple):
     """`after`: the clients that came next. `connections`: at the upstream at rest, after each time.
-    `memory_mb`: of the gateway's process, then; empty if that is not known. `gauges`: before,
-    between and after; None: the gateway shows none."""
+    `memory_mb`: of the gateway's process, then; empty if it is not known. `gauges`: before, between
+    and after; or why they cannot be read."""
 
     crossings: Sequence[Crossing]
     after: Sequence[Answer]
     connections: Sequence[int]
     memory_mb: Sequence[float]
-    gauges: Sequence[Gauges] | None
+    gauges: Sequence[Gauges] | Exception
 
 
 @dataclass(kw_only=True)
 class GatewayBench:
-    """`plan`: of the gateway; `upstream`: the URL of what stands behind it. `plans`: of each
-    dialect that it speaks. `left`: the ids of clients that left, by dialect, and when."""
+    """`plan`: of the gateway, `plans`: in each dialect that it speaks; `upstream`: of the upstream,
+    asked without the gateway. `left`: by dialect, the ids of the clients that left, and when.
+    `crowds`: by dialect, for the cases that look at the same crowd."""
 
     plan: LoadPlan
     plans: dict[DialectName, LoadPlan]
@@ -92,7 +108,8 @@ class GatewayBench:
     usage: UsageSource | None = None
     pid: int | None = None
     left: dict[str, dict[str, int]] = field(default_factory=dict)
-    crowds: dict[str, Crowd] = field(default_factory=dict)
+    crowds: dict[str, Crowd | CannotDecideError] = field(default_factory=dict)
+    streams: dict[LoadSession, list[LiveStream]] = field(default_factory=dict)
     names: Iterator[str] = field(default_factory=lambda: _names(secrets.token_hex(3)))
 
     @property
@@ -110,11 +127,15 @@ class GatewayBench:
 
     @contextmanager
     def session(self, plan: LoadPlan) -> Iterator[LoadSession]:
-        """Of connections that nobody else uses."""
+        """Of connections that nobody else uses. At its end no stream of it is open any more."""
         session = self.session_of(plan, self.wire)
+        self.streams[session] = []
         try:
             yield session
         finally:
+            for stream in self.streams.pop(session):
+                if not stream.has_ended:
+                    stream.cut()
             session.close()
 
     def start(self, session: LoadSession, order: Order, tokens: int, **more: Any) -> LiveStream:
@@ -122,9 +143,8 @@ class GatewayBench:
         name = next(self.names)
         text = f"{_STORY} {replace(order, id=name).line()}"
         spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=1, request_id=name, **more)
-        self.wire.begin_try(int(name.rpartition("-")[2]))
         stream = LiveStream(session, spec, text)
-        gevent.sleep(0)  # it begins
+        self.streams[session].append(stream)
         return stream
 
     def leave_each(
@@ -132,9 +152,7 @@ class GatewayBench:
     ) -> list[Crossing]:
         """`clients` side by side. Raises CannotDecideError."""
         with self.session(plan) as session:
-            jobs = [gevent.spawn(self._cross, session, leave, dialect) for _ in range(clients)]
-            gevent.joinall(jobs, raise_error=True)
-            return [job.value for job in jobs]
+            return together([partial(self._cross, session, leave, dialect)] * clients)
 
     def _cross(self, session: LoadSession, leave: Leave, dialect: str) -> Crossing:
         stream = self.begin(session, leave)
@@ -187,7 +205,7 @@ class GatewayBench:
         over = self.ledger.over(name, self.longest_s(leave)) or self._not_over(name)
         for request in over:
             self._note(request)
-        return Crossing(t0_ns, over[0] if over else None, self.asked_again(name, t0_ns))
+        return Crossing(t0_ns, over[0] if over else None)
 
     def _note(self, request: Request) -> None:
         """A lane of the upstream's in the log of the wire."""
@@ -200,11 +218,10 @@ class GatewayBench:
         }
         for text, t_ns in moments.items():
             if t_ns is not None:
-                number = int(str(request.id).rpartition("-")[2])
-                event = WireEvent(
-                    t_ns=t_ns, attempt=number, stream="upstream", what="mark", text=text
+                number = number_of(str(request.id))
+                self.wire.write(
+                    WireEvent(t_ns=t_ns, attempt=number, stream="upstream", what="mark", text=text)
                 )
-                self.wire.write(event)
 
     def _not_over(self, name: str) -> list[Request]:
         """Those whose answer the gateway does not take, and does not end."""
@@ -230,14 +247,19 @@ class GatewayBench:
     ) -> list[Answer]:
         """Side by side. Raises CannotDecideError."""
         with self.session(plan) as session:
-            jobs = [gevent.spawn(self.ask, session, order, tokens, **more) for order in orders]
-            gevent.joinall(jobs, raise_error=True)
-            return [job.value for job in jobs]
+            return together([partial(self.ask, session, one, tokens, **more) for one in orders])
 
     def connections(self) -> int:
-        """That are open at the upstream, without that of this question."""
+        """Open connections at the upstream, but for the one of this question."""
         open_ones: int = self._truth("limit=1")["connections"]["open"]
         return open_ones - 1
+
+    def check_upstream(self) -> None:
+        """Raises HarnessError if it does not answer: no red is then the gateway's."""
+        try:
+            self._truth("limit=1")
+        except CannotDecideError as error:
+            raise HarnessError(f"our own upstream does not answer any more: {error}") from error
 
     def memory_mb(self) -> list[float]:
         """Of the gateway's process; empty if that is not known."""
@@ -255,14 +277,10 @@ class GatewayBench:
         free = now["settings"]["slots"] - now["running"]
         with self.session(self.upstream) as session:
             fillers = [self.start(session, Order(act="silent"), 1) for _ in range(free)]
-            try:
-                for filler in fillers:
-                    if not self.ledger.wait(filler.spec.request_id, "slot", ARRIVES_S):
-                        raise CannotDecideError("the upstream's slots could not be filled")
-                yield
-            finally:
-                for filler in fillers:
-                    filler.cut()
+            for filler in fillers:
+                if not self.ledger.wait(filler.spec.request_id, "slot", ARRIVES_S):
+                    raise CannotDecideError("the upstream's slots could not be filled")
+            yield
 
     def _truth(self, query: str) -> dict[str, Any]:
         routes = Routes(self.upstream)
@@ -272,9 +290,27 @@ class GatewayBench:
             routes.close()
 
 
+Made = TypeVar("Made")
+
+
+def together(acts: Sequence[Callable[[], Made]]) -> list[Made]:
+    """What they return, side by side. Raises what the first that fails raises, when all are
+    done."""
+    jobs = [gevent.spawn(act) for act in acts]
+    try:
+        gevent.joinall(jobs)
+    finally:
+        gevent.killall(jobs)
+    return [job.get() for job in jobs]
+
+
 def _names(tag: str) -> Iterator[str]:
-    """No other run's."""
+    """No other run has them."""
     return (f"w{tag}-{number}" for number in count(1))
+
+
+def number_of(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def why_ended(row: RequestRow) -> str:
@@ -282,5 +318,5 @@ def why_ended(row: RequestRow) -> str:
 
 
 def words_of(tokens: int) -> list[str]:
-    """The text of an answer of so many tokens."""
+    """The text of an answer of this length."""
     return [f"w{n}" for n in range(1, tokens + 1)]

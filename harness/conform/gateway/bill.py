@@ -5,7 +5,8 @@ One request after the other: what the gateway's sum grows by is what it bills fo
     delivered <= billed <= generated
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import gevent
@@ -30,7 +31,7 @@ _LOOK_S: Final = 0.2
 _PLAIN: Final = Order(words="plain")  # a gateway may count the tokens by itself
 
 # What is billed for, and how its client leaves; None: it stays.
-_BILLED: Final[dict[str, tuple[Delivery, Leave | None]]] = {
+_BILLED: Final[Mapping[str, tuple[Delivery, Leave | None]]] = {
     "a whole stream": (Delivery.STREAM, None),
     "a whole answer in one piece": (Delivery.UNARY, None),
     "a stream that was left": (Delivery.STREAM, Leave(_PLAIN, way=Way.FIN, tokens=_LEFT_TOKENS)),
@@ -46,7 +47,10 @@ _BILLED: Final[dict[str, tuple[Delivery, Leave | None]]] = {
     "a stream that was left before its usage": (
         Delivery.STREAM,
         Leave(
-            Order(end_ms=_END_MS, words="plain"), after="stopped", way=Way.FIN, tokens=_WHOLE_TOKENS
+            Order(end_ms=_END_MS, words="plain"),
+            after="stopped",
+            way=Way.FIN,
+            tokens=_WHOLE_TOKENS,
         ),
     ),
     "an answer in one piece that was left": (
@@ -91,34 +95,42 @@ def judge_bills(bills: list[Bill]) -> Finding:
 
 
 def find_bills(bench: GatewayBench, dialect: DialectName) -> list[Bill]:
-    if bench.usage is None:
+    """Raises RefusedError, and CannotDecideError if the gateway's sum shows nothing, or a red may
+    hide behind what could not be tried."""
+    source = bench.usage
+    if source is None:
         raise RefusedError("nothing says what was billed (--usage ADAPTER)")
+    bills, untried = [], []
     with asking_client(bench.plan, _PAGE_S) as client:
-        read = usage_reader(bench.usage, bench.plan.url, client)
-        return [
-            _bill(bench, dialect, read, what, delivery, leave)
-            for what, (delivery, leave) in _BILLED.items()
-        ]
+        read = usage_reader(source, bench.plan.url, client)
+        before = _settled(read, source.settle_s)
+        for what, (delivery, leave) in _BILLED.items():
+            try:
+                delivered, generated = _served(bench, dialect, delivery, leave)
+            except CannotDecideError as error:
+                untried.append(f"{what}: {error}")
+                continue
+            after = _settled(read, source.settle_s)
+            bills.append(Bill(what, delivered, after - before, generated))
+            before = after
+        if not before:
+            raise CannotDecideError(
+                f"{source.where} shows no tokens at all after {len(bills)} requests: is it the "
+                "right place, and are its keys right?"
+            )
+    if untried and not any(one.wrong for one in bills):
+        raise CannotDecideError("; ".join(untried))
+    return bills
 
 
-def _bill(
-    bench: GatewayBench,
-    dialect: DialectName,
-    read: Callable[[], int],
-    what: str,
-    delivery: Delivery,
-    leave: Leave | None,
-) -> Bill:
-    assert bench.usage is not None
-    before = read()
-    delivered, generated = _served(bench, dialect, delivery, leave)
-    billed = 0
-    for _ in range(round(bench.usage.settle_s / _LOOK_S)):
+def _settled(read: Callable[[], int], settle_s: float) -> int:
+    """The sum, when it has not changed for this time."""
+    seen, since_s = read(), time.monotonic()
+    while time.monotonic() - since_s < settle_s:
         gevent.sleep(_LOOK_S)
-        billed = read() - before
-        if billed >= max(1, generated):
-            break
-    return Bill(what, delivered, billed, generated)
+        if (now := read()) != seen:
+            seen, since_s = now, time.monotonic()
+    return seen
 
 
 def _served(

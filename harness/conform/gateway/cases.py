@@ -2,15 +2,23 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Final, Literal, NamedTuple
 
 import gevent
 import httpx
 
-from harness.conform.case import Case, never_checked, reports
+from harness.conform.case import LIMIT_S, Case, never_checked, reports
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.gateway.bench import Answer, GatewayBench, Leave, why_ended, words_of
+from harness.conform.gateway.bench import (
+    Answer,
+    GatewayBench,
+    Leave,
+    together,
+    why_ended,
+    words_of,
+)
 from harness.conform.gateway.bill import find_bills, judge_bills
 from harness.conform.gateway.crossing import Judged, judge
 from harness.conform.gateway.crowd import SIZE, TOKENS, crowd_of
@@ -19,12 +27,13 @@ from harness.formatting import quantity
 from harness.http_client import read_api_key
 from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.load.session import LoadSession
-from harness.records import Delivery, Outcome, RequestRow, Way
+from harness.records import Delivery, Outcome, RequestRow, Role, Way
+from harness.run.recipes import PATHS
 from harness.store.conform_result import Failure, Level
 from harness.upstream.orders import Order
 from harness.workload.target import DialectName
 
-DIALECTS: Final[tuple[DialectName, ...]] = ("chat", "completions", "responses", "messages")
+DIALECTS: Final = tuple(PATHS)
 SILENT_MS: Final = 2500.0  # of a prefill
 END_MS: Final = 1500.0  # from the last token to the usage
 BRIEF_TOKENS: Final = 50  # of an answer that is left where nothing else waits for its end
@@ -34,8 +43,9 @@ STALLED_S: Final = 2.0
 WIDE_WORDS: Final = 4000  # characters, so that the buffers on the way fill
 WHOLE_STREAMS: Final = 40
 TAXED: Final = 8
+BREAK_S: Final = 10.0  # within which a client must see that its answer was broken off
 QUEUED_STEPS: Final = 15  # for which a request that was left may stay in the upstream's queue
-QUICK: Final = ("hop/fin-decode", "hop/silent-prefill", "hop/unary")
+MOST_TRIES: Final = 8  # of each case: the upstream has slots for as many in all cases at once
 FRESH: Final = 6  # requests after the leaves
 REMEDY: Final = "close the connection to the provider as soon as the client's closes"
 BOUND: Final = (
@@ -43,11 +53,12 @@ BOUND: Final = (
     "at the median of the tries, and at most 12 in each"
 )
 Check = Callable[[GatewayBench, DialectName], Judged | Finding]
-Stage = Literal["first", "leaves", "one by one", "after all"]
+Stage = Literal["first", "leaves", "one by one", "after all", "last"]
 
 
 class GatewayCase(NamedTuple):
-    """`stage`: "leaves": beside the others of its dialect."""
+    """`stage`: "leaves": together with the others of its dialect; "last": it looks to a gateway as
+    if its provider failed, for which it may be shut out."""
 
     case: Case
     dialect: DialectName
@@ -70,6 +81,7 @@ def crossing(  # noqa: PLR0913  a declaration
     stage: Stage = "leaves",
     caught: str = "",
     quick: bool = False,
+    limit_s: float = LIMIT_S,
 ) -> Callable[[Check], Check]:
     """Declares the case in each dialect."""
 
@@ -87,7 +99,7 @@ def crossing(  # noqa: PLR0913  a declaration
                 quick=quick,
                 caught=reports(caught),
                 why=why,
-                limit_s=60.0,
+                limit_s=limit_s,
                 remedy=remedy,
             )
             GATEWAY_CASES[case.id] = GatewayCase(case, dialect, stage, check)
@@ -97,7 +109,14 @@ def crossing(  # noqa: PLR0913  a declaration
 
 
 def _leaves(
-    name: str, leave: Leave, requirement: str, *, wire: str, why: str, caught: str = ""
+    name: str,
+    leave: Leave,
+    requirement: str,
+    *,
+    wire: str,
+    why: str,
+    caught: str = "",
+    quick: bool = False,
 ) -> None:
     def check(bench: GatewayBench, dialect: DialectName) -> Judged:
         return _judge_leaves(bench, dialect, leave)
@@ -109,7 +128,7 @@ def _leaves(
         wire=f"{wire} All tries run side by side.",
         passes=BOUND,
         why=why,
-        quick=name in QUICK,
+        quick=quick,
         caught=caught,
     )(check)
 
@@ -128,6 +147,7 @@ _leaves(
     wire="A stream is read; 2.5 to 3.5 steps after the upstream's first token its connection is "
     "closed.",
     why="What the provider makes from then on, nobody reads and somebody pays.",
+    quick=True,
     caught="BerriAI/litellm#30244",
 )
 _leaves(
@@ -152,6 +172,7 @@ _leaves(
     wire="The upstream sends its headers at once, and is silent for 2.5 s; 3 to 4 steps into that "
     "time the client closes.",
     why="A gateway that finds out by writing finds nothing out while there is nothing to write.",
+    quick=True,
 )
 _leaves(
     "hop/unary",
@@ -160,6 +181,7 @@ _leaves(
     wire="An answer in one piece is asked for; 2.5 to 3.5 steps after the upstream's first token "
     "the client closes.",
     why="Half of all requests do not stream, and nothing is written to them before their end.",
+    quick=True,
 )
 
 
@@ -185,12 +207,24 @@ def last_token(bench: GatewayBench, dialect: DialectName) -> Judged:
     passes="not judged: on HTTP/1.1 a leave and a half-closed client that still reads look alike",
     why="Who serves the one serves a client that has left; who ends the other cuts a reader off.",
 )
-def half_close(bench: GatewayBench, dialect: DialectName) -> Finding:
+def half_close(bench: GatewayBench, dialect: DialectName) -> Judged:
     leave = Leave(way=Way.HALF_CLOSE, tokens=SIBLING_TOKENS)
-    (one,) = bench.leave_each(bench.plans[dialect], leave, 1, dialect)
-    if one.stopped_s is None:
-        return Finding(None, "it serves a half-closed client to the answer's end", {})
-    return Finding(None, "it takes a half-closed client for one that has left", {})
+    with bench.session(bench.plans[dialect]) as session:
+        stream = bench.begin(session, leave)
+        bench.await_turn(stream, leave)
+        one = bench.see_leave(stream, leave, dialect)
+        row = stream.row
+    judged = judge(
+        [one], step_s=bench.step_s, declared=bench.declared, answer_s=bench.longest_s(leave)
+    )
+    later = 0 if row is None else row.tokens_after_leaving or 0
+    if one.stopped_s is not None:
+        said = "it takes a half-closed client for one that has left"
+    elif row is not None and row.tokens_read + later >= SIBLING_TOKENS:
+        said = "it serves a half-closed client to the answer's end"
+    else:
+        said = "it cuts a half-closed client off, and lets the upstream go on"
+    return judged._replace(finding=Finding(None, said, judged.finding.evidence))
 
 
 @crossing(
@@ -274,6 +308,7 @@ def _unwhole(rows: Sequence[RequestRow | None]) -> str | None:
     why="All other cases rest on it: a gateway that cuts streams lets everybody go.",
     remedy="pass on what the provider sends until it ends",
     stage="first",
+    quick=True,
 )
 def whole(bench: GatewayBench, dialect: DialectName) -> Finding:
     orders = [Order(headers="early")] * WHOLE_STREAMS
@@ -308,13 +343,22 @@ def reuse(bench: GatewayBench, dialect: DialectName) -> Finding:
         return bench.ask(session, Order(), tokens)
 
     with bench.session(plan) as session:
-        jobs = [gevent.spawn(one, session) for _ in range(bench.tries)]
-        gevent.joinall(jobs, raise_error=True)
-    wrong = next(filter(None, (_wrong_text(job.value, tokens) for job in jobs)), None)
+        answers = together([partial(one, session)] * bench.tries)
+    wrong = next(filter(None, (_wrong_text(answer, tokens) for answer in answers)), None)
     return found("each client got its own answer", wrong, {}, Failure.HARM)
 
 
+def _check_limit(answers: Sequence[Answer]) -> None:
+    """Raises CannotDecideError."""
+    if limited := [one for one in answers if one.is_limited]:
+        raise CannotDecideError(
+            f"the gateway refuses a request: {why_ended(limited[0].row)}: raise its rate limit for "
+            "this check, if it has one"
+        )
+
+
 def _wrong_text(answer: Answer, tokens: int) -> str | None:
+    _check_limit([answer])
     if not answer.is_whole:
         return f"the request after a leave failed: {why_ended(answer.row)}"
     text = (answer.row.answer or "").split()
@@ -332,7 +376,7 @@ def _wrong_text(answer: Answer, tokens: int) -> str | None:
     passes="the client sees an error or a broken connection, or is given a whole answer",
     why="A cut answer that ends cleanly is stored, billed and shown as the answer.",
     remedy="end a stream whose provider broke off with an error, or break the connection",
-    stage="one by one",
+    stage="last",
 )
 def cut_is_no_end(bench: GatewayBench, dialect: DialectName) -> Finding:
     plan = bench.plans[dialect]
@@ -345,18 +389,26 @@ def cut_is_no_end(bench: GatewayBench, dialect: DialectName) -> Finding:
         )
     ]
     with bench.session(plan) as session:
-        jobs = [
-            gevent.spawn(bench.ask, session, order, SIBLING_TOKENS, delivery=delivery)
-            for _, order, delivery in ways
-        ]
-        gevent.joinall(jobs, raise_error=True)
-    whole = [
-        name
-        for (name, _, _), job in zip(ways, jobs, strict=True)
-        if job.value.is_whole and not _is_all_there(job.value)
-    ]
-    said = f"an answer that was broken off looks whole: {'; '.join(whole)}" if whole else None
-    return found("each break is seen by the client", said, {}, Failure.HARM)
+        seen = together([partial(_seen_by_client, bench, session, *one[1:]) for one in ways])
+    wrong = [f"{name} {said}" for (name, *_), said in zip(ways, seen, strict=True) if said]
+    return found("each break is seen by the client", "; ".join(wrong) or None, {}, Failure.HARM)
+
+
+def _seen_by_client(
+    bench: GatewayBench, session: LoadSession, order: Order, delivery: Delivery
+) -> str | None:
+    """What is wrong with an answer that the upstream broke off. Raises CannotDecideError if it did
+    not."""
+    stream = bench.start(session, order, SIBLING_TOKENS, delivery=delivery, role=Role.CANARY)
+    row = stream.join(BREAK_S)
+    requests = bench.ledger.over(stream.spec.request_id, 1.0)
+    if not any(one.why == "told" for one in requests):
+        why = "no end" if row is None else why_ended(row)
+        raise CannotDecideError(f"a request that was to be broken off was not served: {why}")
+    if row is None:
+        return "leaves its client waiting"
+    answer = Answer(row, requests)
+    return "looks whole" if answer.is_whole and not _is_all_there(answer) else None
 
 
 def _is_all_there(answer: Answer) -> bool:
@@ -400,6 +452,7 @@ def tax(bench: GatewayBench, dialect: DialectName) -> Finding:
 )
 def crowd(bench: GatewayBench, dialect: DialectName) -> Judged:
     seen = crowd_of(bench, dialect)
+    _check_limit(seen.after)
     judged = judge(
         seen.crossings,
         step_s=bench.step_s,
@@ -449,8 +502,8 @@ def connections(bench: GatewayBench, dialect: DialectName) -> Finding:
 )
 def gauges(bench: GatewayBench, dialect: DialectName) -> Finding:
     seen = crowd_of(bench, dialect)
-    if seen.gauges is None:
-        raise RefusedError("the gateway's metrics page shows no gauge (--metrics-url)")
+    if isinstance(seen.gauges, Exception):
+        raise seen.gauges
     first, second, third = seen.gauges
     half = SIZE / 2
     grown = [
@@ -512,6 +565,7 @@ def queue(bench: GatewayBench, dialect: DialectName) -> Judged:
     "all that was to come (GHSA-724j-f2pf-phf7).",
     remedy="count the tokens that are passed on, and bill for them when there is no usage",
     stage="one by one",
+    limit_s=180.0,
 )
 def bill(bench: GatewayBench, dialect: DialectName) -> Finding:
     return judge_bills(find_bills(bench, dialect))
@@ -521,7 +575,8 @@ def bill(bench: GatewayBench, dialect: DialectName) -> Finding:
     "hop/no-retry",
     Level.MUST,
     "Nothing is asked again for a client that has left.",
-    wire="None of its own: the upstream's log is searched for the clients that left before.",
+    wire="The upstream's log is searched for the clients that left in all cases of this dialect "
+    "before; if there were none, some leave now.",
     passes="no request of a client that has left arrives a second time after that",
     why="A gateway that takes the leave for a failure of the provider asks again, for nobody.",
     remedy="end the retries of a request when its client is gone",
@@ -529,9 +584,7 @@ def bill(bench: GatewayBench, dialect: DialectName) -> Finding:
     caught="BerriAI/litellm#36123",
 )
 def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
-    left = bench.left.get(dialect, {})
-    if not left:
-        raise CannotDecideError("no client left in this dialect")
+    left = _some_left(bench, dialect)
     again = {name: bench.asked_again(name, t0_ns) for name, t0_ns in left.items()}
     asked = [name for name, times in again.items() if times]
     said = None
@@ -547,20 +600,29 @@ def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
     )
 
 
+def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
+    if not bench.left.get(dialect):
+        leave = Leave(way=Way.FIN, tokens=BRIEF_TOKENS)
+        bench.leave_each(bench.plans[dialect], leave, SIZE, dialect)
+    return bench.left[dialect]
+
+
 @crossing(
     "hop/no-penalty",
     Level.MUST,
     "Nobody is punished for the clients that have left.",
-    wire="After all other cases of the dialect, six new clients ask.",
+    wire="After all other cases of the dialect in which clients leave (alone: after some leaves), "
+    "six new clients ask.",
     passes="each is served, and its request arrives at the upstream",
     why="A breaker that counts leaves as failures of the provider shuts it out for everybody.",
     remedy="count a leave neither as a failure nor as a success of the provider",
     stage="after all",
 )
 def no_penalty(bench: GatewayBench, dialect: DialectName) -> Finding:
+    left = len(_some_left(bench, dialect))
     answers = bench.ask_each(bench.plans[dialect], [Order()] * FRESH)
     bad = [one for one in answers if not one.is_whole or not one.requests]
-    left = len(bench.left.get(dialect, {}))
+    _check_limit(bad)
     said = None
     if bad:
         why = why_ended(bad[0].row) if not bad[0].is_whole else "it did not arrive"

@@ -2,7 +2,7 @@
 
     client    ── request ──────────── t0: it leaves
     gateway      │                     │ ?
-    upstream  ── arrived ── tokens ─── closed, or it goes on to the answer's end
+    upstream  ── arrived ── tokens ─── closed, or the answer is made to its end
 
 The contracts, from the best to the worst:
 
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from harness.conform.finding import Evidence, Finding
 from harness.conform.gateway.ledger import Request
 from harness.conform.judgement import AT_ONCE, WORST
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.formatting import quantity
 from harness.records import Disconnect
 from harness.store.conform_result import Contract, CrossingTimes, Failure, Steps
@@ -30,12 +30,10 @@ _ALIKE: Final = 0.2  # the share by which caps of one drain differ
 
 
 class Crossing(NamedTuple):
-    """`request`: None if none had arrived when the client left. `again_ns`: when requests with its
-    id arrived after t0."""
+    """`request`: None if none had arrived when the client left."""
 
     t0_ns: int
     request: Request | None
-    again_ns: Sequence[int] = ()
 
     @property
     def stopped_s(self) -> float | None:
@@ -57,7 +55,8 @@ class Crossing(NamedTuple):
             return "never"
         if stopped_s <= step_s:
             return "cancel"
-        is_noticed = bool(later_s) and stopped_s <= later_s[:_WRITES][-1] + step_s
+        is_written = bool(later_s) and self.request is not None and self.request.is_stream
+        is_noticed = is_written and stopped_s <= later_s[:_WRITES][-1] + step_s
         return "at next write" if is_noticed else "drain"
 
 
@@ -105,6 +104,9 @@ def _check(crossings: Sequence[Crossing]) -> None:
             f"{missing} of {len(crossings)} requests had not arrived at the upstream when their "
             "clients left"
         )
+    ended = [one.request.why for one in crossings if one.request is not None]
+    if "shutdown" in ended:
+        raise HarnessError("our own upstream ended")
     early = sum(one.stopped_s is not None and one.stopped_s < 0 for one in crossings)
     if early:
         raise CannotDecideError(

@@ -1,19 +1,24 @@
 """Twenty clients that leave at one moment, twice, and what has come back afterwards."""
 
-import math
 import re
 import time
 from collections.abc import Callable
 from functools import partial
-from operator import ge
 from typing import Final, TypeVar
 
 import gevent
 
-from harness.conform.gateway.bench import Answer, Crowd, GatewayBench, Gauges, Leave
+from harness.conform.gateway.bench import (
+    Answer,
+    Crowd,
+    GatewayBench,
+    Gauges,
+    Leave,
+    together,
+)
 from harness.conform.gateway.crossing import Crossing
 from harness.conform.pages import Pages
-from harness.experiments.outcome import RefusedError
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Way
 from harness.upstream.orders import Order
 from harness.workload.target import DialectName
@@ -23,6 +28,7 @@ TOKENS: Final = 50  # of each answer
 _TIMES: Final = 2
 _REST_S: Final = 2.0  # the longest until gauges and connections have come to rest
 _LOOK_S: Final = 0.1
+_SAME: Final = 4  # looks
 # Names of gauges that count requests or clients; others count bytes, seconds or threads.
 _OF_REQUESTS: Final = re.compile(r"flight|active|running|waiting|pending|queue|current|concurr")
 _NO_GAUGE: Final = re.compile(r"(_total|_sum|_count|_bytes|_seconds)$")
@@ -33,8 +39,14 @@ T = TypeVar("T")
 def crowd_of(bench: GatewayBench, dialect: DialectName) -> Crowd:
     """Several cases look at one crowd. Raises CannotDecideError."""
     if dialect not in bench.crowds:
-        bench.crowds[dialect] = _gather(bench, dialect)
-    return bench.crowds[dialect]
+        try:
+            bench.crowds[dialect] = _gather(bench, dialect)
+        except CannotDecideError as error:
+            bench.crowds[dialect] = error
+    seen = bench.crowds[dialect]
+    if isinstance(seen, CannotDecideError):
+        raise seen
+    return seen
 
 
 def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
@@ -44,42 +56,40 @@ def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
     after: list[Answer] = []
     open_ones: list[int] = []
     memory_mb: list[float] = []
-    gauges = [_gauges(pages)]
+    gauges: list[Gauges | Exception] = [_gauges(pages)]
     for _ in range(_TIMES):
         crossings += _leave_at_once(bench, leave, dialect)
         after += bench.ask_each(bench.plans[dialect], [Order()])
         gauges.append(_at_rest(lambda: _gauges(pages), lambda now: _is_as(now, gauges[0])))
-        open_ones.append(_at_rest(bench.connections, partial(ge, min(open_ones, default=math.inf))))
+        open_ones.append(_unchanged(bench.connections))
         memory_mb += bench.memory_mb()
-    shown = [one for one in gauges if one is not None]
-    are_shown = len(shown) == len(gauges)
-    return Crowd(crossings, after, open_ones, memory_mb, shown if are_shown else None)
+    shown = [one for one in gauges if not isinstance(one, Exception)]
+    unread = next((one for one in gauges if isinstance(one, Exception)), None)
+    return Crowd(crossings, after, open_ones, memory_mb, shown if unread is None else unread)
 
 
 def _leave_at_once(bench: GatewayBench, leave: Leave, dialect: DialectName) -> list[Crossing]:
     with bench.session(bench.plans[dialect]) as session:
         streams = [bench.begin(session, leave) for _ in range(SIZE)]
-        waits = [gevent.spawn(bench.await_turn, one, leave) for one in streams]
-        gevent.joinall(waits, raise_error=True)
-        leaves = [gevent.spawn(bench.see_leave, one, leave, dialect) for one in streams]
-        gevent.joinall(leaves, raise_error=True)
-        return [job.value for job in leaves]
+        together([partial(bench.await_turn, one, leave) for one in streams])
+        return together([partial(bench.see_leave, one, leave, dialect) for one in streams])
 
 
-def _gauges(pages: Pages) -> Gauges | None:
+def _gauges(pages: Pages) -> Gauges | Exception:
     try:
         samples = pages.samples()
-    except RefusedError:
-        return None
-    return {
+    except (RefusedError, CannotDecideError) as error:
+        return error
+    found = {
         sample.name + sample.labels: sample.value
         for sample in samples
         if _OF_REQUESTS.search(sample.name.lower()) and not _NO_GAUGE.search(sample.name)
-    } or None
+    }
+    return found or RefusedError("the gateway's metrics page shows no gauge of requests")
 
 
-def _is_as(now: Gauges | None, before: Gauges | None) -> bool:
-    if now is None or before is None:
+def _is_as(now: Gauges | Exception, before: Gauges | Exception) -> bool:
+    if isinstance(now, Exception) or isinstance(before, Exception):
         return True
     return all(now.get(name, 0.0) <= value for name, value in before.items())
 
@@ -90,3 +100,14 @@ def _at_rest(look: Callable[[], T], is_good: Callable[[T], bool]) -> T:
     while not is_good(seen := look()) and time.monotonic() < until_s:
         gevent.sleep(_LOOK_S)
     return seen
+
+
+def _unchanged(look: Callable[[], int]) -> int:
+    """What is seen when it is the same a few times, or when the time is up."""
+    seen: list[int] = []
+
+    def is_same(now: int) -> bool:
+        seen.append(now)
+        return len(seen) >= _SAME and len({*seen[-_SAME:]}) == 1
+
+    return _at_rest(look, is_same)

@@ -18,6 +18,7 @@ from harness.experiments.outcome import HarnessError
 
 _LOOK_S: Final = 0.01  # between two looks at the file
 _READ_BYTES: Final = 1 << 20
+_SHOWN: Final = 80
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ _request: Final = msgspec.json.Decoder(Request).decode
 
 
 class Ledger:
-    """Requests by their id; of those with one id, in the order in which they came."""
+    """Requests by their id; several with the same id are in the order in which they came."""
 
     def __init__(self, file: Path) -> None:
         self._descriptor = os.open(file, os.O_RDONLY)
@@ -85,6 +86,7 @@ class Ledger:
     ) -> bool:
         """For this event of the first request with this id."""
         until_s = time.monotonic() + longest_s
+        self._check()
         while (is_missing := self.time_of(name, event) is None) and time.monotonic() < until_s:
             if is_vain():
                 break
@@ -94,11 +96,17 @@ class Ledger:
     def over(self, name: str, longest_s: float) -> list[Request]:
         """What became of the requests with this id: those that are over within this time."""
         until_s = time.monotonic() + longest_s
+        self._check()
         while any(number not in self._over for number in self._events[name]):
             if time.monotonic() > until_s:
                 break
             gevent.sleep(_LOOK_S)
         return [self._over[number] for number in self._events[name] if number in self._over]
+
+    def _check(self) -> None:
+        """Raises HarnessError if the log is not followed any more."""
+        if self._follower.ready():
+            raise HarnessError(f"the upstream's log cannot be read: {self._follower.exception}")
 
     def _follow(self) -> None:
         while True:
@@ -114,7 +122,7 @@ class Ledger:
             if line.event == "over":
                 self._over[line.request] = _request(text)
         except msgspec.MsgspecError as error:
-            raise HarnessError(f"the upstream's log cannot be read: {error}") from error
+            raise ValueError(f"{text[:_SHOWN]!r}: {error}") from error
         if line.id is not None:
             events = self._events[line.id].setdefault(line.request, {})
             events.setdefault(line.event, line.t_ns)

@@ -1,27 +1,27 @@
-"""The dialects that a gateway speaks, found by asking once in each."""
+"""The dialects that a gateway speaks, found by asking in each of them."""
 
+import time
 from collections.abc import Mapping
 from typing import Final
 
+import gevent
 import httpx
 
 from harness.conform.gateway.bench import Answer, GatewayBench, why_ended
 from harness.errors import TargetError
-from harness.experiments.outcome import CannotDecideError
-from harness.records import Outcome
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.load.wire_log import secrets_of
+from harness.run.recipes import PATHS
 from harness.upstream.orders import Order
 from harness.workload.plan import LoadPlan
-from harness.workload.target import DialectName
+from harness.workload.target import DialectName, Target
 
-_PATHS: Final[Mapping[DialectName, str]] = {
-    "chat": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "responses": "/v1/responses",
-    "messages": "/v1/messages",
-}
-_ASKED: Final = 3  # requests in each dialect, one after the other: a second upstream, or a cache,
-# has some of them
+_ASKED: Final = 3  # one after the other: a second upstream, or a cache, answers some of them
 _KEY: Final = frozenset({401, 403})
+_NOT_SPOKEN: Final = frozenset({400, 404, 405, 415, 422, 501})
+_UNHEALTHY: Final = frozenset({502, 503, 504})
+_HEALTHY_S: Final = 15.0  # until a gateway must have seen that its upstream is there
+_LOOK_S: Final = 0.5
 
 
 def plan_of(plan: LoadPlan, dialect: DialectName) -> LoadPlan | None:
@@ -30,7 +30,7 @@ def plan_of(plan: LoadPlan, dialect: DialectName) -> LoadPlan | None:
     route = target.routes.get(dialect)
     if route is None and target.routes:
         return None
-    path = _PATHS[dialect] if route is None else route.path
+    path = PATHS[dialect] if route is None else route.path
     own = {"path": path, "dialect": dialect, "limit_key": None}
     headers = {} if route is None else route.headers
     return plan.model_copy(
@@ -42,59 +42,83 @@ def plan_of(plan: LoadPlan, dialect: DialectName) -> LoadPlan | None:
     )
 
 
-def find_spoken(bench: GatewayBench, port: int) -> dict[DialectName, str]:
-    """Why dialects are not spoken; the plans of the others are then in the bench. Raises
-    TargetError if nothing can be judged."""
-    refused: dict[DialectName, str] = {}
-    for dialect in _PATHS:
+def secrets_of_routes(target: Target) -> list[str]:
+    return [text for route in target.routes.values() for text in secrets_of(route.headers)]
+
+
+def find_spoken(bench: GatewayBench, port: int) -> dict[DialectName, Exception]:
+    """Why dialects are not judged: RefusedError, or CannotDecideError; the plans of the others are
+    then in the bench. Raises TargetError if nothing can be judged."""
+    lacking: dict[DialectName, Exception] = {}
+    until_s = time.monotonic() + _HEALTHY_S
+    for dialect in PATHS:
         plan = plan_of(bench.plan, dialect)
         if plan is None:
-            refused[dialect] = "the target's file names no route for this dialect"
+            lacking[dialect] = RefusedError("the target's file names no route for this dialect")
             continue
+        is_named = dialect in bench.plan.target.routes
         try:
-            answers = [bench.ask_each(plan, [Order()], 1)[0] for _ in range(_ASKED)]
-        except CannotDecideError as error:
-            refused[dialect] = f"POST {plan.target.path}: {error}"
-            continue
-        if (why := _why_not(answers, plan, port)) is not None:
-            refused[dialect] = why
+            _ask(bench, plan, port, until_s=until_s, is_named=is_named)
+        except (RefusedError, CannotDecideError) as error:
+            lacking[dialect] = error
             continue
         bench.plans[dialect] = plan
     if not bench.plans:
-        raise TargetError(f"the gateway at {bench.plan.url} cannot be judged: {_first(refused)}")
-    return refused
+        raise TargetError(f"the gateway at {bench.plan.url} cannot be judged: {_first(lacking)}")
+    return lacking
 
 
-def _first(refused: Mapping[DialectName, str]) -> str:
-    """The reason that is not about a missing route, if there is one."""
-    found = [why for why in refused.values() if "status 404" not in why]
-    return [*found, *refused.values()][0]
+def _first(lacking: Mapping[DialectName, Exception]) -> Exception:
+    """One that says more than that a route is missing, if there is one."""
+    undecided = [why for why in lacking.values() if isinstance(why, CannotDecideError)]
+    return [*undecided, *lacking.values()][0]
 
 
-def _why_not(answers: list[Answer], plan: LoadPlan, port: int) -> str | None:
-    """Raises TargetError where the gateway answers, but not by this upstream alone."""
-    path = plan.target.path
+def _ask(bench: GatewayBench, plan: LoadPlan, port: int, *, until_s: float, is_named: bool) -> None:
+    """Raises RefusedError if the dialect is not spoken, and CannotDecideError. `is_named`: the
+    target's file says that it is."""
+    answers = [_first_answer(bench, plan, until_s)]
+    if answers[0].is_whole and answers[0].requests:
+        answers += [bench.ask_each(plan, [Order()], 1)[0] for _ in range(1, _ASKED)]
+    _check_status(answers, plan, port, is_named=is_named)
     arrived = sum(bool(one.requests) for one in answers)
-    whole = [one for one in answers if one.is_whole]
-    if not whole:
-        row = answers[0].row
-        said = f"POST {path}: {why_ended(row)}"
-        if row.status_code in _KEY:
-            return f"{said}; it wants a key: name the variable that holds it with --api-key-env"
-        if not arrived and (row.status_code or 500) >= httpx.codes.INTERNAL_SERVER_ERROR:
-            said += f"; no request of ours arrived at port {port}: point the gateway there"
-        return said
     if not arrived:
-        raise TargetError(
-            f"the gateway at {plan.url} answers POST {path}, but no request of ours arrived at "
-            f"port {port}: it sends them to another server, or answers from a cache; point it "
-            f"at http://127.0.0.1:{port}, and turn its cache off"
+        raise CannotDecideError(
+            f"POST {plan.target.path} is answered, but no request of ours arrived at port {port}: "
+            f"the gateway sends it to another server, or answers from a cache; point it at port "
+            f"{port}, and turn its cache off"
         )
-    if arrived < len(whole):
-        raise TargetError(
-            f"only {arrived} of {len(whole)} requests arrived at port {port}: the gateway at "
-            f"{plan.url} has another server besides, or answers from a cache; leave it this one"
+    if arrived < len(answers):
+        raise CannotDecideError(
+            f"only {arrived} of {len(answers)} requests arrived at port {port}: the gateway sends "
+            "some to another server, or answers from a cache; let it have no other server than this"
         )
-    if any(one.row.outcome is not Outcome.COMPLETED for one in answers):
-        return None  # some were cut: that is what hop/whole is about
-    return None
+
+
+def _first_answer(bench: GatewayBench, plan: LoadPlan, until_s: float) -> Answer:
+    """Routers look now and then whether a server is there."""
+    while True:
+        (answer,) = bench.ask_each(plan, [Order()], 1)
+        is_unhealthy = answer.row.status_code in _UNHEALTHY and not answer.requests
+        if not is_unhealthy or time.monotonic() > until_s:
+            return answer
+        gevent.sleep(_LOOK_S)
+
+
+def _check_status(answers: list[Answer], plan: LoadPlan, port: int, *, is_named: bool) -> None:
+    """Raises RefusedError, or CannotDecideError, unless all are answered; one that is cut is for
+    hop/whole."""
+    bad = [one for one in answers if one.row.status_code != httpx.codes.OK]
+    if not bad:
+        return
+    row = bad[0].row
+    said = f"POST {plan.target.path}: {why_ended(row)}"
+    if row.status_code in _KEY:
+        said += "; if it wants a key, name the variable that holds it with --api-key-env"
+    if not bad[0].requests:
+        said += f"; no request of ours arrived at port {port}"
+    if row.status_code in _UNHEALTHY:
+        said += ": does the gateway send to this port, and does it take the server there for well?"
+    if row.status_code in _NOT_SPOKEN and not is_named:
+        raise RefusedError(said)
+    raise CannotDecideError(said)

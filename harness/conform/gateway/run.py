@@ -1,9 +1,10 @@
 """The load process of `walkaway conform --upstream`: all cases of all dialects, as far as they may
 run side by side.
 
-The order is that of `Stage`: first a client that stays; then the leaves, together; then the cases
-that want the gateway for themselves; then those that look back. The leaves of a dialect begin when
-those of the dialect before have left, and do not wait for what became of them.
+The order is that of `Stage`: first clients that stay; then the leaves, together; then the cases
+that want the gateway for themselves; then the cases that look back; last those in which the
+provider seems to fail. The leaves of a dialect begin when the clients of the previous dialect have
+left, and do not wait for what became of them.
 """
 
 import random
@@ -18,7 +19,7 @@ import gevent
 from gevent.pool import Group
 
 from harness.conform.finding import Finding
-from harness.conform.gateway.bench import GatewayBench, Leave
+from harness.conform.gateway.bench import GatewayBench, Leave, RequestsLog
 from harness.conform.gateway.cases import GATEWAY_CASES, GatewayCase, Stage
 from harness.conform.gateway.crossing import Judged
 from harness.conform.gateway.ledger import Ledger
@@ -34,7 +35,7 @@ from harness.http_client import read_api_key, request_headers
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
 from harness.records import RequestRow, Way
-from harness.store.conform_result import Failure, wire_log_name
+from harness.store.conform_result import Failure, Verdict, wire_log_name
 from harness.workload.plan import LoadPlan
 from harness.workload.target import DialectName, Target
 
@@ -53,7 +54,7 @@ def run_gateway(order: Order, plan: LoadPlan, tell: Tell) -> None:
     bench = _bench(order, plan)
     try:
         lag_s = _look_at_ourselves(bench)
-        refused = find_spoken(bench, order.upstream.port)
+        lacking = find_spoken(bench, order.upstream.port)
     except (CannotDecideError, TargetError) as error:
         is_gone = isinstance(error, TargetError)
         tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
@@ -61,8 +62,7 @@ def run_gateway(order: Order, plan: LoadPlan, tell: Tell) -> None:
     facts = {"step_s": bench.step_s, "ttft_s": bench.step_s, "lag_s": lag_s}
     tell(Event(event="facts", facts=facts))
     cases = [GATEWAY_CASES[name] for name in order.cases]
-    Turns(bench, Path(order.folder), refused, tell).run(cases)
-    bench.ledger.close()
+    Turns(bench, Path(order.folder), lacking, tell).run(cases)
 
 
 def _bench(order: Order, plan: LoadPlan) -> GatewayBench:
@@ -119,15 +119,15 @@ def _look_at_ourselves(bench: GatewayBench) -> float:
 
 class Turns:
     def __init__(
-        self, bench: GatewayBench, folder: Path, refused: dict[DialectName, str], tell: Tell
+        self, bench: GatewayBench, folder: Path, lacking: dict[DialectName, Exception], tell: Tell
     ) -> None:
-        self._bench, self._folder, self._refused, self._tell = bench, folder, refused, tell
+        self._bench, self._folder, self._lacking, self._tell = bench, folder, lacking, tell
 
     def run(self, cases: Sequence[GatewayCase]) -> None:
-        spoken = [one for one in cases if one.dialect not in self._refused]
+        spoken = [one for one in cases if one.dialect not in self._lacking]
         for one in cases:
             if one not in spoken:
-                self._decided(one, RefusedError(self._refused[one.dialect]), None, 0.0)
+                self._decided(one, self._lacking[one.dialect], None, 0.0)
         self._one_by_one(spoken, "first")
         dialects = list(dict.fromkeys(one.dialect for one in spoken))
         together = Group()
@@ -138,6 +138,7 @@ class Turns:
         together.join()
         self._one_by_one(spoken, "one by one")
         self._one_by_one(spoken, "after all")
+        self._one_by_one(spoken, "last")
 
     def _one_by_one(self, cases: Sequence[GatewayCase], stage: Stage) -> None:
         for one in cases:
@@ -148,7 +149,7 @@ class Turns:
         began_s = time.monotonic()
         self._tell(Event(event="started", id=one.case.id))
         plan = self._bench.plans[one.dialect]
-        wire = WireLog(request_headers(plan.headers, plan.api_key_env))
+        wire = RequestsLog(request_headers(plan.headers, plan.api_key_env))
         wire.begin(self._folder / wire_log_name(one.case.id))
         bench = replace(self._bench, wire=wire)
         outcome, again = _attempt(one, bench), None
@@ -168,18 +169,31 @@ class Turns:
         if took_s:
             result.wire_log = wire_log_name(one.case.id)
         if isinstance(outcome, Judged):
-            result.contract, result.cap_s = outcome.contract, outcome.cap_s
             result.tries = outcome.tries
+        if isinstance(outcome, Judged) and result.verdict is not Verdict.CANNOT_DECIDE:
+            result.contract, result.cap_s = outcome.contract, outcome.cap_s
         self._tell(Event(event="case", id=result.id, case=result))
 
 
 def _attempt(one: GatewayCase, bench: GatewayBench) -> Outcome:
     try:
-        return one.check(bench, one.dialect)
+        with gevent.Timeout(one.case.limit_s + bench.answer_s, _too_long(one.case.limit_s)):
+            outcome = one.check(bench, one.dialect)
+        if _failure(outcome) is not None:
+            bench.check_upstream()
+        return outcome
     except Exception as error:  # noqa: BLE001  a crash of the check is a result
         if not isinstance(error, CannotDecideError | RefusedError):
             traceback.print_exc()
         return error
+
+
+def _too_long(limit_s: float) -> CannotDecideError:
+    return CannotDecideError(f"the check was not finished within {limit_s:g} s and an answer")
+
+
+def _failure(outcome: Judged | Finding) -> Failure | None:
+    return (outcome.finding if isinstance(outcome, Judged) else outcome).failure
 
 
 def _finding(outcome: Outcome) -> Finding | Exception:

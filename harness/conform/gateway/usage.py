@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Self
-from urllib.parse import urljoin
 
 import httpx
 from pydantic import Field, model_validator
 
 from harness.collect.scrape import parse_page
+from harness.errors import ConfigError
 from harness.experiments.outcome import CannotDecideError
 from harness.http_client import why_unread
 from harness.workload.toml_file import read_toml, validate
@@ -55,6 +55,11 @@ class UsageSource(Section):
         return self
 
     @property
+    def where(self) -> str:
+        (place,) = self.places.values()
+        return place
+
+    @property
     def places(self) -> dict[str, str]:
         named = {"page": self.page, "file": self.file, "database": self.database}
         return {kind: place for kind, place in named.items() if place is not None}
@@ -66,9 +71,8 @@ def read_usage(wanted: str) -> UsageSource:
     name, _, place = wanted.partition("=")
     path = find_file(name, package=_PACKAGE, noun="usage adapter")
     source = validate(UsageSource, read_toml(path), source=str(path))
-    if not place:
-        return source
     (kind,) = source.places
+    place = place or source.where
     if kind != "page":
         place = str(Path(place).resolve())
     return source.model_copy(update={kind: place})
@@ -81,14 +85,13 @@ def usage_reader(source: UsageSource, url: str, client: httpx.Client) -> Callabl
         return lambda: _of_database(Path(str(source.database)), str(source.query))
     if source.file is not None:
         return lambda: _of_file(Path(str(source.file)), str(source.tokens))
-    page = urljoin(url, str(source.page))
+    page = _page(url, str(source.page))
 
     def read() -> int:
         try:
             answer = client.get(page, headers=source.headers).raise_for_status()
             if source.metric is not None:
-                samples = parse_page(answer.text, t_ns=0, duration_ns=0, extra_labels={})
-                return round(sum(one.value for one in samples if one.name == source.metric))
+                return _of_metrics(answer.text, source.metric)
             rows = answer.json() if source.rows is None else _inner(answer.json(), source.rows)
             if not isinstance(rows, list):
                 raise TypeError(f"{source.rows or 'the page'} is no list")
@@ -101,6 +104,22 @@ def usage_reader(source: UsageSource, url: str, client: httpx.Client) -> Callabl
     return read
 
 
+def _page(url: str, page: str) -> str:
+    """Raises ConfigError for a page elsewhere: it would get the gateway's key."""
+    if page.startswith("/"):
+        return url.rstrip("/") + page
+    if httpx.URL(page).netloc != httpx.URL(url).netloc:
+        raise ConfigError(f"--usage: {page} is no page of the gateway at {url}")
+    return page
+
+
+def _of_metrics(text: str, metric: str) -> int:
+    """A counter's name may lack its ending."""
+    samples = parse_page(text, t_ns=0, duration_ns=0, extra_labels={})
+    names = (metric, f"{metric}_total")
+    return round(sum(one.value for one in samples if one.name in names))
+
+
 def _of_database(file: Path, query: str) -> int:
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
@@ -110,11 +129,13 @@ def _of_database(file: Path, query: str) -> int:
 
 
 def _of_file(file: Path, tokens: str) -> int:
-    """A gateway that has billed nothing yet has no file, perhaps."""
+    """A gateway that has billed nothing yet may have no file. A line that is still being written
+    has no end."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()
         return sum(_tokens(json.loads(line), tokens) for line in lines if line.strip())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise CannotDecideError(f"{file} cannot be read: {error}") from error
 
 

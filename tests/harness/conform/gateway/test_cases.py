@@ -9,7 +9,7 @@ from harness.store.conform_result import Level
 
 
 def chosen(*wanted: str, quick: bool = False) -> list[str]:
-    return [one.id for one in chosen_cases(ConformConfig(wanted=wanted, upstream=1, quick=quick))]
+    return [one.id for one in chosen_cases(ConformConfig(wanted=wanted, upstream="1", quick=quick))]
 
 
 def test_a_name_without_a_dialect_means_all_dialects() -> None:

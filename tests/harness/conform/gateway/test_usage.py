@@ -60,7 +60,9 @@ def test_a_file_and_a_database_are_added_up(tmp_path: Path) -> None:
     assert read_file() == 0  # nothing was billed yet
     file.write_text('{"out": 5}\n\n{"out": 7}\n')
     assert read_file() == 12
-    file.write_text("{")
+    file.write_text('{"out": 5}\n{"ou')  # the second line is being written
+    assert read_file() == 5
+    file.write_text("{\n")
     with pytest.raises(CannotDecideError, match="cannot be read"):
         read_file()
     query = "SELECT sum(out) FROM used"
