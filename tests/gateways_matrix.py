@@ -41,13 +41,14 @@ def measure(gateway: str, out: Path, words: list[str]) -> list[Step]:
     for _ in range(1, TIMES):
         again = folder / "again"
         second = _judged(gateway, again, steps, words)
-        shutil.rmtree(again, ignore_errors=True)
         others = sorted(
             f"{name}: {_said(first.get(name))}, then {_said(second.get(name))}"
             for name in first | second
             if _verdict(first.get(name)) != _verdict(second.get(name))
         )
         said = "; ".join(others) or "equal verdicts"
+        if not others:
+            shutil.rmtree(again, ignore_errors=True)
         steps.append({"what": "compare", "exit_code": int(bool(others)), "said": said})
         print(json.dumps(steps[-1]), flush=True)  # noqa: T201
     if (folder / CONFORM_FILE).exists():

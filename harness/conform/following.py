@@ -37,6 +37,7 @@ from harness.store.run_folder import RunFolder
 _BEGIN_S: Final = 180.0  # until the load process knows the server
 _MOST_RUNS: Final = 4  # of a case: in the slots that it has now, the control, and a second one
 _REST_S: Final = 120.0  # after a run of a case, until all is at rest
+_GATEWAY_S: Final = 0.6  # of a gateway's case
 _POLL_S: Final = 0.05  # until an interruption is seen
 _END_S: Final = 10.0  # of a load process that reports no more
 
@@ -163,10 +164,11 @@ class Suite:
                 return case
             case "case":
                 assert event.case is not None
-                self._so_far = None if event.case.aftermath else event.case
+                self._so_far = None if event.case.aftermath or event.case.dialect else event.case
                 self.order.left = max(self.order.left, event.case.left_in_all)
                 self._add(event.case)
-                return None if event.case.aftermath else self._case(event.id)
+                is_over = event.case.aftermath is not None or event.case.dialect is not None
+                return None if is_over else self._case(event.id)
             case "so_far":
                 self._so_far = event.case
                 return self._case(event.id)
@@ -183,7 +185,9 @@ class Suite:
         total = len(self.selection.cases)
         took = {one.id: one.took_s for one in self.result.cases if one.took_s}
         typical = typical_times(quick=self.order.quick)
-        if self.config.gentle:
+        if self.config.upstream is not None:  # they run side by side
+            typical = dict.fromkeys((case.id for case in self.selection.cases), _GATEWAY_S)
+        elif self.config.gentle:
             typical = {case.id: case.limit_s for case in self._rest}
         left_s = time_left([case.id for case in self._rest], took, typical)
         return Standing(total - len(self._rest) + 1, total, left_s)

@@ -109,15 +109,15 @@ def run(row: Row, dialects: Sequence[str], names: Sequence[str] = ()) -> Conform
 
 
 def wrong(row: Row, result: ConformResult) -> list[str]:
-    told = []
+    found = []
     for one in result.cases:
         due = row.reds.get(one.id.rpartition("/")[0])
         if one.kind is not due:
-            told.append(f"{one.id} is {one.kind}, not {due}: {one.reason}")
+            found.append(f"{one.id} is {one.kind}, not {due}: {one.reason}")
         is_undecided = one.verdict in (Verdict.CANNOT_DECIDE, Verdict.HARNESS)
         if is_undecided and due is None and not row.is_open:
-            told.append(f"{one.id} is {one.verdict}: {one.reason}")
-    return told
+            found.append(f"{one.id} is {one.verdict}: {one.reason}")
+    return found
 
 
 def line(row: Row, result: ConformResult, problems: Sequence[str], took_s: float) -> str:

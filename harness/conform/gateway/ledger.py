@@ -22,7 +22,7 @@ _SHOWN: Final = 80
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request as the upstream saw it; the fields are those of its record."""
+    """A request as the upstream saw it, with the names of the upstream's own record."""
 
     number: int
     id: str | None
@@ -94,7 +94,7 @@ class Ledger:
         return not is_missing
 
     def over(self, name: str, longest_s: float) -> list[Request]:
-        """What became of the requests with this id: those that are over within this time."""
+        """The requests with this id that are over within this time."""
         until_s = time.monotonic() + longest_s
         self._check()
         while any(number not in self._over for number in self._events[name]):

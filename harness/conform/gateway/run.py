@@ -201,7 +201,7 @@ def _finding(outcome: Outcome) -> Finding | Exception:
 
 
 def _is_mixed(outcome: Outcome, step_s: float) -> bool:
-    """A red of some tries, beside others that are good: it may be chance, or our machine."""
+    """Some tries are red and others are good: it may be chance, or our machine."""
     if not isinstance(outcome, Judged) or outcome.finding.failure not in _BY_TIME:
         return False
     stops_s = [one.upstream_stopped_s for one in outcome.tries]
