@@ -13,7 +13,7 @@ from typing import Final
 from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, is_meant, select
 from harness.conform.cases import load_cases
-from harness.conform.gateway.cases import GATEWAY_CASES, MOST_TRIES
+from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.errors import ConfigError
@@ -34,6 +34,7 @@ OWN_ENGINE: Final = EngineSettings(
 )
 
 
+MOST_TRIES: Final = 8  # of a gateway's case: the upstream has slots for all cases at once
 _SUITES: Final = files("harness.conform") / "suites"
 
 
@@ -136,7 +137,7 @@ def _gentle(config: ConformConfig) -> Case:
 
 
 def _is_of_gateway(word: str) -> bool:
-    return any(is_meant(one.case, word) for one in GATEWAY_CASES.values())
+    return any(is_meant(one.case, word) for one in gateway_cases().values())
 
 
 def _of_gateway(config: ConformConfig) -> list[Case]:
@@ -155,7 +156,7 @@ def _of_gateway(config: ConformConfig) -> list[Case]:
         raise ConfigError(
             f"--tries {config.tries}: with --upstream at most {MOST_TRIES}, since all run at once"
         )
-    chosen = select([one.case for one in GATEWAY_CASES.values()], config.wanted)
+    chosen = select([one.case for one in gateway_cases().values()], config.wanted)
     return [one for one in chosen if one.quick or config.wanted or not config.quick]
 
 

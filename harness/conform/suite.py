@@ -18,7 +18,7 @@ from harness.conform.case import CASES, Case, Selection
 from harness.conform.config import ConformConfig, chosen_cases
 from harness.conform.contact import Contact, Published
 from harness.conform.following import Show, Suite
-from harness.conform.gateway.cases import GATEWAY_CASES
+from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gently import GENTLE_ID
 from harness.conform.order import Order
@@ -65,7 +65,8 @@ def conform(
         )
     expected: list[Expectation] = []
     if config.expected is not None:
-        known = {name.rpartition("/")[0] for name in GATEWAY_CASES} | {*GATEWAY_CASES}
+        of_gateways = gateway_cases()
+        known = {name.rpartition("/")[0] for name in of_gateways} | {*of_gateways}
         expected = read_expectations(config.expected, [*CASES, GENTLE_ID, *sorted(known)])
     path = config.out or RESULTS / f"{utc_now():%Y%m%d-%H%M%S}-conform-{random_names.token_hex(2)}"
     folder = RunFolder.claim(path)

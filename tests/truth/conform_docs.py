@@ -7,7 +7,7 @@ from typing import Final
 
 from harness.conform.case import Case
 from harness.conform.config import all_cases
-from harness.conform.gateway.cases import GATEWAY_CASES
+from harness.conform.gateway.cases import gateway_cases
 from tests.truth.conform_cases import HABITS, ODD, ROWS
 from tests.truth.conform_gateways import ROWS as GATEWAYS
 
@@ -85,7 +85,7 @@ def case_page() -> str:
 
 def of_gateways() -> list[Case]:
     """Each once, for all dialects."""
-    cases = [one.case for one in GATEWAY_CASES.values()]
+    cases = [one.case for one in gateway_cases().values()]
     names = dict.fromkeys(case.id.rpartition("/")[0] for case in cases)
     first = {name: next(case for case in cases if case.id.startswith(f"{name}/")) for name in names}
     return [case._replace(id=f"{name}{_EACH}") for name, case in first.items()]

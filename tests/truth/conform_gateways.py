@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from harness.conform.gateway.cases import DIALECTS, GATEWAY_CASES
+from harness.conform.gateway.case import DIALECTS
+from harness.conform.gateway.cases import gateway_cases
 from harness.run.process import free_port
 from harness.store.conform_result import CONFORM_FILE, ConformResult, Failure, Verdict, read_conform
 from harness.store.manifest import utc_now
@@ -83,7 +84,7 @@ def run(row: Row, dialects: Sequence[str], names: Sequence[str] = ()) -> Conform
     """`names`: of cases, without their dialects; all if empty."""
     ids = [
         case
-        for case in GATEWAY_CASES
+        for case in gateway_cases()
         if case.endswith(tuple(dialects)) and (not names or case.rpartition("/")[0] in names)
     ]
     port = free_port()

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import psutil
 
-from harness.conform.gateway.crossing import Crossing
+from harness.conform.gateway.crossing import Crossing, Judged, judge
 from harness.conform.gateway.ledger import Ledger, Request
 from harness.conform.gateway.usage import UsageSource
 from harness.conform.routes import Routes
@@ -226,6 +226,15 @@ class GatewayBench:
     def _not_over(self, name: str) -> list[Request]:
         """Those whose answer the gateway does not take, and does not end."""
         return msgspec.convert(self._truth(f"id={name}")["requests"], list[Request])
+
+    def judge(self, crossings: Sequence[Crossing], leave: Leave) -> Judged:
+        """Raises CannotDecideError."""
+        return judge(
+            crossings,
+            step_s=self.step_s,
+            declared=self.declared,
+            answer_s=self.longest_s(leave),
+        )
 
     def asked_again(self, name: str, t0_ns: int) -> list[int]:
         return [at_ns for at_ns in self.ledger.arrivals(name) if at_ns > t0_ns]

@@ -24,7 +24,7 @@ from harness.upstream.orders import Order
 from harness.workload.target import DialectName
 
 SIZE: Final = 20
-TOKENS: Final = 50  # of each answer
+LEAVE: Final = Leave(way=Way.FIN, tokens=50)
 _TIMES: Final = 2
 _REST_S: Final = 2.0  # the longest until gauges and connections have come to rest
 _LOOK_S: Final = 0.1
@@ -51,14 +51,13 @@ def crowd_of(bench: GatewayBench, dialect: DialectName) -> Crowd:
 
 def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
     pages = Pages(bench.plan, judged=bench.page_urls, every=[])
-    leave = Leave(way=Way.FIN, tokens=TOKENS)
     crossings: list[Crossing] = []
     after: list[Answer] = []
     open_ones: list[int] = []
     memory_mb: list[float] = []
     gauges: list[Gauges | Exception] = [_gauges(pages)]
     for _ in range(_TIMES):
-        crossings += _leave_at_once(bench, leave, dialect)
+        crossings += _leave_at_once(bench, dialect)
         after += bench.ask_each(bench.plans[dialect], [Order()])
         gauges.append(_at_rest(lambda: _gauges(pages), lambda now: _is_as(now, gauges[0])))
         open_ones.append(_unchanged(bench.connections))
@@ -68,11 +67,11 @@ def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
     return Crowd(crossings, after, open_ones, memory_mb, shown if unread is None else unread)
 
 
-def _leave_at_once(bench: GatewayBench, leave: Leave, dialect: DialectName) -> list[Crossing]:
+def _leave_at_once(bench: GatewayBench, dialect: DialectName) -> list[Crossing]:
     with bench.session(bench.plans[dialect]) as session:
-        streams = [bench.begin(session, leave) for _ in range(SIZE)]
-        together([partial(bench.await_turn, one, leave) for one in streams])
-        return together([partial(bench.see_leave, one, leave, dialect) for one in streams])
+        streams = [bench.begin(session, LEAVE) for _ in range(SIZE)]
+        together([partial(bench.await_turn, one, LEAVE) for one in streams])
+        return together([partial(bench.see_leave, one, LEAVE, dialect) for one in streams])
 
 
 def _gauges(pages: Pages) -> Gauges | Exception:

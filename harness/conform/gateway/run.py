@@ -20,7 +20,8 @@ from gevent.pool import Group
 
 from harness.conform.finding import Finding
 from harness.conform.gateway.bench import GatewayBench, Leave, RequestsLog
-from harness.conform.gateway.cases import GATEWAY_CASES, GatewayCase, Stage
+from harness.conform.gateway.case import GatewayCase, Stage
+from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.crossing import Judged
 from harness.conform.gateway.ledger import Ledger
 from harness.conform.gateway.routes import find_spoken
@@ -61,7 +62,8 @@ def run_gateway(order: Order, plan: LoadPlan, tell: Tell) -> None:
         return
     facts = {"step_s": bench.step_s, "ttft_s": bench.step_s, "lag_s": lag_s}
     tell(Event(event="facts", facts=facts))
-    cases = [GATEWAY_CASES[name] for name in order.cases]
+    known = gateway_cases()
+    cases = [known[name] for name in order.cases]
     Turns(bench, Path(order.folder), lacking, tell).run(cases)
 
 

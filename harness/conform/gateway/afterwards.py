@@ -1,0 +1,208 @@
+"""What leaves do to those who come after them, and to the gateway itself."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from harness.conform.finding import Evidence, Finding, found
+from harness.conform.gateway.bench import (
+    Answer,
+    GatewayBench,
+    Leave,
+    together,
+    why_ended,
+    words_of,
+)
+from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
+from harness.conform.gateway.crossing import Judged
+from harness.conform.gateway.crowd import LEAVE, SIZE, crowd_of
+from harness.experiments.outcome import CannotDecideError
+from harness.formatting import quantity
+from harness.load.session import LoadSession
+from harness.records import Way
+from harness.store.conform_result import Failure, Level
+from harness.upstream.orders import Order
+from harness.workload.target import DialectName
+
+FRESH: Final = 6  # requests after the leaves
+
+
+@crossing(
+    "hop/reuse",
+    Level.MUST,
+    "The request after a leave gets its own answer.",
+    wire="Clients leave streams in the middle; right after each a new client asks for five tokens.",
+    passes="each new client gets these five tokens, from the first",
+    why="A connection that is used again too soon brings the rest of an answer that was left.",
+    remedy="use a connection again only when its answer has been read to its end",
+    stage="one by one",
+)
+def reuse(bench: GatewayBench, dialect: DialectName) -> Finding:
+    leave = Leave(way=Way.FIN, tokens=BRIEF_TOKENS)
+    plan, tokens = bench.plans[dialect], 5
+
+    def one(session: LoadSession) -> Answer:
+        stream = bench.begin(session, leave)
+        bench.await_turn(stream, leave)
+        bench.depart(stream, leave, dialect)
+        return bench.ask(session, Order(), tokens)
+
+    with bench.session(plan) as session:
+        answers = together([partial(one, session)] * bench.tries)
+    wrong = next(filter(None, (_wrong_text(answer, tokens) for answer in answers)), None)
+    return found("each client got its own answer", wrong, {}, Failure.HARM)
+
+
+def _check_limit(answers: Sequence[Answer]) -> None:
+    """Raises CannotDecideError."""
+    if limited := [one for one in answers if one.is_limited]:
+        raise CannotDecideError(
+            f"the gateway refuses a request: {why_ended(limited[0].row)}: raise its rate limit for "
+            "this check, if it has one"
+        )
+
+
+def _wrong_text(answer: Answer, tokens: int) -> str | None:
+    _check_limit([answer])
+    if not answer.is_whole:
+        return f"the request after a leave failed: {why_ended(answer.row)}"
+    text = (answer.row.answer or "").split()
+    if text == words_of(tokens):
+        return None
+    return f"the request after a leave got {' '.join(text)[:60]!r} for {words_of(tokens)}"
+
+
+@crossing(
+    "hop/crowd",
+    Level.MUST,
+    "Twenty clients that leave at once are let go upstream, and the next one is served.",
+    wire="20 streams run and are closed at the same moment, twice; a new client asks after each.",
+    passes=f"{BOUND}; the new clients are served",
+    why="A front end that restarts drops all its streams in one moment.",
+    stage="one by one",
+    quick=True,
+)
+def crowd(bench: GatewayBench, dialect: DialectName) -> Judged:
+    seen = crowd_of(bench, dialect)
+    _check_limit(seen.after)
+    judged = bench.judge(seen.crossings, LEAVE)
+    if all(one.is_whole for one in seen.after):
+        return judged
+    bad = next(one for one in seen.after if not one.is_whole)
+    said = f"a client that came after the leaves was not served: {why_ended(bad.row)}"
+    return judged._replace(finding=judged.finding._replace(failure=Failure.HARM, reason=said))
+
+
+@crossing(
+    "hop/connections",
+    Level.MUST,
+    "The connections to the provider come back.",
+    wire="Twice, 20 clients leave at once; when all that they asked for is over, the upstream "
+    "counts its connections.",
+    passes="the second time adds at most 10 open connections to the first time's",
+    why="A connection that is neither closed nor used again is lost; a thousand of them are all "
+    "file handles there are.",
+    remedy="close a connection whose answer is not read to its end, or give it back to the pool",
+    stage="one by one",
+)
+def connections(bench: GatewayBench, dialect: DialectName) -> Finding:
+    seen = crowd_of(bench, dialect)
+    before, after = seen.connections
+    more, half = after - before, SIZE / 2
+    figures: Evidence = {"after_first": float(before), "after_second": float(after)}
+    if seen.memory_mb:
+        figures["memory"] = ", then ".join(f"{one:g} MB" for one in seen.memory_mb)
+    said = f"{after} connections are open at rest after 40 leaves, {before} after 20"
+    return found(said, said if more > half else None, figures, Failure.NEVER)
+
+
+@crossing(
+    "hop/gauges",
+    Level.SHOULD,
+    "The gateway's gauges read at rest as before the leaves.",
+    wire="The gateway's metrics page is read before, between and after two times 20 leaves.",
+    passes="no gauge has grown each time by at least half as much as clients have left",
+    why="Gateways choose a provider by the requests that they think are in flight there.",
+    remedy="lower the gauges on each path on which a request ends",
+    stage="one by one",
+)
+def gauges(bench: GatewayBench, dialect: DialectName) -> Finding:
+    seen = crowd_of(bench, dialect)
+    if isinstance(seen.gauges, Exception):
+        raise seen.gauges
+    first, second, third = seen.gauges
+    half = SIZE / 2
+    grown = [
+        f"{name} read {first[name]:g}, {second[name]:g} after 20 leaves, and {third[name]:g} "
+        "after 40"
+        for name in first
+        if name in second
+        and name in third
+        and second[name] - first[name] >= half
+        and third[name] - second[name] >= half
+    ]
+    return found(
+        f"{quantity(len(first), 'gauges')} read as before",
+        "; ".join(grown) or None,
+        {"gauges": float(len(first))},
+        Failure.NEVER,
+    )
+
+
+@crossing(
+    "hop/no-retry",
+    Level.MUST,
+    "Nothing is asked again for a client that has left.",
+    wire="The upstream's log is searched for the clients that left in all cases of this dialect "
+    "before; if there were none, some leave now.",
+    passes="no request of a client that has left arrives a second time after that",
+    why="A gateway that takes the leave for a failure of the provider asks again, for nobody.",
+    remedy="end the retries of a request when its client is gone",
+    stage="after all",
+    caught="BerriAI/litellm#36123",
+)
+def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
+    left = _some_left(bench, dialect)
+    again = {name: bench.asked_again(name, t0_ns) for name, t0_ns in left.items()}
+    asked = [name for name, times in again.items() if times]
+    said = None
+    if asked:
+        more = sum(map(len, again.values()))
+        said = (
+            f"for {len(asked)} of {len(left)} clients that had left, the upstream was asked again "
+            f"({more} requests)"
+        )
+    figures: Evidence = {"left": float(len(left)), "asked_again": float(len(asked))}
+    return found(
+        f"{len(left)} clients left, and nothing was asked again", said, figures, Failure.NEVER
+    )
+
+
+def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
+    if not bench.left.get(dialect):
+        leave = Leave(way=Way.FIN, tokens=BRIEF_TOKENS)
+        bench.leave_each(bench.plans[dialect], leave, SIZE, dialect)
+    return bench.left[dialect]
+
+
+@crossing(
+    "hop/no-penalty",
+    Level.MUST,
+    "Nobody is punished for the clients that have left.",
+    wire="After all other cases of the dialect in which clients leave (alone: after some leaves), "
+    "six new clients ask.",
+    passes="each is served, and its request arrives at the upstream",
+    why="A breaker that counts leaves as failures of the provider shuts it out for everybody.",
+    remedy="count a leave neither as a failure nor as a success of the provider",
+    stage="after all",
+)
+def no_penalty(bench: GatewayBench, dialect: DialectName) -> Finding:
+    left = len(_some_left(bench, dialect))
+    answers = bench.ask_each(bench.plans[dialect], [Order()] * FRESH)
+    bad = [one for one in answers if not one.is_whole or not one.requests]
+    _check_limit(bad)
+    said = None
+    if bad:
+        why = why_ended(bad[0].row) if not bad[0].is_whole else "it did not arrive"
+        said = f"after {left} leaves {len(bad)} of {FRESH} clients were not served: {why}"
+    return found(f"all were served after {left} leaves", said, {"left": float(left)}, Failure.HARM)

@@ -1,0 +1,136 @@
+"""The answers of clients that stay, what they cost, and the bill of all."""
+
+from functools import partial
+from statistics import median
+from typing import Final
+
+import httpx
+
+from harness.conform.finding import Evidence, Finding, found
+from harness.conform.gateway.bench import Answer, GatewayBench, together, why_ended, words_of
+from harness.conform.gateway.bill import find_bills, judge_bills
+from harness.conform.gateway.case import crossing
+from harness.experiments.outcome import CannotDecideError
+from harness.load.session import LoadSession
+from harness.records import Delivery, Role
+from harness.store.conform_result import Failure, Level
+from harness.upstream.orders import Order
+from harness.workload.target import DialectName
+
+WHOLE_STREAMS: Final = 40
+TAXED: Final = 8
+CUT_TOKENS: Final = 12
+BREAK_S: Final = 10.0  # within which a client must see that its answer was broken off
+
+
+@crossing(
+    "hop/whole",
+    Level.MUST,
+    "A client that stays gets the whole stream.",
+    wire="40 streams of 3 tokens, side by side, from an upstream that sends its headers at once.",
+    passes="each stream has all its tokens and its end",
+    why="All other cases rest on it: a gateway that cuts streams lets everybody go.",
+    remedy="pass on what the provider sends until it ends",
+    stage="first",
+    quick=True,
+)
+def whole(bench: GatewayBench, dialect: DialectName) -> Finding:
+    orders = [Order(headers="early")] * WHOLE_STREAMS
+    answers = bench.ask_each(bench.plans[dialect], orders)
+    bad = [one for one in answers if not one.is_whole]
+    if refused := [one for one in bad if one.row.status_code not in (None, httpx.codes.OK)]:
+        raise CannotDecideError(f"a request was not served: {why_ended(refused[0].row)}")
+    said = None
+    if bad:
+        said = f"{len(bad)} of {len(answers)} streams were cut: {why_ended(bad[0].row)}"
+    return found("all streams were whole", said, {"cut": float(len(bad))}, Failure.HARM)
+
+
+@crossing(
+    "hop/cut-is-no-end",
+    Level.MUST,
+    "An answer that the provider breaks off does not look whole.",
+    wire="The upstream breaks streams after three tokens: by a reset, and by a close without the "
+    "answer's end. Answers in one piece it resets in the middle of their body.",
+    passes="the client sees an error or a broken connection, or is given a whole answer",
+    why="A cut answer that ends cleanly is stored, billed and shown as the answer.",
+    remedy="end a stream whose provider broke off with an error, or break the connection",
+    stage="last",
+)
+def cut_is_no_end(bench: GatewayBench, dialect: DialectName) -> Finding:
+    plan = bench.plans[dialect]
+    ways = [
+        (f"a {delivery} answer, by {words}", Order(act=act, after=3), delivery)
+        for act, words, delivery in (
+            ("break-reset", "a reset", Delivery.STREAM),
+            ("break-end", "a close", Delivery.STREAM),
+            ("break-reset", "a reset", Delivery.UNARY),
+        )
+    ]
+    with bench.session(plan) as session:
+        seen = together([partial(_seen_by_client, bench, session, *one[1:]) for one in ways])
+    wrong = [f"{name} {said}" for (name, *_), said in zip(ways, seen, strict=True) if said]
+    return found("each break is seen by the client", "; ".join(wrong) or None, {}, Failure.HARM)
+
+
+def _seen_by_client(
+    bench: GatewayBench, session: LoadSession, order: Order, delivery: Delivery
+) -> str | None:
+    """What is wrong with an answer that the upstream broke off. Raises CannotDecideError if it did
+    not."""
+    stream = bench.start(session, order, CUT_TOKENS, delivery=delivery, role=Role.CANARY)
+    row = stream.join(BREAK_S)
+    requests = bench.ledger.over(stream.spec.request_id, 1.0)
+    if not any(one.why == "told" for one in requests):
+        why = "no end" if row is None else why_ended(row)
+        raise CannotDecideError(f"a request that was to be broken off was not served: {why}")
+    if row is None:
+        return "leaves its client waiting"
+    answer = Answer(row, requests)
+    return "looks whole" if answer.is_whole and not _is_all_there(answer) else None
+
+
+def _is_all_there(answer: Answer) -> bool:
+    return (answer.row.answer or "").split() == words_of(CUT_TOKENS)
+
+
+@crossing(
+    "hop/tax",
+    Level.INFO,
+    "What a gateway adds to each token is said.",
+    wire="Eight streams of one token, one after the other.",
+    passes="not judged; the reason says the milliseconds on the way in and on the way out",
+    why="It is the price of a gateway that everybody pays.",
+    stage="one by one",
+)
+def tax(bench: GatewayBench, dialect: DialectName) -> Finding:
+    ways_in, ways_out = [], []
+    with bench.session(bench.plans[dialect]) as session:
+        for _ in range(TAXED):
+            answer = bench.ask(session, Order(), 1)
+            if not answer.is_whole or not answer.requests:
+                raise CannotDecideError(f"a stream was not whole: {why_ended(answer.row)}")
+            row, request = answer.row, answer.requests[0]
+            ways_in.append((request.arrived_ns - row.sent_ns) / 1e6)
+            if row.first_token_ns is not None and request.first_token_ns is not None:
+                ways_out.append((row.first_token_ns - request.first_token_ns) / 1e6)
+    figures: Evidence = {"in_ms": round(median(ways_in), 2), "out_ms": round(median(ways_out), 2)}
+    said = f"{figures['in_ms']} ms on the way in, {figures['out_ms']} ms on the way out"
+    return Finding(None, said, figures)
+
+
+@crossing(
+    "bill/left",
+    Level.MUST,
+    "A bill is between what came to the client and what was made for it.",
+    wire="Whole and left requests, one after the other; before and after each the gateway is asked "
+    "what was used.",
+    passes="for each request: delivered tokens <= billed tokens <= tokens that the upstream made",
+    why="Who reads the answer and closes before its usage pays nothing; who leaves early pays for "
+    "all that was to come (GHSA-724j-f2pf-phf7).",
+    remedy="count the tokens that are passed on, and bill for them when there is no usage",
+    stage="one by one",
+    limit_s=180.0,
+)
+def bill(bench: GatewayBench, dialect: DialectName) -> Finding:
+    return judge_bills(find_bills(bench, dialect))
