@@ -54,7 +54,7 @@ test: $(VENV)/.installed-dev
 
 test-all: test
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
-	$(BIN)/pytest -m alone tests/e2e tests/truth tests/harness/experiments
+	$(BIN)/pytest -m alone tests/e2e tests/truth
 
 snapshots: $(VENV)/.installed-dev
 	SNAPSHOTS=write $(BIN)/pytest

@@ -30,7 +30,7 @@ def test_a_gauge_shows_a_stream_that_is_held_for_ever_and_one_try_is_enough() ->
     assert told["natural_s"] > told["waited_s"]
 
 
-@pytest.mark.alone
+@pytest.mark.table
 def test_a_pace_comes_back_when_the_server_let_go_of_the_others() -> None:
     told, held_s = watch("pace", tries=TRIES, **SLOWER, **LATE)
     assert len(told["tries_s"]) == TRIES
@@ -40,7 +40,7 @@ def test_a_pace_comes_back_when_the_server_let_go_of_the_others() -> None:
     assert max(told["controls_s"]) <= told["floor_s"]
 
 
-@pytest.mark.alone
+@pytest.mark.table
 def test_a_pace_does_not_come_back_where_the_others_are_computed_for_nobody() -> None:
     told, _ = watch("pace", tries=TRIES, **SLOWER, **NEVER)
     assert told["tries_s"] == [None, None]
