@@ -221,7 +221,7 @@ def queue_mass(bench: Bench) -> Finding:
     passes="both have the same verdict, and medians at most 4 steps apart",
     methods="P",
     remedy="keep the metrics page apart from the look-out for disconnects",
-    limit_s=180.0,
+    limit_s=300.0,
     why="A dashboard must not be what keeps requests of clients that left alive, nor what ends "
     "them.",
     needs=("http",),
