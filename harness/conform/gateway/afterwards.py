@@ -189,15 +189,16 @@ def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
     "hop/no-penalty",
     Level.MUST,
     "Nobody is punished for the clients that have left.",
-    wire="After all other cases of the dialect in which clients leave (alone: after some leaves), "
-    "six new clients ask.",
+    wire="After all other cases in which clients leave (alone: after some leaves), six new clients "
+    "ask.",
     passes="each is served, and its request arrives at the upstream",
     why="A breaker that counts leaves as failures of the provider shuts it out for everybody.",
     remedy="count a leave neither as a failure nor as a success of the provider",
     stage="after all",
 )
 def no_penalty(bench: GatewayBench, dialect: DialectName) -> Finding:
-    left = len(_some_left(bench, dialect))
+    left = sum(len(ids) for of, ids in bench.left.items() if of)
+    left = left or len(_some_left(bench, dialect))
     answers = bench.ask_each(bench.plans[dialect], [Order()] * FRESH)
     bad = [one for one in answers if not one.is_whole or not one.requests]
     _check_limit(bad)

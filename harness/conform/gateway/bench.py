@@ -91,8 +91,8 @@ class Crowd(NamedTuple):
 @dataclass(kw_only=True)
 class GatewayBench:
     """`plan`: of the gateway, `plans`: in each dialect that it speaks; `upstream`: of the upstream,
-    asked without the gateway. `left`: by dialect, the ids of the clients that left, and when.
-    `crowds`: by dialect, for the cases that look at the same crowd."""
+    asked without the gateway. `left`: by dialect, the ids of the clients that left, and when
+    ("": without the gateway). `crowds`: by dialect, for cases that look at the same crowd."""
 
     plan: LoadPlan
     plans: dict[DialectName, LoadPlan]
