@@ -124,11 +124,13 @@ def wrong(row: Row, result: ConformResult) -> list[str]:
 def line(row: Row, result: ConformResult, problems: Sequence[str], took_s: float) -> str:
     verdicts = [one.verdict for one in result.cases]
     cells = [
-        f"`{row.name}`" if row.faults else "none",
+        _shown(row),
         ", ".join(f"`{case}` {how}" for case, how in row.reds.items()),
+        ", ".join(sorted({str(one.dialect) for one in result.cases})),
         *(str(verdicts.count(one)) for one in (Verdict.PASS, Verdict.FAIL, Verdict.CANNOT_DECIDE)),
         f"{took_s:.0f}",
         "no" if problems else "yes",
+        f"{utc_now():%Y-%m-%d} {revision()}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -136,12 +138,28 @@ def line(row: Row, result: ConformResult, problems: Sequence[str], took_s: float
 HEAD: Final = """# Gateways whose faults are known
 
 `make conform-gateways` runs `walkaway conform --upstream` on a scripted gateway with each fault, in
-{dialects}, and writes this table ({day}, {revision}). A row is right if these
-cases are red, in this way, in each dialect, and no others are.
+several dialects, and writes this table. A row is right if these cases are red, in this way, in each
+dialect, and no others are.
 
-| faults | must be red | pass | fail | undecided | s | right |
-|---|---|---|---|---|---|---|
+| faults | must be red | dialects | pass | fail | undecided | s | right | measured |
+|---|---|---|---|---|---|---|---|---|
 """
+
+
+def keep_lines(lines: Sequence[str]) -> None:
+    """On the page, with the lines of other rows that are there."""
+    old = PAGE.read_text().splitlines() if PAGE.exists() else []
+    known = {_name(one): one for one in [*old, *lines] if one.startswith("| ")}
+    kept = [known[name] for name in map(_shown, ROWS) if name in known]
+    PAGE.write_text(HEAD + "\n".join(kept) + "\n")
+
+
+def _name(line: str) -> str:
+    return line.removeprefix("| ").partition(" | ")[0]
+
+
+def _shown(row: Row) -> str:
+    return f"`{row.name}`" if row.faults else "none"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -160,11 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines.append(line(row, result, found, time.monotonic() - began_s))
         print("\n".join([lines[-1], *(f"  WRONG: {one}" for one in found)]), flush=True)  # noqa: T201
         print(f"{number}/{len(rows)}", file=sys.stderr)  # noqa: T201
-    if not given.faults:
-        head = HEAD.format(
-            dialects=", ".join(dialects), day=f"{utc_now():%Y-%m-%d}", revision=revision()
-        )
-        PAGE.write_text(head + "\n".join(lines) + "\n")
+    keep_lines(lines)
     return 1 if problems else 0
 
 
