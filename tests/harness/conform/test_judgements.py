@@ -242,6 +242,7 @@ def test_a_pause_is_judged_only_if_the_server_saw_it() -> None:
     with pytest.raises(CannotDecideError, match="buffers"):
         judge_pause(row("abc"), row("abc"), row("abc"), STALLED_BYTES - 1)
     assert "1 came" in str(judge_pause(row("abc"), row("abc"), row("a"), 0))
+    assert judge_pause(row("abc"), row("abc"), row("xyz"), STALLED_BYTES) is None
     some, others, fewer = (row(text, completion_tokens=len(text)) for text in ("abc", "xyz", "xy"))
     assert judge_pause(some, others, others, STALLED_BYTES) is None
     assert "2 came" in str(judge_pause(some, others, fewer, 0))
