@@ -77,7 +77,7 @@ def test_two_servers_behind_a_gateway_are_found_out(tmp_path: Path) -> None:
     ):
         done = conform(gateway.url, port, "hop/fin-decode", out=tmp_path / "out")
     assert done.returncode == 5
-    assert f"arrived at port {port}: the gateway at" in done.stderr
+    assert f"requests arrived at port {port}: the gateway sends some" in done.stderr
 
 
 def test_one_dialect_is_judged_and_the_others_are_not_supported(tmp_path: Path) -> None:
