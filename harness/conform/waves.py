@@ -15,7 +15,7 @@ from scipy import stats
 
 from harness.conform.bench import Bench
 from harness.conform.finding import Evidence, Finding
-from harness.experiments.outcome import CannotDecideError
+from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import whole
 from harness.load.live import LiveStream
@@ -31,12 +31,25 @@ _SPARE_TOKENS: Final = (12, 24)  # in which that must lie
 SHOWN: Final = 200  # characters
 _CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
 _LIKELY: Final = 0.05  # above it they do not
+NO_GREEDY: Final = (
+    "the server has no greedy text: answers to one prompt differ from their first word on"
+)
 UNLIKE_TEXTS: Final = "texts differ without any leave, too, and are not compared"
 Rows = list[RequestRow]
 
 
 class UnlikeTextsError(CannotDecideError):
     """All streams are whole, but none has its text from one run to the next."""
+
+
+class NoGreedyTextError(UnlikeTextsError, RefusedError):
+    """The server draws its answers at random, whatever the request asks for."""
+
+
+def differ_at_once(one: str, other: str) -> bool:
+    """Two greedy answers to one prompt differ in their first word. Rounding, which depends on the
+    batch, shows later as a rule."""
+    return one.split()[:1] != other.split()[:1]
 
 
 def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
@@ -145,6 +158,8 @@ def compared(
         return first
     settle()
     again = control()
+    if what == "text" and all(map(_differ_at_once, before, again)):
+        raise NoGreedyTextError(NO_GREEDY)
     own = max(_num_changed(before, again, seen), _num_changed(before, alone(), seen))
     second = _beside(again, act(), seen, what, whose)
     if second.failure is not None and "changed" not in second.evidence:
@@ -155,6 +170,10 @@ def compared(
     if second.failure is None:
         raise CannotDecideError(f"{first.reason}, but not a second time")
     return second
+
+
+def _differ_at_once(one: RequestRow, other: RequestRow) -> bool:
+    return differ_at_once(one.answer or "", other.answer or "")
 
 
 def _num_changed(before: Rows, rows: Rows, seen: Callable[[RequestRow], object]) -> int:

@@ -19,7 +19,16 @@ from typing import Any, Final
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import SHOWN, joined, leave_each, rows_of, wait_each
+from harness.conform.waves import (
+    NO_GREEDY,
+    SHOWN,
+    NoGreedyTextError,
+    differ_at_once,
+    joined,
+    leave_each,
+    rows_of,
+    wait_each,
+)
 from harness.experiments.outcome import CannotDecideError
 from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
@@ -93,6 +102,8 @@ def _one_round(
     else:
         row, left = act(spec, text)
         one, other = controls()
+    if differ_at_once(one, other):
+        raise NoGreedyTextError(NO_GREEDY)
     if one != other:
         raise CannotDecideError("two controls of one greedy request, without any leave, differ")
     if row.outcome is not Outcome.COMPLETED:

@@ -6,7 +6,16 @@ from typing import Final
 from harness.conform.bench import Bench
 from harness.conform.case import FREED, case, reports
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import Rows, compared, one_by_one, rows_of, start_greedy, wait_each
+from harness.conform.waves import (
+    UNLIKE_TEXTS,
+    Rows,
+    UnlikeTextsError,
+    compared,
+    one_by_one,
+    rows_of,
+    start_greedy,
+    wait_each,
+)
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.formatting import quantity
@@ -191,12 +200,16 @@ def _length_of(row: RequestRow) -> tuple[int, int]:
 )
 def rst_one(bench: Bench) -> Finding:
     with bench.over_http2():
-        beside = compared(
-            lambda: _siblings(bench, leaves=False),
-            lambda: _siblings(bench, leaves=True),
-            alone=lambda: one_by_one(bench, range(1, SIBLINGS), SIBLING_TOKENS),
-            settle=bench.cleaning.rest,
-        )
+        try:
+            beside = compared(
+                lambda: _siblings(bench, leaves=False),
+                lambda: _siblings(bench, leaves=True),
+                alone=lambda: one_by_one(bench, range(1, SIBLINGS), SIBLING_TOKENS),
+                settle=bench.cleaning.rest,
+            )
+        except UnlikeTextsError:  # all were whole
+            freed = bench.recoveries.find()
+            return freed._replace(reason=f"{freed.reason}; {UNLIKE_TEXTS}")
         return bench.recoveries.find() if beside.failure is None else beside
 
 

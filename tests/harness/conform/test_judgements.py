@@ -186,9 +186,9 @@ def test_another_text_must_come_twice_beside_a_control_that_repeats_itself(
 
     def run() -> Finding:
         return compared(
-            lambda: [row(next(answers[0]))],
-            lambda: [row(next(answers[1]))],
-            alone=lambda: [row(controls[0])],
+            lambda: [row(f"once {next(answers[0])}")],
+            lambda: [row(f"once {next(answers[1])}")],
+            alone=lambda: [row(f"once {controls[0]}")],
             settle=lambda: None,
         )
 
@@ -229,6 +229,18 @@ def test_where_texts_vary_of_themselves_leaves_are_blamed_only_for_many_more(
     else:
         with pytest.raises(CannotDecideError, match=failure):
             run()
+
+
+def test_a_server_that_draws_its_words_has_no_text_to_compare() -> None:
+    """As a mocker does: not even the first words of two answers to one prompt are equal."""
+    answers = iter(("once a", "then b", "now c"))
+    with pytest.raises(RefusedError, match="no greedy text"):
+        compared(
+            lambda: [row(next(answers))],
+            lambda: [row(next(answers))],
+            alone=list,
+            settle=lambda: None,
+        )
 
 
 @pytest.mark.parametrize("cut", [row("a", outcome=Outcome.FAILED), row("a", finish_reason=None)])
