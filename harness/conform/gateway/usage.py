@@ -16,7 +16,7 @@ import httpx
 from pydantic import Field, model_validator
 
 from harness.collect.scrape import parse_page
-from harness.errors import ConfigError
+from harness.errors import ConfigError, in_words
 from harness.experiments.outcome import CannotDecideError
 from harness.http_client import why_unread
 from harness.workload.toml_file import read_toml, validate
@@ -125,7 +125,7 @@ def _of_database(file: Path, query: str) -> int:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
             return int(connection.execute(query).fetchone()[0] or 0)
     except (sqlite3.Error, ValueError, TypeError) as error:
-        raise CannotDecideError(f"{file} cannot be read: {error}") from error
+        raise CannotDecideError(f"{file} cannot be read: {in_words(error)}") from error
 
 
 def _of_file(file: Path, tokens: str) -> int:
@@ -136,7 +136,7 @@ def _of_file(file: Path, tokens: str) -> int:
         lines = text[: text.rfind("\n") + 1].splitlines()
         return sum(_tokens(json.loads(line), tokens) for line in lines if line.strip())
     except (OSError, ValueError, TypeError) as error:
-        raise CannotDecideError(f"{file} cannot be read: {error}") from error
+        raise CannotDecideError(f"{file} cannot be read: {in_words(error)}") from error
 
 
 def _tokens(row: Any, key: str) -> int:
