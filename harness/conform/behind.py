@@ -39,6 +39,7 @@ def order_for_gateway(
     assert url is not None
     usage = None if config.usage is None else read_usage(config.usage).model_dump(mode="json")
     host, port = _place(config.upstream)
+    check_can_listen(host, port, flag="--upstream")
     model = config.model or _ask_for_model(contact, url)
     upstream = _start(host, port, contact, children)
     result.target = ConformTarget(
@@ -86,7 +87,6 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _start(host: str, port: int, contact: Contact, children: ExitStack) -> UpstreamAt:
-    check_can_listen(host, port, flag="--upstream")
     contact.progress.phase("starting the upstream")
     file = (contact.folder.path / "upstream.jsonl").resolve()
     flags = [

@@ -57,11 +57,12 @@ class Streams:
     def usual_patience(self, settle_s: float) -> Patience:
         """With the server that `facts` describes."""
         facts = self.facts
+        to_fill = min(facts.slots or 1, MOST_SLOTS) if facts.can_fill else 1
         patience = Patience.of(
             settle_s,
             self.session.plan.target.settle_steps,
             step_s=facts.step_s,
-            begin_s=facts.ttft_s * min(facts.slots or 1, MOST_SLOTS),
+            begin_s=facts.ttft_s * to_fill,
             most_tokens=self.room(4 * PROMPT_TOKENS),
             ttft_s=facts.ttft_s,
         )

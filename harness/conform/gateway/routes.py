@@ -78,7 +78,7 @@ def _ask(bench: GatewayBench, plan: LoadPlan, port: int, *, until_s: float, is_n
     """Raises RefusedError if the dialect is not spoken, and CannotDecideError. `is_named`: the
     target's file says that it is."""
     answers = [_first_answer(bench, plan, until_s)]
-    if answers[0].is_whole and answers[0].requests:
+    if answers[0].is_whole:
         answers += [bench.ask_each(plan, [Order()], 1)[0] for _ in range(1, _ASKED)]
     _check_status(answers, plan, port, is_named=is_named)
     arrived = sum(bool(one.requests) for one in answers)
