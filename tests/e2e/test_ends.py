@@ -13,6 +13,7 @@ import pytest
 
 from harness.collect.source import gathered_path
 from tests.e2e.running import (
+    UNDECIDED,
     Harness,
     Run,
     scripted_server,
@@ -138,7 +139,8 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
         os.kill(victim, signal.SIGKILL)
         wait_until_gone([victim])
         kept = rows_of(victim)
-        assert harness.wait() == 0, harness.output
+        # A busy machine makes the run invalid, which no row depends on.
+        assert harness.wait() in (0, UNDECIDED), harness.output
     run = harness.run
     (dead,) = [one for one in run.manifest["load_processes"] if one["ended_ns"] is None]
     assert (dead["pid"], dead["requests"]) == (victim, len(kept))
