@@ -206,7 +206,7 @@ def headlines(failed: Sequence[CaseResult]) -> list[dict[str, Any]]:
 
 
 def contract(one: CaseResult) -> str | None:
-    """Of a gateway, with the cap of a drain."""
+    """What a leave means to a gateway, with the cap of a drain."""
     if one.contract is None or one.cap_s is None:
         return one.contract
     return f"{one.contract}, {quantity(one.cap_s, 's')}"

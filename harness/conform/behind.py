@@ -79,7 +79,7 @@ def order_for_gateway(
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Of [HOST:]PORT. Raises ConfigError."""
+    """The host and port that [HOST:]PORT names. Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"--upstream {text}: must be [HOST:]PORT")
@@ -105,7 +105,7 @@ def _start(host: str, port: int, contact: Contact, children: ExitStack) -> Upstr
 
 
 def _ask_for_model(contact: Contact, url: str) -> str:
-    """That of the upstream unless the gateway lists others. Raises ConfigError if the gateway
+    """The upstream's model, unless the gateway lists others. Raises ConfigError if the gateway
     cannot be reached."""
     place = contact.access.place
     with contact.new_client() as client:

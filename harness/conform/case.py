@@ -95,7 +95,6 @@ NOT_GIVEN: Final = {
     "drop_packets": "the right to drop packets, which only Linux gives",
     "adapter": "the name of a LoRA adapter (--adapter NAME)",
     "resume": 'a target that declares `disconnect = "resume"`',
-    "upstream": "the bundled upstream behind a gateway (--upstream PORT)",
 }
 NOT_OFFERED: Final = {
     "metrics": "no metrics page shows what this kind of server should have (--metrics-url)",

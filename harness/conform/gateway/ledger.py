@@ -22,29 +22,19 @@ _SHOWN: Final = 80
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request as the upstream saw it, with the names of the upstream's own record."""
+    """A request as the upstream saw it: a part of the upstream's own record."""
 
-    number: int
     id: str | None
-    connection: int
     is_stream: bool
-    model: str
     arrived_ns: int
     tokens: int
     token_times_ns: list[int]
     has_left: bool
     why: str | None
-    slot_ns: int | None = None
-    headers_ns: int | None = None
     first_token_ns: int | None = None
-    last_token_ns: int | None = None
     stopped_ns: int | None = None
-    stalled_ns: int | None = None
     closed: str | None = None
     closed_ns: int | None = None
-    usage_ns: int | None = None
-    ended_ns: int | None = None
-    status: int | None = None
 
 
 class _Line(msgspec.Struct):

@@ -27,11 +27,8 @@ def crossing(
     return Crossing(
         T0_NS,
         Request(
-            number=1,
             id="x",
-            connection=1,
             is_stream=True,
-            model="m",
             arrived_ns=0,
             tokens=len(made),
             token_times_ns=[T0_NS + round(at_s * 1e9) for at_s in made],
