@@ -42,7 +42,8 @@ class Resumable:
         return self._bench.start(replace(spec, headers=headers), text)
 
     def leave_and_stop(self, stream: LiveStream) -> None:
-        """A stop that comes before the server knows of the answer (404) is sent again."""
+        """A stop that comes before the server knows of the answer (404) is sent again. A server
+        may never have read a request that showed no token: its 404 is right then."""
         stream.leave()
         self._bench.pause(0)  # it leaves now
         path = self._declared.stop_path.replace("{id}", self._name(stream))
@@ -51,7 +52,8 @@ class Resumable:
             if time.monotonic() > until_s:
                 break
             self._bench.pause(self._bench.step_s)
-        self.stops.append(reply)
+        if stream.tokens or reply.status != UNKNOWN:
+            self.stops.append(reply)
 
     def read_back(self, stream: LiveStream) -> tuple[int, str]:
         """The status, and the text of the answer so far."""
@@ -72,7 +74,8 @@ class Resumable:
     "An explicit stop ends an answer that a disconnect does not end.",
     wire="Behind full slots a resumable stream's connection is closed and its stop is sent at "
     "once. Then as many resumable requests as slots are stopped before their first token.",
-    passes=f"each stop has a status of 200 to 299; {FREED}; no slot is held by requests that "
+    passes="each stop has a status of 200 to 299, or 404 if its answer showed no token; "
+    f"{FREED}; no slot is held by requests that "
     "were stopped before their first token",
     methods="P O W",
     why="Where a disconnect is no cancel, the stop button is the only way to end an answer, and it "

@@ -3,7 +3,8 @@ deadlines. The cases on real servers are in tests/truth and tests/e2e."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from harness.conform.cases.cancel_api import judge_labels_of_cancelled
 from harness.conform.cases.leaks import Used, judge_growth
 from harness.conform.cases.limits import Deadlines, judge_deadlines, judge_refusals
 from harness.conform.cases.pooling import judge
+from harness.conform.cases.resume import Resumable
 from harness.conform.cases.same_request import judge_texts, uncached
 from harness.conform.cases.silences import Silence
 from harness.conform.routes import Reply
@@ -36,6 +38,31 @@ def test_a_bypass_of_the_cache_has_a_new_name_each_time() -> None:
     salts = [uncached({"cache_salt": "{random}", "on": 1}) for _ in range(2)]
     assert salts[0] != salts[1]
     assert all(one is not None and one["on"] == 1 for one in salts)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "status", "refused"),
+    [
+        (0, 404, None),  # a server need not have read this request
+        (1, 404, "a stop was answered with status 404"),
+        (0, 500, "a stop was answered with status 500"),
+        (1, 204, None),
+    ],
+)
+def test_a_stop_of_an_answer_that_showed_nothing_may_be_unknown(
+    tokens: int, status: int, refused: str | None
+) -> None:
+    resume = SimpleNamespace(header="name", stop_path="/{id}", stop_method="DELETE")
+    plan = SimpleNamespace(target=SimpleNamespace(resume=resume))
+    bench = SimpleNamespace(
+        session=SimpleNamespace(plan=plan), settle_s=0, step_s=0.01, pause=lambda _: None
+    )
+    routes = SimpleNamespace(send=lambda *_: Reply(status, {}))
+    resumable = Resumable(cast(Any, bench), cast(Any, routes))
+    spec = SimpleNamespace(headers={"name": "conversation"})
+    left = SimpleNamespace(tokens=tokens, spec=spec, leave=lambda: None)
+    resumable.leave_and_stop(cast(Any, left))
+    assert resumable.refused_stop() == refused
 
 
 def answer(times_s: Sequence[float], *, tokens: int, **more: Any) -> RequestRow:
