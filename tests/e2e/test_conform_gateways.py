@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.run.process import free_port
-from harness.store.conform_result import Verdict
+from harness.store.conform_result import Aftermath, Verdict
 from tests.e2e.running import faulty_gateway
 from tests.harness.upstream.behind import upstream
 from tests.truth.conform_gateways import ROWS, Row, run, wrong
@@ -59,6 +59,26 @@ def test_a_gateway_that_cannot_be_judged_says_why(
     assert done.returncode == 5
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "case", "aftermath"),
+    [
+        ("dies", "hop/fin-decode/chat", Aftermath.DEAD),
+        pytest.param("wedges", "hop/no-penalty/chat", Aftermath.WEDGED, marks=pytest.mark.table),
+    ],
+)
+def test_a_gateway_that_serves_nobody_after_leaves_is_red_and_ends_the_run(
+    fault: str, case: str, aftermath: Aftermath, tmp_path: Path
+) -> None:
+    port, cases = free_port(), ("hop/fin-decode/chat", "hop/no-penalty/chat")
+    with faulty_gateway(f"http://127.0.0.1:{port}", **{fault: 3}) as gateway:
+        done = conform(gateway.url, port, *cases, "--json", out=tmp_path / "out")
+    results = {one["id"]: one for one in json.loads(done.stdout)["cases"]}
+    assert results[case]["verdict"] == Verdict.FAIL
+    assert results[case]["aftermath"] == aftermath
+    assert "clients had left in all, the gateway serves nobody any more" in results[case]["reason"]
+    assert done.returncode == 3
 
 
 def test_a_gateway_before_another_server_is_found_out(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class Gateway:
         dialect = dialect_of(path)
         if dialect is None or not self._faults.speaks(dialect):
             return await self._refuse(client, 404, "no such page here")
+        if self._books.is_wedged:
+            await asyncio.Event().wait()
         if self._books.refuses:
             return await self._refuse(client, 503, "the upstream has failed too often")
         if "transfer-encoding" in head.headers:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from collections import Counter
 from itertools import count, cycle
@@ -39,6 +40,7 @@ class Books:
         self._urls = cycle(filter(None, (url, faults.two_upstreams)))
         self._num_left = 0
         self._refuses_until_s = 0.0
+        self.is_wedged = False
 
     @property
     def refuses(self) -> bool:
@@ -50,6 +52,9 @@ class Books:
 
     def left(self) -> None:
         self._num_left += 1
+        if self._num_left == self.faults.dies:
+            os._exit(1)
+        self.is_wedged |= self._num_left == self.faults.wedges
         if self._num_left == self.faults.penalty:
             self._num_left = 0
             now_s = asyncio.get_running_loop().time()

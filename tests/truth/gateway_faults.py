@@ -17,6 +17,7 @@ class Faults:
     `leaked_gauge`: the request stays in flight.
     `retries`: the upstream is asked once more.
     `penalty`: after this number of leaves each request gets 503, for `penalty_s`.
+    `dies`, `wedges`: after this number of leaves the process ends, or no request has an answer.
 
     The bill:
     `lost_usage`: a client that leaves before the usage pays nothing.
@@ -47,6 +48,8 @@ class Faults:
     retries: bool = False
     penalty: int = 0
     penalty_s: float = 1.0
+    dies: int = 0
+    wedges: int = 0
     lost_usage: bool = False
     full_bill: bool = False
     double_usage: bool = False

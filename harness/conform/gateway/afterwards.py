@@ -197,8 +197,7 @@ def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
     stage="after all",
 )
 def no_penalty(bench: GatewayBench, dialect: DialectName) -> Finding:
-    left = sum(len(ids) for of, ids in bench.left.items() if of)
-    left = left or len(_some_left(bench, dialect))
+    left = bench.left_in_all() or len(_some_left(bench, dialect))
     answers = bench.ask_each(bench.plans[dialect], [Order()] * FRESH)
     bad = [one for one in answers if not one.is_whole or not one.requests]
     _check_limit(bad)

@@ -4,8 +4,6 @@ from functools import partial
 from statistics import median
 from typing import Final
 
-import httpx
-
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import Answer, GatewayBench, together, why_ended, words_of
 from harness.conform.gateway.bill import find_bills, judge_bills
@@ -38,8 +36,8 @@ def whole(bench: GatewayBench, dialect: DialectName) -> Finding:
     orders = [Order(headers="early")] * WHOLE_STREAMS
     answers = bench.ask_each(bench.plans[dialect], orders)
     bad = [one for one in answers if not one.is_whole]
-    if refused := [one for one in bad if one.row.status_code not in (None, httpx.codes.OK)]:
-        raise CannotDecideError(f"a request was not served: {why_ended(refused[0].row)}")
+    if unserved := [one for one in bad if one.is_late or one.is_refused]:
+        raise CannotDecideError(f"a request was not served: {why_ended(unserved[0].row)}")
     said = None
     if bad:
         said = f"{len(bad)} of {len(answers)} streams were cut: {why_ended(bad[0].row)}"

@@ -24,7 +24,7 @@ from harness.load.live import LiveStream
 from harness.load.session import LoadSession
 from harness.load.wire_log import Tap, WireLog
 from harness.records import Delivery, Disconnect, Outcome, RequestRow, Role, Way
-from harness.store.conform_result import WireEvent
+from harness.store.conform_result import Aftermath, WireEvent
 from harness.upstream.orders import Order
 from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
@@ -32,6 +32,7 @@ from harness.workload.target import DialectName
 
 ARRIVES_S: Final = 10.0  # the longest until the upstream has seen what a client waits for
 _GRACE_S: Final = 3.0  # beyond an answer's length, until it must have ended
+_RESTARTS_S: Final = 2.0  # a gateway that is started anew need not be there before
 _BRIEF_TOKENS: Final = 3
 _FINISHED: Final = "stopped"  # the upstream makes no further token
 _STORY: Final = "Tell me a long story."
@@ -60,6 +61,15 @@ class Answer(NamedTuple):
         return self.row.outcome is Outcome.COMPLETED
 
     @property
+    def is_late(self) -> bool:
+        """It was not over when its client's time was up."""
+        return self.row.outcome is Outcome.CUT_OFF
+
+    @property
+    def is_refused(self) -> bool:
+        return self.row.status_code not in (None, httpx.codes.OK)
+
+    @property
     def is_limited(self) -> bool:
         """Refused as one request too many."""
         return self.row.status_code == httpx.codes.TOO_MANY_REQUESTS
@@ -71,6 +81,13 @@ class RequestsLog(WireLog):
     def tap(self, spec: RequestSpec) -> Tap | None:
         self._attempt = number_of(spec.request_id)
         return super().tap(spec)
+
+
+class End(NamedTuple):
+    """Of a gateway that serves nobody any more."""
+
+    aftermath: Aftermath
+    told: str
 
 
 Gauges = Mapping[str, float]
@@ -236,27 +253,47 @@ class GatewayBench:
             answer_s=self.longest_s(leave),
         )
 
+    def left_in_all(self) -> int:
+        """Clients, through the gateway."""
+        return sum(len(names) for dialect, names in self.left.items() if dialect)
+
     def asked_again(self, name: str, t0_ns: int) -> list[int]:
         return [at_ns for at_ns in self.ledger.arrivals(name) if at_ns > t0_ns]
 
     def ask(
         self, session: LoadSession, order: Order, tokens: int = _BRIEF_TOKENS, **more: Any
     ) -> Answer:
-        """Read to its end, or for as long as it may take. Raises CannotDecideError."""
+        """Read to its end, or for as long as it may take."""
         stream = self.start(session, order, tokens, role=Role.CANARY, **more)
         longest_s = tokens * self.step_s + ARRIVES_S
-        row = stream.join(longest_s)
-        if row is None:
+        if stream.join(longest_s) is None:
             stream.cut()
-            raise CannotDecideError(f"a short request had no answer in {longest_s:g} s")
+        row = stream.row
+        assert row is not None
+        if row.outcome is Outcome.CUT_OFF:
+            row.error = f"it had no whole answer after {longest_s:.3g} s"
         return Answer(row, self.ledger.over(stream.spec.request_id, 1.0))
 
     def ask_each(
         self, plan: LoadPlan, orders: Sequence[Order], tokens: int = _BRIEF_TOKENS, **more: Any
     ) -> list[Answer]:
-        """Side by side. Raises CannotDecideError."""
+        """Side by side."""
         with self.session(plan) as session:
             return together([partial(self.ask, session, one, tokens, **more) for one in orders])
+
+    def find_end(self, dialect: DialectName) -> End | None:
+        """Of the gateway: new clients have no answer for as long as one that was left may take, or
+        no connection for a while."""
+        began_s = time.monotonic()
+        while True:
+            (answer,) = self.ask_each(self.plans[dialect], [Order()])
+            if answer.row.status_code is not None:
+                return None
+            told = f"the gateway serves nobody any more: {why_ended(answer.row)}"
+            tried_s = time.monotonic() - began_s
+            if tried_s > (self.answer_s if answer.is_late else _RESTARTS_S):
+                return End(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, told)
+            gevent.sleep(self.step_s)
 
     def connections(self) -> int:
         """Open connections at the upstream, but for the one of this question."""

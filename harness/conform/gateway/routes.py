@@ -108,7 +108,7 @@ def _first_answer(bench: GatewayBench, plan: LoadPlan, until_s: float) -> Answer
 def _check_status(answers: list[Answer], plan: LoadPlan, port: int, *, is_named: bool) -> None:
     """Raises RefusedError, or CannotDecideError, unless all are answered; one that is cut is for
     hop/whole."""
-    bad = [one for one in answers if one.row.status_code != httpx.codes.OK]
+    bad = [one for one in answers if one.is_late or one.row.status_code != httpx.codes.OK]
     if not bad:
         return
     row = bad[0].row

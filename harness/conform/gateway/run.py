@@ -18,8 +18,9 @@ from typing import Final
 import gevent
 from gevent.pool import Group
 
+from harness.conform.case import Case
 from harness.conform.finding import Finding
-from harness.conform.gateway.bench import GatewayBench, Leave, RequestsLog
+from harness.conform.gateway.bench import End, GatewayBench, Leave, RequestsLog
 from harness.conform.gateway.case import GatewayCase, Stage
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.crossing import Judged
@@ -36,7 +37,7 @@ from harness.http_client import read_api_key, request_headers
 from harness.load.session import LoadSession
 from harness.load.wire_log import WireLog
 from harness.records import RequestRow, Way
-from harness.store.conform_result import Failure, Verdict, wire_log_name
+from harness.store.conform_result import CaseResult, Failure, Verdict, wire_log_name
 from harness.workload.plan import LoadPlan
 from harness.workload.target import DialectName, Target
 
@@ -124,6 +125,7 @@ class Turns:
         self, bench: GatewayBench, folder: Path, lacking: dict[DialectName, Exception], tell: Tell
     ) -> None:
         self._bench, self._folder, self._lacking, self._tell = bench, folder, lacking, tell
+        self._end: CaseResult | None = None  # the case after which nothing can be asked
 
     def run(self, cases: Sequence[GatewayCase]) -> None:
         spoken = [one for one in cases if one.dialect not in self._lacking]
@@ -148,6 +150,8 @@ class Turns:
                 self._turn(one)
 
     def _turn(self, one: GatewayCase) -> None:
+        if self._is_over():
+            return
         began_s = time.monotonic()
         self._tell(Event(event="started", id=one.case.id))
         plan = self._bench.plans[one.dialect]
@@ -159,31 +163,69 @@ class Turns:
             bench.crowds.pop(one.dialect, None)
             again = _attempt(one, bench)
         wire.end()
-        self._decided(one, outcome, again, time.monotonic() - began_s)
+        took_s, end = time.monotonic() - began_s, _find_end(one, outcome, bench)
+        if self._is_over():
+            return  # it was seen in another case
+        if end is None:
+            self._decided(one, outcome, again, took_s)
+            return
+        self._end = end
+        self._tell_of(one, end, took_s)
+        self._tell(Event(event="unusable", why=end.reason))
+
+    def _is_over(self) -> bool:
+        return self._end is not None
 
     def _decided(
         self, one: GatewayCase, outcome: Outcome, again: Outcome | None, took_s: float
     ) -> None:
         second = None if again is None else _finding(again)
         result = settle_case(one.case, _finding(outcome), second)
-        result.way = "upstream"
-        result.took_s, result.dialect = round(took_s, 2), one.dialect
-        if took_s:
-            result.wire_log = wire_log_name(one.case.id)
         if isinstance(outcome, Judged):
             result.tries = outcome.tries
         if isinstance(outcome, Judged) and result.verdict is not Verdict.CANNOT_DECIDE:
             result.contract, result.cap_s = outcome.contract, outcome.cap_s
+        self._tell_of(one, result, took_s)
+
+    def _tell_of(self, one: GatewayCase, result: CaseResult, took_s: float) -> None:
+        result.way = "upstream"
+        result.took_s, result.dialect = round(took_s, 2), one.dialect
+        if took_s:
+            result.wire_log = wire_log_name(one.case.id)
         self._tell(Event(event="case", id=result.id, case=result))
+
+
+def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseResult | None:
+    """The case's result, if nothing can be asked any more."""
+    finding = _finding(outcome)
+    if isinstance(finding, RefusedError) or (isinstance(finding, Finding) and not finding.failure):
+        return None
+    try:
+        bench.check_upstream()
+    except HarnessError as error:
+        return settle_case(one.case, error)
+    if isinstance(finding, Finding) and finding.failure is not Failure.HARM:
+        return None
+    end = bench.find_end(one.dialect)
+    return None if end is None else _blamed(one.case, end, bench.left_in_all())
+
+
+def _blamed(case: Case, end: End, left: int) -> CaseResult:
+    if not left:
+        result = settle_case(case, CannotDecideError(f"before any client had left, {end.told}"))
+    else:
+        said = f"after {quantity(left, 'clients')} had left in all, {end.told}"
+        result = settle_case(case, Finding(Failure.HARM, said, {}))
+        result.verdict, result.kind = Verdict.FAIL, Failure.HARM  # of a case for information, too
+        result.remedy = "find in the gateway's log what ended it when clients left"
+    result.aftermath = end.aftermath
+    return result
 
 
 def _attempt(one: GatewayCase, bench: GatewayBench) -> Outcome:
     try:
         with gevent.Timeout(one.case.limit_s + bench.answer_s, _too_long(one.case.limit_s)):
-            outcome = one.check(bench, one.dialect)
-        if _failure(outcome) is not None:
-            bench.check_upstream()
-        return outcome
+            return one.check(bench, one.dialect)
     except Exception as error:  # noqa: BLE001  a crash of the check is a result
         if not isinstance(error, CannotDecideError | RefusedError):
             traceback.print_exc()
@@ -192,10 +234,6 @@ def _attempt(one: GatewayCase, bench: GatewayBench) -> Outcome:
 
 def _too_long(limit_s: float) -> CannotDecideError:
     return CannotDecideError(f"the check was not finished within {limit_s:g} s and an answer")
-
-
-def _failure(outcome: Judged | Finding) -> Failure | None:
-    return (outcome.finding if isinstance(outcome, Judged) else outcome).failure
 
 
 def _finding(outcome: Outcome) -> Finding | Exception:
