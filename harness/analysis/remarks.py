@@ -85,7 +85,6 @@ def remarks(
             ["no request ended: there is nothing to report"] if requests.empty else [],
             [] if summary.plan_failed is None else [summary.plan_failed],
             why_schedule_means_nothing(frames, facts),
-            _ran_out(manifest),
             saturations(summary.load_processes, figures),
         ],
         "warning": [
@@ -164,15 +163,6 @@ def flags(figures: Mapping[str, Figure]) -> dict[str, str]:
                 f"{floor_name} p99 is {quantity(floor.p99, 's')}"
             )
     return found
-
-
-def _ran_out(manifest: Mapping[str, Any]) -> Iterator[str]:
-    number = (manifest.get("simulated") or {}).get("ran_out", 0)
-    if number:
-        yield (
-            f"{quantity(number, 'users')} of the simulation had no planned request left before the "
-            "load ended: requests were shorter than expected, and so was the load"
-        )
 
 
 def _about_outcomes(requests: pd.DataFrame, plan_failed: str | None) -> Iterator[str]:

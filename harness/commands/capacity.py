@@ -24,7 +24,7 @@ from harness.simulate.capacity import (
     Search,
     capacity,
     goal_of,
-    prepared_for,
+    plan_for,
 )
 from harness.simulate.simulation import resolve_simulation
 from harness.store.capacity_result import CapacityResult
@@ -48,7 +48,7 @@ def show_capacity(
         late_s=chosen.get("--late", LATE_S),
         price_hour=chosen.get("--price-hour"),
     )
-    workload = prepared_for(config).workload  # a bad one leaves no folder
+    workload = plan_for(config).workload  # a bad one leaves no folder
     folder = RunFolder.claim(choose_folder(resolve_simulation(config)))
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     with Interruption() as interruption:

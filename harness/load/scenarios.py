@@ -16,10 +16,15 @@ import gevent
 from gevent.event import Event
 from gevent.pool import Group
 
-from harness.load.users import NOT_A_FAILURE, RETRY_PAUSE_S, Director
+from harness.load.users import Director
 from harness.records import RequestRow, Role, Way
 from harness.workload.abandon import LeaveRule, PrefillPlan, RequestSpec, Storm, never
-from harness.workload.load import CancelStormLoad, ChunkFrontierLoad
+from harness.workload.load import (
+    NOT_A_FAILURE,
+    RETRY_PAUSE_S,
+    CancelStormLoad,
+    ChunkFrontierLoad,
+)
 from harness.workload.observed_latency import ObservedLatency
 
 _DIRECTOR: Final = 0  # the bystanders are numbered from 1

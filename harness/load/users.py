@@ -40,19 +40,15 @@ from harness.load.processes import (
     report_abandons,
 )
 from harness.load.session import LoadSession, canary_prompt
-from harness.records import Outcome, Protocol, RequestRow, Role
+from harness.records import Protocol, RequestRow, Role
 from harness.workload.abandon import RequestSpec, never
-from harness.workload.load import AbandonLoad
+from harness.workload.load import NOT_A_FAILURE, RETRY_PAUSE_S, AbandonLoad
 from harness.workload.plan import LoadPlan
 
-# After a refusal or a failure a user tries again after a pause: a dead server would otherwise get
-# thousands of attempts a second.
-RETRY_PAUSE_S: Final = 0.5
 # The work before and after a request takes as long as a dozen tokens. In between comes a wait,
 # however short, in which the loop stamps the tokens of other requests.
 _BREATH_S: Final = 1e-4
 _NUMBERS_PER_WORKER: Final = 1_000_000
-NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
 
 class RequestFailedError(Exception):
@@ -111,7 +107,7 @@ class AbandoningUser(PlannedUser):
             raise
         finally:
             session.canary_barrier.end_turn(self._number)
-        gevent.sleep(pause_after(self._last.outcome, load.retry_pause_s) or _BREATH_S)
+        gevent.sleep(load.pause_after(self._last.outcome) or _BREATH_S)
 
     def _ask_as_planned(self, load: AbandonLoad) -> RequestRow:
         session, n, last = self.session, self._asked, self._last
@@ -138,14 +134,6 @@ class AbandoningUser(PlannedUser):
             role=Role.CANARY,
         )
         return session.client.ask(session.issue(spec), text, never, session.keep)
-
-
-def pause_after(outcome: Outcome, retry_pause_s: float) -> float:
-    """Seconds until the next request. After a time-out the load decides: the user has waited
-    already, so there is no busy loop."""
-    if outcome in NOT_A_FAILURE:
-        return 0.0
-    return retry_pause_s if outcome is Outcome.TIMED_OUT else RETRY_PAUSE_S
 
 
 def end_load(environment: Environment) -> None:

@@ -28,9 +28,9 @@ from harness.run.progress import PrefixedProgress, Progress
 from harness.run.run_config import RunConfig
 from harness.simulate.claims import claims
 from harness.simulate.machine import Machine
+from harness.simulate.plan import Plan
 from harness.simulate.simulation import (
     Computing,
-    Prepared,
     prepare,
     resolve_simulation,
     simulate,
@@ -371,8 +371,8 @@ def capacity(config: RunConfig, question: Question, search: Search) -> CapacityR
 
 
 def _capacity(config: RunConfig, question: Question, search: Search) -> CapacityResult:
-    prepared = prepared_for(config)
-    workload, machine = prepared.workload, prepared.machine
+    plan = plan_for(config)
+    workload, machine = plan.workload, plan.machine
     assert isinstance(workload.arrivals, FlatArrivals)
     load_rate = question.rate or workload.arrivals.rate
     seeds = [workload.run.seed + number for number in range(question.seeds)]
@@ -462,15 +462,15 @@ def _extrapolated(runs: Iterable[Seen]) -> list[str]:
     return list({one.split()[1]: one for one in reversed(beyond)}.values())
 
 
-def prepared_for(config: RunConfig) -> Prepared:
+def plan_for(config: RunConfig) -> Plan:
     """Raises ConfigError for a workload that the question makes no sense of."""
     resolved = resolve_simulation(config)
     if resolved.arm_runs:
         raise ConfigError(
             f"workload {resolved.workload.name}: has arms; capacity makes three of its own"
         )
-    prepared = prepare(resolved.workload, resolved)
-    workload = prepared.workload
+    plan = prepare(resolved.workload, resolved)
+    workload = plan.workload
     if not isinstance(workload.arrivals, FlatArrivals):
         raise ConfigError(
             f"workload {workload.name}: `arrivals.kind` is `{workload.arrivals.kind}`, and "
@@ -478,7 +478,7 @@ def prepared_for(config: RunConfig) -> Prepared:
         )
     if workload.engine.faults:
         raise ConfigError(f"workload {workload.name}: `engine.faults`: capacity sets its own")
-    return prepared
+    return plan
 
 
 def one_replica(config: RunConfig, treatment: Treatment, rate: float, seed: int) -> RunConfig:

@@ -104,6 +104,9 @@ class Growth(Section):
     schedule_prompt_token: GrowthShare = 0.0
     up_to: Annotated[int, Field(ge=1)] = 1_000_000
 
+    def times(self, share: float, requests: int) -> float:
+        return 1 + share * min(requests, self.up_to)
+
 
 class Lags(Section):
     """`send_s`: the client sends → the worker hears. `deliver_s`: a step ends → the client reads
@@ -156,8 +159,6 @@ class Machine(Section):
             raise ValueError(f'a machine of kind "{self.kind}" must name its `sources`')
         if self.kind == "measured" and self.error is None:
             raise ValueError('a machine of kind "measured" must state its [error]')
-        if (self.lags is None) == (self.lags_from is None):
-            raise ValueError("give either a section [lags] or `lags_from`, a machine's name")
         return self
 
     def on_top_of(self, stated_s: Mapping[str, float], *, name: str) -> Self:
@@ -178,6 +179,8 @@ def load_machine(name_or_path: str) -> Machine:
     """With its lags, wherever they come from. Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_MACHINES, noun="machine")
     machine = validate(Machine, {"name": path.stem, **read_toml(path)}, source=str(path))
+    if (machine.lags is None) == (machine.lags_from is None):
+        raise ConfigError(f"{path}: give either a section [lags] or `lags_from`, a machine's name")
     return machine if machine.lags_from is None else _with_lags(machine, path)
 
 

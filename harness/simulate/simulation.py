@@ -1,17 +1,16 @@
 """One simulated run: plan it, have it computed, collect it. The result is a run's folder like any
 other.
 
-The harness writes `simulation.json` and `planned.parquet`, starts `python -m
-reference_engine.simulate FOLDER`, and makes the run's tables of those of its cells.
+The plan is `simulation.json`; `python -m harness.simulate FOLDER` computes it, and the run's tables
+are made of those of its cells.
 """
 
 import json
-import math
 import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -20,31 +19,19 @@ import msgspec
 
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.formatting import quantity
-from harness.records import Simulated
+from harness.records import Protocol, Simulated
 from harness.run.load_plan import fit_to_trace, make_load
 from harness.run.pipeline import FinishedRun, ReportProcess, finish, write_summary
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import PLAIN_EVERY_S, Progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.run.run_state import begin_manifest, choose_folder
-from harness.run.server import Server, engine_command
+from harness.run.server import Server
 from harness.run.settle import settle_seconds, silence_seconds
-from harness.simulate.cells import (
-    PLANNED,
-    CellFacts,
-    Gauges,
-    cell_folders,
-    join_cells,
-    load_window,
-    read_engine,
-    read_facts,
-    seen_by,
-    waits_of_missed,
-    write_plan,
-    write_planned,
-)
+from harness.simulate.cells import cell_folders, join_cells, load_window, read_facts, seen_by
 from harness.simulate.machine import LIVE_SIMULATED, Machine, load_machine
-from harness.simulate.planner import Planner, refuse_unknown
+from harness.simulate.plan import SIMULATION, Plan
+from harness.simulate.rows import CellFacts, Gauges
 from harness.store.manifest import (
     ClockCheck,
     Idle,
@@ -56,12 +43,12 @@ from harness.store.manifest import (
     status_after,
 )
 from harness.store.run_folder import RunFolder
-from harness.workload.arrivals import ClosedArrivals
+from harness.workload.abandon import StayPlan
 from harness.workload.cluster import ClusterSettings
 from harness.workload.load import AbandonLoad
 from harness.workload.target import Target
-from harness.workload.tasks import TaskText
 from harness.workload.workload import EngineSettings, Workload, as_plain_data
+from reference_engine.config import FrontendSettings
 
 POLL_S: Final = 0.1
 _TERMS: Final = {
@@ -92,28 +79,6 @@ class Computing:
         return ["--processes", str(self.processes)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """`workload` has the settings that its machine gives it."""
-
-    workload: Workload
-    machine: Machine
-    target: Target
-    planner: Planner
-
-    @property
-    def cluster(self) -> ClusterSettings:
-        return self.planner.cluster
-
-    @property
-    def settle_s(self) -> float:
-        slots = self.workload.engine.max_num_seqs or 1
-        step_s = self.machine.cost.step_s(prefill=0, decode=slots, context=0)
-        return settle_seconds(self.target, self.workload.settle, step_s) + silence_seconds(
-            self.target, self.workload
-        )
-
-
 def resolve_simulation(config: RunConfig) -> ResolvedRun:
     """Read and check all that can be checked before anything is written. Raises ConfigError."""
     resolved = resolve_run(config, simulates=True)
@@ -128,25 +93,62 @@ def resolve_simulation(config: RunConfig) -> ResolvedRun:
     return resolved
 
 
-def prepare(workload: Workload, resolved: ResolvedRun) -> Prepared:
+def prepare(workload: Workload, resolved: ResolvedRun) -> Plan:
+    """Raises ConfigError."""
     cluster = workload.simulate or ClusterSettings()
     machine = _machine_of(workload, cluster)
     engine = _engine_of(workload.engine, machine)
     workload = workload.model_copy(update={"engine": engine, "simulate": cluster})
     assert machine.lags is not None
-    refuse_unknown(workload, machine.lags.detect_s)
+    _refuse_unknown(workload, machine.lags.detect_s)
     server = _stand_in(engine, cluster)
     load = make_load(workload, resolved.target, server, resolved.folder)
     load, arrivals = fit_to_trace(workload, load, server, resolved.folder)
-    assert isinstance(load, AbandonLoad)
-    planner = Planner(
-        workload=workload,
-        load=load,
-        arrivals=None if isinstance(arrivals, ClosedArrivals) else arrivals,
+    plan = Plan(
+        workload=workload.model_copy(update={"load": load, "arrivals": arrivals}),
         machine=machine,
         arm=resolved.arm,
+        settle_s=_settle_s(workload, machine, resolved.target),
     )
-    return Prepared(workload=workload, machine=machine, target=resolved.target, planner=planner)
+    assert plan.engine is not None  # what it refuses is refused now
+    assert plan.faults is not None
+    return plan
+
+
+def _settle_s(workload: Workload, machine: Machine, target: Target) -> float:
+    slots = workload.engine.max_num_seqs or 1
+    step_s = machine.cost.step_s(prefill=0, decode=slots, context=0)
+    return settle_seconds(target, workload.settle, step_s) + silence_seconds(target, workload)
+
+
+def _refuse_unknown(workload: Workload, ways: Collection[str]) -> None:
+    """Raises ConfigError for what a simulation cannot do; `ways`: of leaving, with known lags."""
+    why = next(_refusals(workload, ways), None)
+    if why is not None:
+        raise ConfigError(f"workload {workload.name} cannot be simulated: {why}")
+
+
+def _refusals(workload: Workload, ways: Collection[str]) -> Iterator[str]:
+    load = workload.load
+    if not isinstance(load, AbandonLoad):
+        yield f"a load of kind `{load.kind}` is directed by what it sees; only `abandon` is planned"
+        return
+    engine, run = workload.engine, workload.run
+    for key, is_set, what in (
+        ("load.canaries", load.canaries, "no text is made, so there is no known answer"),
+        ("load.kill", load.kill is not None, "take `[[simulate.outages]]`"),
+        ("load.protocol", load.protocol is Protocol.GRPC, "the way over gRPC was not measured"),
+        ("run.loops", run.loops > 1, "each simulation begins anew"),
+        ("engine.workers", engine.has_tiers, "take `simulate.replicas`"),
+    ):
+        if is_set:
+            yield f"`{key}`: {what}"
+    for plan in load.leavers:
+        if plan.n > 1:
+            yield f"plan `{plan.plan}`: `n` is {plan.n}, and a simulated request has one answer"
+        if not isinstance(plan, StayPlan) and plan.way.value not in ways:
+            known = ", ".join(sorted(ways))
+            yield f"way `{plan.way}`: the lags have no `detect_s` of it; they have: {known}"
 
 
 def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
@@ -189,52 +191,6 @@ def _stand_in(engine: EngineSettings, cluster: ClusterSettings) -> Server:
     return Server(url="", model="", config=config, engine=None)
 
 
-def plan_of(prepared: Prepared) -> dict[str, Any]:
-    """The content of `simulation.json`."""
-    workload, planner, cluster = prepared.workload, prepared.planner, prepared.cluster
-    lags, load, arrivals = prepared.machine.lags, planner.load, planner.arrivals
-    assert lags is not None
-    share = cluster.share
-    retry = {"after": list(load.ask_again_after), "pause_s": load.retry_pause_s}
-    stop = load.stop_after_abandons
-    most = None if arrivals is None else arrivals.max_streams
-    return {
-        "schema_version": 1,
-        "seed": workload.run.seed,
-        "engine_flags": engine_command(workload.engine, "simulated", model=None)[3:],
-        "lags": {"name": prepared.machine.lags_from or prepared.machine.name, **lags.model_dump()},
-        "cells": [
-            {
-                "replicas": replicas,
-                "simulated": replicas,
-                "router": cluster.router,
-            }
-            for replicas in [planner.replicas_of_cell] * planner.num_cells
-        ],
-        "outages": [as_plain_data(one) for one in cluster.outages],
-        "load_s": workload.run.max_seconds,
-        "settle_s": prepared.settle_s,
-        "think": load.think,
-        "max_streams": None if most is None else math.ceil(most * share / planner.num_cells),
-        "stop_after_abandons": None if stop is None else math.ceil(stop * share),
-        "retry": retry if load.ask_again_after else None,
-        "first_token_timeout_s": workload.run.first_token_timeout_s,
-        "request_timeout_s": workload.run.total_timeout_s,
-        "keep": cluster.keep,
-        "texts": [_known(text, load) for text in planner.texts],
-    }
-
-
-def _known(text: TaskText, load: AbandonLoad) -> dict[str, Any]:
-    conditions = text.conditions(has_tasks=True)
-    return {
-        "prompt": text.prompt(text.prompt_tokens(load.prompt_tokens)),
-        "answer": text.text,
-        "stop": conditions.get("stop", []),
-        "early_stop": conditions.get("early_stop"),
-    }
-
-
 def simulate_all(
     resolved: ResolvedRun, *, progress: Progress, interruption: Interruption, computing: Computing
 ) -> FinishedRun:
@@ -257,11 +213,11 @@ def simulate(
     draws: bool = True,
 ) -> FinishedRun:
     """Raises ConfigError and TargetError if nothing was simulated; then nothing is left."""
-    prepared = prepare(resolved.workload, resolved)
+    plan = prepare(resolved.workload, resolved)
     folder = RunFolder.claim(choose_folder(resolved))
-    manifest = _begin(resolved, prepared, folder)
+    manifest = _begin(resolved, plan, folder)
     try:
-        failure = _compute(prepared, folder, progress, interruption, computing)
+        failure = _compute(plan, folder, progress, interruption, computing)
     except KeyboardInterrupt as error:  # the second Ctrl-C
         shutil.rmtree(folder.path)
         raise InterruptedRunError("interrupted: nothing was kept") from error
@@ -269,7 +225,7 @@ def simulate(
         shutil.rmtree(folder.path)
         raise
     progress.phase("collecting what was simulated")
-    _collect(prepared, folder, manifest, failure)
+    _collect(plan, resolved.target, folder, manifest, failure)
     summary = write_summary(folder)
     if draws:
         progress.phase("drawing the report")
@@ -279,11 +235,11 @@ def simulate(
     return finished
 
 
-def _begin(resolved: ResolvedRun, prepared: Prepared, folder: RunFolder) -> Manifest:
-    machine, cluster = prepared.machine, prepared.cluster
+def _begin(resolved: ResolvedRun, plan: Plan, folder: RunFolder) -> Manifest:
+    machine, cluster = plan.machine, plan.cluster
     manifest = begin_manifest(resolved, run_id=folder.name)
-    manifest.workload = as_plain_data(prepared.workload)
-    manifest.settle_s = prepared.settle_s
+    manifest.workload = as_plain_data(plan.workload)
+    manifest.settle_s = plan.settle_s
     manifest.scrape_interval_s = None
     manifest.clock = ClockCheck(name="virtual time", comparable=True)
     manifest.simulated = Simulation(
@@ -299,21 +255,17 @@ def _begin(resolved: ResolvedRun, prepared: Prepared, folder: RunFolder) -> Mani
 
 
 def _compute(
-    prepared: Prepared,
+    plan: Plan,
     folder: RunFolder,
     progress: Progress,
     interruption: Interruption,
     computing: Computing,
 ) -> WalkawayError | None:
     """Returns the interruption, if some of it was kept. Raises if there is nothing to keep."""
-    progress.phase("planning")
-    number = write_planned(folder.path / PLANNED, prepared.planner.rows())
-    if not number:
-        raise ConfigError(f"workload {prepared.workload.name}: no request is planned")
-    write_plan(folder.path, plan_of(prepared))
-    progress.phase(f"simulating {number:,} planned requests")
+    plan.write(folder.path)
+    progress.phase("simulating")
     command = python_module(
-        "reference_engine.simulate", str(folder.path), "--exit-with-stdin", *computing.flags
+        "harness.simulate", str(folder.path), "--exit-with-stdin", *computing.flags
     )
     log = folder.log("simulation")
     with Child("simulation", command, log) as child:
@@ -326,12 +278,14 @@ def _compute(
         raise TargetError(
             said if has_said_why else f"the simulation ended with code {code}: {said}"
         )
+    cells = read_facts(cell_folders(folder.path))
+    if code == 0 and not any(cell.planned for cell in cells):
+        raise ConfigError(f"workload {plan.workload.name}: no request is planned")
     if code == 0:
         return None
-    cells = read_facts(cell_folders(folder.path))
     if not cells:
         raise InterruptedRunError("interrupted before anything was simulated")
-    num_cells, load_s = prepared.planner.num_cells, prepared.workload.run.max_seconds
+    num_cells, load_s = plan.num_cells, plan.load_s
     whole = sum(cell.complete for cell in cells)
     reached_s = min([load_s, *(cell.reached_s for cell in cells)])
     if len(cells) < num_cells:  # one has not begun
@@ -385,58 +339,68 @@ def _last_words(child: Child) -> str:
 
 
 def _collect(
-    prepared: Prepared, folder: RunFolder, manifest: Manifest, failure: WalkawayError | None
+    plan: Plan,
+    target: Target,
+    folder: RunFolder,
+    manifest: Manifest,
+    failure: WalkawayError | None,
 ) -> None:
     cells = read_facts(cell_folders(folder.path))
     join_cells(folder)
-    simulated, planner = manifest.simulated, prepared.planner
-    assert simulated is not None
-    reached_s = min(cell.reached_s for cell in cells)
+    assert manifest.simulated is not None
     manifest.simulated = simulated = msgspec.structs.replace(
-        simulated,
-        simulated=planner.replicas_of_cell * len(cells),
-        reached_s=reached_s,
-        ran_out=sum(cell.ran_out for cell in cells),
+        manifest.simulated,
+        simulated=plan.replicas_of_cell * len(cells),
+        reached_s=min(cell.reached_s for cell in cells),
     )
-    manifest.target = _target(prepared, simulated, read_engine(folder.path), cells)
+    manifest.target = _target(plan, target, simulated, cells)
     manifest.idle = _idle(cells)
-    beyond = prepared.machine.range.beyond(seen_by(folder.path / "steps.parquet"))
+    beyond = plan.machine.range.beyond(seen_by(folder.path / "steps.parquet"))
     extrapolated = [f"extrapolated: {one}" for one in beyond]
     manifest.notes = list(dict.fromkeys(note for cell in cells for note in cell.notes))
-    if prepared.machine.adds_to_stated:  # it knows most of a step's length from the workload
+    if plan.machine.adds_to_stated:  # it knows most of a step's length from the workload
         manifest.notes += extrapolated
     else:
         manifest.warnings = extrapolated
     if (window := load_window(folder.path / "requests.parquet")) is not None:
         manifest.window.load_started_ns, manifest.window.load_ended_ns = window
     manifest.window.settled_ns = max(cell.reached_ns for cell in cells)
-    if planner.arrivals is not None:
-        stays, leaves = waits_of_missed(folder.path, cells)
+    if plan.arrivals is not None:
         manifest.arrivals = ScheduledArrivals(
             planned=sum(cell.planned for cell in cells),
-            max_streams=planner.arrivals.max_streams,
-            missed=MissedArrivals(to_stay_s=stays, to_leave_s=leaves),
+            max_streams=plan.arrivals.max_streams,
+            missed=MissedArrivals(
+                to_stay_s=[one_s for cell in cells for one_s in cell.missed_to_stay_s],
+                to_leave_s=[one_s for cell in cells for one_s in cell.missed_to_leave_s],
+            ),
         )
     manifest.status = status_after(failure)
     folder.write_manifest(manifest)
 
 
 def _target(
-    prepared: Prepared,
-    simulated: Simulated,
-    config: Mapping[str, Any],
-    cells: Sequence[CellFacts],
+    plan: Plan, target: Target, simulated: Simulated, cells: Sequence[CellFacts]
 ) -> TargetFacts:
-    machine, workers = prepared.machine, [one.worker for cell in cells for one in cell.before]
     return TargetFacts(
-        engine=f"{prepared.target.name}, {simulated}",
+        engine=f"{target.name}, {simulated}",
         url="",
         metrics_urls=[],
-        model=machine.model or "none",
+        model=plan.machine.model or "none",
         started_by_us=True,
-        spec=as_plain_data(prepared.target),
-        config={**config, "workers": workers},
+        spec=as_plain_data(target),
+        config=_engine_config(plan, [one.worker for cell in cells for one in cell.before]),
     )
+
+
+def _engine_config(plan: Plan, workers: Sequence[str]) -> dict[str, Any]:
+    """What a live engine says at /walkaway/config, as far as there is one here."""
+    config: dict[str, Any] = msgspec.to_builtins(plan.engine)
+    config["faults"] = msgspec.to_builtins(plan.faults)
+    config["frontend"] = FrontendSettings().shown()
+    config["bytes_are_tokens"] = True
+    if plan.texts:
+        config["teacher"] = SIMULATION
+    return config | {"workers": list(workers)}
 
 
 def _idle(cells: Sequence[CellFacts]) -> Idle:

@@ -155,14 +155,12 @@ class Probing(msgspec.Struct, kw_only=True):
 
 class Simulation(Simulated, frozen=True, kw_only=True):
     """`machine`: the whole of the machine's file. `keep`: "thin" rows have no lists of tokens.
-    `reached_s`: how far virtual time came. `ran_out`: users of a closed loop that had no planned
-    request left before the load ended."""
+    `reached_s`: how far virtual time came."""
 
     machine: dict[str, Any]
     router: str
     keep: Literal["rows", "thin"]
     reached_s: float = 0.0
-    ran_out: int = 0
 
 
 class Manifest(msgspec.Struct, kw_only=True):

@@ -31,16 +31,30 @@ STEP_LISTS: Final = [
 ]
 
 
+class TableWriter:
+    """Until it is closed, the file is called `.part`."""
+
+    def __init__(self, path: Path, record: type[msgspec.Struct]) -> None:
+        self._path, self._part = path, path.with_suffix(".part")
+        self._record, self._schema = record, schema_of(record)
+        self._writer = pq.ParquetWriter(self._part, self._schema, write_page_checksum=True)
+
+    def write(self, rows: Sequence[msgspec.Struct]) -> None:
+        """A row group."""
+        columns = zip(_columns(self._record, rows), self._schema, strict=True)
+        arrays = [pa.array(column, type=field.type) for column, field in columns]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+        self._part.replace(self._path)
+
+
 def write_table(path: Path, record: type[msgspec.Struct], rows: Iterable[msgspec.Struct]) -> None:
-    schema = schema_of(record)
-    part = path.with_suffix(".part")
-    some_left = iter(rows)
-    with pq.ParquetWriter(part, schema, write_page_checksum=True) as writer:
-        while some := list(islice(some_left, ROWS_AT_ONCE)):
-            columns = zip(_columns(record, some), schema, strict=True)
-            arrays = [pa.array(column, type=field.type) for column, field in columns]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-    part.replace(path)
+    writer, some_left = TableWriter(path, record), iter(rows)
+    while some := list(islice(some_left, ROWS_AT_ONCE)):
+        writer.write(some)
+    writer.close()
 
 
 def read_frame(

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.records import ProcessKind, Protocol
+from harness.records import Outcome, ProcessKind, Protocol
 from harness.workload.abandon import (
     AbandonPlan,
     AnyPlan,
@@ -33,6 +33,11 @@ from harness.workload.values import (
     TokenRange,
     Tokens,
 )
+
+# After a refusal or a failure a user tries again after a pause: a dead server would otherwise get
+# thousands of attempts a second.
+RETRY_PAUSE_S: Final = 0.5
+NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
 
 class Load(Section):
@@ -133,6 +138,13 @@ class AbandonLoad(Load):
 
     def streams_at_once(self, users: int) -> tuple[str, int]:
         return "`run.users`", users
+
+    def pause_after(self, outcome: Outcome) -> float:
+        """Seconds until a user's next request. After a time-out the load decides: the user has
+        waited already, so there is no busy loop."""
+        if outcome in NOT_A_FAILURE:
+            return 0.0
+        return self.retry_pause_s if outcome is Outcome.TIMED_OUT else RETRY_PAUSE_S
 
     def draw_request(
         self, *, seed: int, user: int, n: int = 0, seen: ObservedLatency

@@ -46,5 +46,10 @@ class StepEstimate:
         if gap_ns > 0:  # two tokens in one receive say nothing of the step
             self._gaps_ns.append(gap_ns)
 
+    def observe_streams(self, gap_ns: int, streams: int) -> None:
+        """One gap that this number of streams had."""
+        if gap_ns > 0:
+            self._gaps_ns.extend([gap_ns] * min(streams, _WINDOW))
+
     def median_ns(self) -> int:
         return int(statistics.median(self._gaps_ns)) if self._gaps_ns else _FIRST_STEP_NS

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.workload.load import RETRY_PAUSE_S
 from tests.e2e.running import ROOT, Run
 from tests.harness.load.asking import until_left
 from tests.harness.load.conftest import Exchange, Script, Serve
@@ -17,7 +18,6 @@ pytestmark = pytest.mark.e2e
 
 OK = b"HTTP/1.1 200 OK\r\n"
 USERS, SECONDS = 5, 2.0
-RETRY_PAUSE_S = 0.5  # of `harness.load.users`, whose import would patch this process
 WORKLOAD = f"""
 question = "What does it do with odd servers?"
 [run]

@@ -21,7 +21,6 @@ from harness.run.pipeline import FinishedRun
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import RunConfig
-from harness.simulate.planner import Planner
 from harness.simulate.simulation import Computing, resolve_simulation, simulate
 
 pytestmark = pytest.mark.e2e
@@ -102,7 +101,7 @@ def test_equal_seeds_give_equal_bytes_over_two_processes(tmp_path: Path) -> None
     folders = [tmp_path / name for name in ("one", "two")]
     for folder, processes in zip(folders, (1, 2), strict=True):
         simulated(folder, "simulate.replicas=2", "arrivals.rate=20", processes=processes)
-    for name in ("requests", "lifecycle", "steps", "planned"):
+    for name in ("requests", "lifecycle", "steps"):
         first, second = ((folder / f"{name}.parquet").read_bytes() for folder in folders)
         assert first == second, name
     workers = pq.read_table(folders[0] / "steps.parquet", columns=["worker"])["worker"]
@@ -230,16 +229,6 @@ def test_an_interrupted_run_is_of_the_cells_that_had_begun(tmp_path: Path) -> No
     num_missed = len(missed.to_stay_s) + len(missed.to_leave_s)
     assert run.manifest.arrivals.planned == len(run.requests) + num_missed
     assert max(missed.to_stay_s) < 300
-
-
-def test_users_that_run_out_of_requests_make_a_run_invalid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Planner, "_least_s", lambda *_: 3.0)  # of a load of 14 s
-    folder = tmp_path / "short"
-    simulated(folder, 'arrivals={kind="closed"}', "load.stay_tokens=10")
-    said = [one.text for one in load_run(folder).whole.validity if one.level == "invalid"]
-    assert any("had no planned request left before the load ended" in one for one in said)
 
 
 def test_an_outage_leaves_users_of_a_closed_loop_with_requests(tmp_path: Path) -> None:

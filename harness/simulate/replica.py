@@ -1,0 +1,229 @@
+"""One engine in virtual time: the live one's classes, with a clock that only moves when they sleep.
+
+    heard ──▶ inbox ──▶ step(boundary): apply, schedule, execute (the clock moves), report
+
+The engine is the same as in the worker; `step` is called for each boundary, instead of `run` for
+all. A boundary comes when the step before has ended and `between_s` has passed; if there is nothing
+to compute, with the first command. A command that is heard at the very instant of a boundary is
+applied at it, as the live inbox does.
+"""
+
+from array import array
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from random import Random
+from typing import Final, NamedTuple, NoReturn
+
+from harness.simulate.lags import NO_LAG, NS, Lag
+from harness.simulate.machine import Growth
+from harness.simulate.rows import Gauges
+from reference_engine.config import EngineConfig
+from reference_engine.core.request import Request
+from reference_engine.core.scheduler import Scheduler
+from reference_engine.core.step import Sampled, StepPlan
+from reference_engine.faults import Faults
+from reference_engine.model.runners import SimulatedRunner
+from reference_engine.model.teacher import Teacher
+from reference_engine.model.tokenizer import FIRST_WORD
+from reference_engine.protocol import Event, Output, StepRecord, StepReport
+from reference_engine.worker.engine import EngineIO, Share
+from reference_engine.worker.faults import FaultIO, FaultyEngine
+from reference_engine.worker.inbox import Command, Heard
+
+FRONTEND: Final = "frontend-0"
+
+
+class ReplicaDiedError(Exception):
+    """A fault has ended the engine."""
+
+
+class VirtualClock:
+    def __init__(self, now_ns: int) -> None:
+        self.ns = now_ns
+
+    def now_ns(self) -> int:
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += round(seconds * NS)
+
+
+class VirtualRunner(SimulatedRunner):
+    """Without a teacher it says one word again and again: nobody reads it. That never ends a
+    sequence, as the words of the simulated runner never do."""
+
+    def sample(self, plan: StepPlan) -> Sampled:
+        if self._teacher is not None:
+            return super().sample(plan)
+        tokens = {
+            request.request_id: FIRST_WORD
+            for request, count in plan.scheduled.items()
+            if count == len(request.token_ids) - request.num_computed_tokens
+        }
+        return Sampled(tokens, {})
+
+
+class StepLags(NamedTuple):
+    """As `step_s`, `between_s`, `schedule_s` and `growth` of a machine's lags."""
+
+    step: Lag = NO_LAG
+    between: Lag = NO_LAG
+    schedule: Lag = NO_LAG
+    growth: Growth = Growth()
+
+
+class TimedScheduler(Scheduler):
+    """Takes a little of a step's time to decide: what it admits is stamped later than what was
+    freed at the same boundary. The runner has so much less left to sleep, and as much more as a
+    step takes beyond its cost."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        eos_token_ids: frozenset[int],
+        clock: VirtualClock,
+        lags: StepLags,
+        random: Random,
+    ) -> None:
+        super().__init__(config, eos_token_ids)
+        self._clock = clock
+        self._lags = lags
+        self._random = random
+        self._spent_ns = 0
+
+    def schedule(self) -> StepPlan:
+        plan = super().schedule()
+        growth = self._lags.growth
+        prompt_tokens = sum(request.num_prompt_tokens for request in plan.admitted)
+        times = growth.times(growth.schedule_request, self.num_slots_used)
+        times += growth.schedule_prompt_token * prompt_tokens
+        self._spent_ns = round(self._lags.schedule.draw(self._random) * times)
+        self._clock.ns += self._spent_ns
+        return plan
+
+    def sleep_rest(self, seconds: float) -> None:
+        more_ns = self._lags.step.draw(self._random) - self._spent_ns
+        self._clock.sleep(max(0.0, seconds + more_ns / NS))
+
+
+class StepLog(NamedTuple):
+    """When each step ended, and how many tokens it sampled; step n is at n - 1."""
+
+    ended_ns: "array[int]"
+    tokens: "array[int]"
+
+
+class Stepped(NamedTuple):
+    """The outcome of a boundary; `record` is None if there was no step."""
+
+    record: StepRecord | None
+    outputs: list[Output]
+    events: list[Event]
+
+
+class Replica:
+    def __init__(
+        self,
+        name: str,
+        config: EngineConfig,
+        faults: Faults,
+        *,
+        lags: StepLags,
+        random: Random,
+        start_ns: int,
+        teacher: Teacher | None = None,
+    ) -> None:
+        self.name = name
+        self.clock = VirtualClock(start_ns)
+        self.log = StepLog(array("q"), array("i"))
+        self._lags = lags
+        self._random = random
+        self._inbox: list[tuple[int, int, Command]] = []
+        self._num_heard = 0
+        self._free_ns = start_ns
+        self._num_blocks = config.num_blocks
+        self._latest: StepReport | None = None
+        self._share = Share([], [])
+        runner = VirtualRunner(config.step_cost, lambda s: self.scheduler.sleep_rest(s), teacher)
+        self.scheduler = TimedScheduler(
+            config, runner.tokenizer.eos_token_ids, self.clock, lags, random
+        )
+        self._engine = FaultyEngine(
+            self.scheduler,
+            runner,
+            EngineIO(
+                self.clock.now_ns,
+                self._take_report,
+                self._hang_up,
+                worker=name,
+                reads_all=teacher is not None,
+            ),
+            faults=faults,
+            by=FaultIO(random, sleep=self.clock.sleep, die=self._die),
+        )
+
+    def hear(self, t_ns: int, command: Command) -> None:
+        self._num_heard += 1
+        heappush(self._inbox, (t_ns, self._num_heard, command))
+
+    def due_ns(self) -> int | None:
+        """The next boundary; None if it waits for a command that has not been sent."""
+        patience_s = self._engine.patience_s()
+        if patience_s == 0.0:
+            return self._free_ns
+        heard_ns = max(self._free_ns, self._inbox[0][0]) if self._inbox else None
+        if patience_s is None:
+            return heard_ns
+        in_time_ns = self._free_ns + round(patience_s * NS)
+        return in_time_ns if heard_ns is None else min(heard_ns, in_time_ns)
+
+    def step(self, boundary_ns: int) -> Stepped:
+        """Raises ReplicaDiedError."""
+        inbox, heard = self._inbox, list[Heard]()
+        while inbox and inbox[0][0] <= boundary_ns:
+            t_ns, _, command = heappop(inbox)
+            heard.append(Heard(t_ns, command))
+        self.clock.ns = boundary_ns
+        self._share, before = Share([], []), self._latest
+        self._engine.step(boundary_ns, heard)
+        latest = self._latest
+        record = None if latest is None or latest is before else latest.step
+        self._free_ns = self.clock.ns
+        if record is not None:
+            self.log.ended_ns.append(record.ended_ns)
+            self.log.tokens.append(len(record.sampled))
+            growth = self._lags.growth
+            times = growth.times(growth.between_request, record.num_running)
+            self._free_ns += round(self._lags.between.draw(self._random) * times)
+        return Stepped(record, self._share.outputs, self._share.events)
+
+    def request(self, request_id: str) -> Request | None:
+        return self.scheduler.requests.get(request_id)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.log.ended_ns)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._engine.patience_s() == 0.0
+
+    def gauges(self) -> Gauges:
+        """As its latest report has them."""
+        latest = self._latest
+        return Gauges(
+            worker=self.name,
+            free_blocks=self._num_blocks if latest is None else latest.free_blocks,
+            running=0 if latest is None else latest.num_running,
+            waiting=0 if latest is None else latest.num_waiting,
+        )
+
+    def _take_report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+        self._latest = report
+        self._share = shares.get(FRONTEND, self._share)
+
+    def _die(self) -> NoReturn:
+        raise ReplicaDiedError
+
+    def _hang_up(self, _frontend: str, why: str) -> None:
+        raise AssertionError(why)

@@ -1,1 +1,0 @@
-"""The engine in virtual time: its own scheduler, cache, faults and way of a cancel, no waiting."""
