@@ -121,7 +121,7 @@ def test_a_cell_reads_the_plan_as_it_was_written(
         ("open_loop", ["simulate.simulated=2"], "there are only 1 `replicas`"),
         ("open_loop", ["simulate.router=fastest"], "must be one of"),
         ("open_loop", ["engine.faults=['compute-refused']"], "a simulation does not have"),
-        ("open_loop", ["engine.max_num_batched_tokens=1", "engine.enable_chunked_prefill=false"], "the engine refuses its settings"),
+        ("open_loop", ["engine.enable_chunked_prefill=false"], "the engine refuses its settings"),
         ("retry_outage", ["simulate.outages=[{at_s=1, kind='drain', share=1, rolling=true}]"],
          "needs `back_after_s`"),
     ],

@@ -30,7 +30,12 @@ LAGS = Lags(
     schedule_s=[0.0, 0.0],
     rest_s=[0.0, 0.0],
 )
-LEAVES = {"way": Way.FIN, "plan": "tokens:5", "planned_abandon": 5, "think_fraction": 0.0}
+LEAVES: dict[str, Any] = {
+    "way": Way.FIN,
+    "plan": "tokens:5",
+    "planned_abandon": 5,
+    "think_fraction": 0.0,
+}
 
 
 class Played:
@@ -123,7 +128,7 @@ def test_a_request_that_was_left_on_its_way_to_nobody_is_over(way: Way) -> None:
     detect_s = {name: [0.002, 0.002] for name in ("fin", "cancel", "half_close")}
     lags = LAGS.model_copy(update={"send_s": [0.1, 0.1], "detect_s": detect_s})
     gone = {"at_s": 0.05, "kind": "die", "share": 1.0}
-    leaves = {"planned_abandon": 0, "pause": 60 * MS, "way": way}
+    leaves: dict[str, Any] = {"planned_abandon": 0, "pause": 60 * MS, "way": way}
     [row] = Played(
         made(0, offset_s=0.0, plan="time", **leaves), lags=lags, cluster={"outages": [gone]}
     ).rows

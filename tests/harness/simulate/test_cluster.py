@@ -217,8 +217,7 @@ def test_what_memory_cannot_hold_is_refused() -> None:
 
 
 def test_an_open_loop_holds_what_replicas_cannot_answer() -> None:
-    run = {"most_streams": 100_000}
-    many = {"load_s": 100.0, "run": run}
+    many: dict[str, Any] = {"load_s": 100.0, "run": {"most_streams": 100_000}}
     light = made_plan(arrivals={"rate": 1.0, "max_streams": 100_000}, **many)
     more = made_plan(arrivals={"rate": 500.0, "max_streams": 100_000}, **many)
     limited = made_plan(arrivals={"rate": 500.0, "max_streams": 2}, **many)

@@ -3,6 +3,8 @@
 A step takes 10 ms and 1 ms lies between two.
 """
 
+from typing import Any
+
 import pytest
 
 from harness.workload.tasks import Task, TaskText
@@ -17,7 +19,7 @@ MIX = [
 LOAD = {"abandon_after_tokens": [], "mix": MIX, "stay_tokens": 800, "answer_tokens": 800}
 
 
-def played(*requests: dict[str, object]) -> Played:
+def played(*requests: dict[str, Any]) -> Played:
     rows = [made(n, offset_s=0.0, **settings) for n, settings in enumerate(requests)]
     engine = {"max_model_len": 1024, "num_blocks": 256, "max_num_batched_tokens": 512}
     return Played(*rows, load=LOAD, engine=engine)
