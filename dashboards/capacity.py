@@ -6,8 +6,8 @@ from typing import Any
 from dashboards.figures.canvas import BLUE, ORANGE, VERMILION, Figure, canvas, whiskers
 from dashboards.page import document, save
 from dashboards.sections.section import Picture, Section, Table
-from harness.export.capacity import NEED_COLUMNS, need_cells, whole
 from harness.store.capacity_result import CapacityResult, Estimate, Need, read_capacity
+from harness.text.capacity import NEED_COLUMNS, need_cells, whole
 
 
 def write_capacity(folder: Path, output: Path) -> None:

@@ -11,10 +11,8 @@ from typing import Any, Final
 from dashboards.page import document, save
 from dashboards.sections.comparison import Side, Sides, against, sections
 from dashboards.sections.section import Table
-from harness.analysis.compare import Pair, Standing, standing
 from harness.analysis.tokens import COUNTED_BY
-from harness.errors import ConfigError
-from harness.export.comparison import (
+from harness.compare.comparison import (
     BASELINE,
     CANDIDATE,
     Comparison,
@@ -24,6 +22,8 @@ from harness.export.comparison import (
     steps_differ,
     times,
 )
+from harness.compare.pairs import Pair, Standing, standing
+from harness.errors import ConfigError
 from harness.export.library import Run, load_run
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
 from harness.metrics import METRICS, headline_figures, spoken

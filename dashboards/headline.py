@@ -1,20 +1,10 @@
 """The cards of a report's first screen: each headline figure, how sure it is, and what a good
-server would show. `harness.export.headline` has the sentences.
+server would show. `harness.text.headlines` has the sentences.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from harness.export.headline import (
-    NOTHING,
-    Metrics,
-    amounts,
-    ghost_count,
-    has_quantiles,
-    known_leaks,
-    left_requests,
-    level,
-)
 from harness.formatting import bounded, figure_of, interval, is_p99_the_largest, number, quantity
 from harness.metrics import (
     CANCEL_LATENCY,
@@ -24,6 +14,16 @@ from harness.metrics import (
     titled,
 )
 from harness.records import Metric
+from harness.text.headlines import (
+    NOTHING,
+    Metrics,
+    amounts,
+    ghost_count,
+    has_quantiles,
+    known_leaks,
+    left_requests,
+    level,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,17 +21,17 @@ from dashboards.sections.tables import (
 )
 from dashboards.sections.waste import waste
 from dashboards.verdict import trust, trust_of_arms, verdict_of
-from harness.analysis.compare import headline_differences, is_certain
 from harness.analysis.tokens import COUNTED_BY
-from harness.export.headline import report_sentence
+from harness.compare.pairs import headline_differences, is_certain
 from harness.export.library import Run, load_remains
-from harness.export.tables import client_facts
 from harness.formatting import bounded, quantity, spoken_outcome
 from harness.metrics import headline_figures, spoken
 from harness.records import ArmsSummary, is_disaggregated
 from harness.store.conform_result import conformance_beside
 from harness.store.manifest import Manifest
 from harness.store.remains import NOT_KNOWN
+from harness.text.headlines import report_sentence
+from harness.text.tables import client_facts
 
 CONFIG_SHOWN: Final = (
     ("runner", "{} runner"),

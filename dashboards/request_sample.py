@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from harness.analysis.cancellation import is_unfinished
+from harness.analysis.cancellations import is_unfinished
 from harness.analysis.tokens import without_tokens
 from harness.export.library import Run
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS

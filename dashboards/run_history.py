@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from harness.analysis.comparable import Conditions, ends_line, manifest_remarks, why_not_figures
-from harness.analysis.compare import Limits, limits_of
+from harness.compare.comparable import Conditions, ends_line, manifest_remarks, why_not_figures
+from harness.compare.pairs import Limits, limits_of
 from harness.errors import ConfigError, in_words
 from harness.gate.judge import Measured
 from harness.gate.run import read_run

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from harness.analysis.facts import ON_CPU
 from harness.analysis.load_side import saturations
 from harness.analysis.remarks import MOST_WARM_UP
+from harness.analysis.run_facts import ON_CPU
 from harness.errors import ConfigError
 from harness.export.library import Run
-from harness.export.tables import steady_in_words
 from harness.formatting import DASH, figure_of, number, quantity, spoken_outcome
 from harness.gate.judge import Check, Judgement, judge, refuse
 from harness.gate.judge import Verdict as GateVerdict
@@ -29,6 +28,7 @@ from harness.gate.reports import gravest_first
 from harness.gate.run import read_run
 from harness.records import WENT_WRONG, ArmsSummary, Summary
 from harness.store.run_folder import UnusableRunError
+from harness.text.tables import steady_in_words
 
 FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
 MOST_FULL: Final = 0.05  # of the load

@@ -78,7 +78,7 @@ def _open_what_is_closed() -> None:
 def _do() -> int:
     """Typer ends with SystemExit, and so do Typer and Rich where the reader of an output has gone:
     that is said here."""
-    from harness.commands.verbs import app
+    from harness.commands.index import app
 
     try:
         app(prog_name="walkaway")

@@ -5,7 +5,7 @@ import math
 import re
 from typing import Final
 
-from reference_engine.runtime.discovery import read_path
+from reference_engine.dynamo.discovery import read_path
 from reference_engine.serve.settings import WorkerAddress
 
 MAX_PORT: Final = 65535

@@ -24,9 +24,9 @@ from harness.export.library import load_run
 from harness.metrics import CANCEL_LATENCY
 from harness.records import LifecycleEvent, Way
 from reference_engine.faults import Faults
+from tests.harness.client.asking import SPEC, Client, two_tokens
+from tests.harness.client.conftest import ScriptedServer
 from tests.harness.documents import README, ROOT
-from tests.harness.load.asking import SPEC, Client, two_tokens
-from tests.harness.load.conftest import ScriptedServer
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, respond
 from tests.reference_engine.serve.test_detection import FakeTransport
 from tests.reference_engine.stepped_engine import Bench, abort, add

@@ -13,11 +13,11 @@ from locust.env import Environment  # noqa: TID251
 from locust.runners import WorkerRunner  # noqa: TID251
 
 from harness.errors import ConfigError
-from harness.experiments.directors import OccupancyDirector, SlotRecoveryDirector
-from harness.load.open_loop import OpenLoopDirector, deal_out, share_out
-from harness.load.options import add_arguments, check_host_is_named, load_plan, read_order
-from harness.load.scenarios import CancelStormDirector, ChunkFrontierDirector
-from harness.load.users import AbandoningUser, PlannedUser, prepare
+from harness.locust.directors import OccupancyDirector, SlotRecoveryDirector
+from harness.locust.open_loop import OpenLoopDirector, deal_out, share_out
+from harness.locust.options import add_arguments, check_host_is_named, load_plan, read_order
+from harness.locust.scenarios import CancelStormDirector, ChunkFrontierDirector
+from harness.locust.users import AbandoningUser, PlannedUser, prepare
 from harness.web.page import extend_page, report_outcomes
 from harness.workload.load import (
     AbandonLoad,

@@ -26,8 +26,8 @@ from dashboards.figures.canvas import (
 )
 from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
-from harness.analysis.cancel import latency_sample
-from harness.analysis.cancellation import was_cancelled
+from harness.analysis.cancel_figures import latency_sample
+from harness.analysis.cancellations import was_cancelled
 from harness.metrics import CANCEL_LATENCY_STEPS
 from harness.records import TrialArm
 from harness.stats import Curve

@@ -20,7 +20,7 @@ from dashboards.figures.canvas import (
     plain,
     whiskers,
 )
-from harness.analysis.compare import FEWEST_ROUNDS, Standing
+from harness.compare.pairs import FEWEST_ROUNDS, Standing
 from harness.formatting import number, quantity
 from harness.stats import mean_ci95
 

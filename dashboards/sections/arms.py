@@ -13,7 +13,7 @@ from dashboards.sections.section import (
     ladder_pictures,
     section,
 )
-from harness.analysis.compare import FEWEST_ROUNDS, headline_differences, is_certain
+from harness.compare.pairs import FEWEST_ROUNDS, headline_differences, is_certain
 from harness.export.library import Run
 from harness.formatting import DASH, change_in_words, figure_of
 from harness.metrics import METRICS, headline_figures

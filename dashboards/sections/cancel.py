@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards.figures import curves
 from dashboards.figures.ladders import ladders
 from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
-from harness.analysis.cancellation import was_cancelled
+from harness.analysis.cancellations import was_cancelled
 from harness.analysis.probe_train import probes
 from harness.export.library import Run
 from harness.formatting import DASH, figure_of

@@ -19,10 +19,10 @@ from dashboards.sections.section import (
     section,
 )
 from dashboards.sections.waste import PARTS as WASTE_PARTS
-from harness.analysis.cancel import latency_sample
-from harness.analysis.compare import Limits, Pair, standing
+from harness.analysis.cancel_figures import latency_sample
+from harness.compare.comparison import Comparison, name_of, singles, steps_differ, times
+from harness.compare.pairs import Limits, Pair, standing
 from harness.errors import ConfigError
-from harness.export.comparison import Comparison, name_of, singles, steps_differ, times
 from harness.export.library import Run
 from harness.formatting import between, bounded
 from harness.metrics import CANCEL_LATENCY, METRICS

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dashboards.figures import dots
 from dashboards.sections.section import Part, Picture, Section, Table, section
 from harness.export.library import Run
-from harness.export.tables import SavingsByArm, savings_by_arm, savings_columns, savings_rows
+from harness.text.tables import SavingsByArm, savings_by_arm, savings_columns, savings_rows
 
 
 def sections(run: Run) -> list[Section]:

@@ -15,7 +15,7 @@ from dashboards.figures.canvas import BLUE, GREEN, HEIGHT_PX, ORANGE, Floats
 from dashboards.figures.ladders import ladders
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
 from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
-from harness.analysis.facts import run_facts
+from harness.analysis.run_facts import run_facts
 from harness.analysis.scraped import Readings, readings_of
 from harness.analysis.timeline import level_of_all
 from harness.export.library import Run

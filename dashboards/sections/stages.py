@@ -9,7 +9,7 @@ import pandas as pd
 
 from dashboards.figures.bars import STAGE_ROWS, STAGES, cancel_stages, open_at_most, stage_parts
 from dashboards.sections.section import Part, Picture, Table, section, why_not
-from harness.analysis.cancel import stages_reached
+from harness.analysis.cancel_figures import stages_reached
 from harness.analysis.figure import Sample, describe
 from harness.analysis.timeline import StepTimes, WorkerSteps
 from harness.export.library import Run

@@ -7,7 +7,9 @@ import msgspec
 
 from dashboards.sections.section import Cell, Table
 from dashboards.verdict import Verdict
-from harness.export.tables import (
+from harness.formatting import DASH, bounded, interval, quantity, unit_in_figure
+from harness.records import Agreement, ArmSummary, Audit, Metric, Summary, Value
+from harness.text.tables import (
     AGREEMENT_COLUMNS,
     AUDIT_COLUMNS,
     REPLICA_COLUMNS,
@@ -19,8 +21,6 @@ from harness.export.tables import (
     value_cells,
     value_columns,
 )
-from harness.formatting import DASH, bounded, interval, quantity, unit_in_figure
-from harness.records import Agreement, ArmSummary, Audit, Metric, Summary, Value
 
 SIDE_BY_SIDE: Final = (
     "Each figure is of all rounds together. Under it, against the reference: the ratio (or where a "

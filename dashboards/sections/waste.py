@@ -9,7 +9,7 @@ import pandas as pd
 from dashboards.figures.bars import WasteBar, waste_bars
 from dashboards.sections.cancel import PHASES
 from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
-from harness.analysis.cancellation import is_unfinished
+from harness.analysis.cancellations import is_unfinished
 from harness.export.library import Run
 from harness.formatting import quantity
 

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.black_box import Outside
-from harness.analysis.cancellation import branches_of, ends_of
-from harness.analysis.facts import Facts, is_among
+from harness.analysis.cancellations import branches_of, ends_of
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
 from harness.analysis.probe_train import Train, probes
+from harness.analysis.run_facts import Facts, is_among
 from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY

@@ -27,7 +27,6 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.agreement import left_on_the_server
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.open_requests import (
     LEFT,
@@ -38,6 +37,7 @@ from harness.analysis.open_requests import (
     most_open,
     open_in_run,
 )
+from harness.analysis.run_facts import Facts
 from harness.analysis.scraped import readings_of
 from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import (

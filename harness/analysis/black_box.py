@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.counters import wasted_by_counter, wasted_in_all
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable, with_other
 from harness.analysis.littles_law import (
     Balance,
@@ -28,6 +27,7 @@ from harness.analysis.littles_law import (
 from harness.analysis.occupancy import NO_ROUNDS, Rounds, ghost_rate_of, rounds_of
 from harness.analysis.open_requests import LEFT, is_unopened, num_abandoned, open_in_run
 from harness.analysis.probe_train import NO_PROBES, Train, cancel_latency, train_of
+from harness.analysis.run_facts import Facts
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY, GHOST_RATE

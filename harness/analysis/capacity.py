@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, reading, sampled
 from harness.analysis.gpu import change_times_ns, gpu_figures
+from harness.analysis.run_facts import Facts
 from harness.analysis.scraped import readings_of, scrape_times_ns
 from harness.analysis.timeline import num_sampled
 from harness.analysis.tokens import tokens_read

@@ -9,10 +9,10 @@ from typing import Final
 
 import pandas as pd
 
-from harness.analysis.cancel import NOBODY_LEFT
-from harness.analysis.facts import Facts
+from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, with_other
 from harness.analysis.open_requests import LEFT, num_abandoned
+from harness.analysis.run_facts import Facts
 from harness.analysis.tokens import prompt_total, tokens_read
 from harness.metrics import WASTED_TOKENS
 from harness.records import GAUGES, Metric, Outcome

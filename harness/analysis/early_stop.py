@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figures, NotMeasurable, proportion, reading, same_reason
+from harness.analysis.run_facts import Facts
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, TaskSavings
 from harness.stats import Ints, ratio_ci95

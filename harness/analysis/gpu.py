@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, same_reason
+from harness.analysis.run_facts import Facts
 from harness.metrics import ENERGY_PER_TOKEN
 from harness.records import Metric
 from harness.stats import Bools, Floats, Ints

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts, is_among
 from harness.analysis.figure import Figures, Sample, proportion, sampled
+from harness.analysis.run_facts import Facts, is_among
 from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
 from harness.analysis.figure import (
     Figure,
     Figures,
@@ -22,6 +21,7 @@ from harness.analysis.figure import (
     same_reason,
     sampled,
 )
+from harness.analysis.run_facts import Facts
 from harness.analysis.timeline import computed_tokens
 from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
 from harness.records import Metric, Outcome, Remark, Role

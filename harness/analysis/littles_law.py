@@ -39,9 +39,9 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.open_requests import OpenRequests, most_open, open_in_run, open_requests
+from harness.analysis.run_facts import Facts
 from harness.analysis.scraped import Readings, met_step_s, readings_of
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
 from harness.records import Metric

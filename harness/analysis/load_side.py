@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure
 from harness.analysis.open_requests import most_open
+from harness.analysis.run_facts import Facts
 from harness.analysis.tokens import read_by
 from harness.formatting import quantity
 from harness.records import LoadSide, Metric, Role, Steady

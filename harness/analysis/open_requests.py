@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from harness.analysis.facts import Facts
+from harness.analysis.run_facts import Facts
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, Way, WireClose
 from harness.stats import NEVER, Floats, Ints

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancel import NOBODY_LEFT
-from harness.analysis.facts import Facts, is_among
+from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.figure import Figures, Sample, proportion, same_reason, sampled
+from harness.analysis.run_facts import Facts, is_among
 from harness.analysis.timeline import StepTimes, timeline
 from harness.stats import Ints
 from harness.store.frames import RunFrames

@@ -10,7 +10,6 @@ import pandas as pd
 
 from harness.analysis.agreement import disagreements
 from harness.analysis.early_stop import EARLY_STOP_FIGURES
-from harness.analysis.facts import Facts
 from harness.analysis.figure import Figure, Figures, NotMeasurable
 from harness.analysis.gpu import FEWEST_CHANGES
 from harness.analysis.kills import KillEffects, about_kills
@@ -29,6 +28,7 @@ from harness.analysis.plan_failure import (
     textless_answers,
 )
 from harness.analysis.probe_train import Train
+from harness.analysis.run_facts import Facts
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.tokens import (
     COUNTED_BY,

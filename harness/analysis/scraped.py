@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts
+from harness.analysis.run_facts import Facts
 from harness.analysis.tokens import token_gaps
 from harness.records import has_labels, page_of
 from harness.stats import Floats, Ints

@@ -19,13 +19,13 @@ from harness.analysis.black_box import (
     seen_from_outside,
     with_methods,
 )
-from harness.analysis.cancel import (
+from harness.analysis.cancel_figures import (
     cancel_figures,
     latency_by,
     storm_figures,
     waste_by_abandon_point,
 )
-from harness.analysis.cancellation import cancellations
+from harness.analysis.cancellations import cancellations
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
 from harness.analysis.counters import count_figures, wasted_prompts_by_counter
 from harness.analysis.early_stop import (
@@ -34,7 +34,6 @@ from harness.analysis.early_stop import (
     savings_by_task,
     whole_answers_rate,
 )
-from harness.analysis.facts import Facts, run_facts
 from harness.analysis.figure import Figures, NotMeasurable, same_reason
 from harness.analysis.kills import KillEffects, kill_effects, kill_figures
 from harness.analysis.latency import (
@@ -51,6 +50,7 @@ from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
 from harness.analysis.replicas import by_replica, over_replicas
+from harness.analysis.run_facts import Facts, run_facts
 from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
 from harness.metrics import METRICS, WASTED_TOKENS
 from harness.records import Metric, Outcome, Simulated, Summary

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.facts import Facts, is_among
 from harness.analysis.gpu import energy_curves
+from harness.analysis.run_facts import Facts, is_among
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames

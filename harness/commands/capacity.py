@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands.run_table import first_that_fits, grid
-from harness.export.capacity import NEED_COLUMNS, need_cells
 from harness.formatting import DASH
 from harness.run.process import Interruption, become, python_module
 from harness.run.progress import ProgressConsole, choose_progress
@@ -29,6 +28,7 @@ from harness.simulate.capacity import (
 from harness.simulate.simulation import resolve_simulation
 from harness.store.capacity_result import CapacityResult
 from harness.store.run_folder import RunFolder
+from harness.text.capacity import NEED_COLUMNS, need_cells
 
 # Left out one by one on too narrow a terminal: without them the needs are still there.
 SPARED: Final = ("wasted tokens", "more (95 %)", "requests/s", "a month (95 %)")

@@ -10,10 +10,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.compare import is_sure
 from harness.commands.run_table import LEVEL_STYLE, first_that_fits, grid, statement
-from harness.errors import ConfigError
-from harness.export.comparison import (
+from harness.compare.comparison import (
     BASELINE,
     CANDIDATE,
     CERTAIN,
@@ -23,6 +21,8 @@ from harness.export.comparison import (
     not_compared,
     steps_differ,
 )
+from harness.compare.pairs import is_sure
+from harness.errors import ConfigError
 from harness.export.library import load_run
 from harness.formatting import shift_in_words
 

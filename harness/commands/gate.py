@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.compare import FEWEST_ROUNDS
+from harness.compare.pairs import FEWEST_ROUNDS
 from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.gate.baseline import (

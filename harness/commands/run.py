@@ -98,7 +98,7 @@ def demo(
 
     Example: walkaway demo --set run.users=16
     """
-    from harness.commands.finished_run import run_and_show
+    from harness.commands.run_and_show import run_and_show
     from harness.http_client import typed_command
     from harness.run.run_config import RunConfig
 
@@ -144,7 +144,7 @@ def run(  # noqa: PLR0913  one argument a flag
 
     Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
     """
-    from harness.commands.finished_run import cancellation_settings, run_and_show
+    from harness.commands.run_and_show import cancellation_settings, run_and_show
     from harness.http_client import check_ca_file, parse_headers, typed_command
     from harness.run.run_config import RunConfig
 

@@ -11,23 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from harness.analysis.comparable import why_not_figures
-from harness.analysis.compare import headline_differences, is_certain
-from harness.export.headline import arm_sentences, headline_sentences
-from harness.export.tables import (
-    AGREEMENT_COLUMNS,
-    REPLICA_COLUMNS,
-    STAGE_COLUMNS,
-    agreement_cells,
-    audit_cells,
-    replica_rows,
-    savings_by_arm,
-    savings_columns,
-    savings_rows,
-    stage_cells,
-    value_cells,
-    value_columns,
-)
+from harness.compare.comparable import why_not_figures
+from harness.compare.pairs import headline_differences, is_certain
 from harness.formatting import (
     DASH,
     bounded,
@@ -43,6 +28,21 @@ from harness.formatting import (
 )
 from harness.metrics import METRICS, headline_figures, headlines
 from harness.records import ArmsSummary, Metric, Remark, Summary, Value
+from harness.text.headlines import arm_sentences, headline_sentences
+from harness.text.tables import (
+    AGREEMENT_COLUMNS,
+    REPLICA_COLUMNS,
+    STAGE_COLUMNS,
+    agreement_cells,
+    audit_cells,
+    replica_rows,
+    savings_by_arm,
+    savings_columns,
+    savings_rows,
+    stage_cells,
+    value_cells,
+    value_columns,
+)
 
 MOST_ROWS: Final = 12
 MOST_EFFECTS: Final = 6  # lines

@@ -88,7 +88,7 @@ def simulate(  # noqa: PLR0913  one argument a flag
     Example: walkaway simulate cluster --processes 2
     """
 
-    from harness.commands.finished_run import show_finished
+    from harness.commands.run_and_show import show_finished
     from harness.http_client import typed_command
     from harness.run.process import Interruption
     from harness.run.progress import ProgressConsole, choose_progress

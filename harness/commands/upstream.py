@@ -89,7 +89,7 @@ def upstream(  # noqa: PLR0913  one argument a flag
     """
     import asyncio
 
-    from harness.load.fd_limit import allow_streams
+    from harness.client.fd_limit import allow_streams
     from harness.upstream.scheduler import Pace
     from harness.upstream.server import Settings, serve
 

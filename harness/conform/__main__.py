@@ -16,6 +16,10 @@ from pathlib import Path
 import gevent
 import msgspec
 
+from harness.client.fd_limit import allow_streams
+from harness.client.lag import LagWatch
+from harness.client.session import LoadSession
+from harness.client.wire_log import WireLog, masked, secrets_of
 from harness.conform.bench import Bench
 from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
@@ -23,17 +27,13 @@ from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gateway.run import run_gateway
 from harness.conform.gently import GENTLE_ID, watch_gently
 from harness.conform.known import Known
-from harness.conform.order import Event, Order
+from harness.conform.messages import Event, Order
 from harness.conform.pages import Pages
 from harness.conform.turn import Turns
 from harness.errors import TargetError
-from harness.experiments.facts import COUNT_S, QUICK_COUNT_S, find_facts
+from harness.experiments.idle_server import COUNT_S, QUICK_COUNT_S, find_facts
 from harness.experiments.outcome import CannotDecideError
 from harness.http_client import read_api_key, request_headers
-from harness.load.fd_limit import allow_streams
-from harness.load.lag import LagWatch
-from harness.load.session import LoadSession
-from harness.load.wire_log import WireLog, masked, secrets_of
 from harness.records import Protocol
 from harness.store.conform_result import CaseResult
 from harness.workload.plan import LoadPlan
@@ -53,7 +53,7 @@ def main() -> None:
     tell = partial(_tell, output=_claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:
-        from harness.load.kserve import use_gevent  # its packages are an extra
+        from harness.client.kserve import use_gevent  # its packages are an extra
 
         use_gevent()
     if order.upstream is not None:

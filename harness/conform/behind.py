@@ -10,7 +10,7 @@ import msgspec
 from harness.conform.config import ConformConfig
 from harness.conform.contact import Contact
 from harness.conform.gateway.usage import read_usage
-from harness.conform.order import Order, UpstreamAt
+from harness.conform.messages import Order, UpstreamAt
 from harness.errors import ConfigError
 from harness.http_client import why_unreached
 from harness.records import Protocol

@@ -17,28 +17,28 @@ from typing import Final
 
 import httpx
 
+from harness.client.http2 import Http2Client, NoHttp2Error
+from harness.client.lag import LagWatch
+from harness.client.session import LoadSession
+from harness.client.wire_log import WireLog
 from harness.collect.source import SourceError
 from harness.conform.cleaning import Cleaning
 from harness.conform.known import Known
-from harness.conform.order import Order
+from harness.conform.messages import Order
 from harness.conform.pages import Pages
 from harness.conform.recoveries import Recoveries
 from harness.experiments.admission import Admission
 from harness.experiments.capacity import Capacity
-from harness.experiments.facts import MOST_SLOTS, Facts, find_facts
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Held
+from harness.experiments.idle_server import MOST_SLOTS, Facts, find_facts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.pace import PaceWatcher
 from harness.experiments.quiet import Meter, QuietWatcher, meters_of
 from harness.experiments.streams import Streams
 from harness.http_client import read_api_key
-from harness.load.http2 import Http2Client, NoHttp2Error
-from harness.load.lag import LagWatch
-from harness.load.session import LoadSession
-from harness.load.wire_log import WireLog
 
 SOME_STREAMS: Final = 8  # that run meanwhile, on a server without a known number of slots
 CROWD: Final = 16  # clients that come at once, on a server without one

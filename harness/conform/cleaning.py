@@ -7,13 +7,13 @@ import time
 from heapq import heapreplace
 from typing import Final
 
-from harness.experiments.facts import PROMPT_TOKENS, was_refused
+from harness.client.live_stream import join_all
+from harness.client.session import canary_prompt
+from harness.experiments.idle_server import PROMPT_TOKENS, was_refused
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S, SLOWER
 from harness.experiments.streams import Streams
-from harness.load.live import join_all
-from harness.load.session import canary_prompt
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Aftermath
 

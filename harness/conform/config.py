@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from harness.client.wire_log import MASK
 from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, is_meant, select
 from harness.conform.cases import load_cases
@@ -17,7 +18,6 @@ from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.errors import ConfigError
-from harness.load.wire_log import MASK
 from harness.place import LOAD_THIS_HOST
 from harness.run.run_config import ServerConfig
 from harness.workload.workload import EngineSettings

@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
+from harness.client.wire_log import masked
 from harness.collect.scrape import read_roles
 from harness.collect.source import Notes
 from harness.errors import ConfigError, TargetError
 from harness.experiments.patience import READY_S
-from harness.load.wire_log import masked
 from harness.records import Protocol
 from harness.run.first_answers import check_requests
 from harness.run.loading import unready_answer, wait_for_page, wait_while_loading

@@ -14,9 +14,10 @@ from typing import Final, Protocol
 
 import msgspec
 
+from harness.client.wire_log import masked
 from harness.conform.case import Case, Selection
 from harness.conform.config import ConformConfig
-from harness.conform.order import Event, Order
+from harness.conform.messages import Event, Order
 from harness.conform.pacing import Standing, time_left, typical_times
 from harness.conform.sentence import sentence
 from harness.conform.verdict import (
@@ -29,7 +30,6 @@ from harness.conform.verdict import (
 )
 from harness.errors import InterruptedRunError, TargetError
 from harness.experiments.outcome import CannotDecideError, HarnessError, RefusedError
-from harness.load.wire_log import masked
 from harness.run.process import Child, Interruption, python_module
 from harness.store.conform_result import CaseResult, ConformResult, Verdict
 from harness.store.run_folder import RunFolder

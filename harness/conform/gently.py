@@ -7,16 +7,16 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from harness.client.session import LoadSession
 from harness.conform.case import ABORT, Case, never_checked
 from harness.conform.cases.leaks import MOST_GHOSTS
 from harness.conform.finding import Evidence, Finding
-from harness.conform.order import Order
+from harness.conform.messages import Order
 from harness.conform.verdict import settle_case
 from harness.experiments.gentle import Terms, serves, watch
 from harness.experiments.gentle_plan import Gentle, is_look
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
-from harness.load.session import LoadSession
 from harness.records import Disconnect
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Level, Verdict
 

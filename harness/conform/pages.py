@@ -8,10 +8,10 @@ from typing import Final
 import gevent
 import httpx
 
+from harness.client.session import asking_client
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.load.session import asking_client
 from harness.records import MetricSample
 from harness.workload.plan import LoadPlan
 

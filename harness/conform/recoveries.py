@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from harness.client.live_stream import LiveStream
+from harness.client.wire_log import WireLog
 from harness.conform.finding import Finding
 from harness.conform.judgement import (
     AT_ONCE,
@@ -25,8 +27,6 @@ from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams
-from harness.load.live import LiveStream
-from harness.load.wire_log import WireLog
 from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
 

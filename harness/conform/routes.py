@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 import httpx
 
+from harness.client.chunk import DONE, NONSENSE
+from harness.client.dialect import dialect_of, request_body
+from harness.client.loose import values_of
+from harness.client.session import asking_client
+from harness.client.sse import EndlessEventError, Event, events_of
 from harness.conform.known import Known
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import why_unread
-from harness.load.chunk import DONE, NONSENSE
-from harness.load.dialect import dialect_of, request_body
-from harness.load.loose import values_of
-from harness.load.session import asking_client
-from harness.load.sse import EndlessEventError, Event, events_of
 from harness.records import Delivery
 from harness.run.settle import read_health
 from harness.workload.plan import LoadPlan

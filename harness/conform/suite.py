@@ -13,6 +13,7 @@ from typing import Final
 import httpx
 import msgspec
 
+from harness.client.wire_log import masked, secrets_of
 from harness.conform.behind import order_for_gateway
 from harness.conform.case import CASES, Case, Selection
 from harness.conform.config import ConformConfig, chosen_cases
@@ -21,11 +22,10 @@ from harness.conform.following import Show, Suite
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gently import GENTLE_ID
-from harness.conform.order import Order
+from harness.conform.messages import Order
 from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import check_target_url
-from harness.load.wire_log import masked, secrets_of
 from harness.place import check_host
 from harness.run.preflight import published_context, published_slots
 from harness.run.process import Interruption

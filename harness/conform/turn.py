@@ -12,17 +12,17 @@ from typing import Final, TypeGuard
 import gevent
 from gevent.event import Event
 
+from harness.client.session import LoadSession
+from harness.client.wire_log import masked
 from harness.conform.bench import Bench
 from harness.conform.case import Case, Check
 from harness.conform.finding import Finding
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
 from harness.conform.verdict import accuse, by_contract, settle_case
-from harness.experiments.facts import Facts, recount
+from harness.experiments.idle_server import Facts, recount
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
-from harness.load.session import LoadSession
-from harness.load.wire_log import masked
 from harness.records import Disconnect
 from harness.store.conform_result import (
     Aftermath,

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from harness.experiments.facts import Facts
+from harness.client.live_stream import LiveStream
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.holds import Holds, Leaver
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused
-from harness.load.live import LiveStream
 from harness.records import Role
 from harness.store.conform_result import Way
 

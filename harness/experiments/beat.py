@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from harness.load.live import LiveStream
+from harness.client.live_stream import LiveStream
 from harness.records import Outcome, RequestRow
 
 Where = Literal["decode", "queued", "prefill"]

@@ -15,11 +15,11 @@ from typing import Final
 
 import gevent
 
+from harness.client.live_stream import LiveStream
+from harness.client.session import LoadSession
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S, SLOWER, prompts_s
 from harness.experiments.streams import Streams, whole, without_token
-from harness.load.live import LiveStream
-from harness.load.session import LoadSession
 from harness.records import Role, TrialArm
 from harness.workload.abandon import RequestSpec
 from harness.workload.load import CAPACITY_ANSWER_TOKENS

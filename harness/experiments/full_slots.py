@@ -15,13 +15,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from harness.experiments.facts import Facts
+from harness.client.live_stream import LiveStream
 from harness.experiments.flushes import latest_gaps
 from harness.experiments.holds import Leaver
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import FIRST_TOKENS, QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused, refill
-from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
 
 READ_TOKENS: Final = (1, 16, 64, 1, 16, 1, 16, 1)  # of the streams that leave, try by try

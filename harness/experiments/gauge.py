@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from harness.experiments.facts import Facts
+from harness.client.live_stream import LiveStream
 from harness.experiments.holds import Holds, Leaver
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.readings import (
@@ -28,7 +29,6 @@ from harness.experiments.readings import (
     why_no_gauge,
 )
 from harness.experiments.streams import Streams, end_of
-from harness.load.live import LiveStream
 from harness.records import Delivery, Role
 from harness.store.conform_result import Way
 

@@ -24,6 +24,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from harness.client.live_stream import LiveStream
+from harness.client.session import LoadSession
 from harness.collect.source import SourceError
 from harness.errors import TargetError
 from harness.experiments.averaged import (
@@ -34,7 +36,6 @@ from harness.experiments.averaged import (
     Leave,
     average,
 )
-from harness.experiments.facts import PROMPT_TOKENS
 from harness.experiments.gentle_memory import ByMemory, UnseenError
 from harness.experiments.gentle_plan import (
     MOST_TOGETHER,
@@ -50,6 +51,7 @@ from harness.experiments.gentle_plan import (
     level_of,
     most_streams,
 )
+from harness.experiments.idle_server import PROMPT_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
@@ -64,8 +66,6 @@ from harness.experiments.readings import (
     why_no_gauge,
 )
 from harness.experiments.visitors import Visitors
-from harness.load.live import LiveStream
-from harness.load.session import LoadSession
 from harness.records import Role
 from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan

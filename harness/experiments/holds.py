@@ -9,9 +9,9 @@ controls take turns, so that a machine that becomes slower does so in both.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from harness.experiments.facts import Facts
+from harness.client.live_stream import LiveStream
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
-from harness.load.live import LiveStream
 from harness.store.conform_result import Way
 from harness.workload.abandon import RequestSpec
 

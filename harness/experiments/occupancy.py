@@ -9,12 +9,12 @@ from collections.abc import Callable
 from math import ceil
 from typing import Final, NamedTuple
 
-from harness.experiments.facts import TOGETHER_FLUSHES, TOGETHER_TOKENS
+from harness.client.live_stream import join_all
+from harness.client.shards import most_at_once
+from harness.experiments.idle_server import TOGETHER_FLUSHES, TOGETHER_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams, is_refused, whole
-from harness.load.live import join_all
-from harness.load.rows import most_at_once
 from harness.records import RequestRow, Role
 
 _TOGETHER_S: Final = 0.3  # that requests run together, which begin within this client's lateness

@@ -19,14 +19,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from harness.experiments.facts import Facts
+from harness.client.live_stream import LiveStream, join_all
 from harness.experiments.holds import Holds, Leaver, has_no_end
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace_share import follow_slowness, still_computed
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams, end_of, without_token
 from harness.formatting import quantity
-from harness.load.live import LiveStream, join_all
 from harness.records import Delivery, Role
 from harness.store.conform_result import Way
 

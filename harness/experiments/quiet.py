@@ -14,15 +14,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import psutil
 
+from harness.client.live_stream import LiveStream
 from harness.collect.gpu import Gpus, open_nvml
 from harness.collect.source import Notes, SourceError
-from harness.experiments.facts import Facts
 from harness.experiments.holds import Holds, Leaver, has_no_end
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import Reading, Readings
 from harness.experiments.streams import Streams, end_of
-from harness.load.live import LiveStream
 from harness.store.conform_result import Way
 
 T = TypeVar("T")

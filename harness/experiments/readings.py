@@ -13,10 +13,10 @@ import numpy as np
 from gevent.event import Event
 from numpy.typing import NDArray
 
+from harness.client.session import asking_client
 from harness.collect.scrape import fetch_page, parse_page, read_roles
 from harness.collect.source import SourceError, jittered
 from harness.experiments.outcome import CannotDecideError
-from harness.load.session import asking_client
 from harness.workload.plan import LoadPlan
 from harness.workload.target import MetricSource, Target
 

@@ -19,12 +19,12 @@ from typing import Final
 
 import gevent
 
+from harness.client.live_stream import LiveStream
+from harness.client.session import LoadSession
 from harness.experiments.capacity import HeldTokens
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, SLOWER, Patience
 from harness.experiments.streams import without_token
-from harness.load.live import LiveStream
-from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
 

@@ -8,7 +8,10 @@ from typing import Any, Final
 
 import gevent
 
-from harness.experiments.facts import (
+from harness.client.lag import LagWatch
+from harness.client.live_stream import Drain, LiveStream, join_all
+from harness.client.session import LoadSession
+from harness.experiments.idle_server import (
     MOST_SLOTS,
     PROBE_TOKENS,
     PROMPT_TOKENS,
@@ -18,9 +21,6 @@ from harness.experiments.facts import (
 )
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S, SLOWER, Patience
-from harness.load.lag import LagWatch
-from harness.load.live import Drain, LiveStream, join_all
-from harness.load.session import LoadSession
 from harness.records import Outcome, RequestRow, Role
 from harness.workload.abandon import RequestSpec
 

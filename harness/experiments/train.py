@@ -30,12 +30,12 @@ from typing import Any, Final, NoReturn
 
 import gevent
 
+from harness.client.live_stream import LiveStream
+from harness.client.session import LoadSession
 from harness.experiments.beat import Beat, LeavePlan
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import Patience
 from harness.experiments.streams import refill
-from harness.load.live import LiveStream
-from harness.load.session import LoadSession
 from harness.records import RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
 

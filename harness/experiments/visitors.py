@@ -10,15 +10,15 @@ from typing import Final
 
 import gevent
 
+from harness.client.live_stream import LiveStream, join_all
+from harness.client.session import LoadSession
 from harness.experiments.averaged import Interval, Leave
-from harness.experiments.facts import PROMPT_TOKENS
 from harness.experiments.gentle_plan import Turns
+from harness.experiments.idle_server import PROMPT_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import without_token
-from harness.load.live import LiveStream, join_all
-from harness.load.session import LoadSession
 from harness.records import Role
 from harness.workload.abandon import RequestSpec
 

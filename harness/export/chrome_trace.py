@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from harness.analysis.facts import Facts, run_facts
+from harness.analysis.run_facts import Facts, run_facts
 from harness.analysis.scraped import readings_of
 from harness.analysis.timeline import level_of_all, log_of
 from harness.analysis.tokens import without_tokens

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import load_window
+from harness.analysis.cancellations import cancellations
+from harness.analysis.run_facts import load_window
 from harness.errors import ConfigError
 from harness.records import FIGURES, ArmsSummary, ArmSummary, Metric, Summary
 from harness.stats import Floats
@@ -147,7 +147,7 @@ class Run:
     @cached_property
     def cancellations(self) -> pd.DataFrame:
         """One row an abandoned request: when each stage of its cancel came and how long it took
-        (seconds), and its waste; see `harness.analysis.cancellation.cancellations`."""
+        (seconds), and its waste; see `harness.analysis.cancellations.cancellations`."""
         return cancellations(self.outline)
 
 

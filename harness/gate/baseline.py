@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from harness.analysis.comparable import depends_on_machine, other_machine
-from harness.analysis.compare import FEWEST_ROUNDS
+from harness.compare.comparable import depends_on_machine, other_machine
+from harness.compare.pairs import FEWEST_ROUNDS
 from harness.errors import ConfigError, in_words
 from harness.gate.judge import Measured, Side
 from harness.gate.limits import BASELINE, Limit

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from harness.analysis.compare import FEWEST_ROUNDS
+from harness.compare.pairs import FEWEST_ROUNDS
 from harness.formatting import figure_of, number, quantity, unit_in_figure
 from harness.gate.limits import Limit
 from harness.metrics import METRICS

@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from harness.analysis.comparable import (
+from harness.analysis.plan_failure import without_advice
+from harness.compare.comparable import (
     Conditions,
     depends_on_machine,
     machine_in_words,
@@ -18,8 +19,7 @@ from harness.analysis.comparable import (
     why_not_conditions,
     why_not_figures,
 )
-from harness.analysis.compare import FEWEST_ROUNDS, compare_rounds
-from harness.analysis.plan_failure import without_advice
+from harness.compare.pairs import FEWEST_ROUNDS, compare_rounds
 from harness.formatting import number
 from harness.gate.interval import Range, figure_range
 from harness.gate.limits import BASELINE, Limit

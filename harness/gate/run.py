@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from harness.analysis.comparable import Conditions, conditions_of
+from harness.compare.comparable import Conditions, conditions_of
 from harness.errors import ConfigError
 from harness.gate.judge import Measured, Side
 from harness.gate.limits import RUN

@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.client.shards import ShardReader
 from harness.collect.source import gathered_path, read_gathered
 from harness.errors import ConfigError
-from harness.load.rows import ShardReader
 from harness.records import ProcessMark, WorkerSeen
 from harness.run.shards import LoadTally, note_missed_arrivals
 from harness.store.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now

@@ -11,8 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from harness.client.dialect import limit_key_of
 from harness.errors import TargetError
-from harness.load.dialect import limit_key_of
 from harness.run.refusal import LIMIT_KEYS, LONGER, hinted_field, longer_length, refused_fields
 from harness.run.run_state import Preparation
 from harness.run.settle import (

@@ -7,9 +7,9 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
+from harness.client.connection import CLIENT_PROGRAM
 from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
-from harness.load.connection import CLIENT_PROGRAM
 from harness.records import Protocol, Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import psutil
 
+from harness.client.shards import ShardReader
 from harness.errors import TargetError
-from harness.load.rows import ShardReader
 from harness.records import ClientSample, ProcessMark, RequestRow
 from harness.run.process import QUIT_S, Child, free_port, python_module
 from harness.run.progress import Snapshot

@@ -6,8 +6,8 @@ from typing import Final
 
 import httpx
 
+from harness.client.server_error import refusal_message
 from harness.errors import TargetError
-from harness.load.server_error import refusal_message
 from harness.run.run_state import Preparation, RunState
 from harness.run.settle import Asker, NotServedError, SilentServerError
 

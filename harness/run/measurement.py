@@ -14,7 +14,7 @@ from harness.collect.source import jittered
 from harness.records import RequestRow
 from harness.run.first_answers import check_not_refused, check_requests
 from harness.run.kills import Killer, complete_lines
-from harness.run.live import LiveRun
+from harness.run.live_figures import LiveRun
 from harness.run.load_plan import count_arrivals, load_notes, open_loop_notes, prompt_salt
 from harness.run.loading import wait_for_answer
 from harness.run.preflight import (

@@ -17,6 +17,7 @@ from typing import Self
 
 import msgspec
 
+from harness.client.fd_limit import check_streams
 from harness.errors import (
     NO_ROOM,
     ConfigError,
@@ -26,7 +27,6 @@ from harness.errors import (
     TargetError,
     WalkawayError,
 )
-from harness.load.fd_limit import check_streams
 from harness.records import ArmsSummary, Summary
 from harness.run.load_process import LoadProcess
 from harness.run.measurement import LoadRunner, Measurement

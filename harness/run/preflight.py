@@ -16,6 +16,10 @@ from typing import Any, Final
 import httpx
 import msgspec
 
+from harness.client.chunk import Look
+from harness.client.dialect import dialect_of, limit_key_of, request_body
+from harness.client.server_error import refusal_message
+from harness.client.sse import EndlessEventError, events_of
 from harness.collect.gpu import NO_COUNTERS, DcgmGpus, Gpus, open_nvml
 from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
@@ -23,10 +27,6 @@ from harness.collect.source import SourceError
 from harness.errors import ConfigError
 from harness.experiments.limit import find_limit
 from harness.http_client import http_client
-from harness.load.chunk import Look
-from harness.load.dialect import dialect_of, limit_key_of, request_body
-from harness.load.server_error import refusal_message
-from harness.load.sse import EndlessEventError, events_of
 from harness.place import is_here
 from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from harness.load.chunk import NONSENSE
+from harness.client.chunk import NONSENSE
 
 LIMIT_KEYS: Final = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_tokens")
 LONGER: Final = 512  # tokens: of an answer that a server calls too short, without a number

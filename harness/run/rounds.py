@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from harness.analysis.pool import ArmRound, all_requests, analyse_round, pool
+from harness.compare.pool import ArmRound, all_requests, analyse_round, pool
 from harness.errors import (
     ConfigError,
     InterruptedRunError,

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import httpx
 
+from harness.client.server_error import error_in, error_message
 from harness.errors import ConfigError, TargetError
 from harness.http_client import why_unreached
-from harness.load.server_error import error_in, error_message
 from harness.place import Place, split_place
 from harness.records import Protocol, num_slots
 from harness.run.process import Child, Interruption, find_ready_line, free_port, python_module

@@ -12,14 +12,14 @@ from typing import Final
 
 import httpx
 
+from harness.client.dialect import dialect_of, limit_key_of, request_body
+from harness.client.reader import StreamReader
+from harness.client.server_error import refusal_message
+from harness.client.sse import EndlessEventError
+from harness.client.stream import StreamMachine
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
 from harness.experiments.patience import settle_time
-from harness.load.dialect import dialect_of, limit_key_of, request_body
-from harness.load.reader import StreamReader
-from harness.load.server_error import refusal_message
-from harness.load.sse import EndlessEventError
-from harness.load.stream import StreamMachine
 from harness.records import GAUGES, MetricSample, Outcome, Role, StepRow
 from harness.run.process import Interruption
 from harness.run.refusal import LIMIT_KEYS, longer_length

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from harness.client.shards import Row, ShardReader
 from harness.errors import ConfigError, TargetError
 from harness.formatting import error_kind, why_unanswered
-from harness.load.rows import Row, ShardReader
 from harness.records import WENT_WRONG, ClientSample, Outcome, ProcessMark, RequestRow
 from harness.run.load_plan import count_arrivals
 from harness.store.manifest import LoadProcessRecord, Manifest, MissedArrivals, ScheduledArrivals

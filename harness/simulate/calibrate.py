@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancellations import cancellations
+from harness.analysis.run_facts import run_facts
 from harness.errors import ConfigError
 from harness.records import Delivery, Outcome, Way
 from harness.simulate.machine import (

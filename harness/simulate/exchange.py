@@ -18,7 +18,7 @@ from harness.simulate.lags import TokenLags
 from harness.simulate.replica import Replica, StepLog
 from harness.workload.abandon import RequestSpec
 from reference_engine.context import CancelReason
-from reference_engine.runtime.router import Instance
+from reference_engine.dynamo.router import Instance
 
 WIRE_CLOSES: Final = {  # what the kernel sends, by way of leaving
     Way.FIN: WireClose.FIN,

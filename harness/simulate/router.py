@@ -12,7 +12,7 @@ from typing import Final
 
 from harness.simulate.asking import Asked
 from harness.workload.cluster import Router as Policy
-from reference_engine.runtime.router import Instance, NoInstanceError, Router
+from reference_engine.dynamo.router import Instance, NoInstanceError, Router
 
 LOAD_FACTOR: Final = 1.25
 

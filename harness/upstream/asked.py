@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from harness.load.dialect import dialect_of_path
+from harness.client.dialect import dialect_of_path
 from harness.upstream.orders import Order, OrderError, read_order
 from harness.workload.target import DialectName
 

@@ -24,7 +24,7 @@ from locust.runners import (
 )
 from werkzeug.datastructures import ImmutableMultiDict
 
-from harness.load.options import form_fields
+from harness.locust.options import form_fields
 from harness.run.process import check_can_listen
 from harness.web.runs import WebRuns
 from harness.web.tab import FILES, HEADERS, brief_text, progress_text, tab_rows

@@ -29,9 +29,9 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from harness.client.shards import ShardReader
 from harness.errors import ConfigError, InterruptedRunError, TargetError, WalkawayError
 from harness.http_client import check_target_url
-from harness.load.rows import ShardReader
 from harness.place import LOAD_THIS_HOST
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement

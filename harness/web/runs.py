@@ -18,9 +18,9 @@ from locust.runners import MasterRunner
 from locust.util.timespan import parse_timespan
 
 from harness.errors import ConfigError
-from harness.load.open_loop import OpenLoopDirector
-from harness.load.options import form_fields, put_in_force
-from harness.load.users import AbandoningUser
+from harness.locust.open_loop import OpenLoopDirector
+from harness.locust.options import form_fields, put_in_force
+from harness.locust.users import AbandoningUser
 from harness.run.process import python_module
 from harness.web.tab import progress_text
 from harness.workload.form import FIELDS, check_each_applies, refused

@@ -7,7 +7,7 @@ from typing import Any, Final
 from harness.formatting import DASH, bounded, in_all, number, quantity, unit_in_figure
 from harness.metrics import METRICS
 from harness.records import Metric, Outcome, Summary
-from harness.run.live import LAST
+from harness.run.live_figures import LAST
 
 _ABOUT: Final = {
     "completed": "read to the end",

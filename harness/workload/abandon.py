@@ -10,7 +10,7 @@ by name elsewhere, and a new plan of their sort is named there too:
     numbers from a file         harness/run/load_plan.py
     texts that are known        tasks.py, harness/run/preflight.py, harness/analysis/early_stop.py
 
-harness/load/leave.py says how to add a way to leave.
+harness/client/leave.py says how to add a way to leave.
 
 The pause between the last token wanted and leaving keeps users out of step with the server: leaving
 right after a token would put every t0 at the same point of the engine's step.

@@ -231,8 +231,8 @@ class SlotRecoveryLoad(_LeavesAtOnePoint):
 
 class OccupancyLoad(Load):
     """`rounds` in which all streams leave, and as many requests as slots say how many slots are
-    still held (`harness.load.occupancy`). Answers are as long as the settle time needs, at most
-    `answer_tokens`. With `capacity_prompt_tokens` the KV capacity is counted by prompts so long,
+    still held (`harness.experiments.occupancy`). Answers are as long as the settle time needs, at
+    most `answer_tokens`. With `capacity_prompt_tokens` prompts of this length count the KV capacity,
     before and after."""
 
     _answers = ("answer_tokens",)

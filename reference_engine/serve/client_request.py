@@ -14,9 +14,9 @@ import msgspec
 from reference_engine.api.openai import Generation
 from reference_engine.context import Context
 from reference_engine.core.request import FinishReason, Phase
+from reference_engine.dynamo.router import Instance
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import AddRequest, Ending, Event, Output
-from reference_engine.runtime.router import Instance
 
 MAX_QUEUED: Final = 64  # outputs of a request: several steps' worth, so that few are ever joined
 _PHASE_AFTER: Final = {

@@ -19,6 +19,13 @@ from reference_engine.config import EngineConfig
 from reference_engine.context import Cancellation, Context, DetectionMethod, Signal
 from reference_engine.core.accounting import Counters
 from reference_engine.core.request import FinishReason, Phase
+from reference_engine.dynamo import (
+    DistributedRuntime,
+    HandlerError,
+    NoInstanceError,
+    ResponseStream,
+    WorkerLostError,
+)
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import (
     AbortRequest,
@@ -29,13 +36,6 @@ from reference_engine.protocol import (
     Ready,
     StepReport,
     ToWorker,
-)
-from reference_engine.runtime import (
-    DistributedRuntime,
-    HandlerError,
-    NoInstanceError,
-    ResponseStream,
-    WorkerLostError,
 )
 from reference_engine.serve.supervisor import EngineStoppedError, HandlerFailedError
 from reference_engine.worker.answer import Answer

@@ -27,16 +27,6 @@ from reference_engine.api.schemas import ApiError
 from reference_engine.config import EngineConfig
 from reference_engine.context import Cancellation, CancelReason, Context, Signal
 from reference_engine.core.request import FinishReason
-from reference_engine.kserve.model import (
-    InferenceError,
-    Parameter,
-    RequestControls,
-    invalid,
-    read_parameters,
-)
-from reference_engine.kserve.repository import Repository, load_repository
-from reference_engine.kserve.server import InferenceService, grpc_server
-from reference_engine.kserve.tensors import read_inputs, with_length
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.serve.access import find_key
 from reference_engine.serve.client_request import ClientRequest
@@ -44,6 +34,16 @@ from reference_engine.serve.generate import admit, read_generation
 from reference_engine.serve.http import ListenError
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
+from reference_engine.triton.model import (
+    InferenceError,
+    Parameter,
+    RequestControls,
+    invalid,
+    read_parameters,
+)
+from reference_engine.triton.repository import Repository, load_repository
+from reference_engine.triton.server import InferenceService, grpc_server
+from reference_engine.triton.tensors import read_inputs, with_length
 
 _CONFIG: Final = text_format.Parse(
     """

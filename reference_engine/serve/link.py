@@ -24,6 +24,7 @@ from reference_engine.api.schemas import LifecycleEntry
 from reference_engine.config import FrontendSettings
 from reference_engine.context import Cancellation, CancelReason, DetectionMethod, Signal
 from reference_engine.core.request import FinishReason
+from reference_engine.dynamo.router import NoInstanceError, Router
 from reference_engine.metrics.collector import Collector
 from reference_engine.protocol import (
     LESS_MEMORY,
@@ -36,7 +37,6 @@ from reference_engine.protocol import (
     StepReport,
     ToWorker,
 )
-from reference_engine.runtime.router import NoInstanceError, Router
 from reference_engine.serve.access import RateLimiter
 from reference_engine.serve.client_request import Archive, Choice, ClientRequest
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError

@@ -227,7 +227,7 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
         )
         workers.append(worker)
     if settings.handler_endpoint is not None:
-        from reference_engine.runtime import DistributedRuntime
+        from reference_engine.dynamo import DistributedRuntime
         from reference_engine.serve.handlers import HandlerWorker
 
         try:

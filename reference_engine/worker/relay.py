@@ -39,7 +39,7 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Leaving, Share
-from reference_engine.worker.frontends import Frontends
+from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, TakenOver
 from reference_engine.worker.peer import Peer, PeerLostError
 

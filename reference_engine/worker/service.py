@@ -37,7 +37,7 @@ from reference_engine.protocol import LESS_MEMORY, Listening, WorkerSettings
 from reference_engine.wire import Beats, Failed, Hello
 from reference_engine.worker.engine import EngineIO, Report
 from reference_engine.worker.faults import FaultIO, FaultyEngine
-from reference_engine.worker.frontends import FirstWord, Frontends, say
+from reference_engine.worker.frontend_connections import FirstWord, Frontends, say
 from reference_engine.worker.inbox import Inbox
 from reference_engine.worker.relay import Relay
 

@@ -27,7 +27,7 @@ from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport, WorkerSettings
 from reference_engine.wire import LearnedBy
 from reference_engine.worker.engine import Share
-from reference_engine.worker.frontends import Frontends
+from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.inbox import Inbox, Inspection
 
 _INSPECTION_S: Final = 30.0  # for the step in progress

@@ -13,7 +13,7 @@ def linked_contexts(*, quick: bool = False) -> Iterable[Ratio]:
     """The control does not pass its context on: its leaf hears a generator's close later, which is
     up to two items of 5 ms.
     """
-    took = cancels("reference_engine.runtime", quick=quick)
+    took = cancels("reference_engine.dynamo", quick=quick)
     linked, control = took["passes"], took["passes not"]
     yield within("a linked leaf hears: median", "ms", linked, MEDIAN_MS)
     yield within("a linked leaf hears: p99", "ms", quantiles(linked, n=100)[-1:], P99_MS)

@@ -24,7 +24,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import psutil
 
-from harness.load.rows import ShardReader
+from harness.client.shards import ShardReader
 from harness.records import Protocol, RequestRow
 from harness.workload.abandon import StayPlan
 from harness.workload.load import AbandonLoad

@@ -7,8 +7,8 @@ import numpy as np
 from dashboards.headline import cards, without_praise
 from harness.analysis.black_box import Ghosts, ghost_rate
 from harness.analysis.figure import Sample, describe, rate
-from harness.export.headline import headline_sentences, report_sentence
 from harness.records import Metric
+from harness.text.headlines import headline_sentences, report_sentence
 from tests.conftest import Snapshot
 
 LEFT: Final = {"abandoned": 100, "completed": 5}

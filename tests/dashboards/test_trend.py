@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from dashboards.__main__ import main
 from dashboards.run_history import Group, read_history, tracks
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.store.run_folder import RunFolder
 from tests.dashboards.reading import page_by
 from tests.made_up.gated import (

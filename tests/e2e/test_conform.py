@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import WalkawayError
 from harness.store.conform_result import (
     CONFORM_FILE,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from tests.conftest import ServePages
 from tests.e2e.running import measure, set_flags
 

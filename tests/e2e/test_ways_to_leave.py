@@ -10,7 +10,7 @@ import pytest
 
 from harness.records import Outcome, Way, WireClose
 from tests.e2e.running import Log, Run, measure
-from tests.harness.load.asking import Client, after
+from tests.harness.client.asking import Client, after
 from tests.reference_engine.running_engine import RunningEngine, running
 
 pytestmark = pytest.mark.e2e

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import WalkawayError
 from harness.store.run_folder import RunFolder
 from tests.golden.recorded import RECORDED, judged_today

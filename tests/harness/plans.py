@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from harness.load.options import add_arguments, load_plan
+from harness.locust.options import add_arguments, load_plan
 from harness.run.server import Server
 from harness.workload.plan import LoadPlan
 

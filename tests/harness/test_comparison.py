@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
+from harness.compare.comparison import Comparison, compare_runs
 from harness.errors import ConfigError
-from harness.export.comparison import Comparison, compare_runs
 from harness.export.library import load_run
 from tests.conftest import Snapshot
 from tests.made_up.changed import change, change_metric, linked_copy, with_arms

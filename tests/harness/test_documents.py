@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from typer.main import get_command
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.records import Trust, Way
 from harness.run.run_config import RunConfig, resolve_run
 from harness.simulate import machine

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import ConfigError
 from harness.export.chrome_trace import CLIENTS, QUEUE, SLOTS, STEPS, chrome_trace
 from harness.store.manifest import Kill

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from harness.analysis.compare import shift_between
 from harness.analysis.figure import Sample, describe
+from harness.compare.pairs import shift_between
 from harness.formatting import (
     bounded,
     figure_of,

@@ -38,7 +38,7 @@ from harness.http_client import (
 )
 from harness.place import Place, check_host, is_here, split_place
 from tests.conftest import ServePages
-from tests.harness.load.asking import limited, listening
+from tests.harness.client.asking import limited, listening
 
 
 def test_a_base_url_may_be_typed_in_several_ways() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.load.options import add_arguments
+from harness.locust.options import add_arguments
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "kubernetes.yaml"
 

@@ -12,8 +12,8 @@ from pyarrow import Field
 from pyarrow.parquet import ParquetFile
 
 import harness
+from harness.compare.comparison import compare_runs
 from harness.errors import ConfigError
-from harness.export.comparison import compare_runs
 from harness.run.rounds import write_pooled_summary
 from harness.store.parquet import _read_column
 from harness.store.run_folder import RunFolder

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from harness.analysis.figure import Figure, NotMeasurable
-from harness.analysis.pool import ArmRound, pool
 from harness.analysis.summary import summarise
+from harness.compare.pool import ArmRound, pool
 from harness.records import Metric
 from harness.store.frames import RunFrames
 from tests.made_up.run import RunBuilder

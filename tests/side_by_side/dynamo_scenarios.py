@@ -4,7 +4,7 @@
     PYTHON tests/side_by_side/dynamo_scenarios.py cancels MODULE FILE.json [--quick]
     python tests/side_by_side/dynamo_scenarios.py table DYNAMO.json OURS.json
 
-MODULE is `dynamo.runtime` or `reference_engine.runtime`, and PYTHON one that has it. A caller, a
+MODULE is `dynamo.runtime` or `reference_engine.dynamo`, and PYTHON one that has it. A caller, a
 middle and a leaf, processes of their own, write what happens to them into one file; their clock is
 the machine's. A case is a way in which the caller gives up after 10 items, the leaf's manner, and
 how the middle calls it: `direct` (no middle), `passes` (`context=context`), or `passes not`.

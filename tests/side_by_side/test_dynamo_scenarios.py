@@ -43,7 +43,7 @@ def expected(case: Case) -> dict[str, tuple[str, str | None]]:
 
 @pytest.mark.e2e
 def test_signals_and_ends_are_those_of_the_table_in_the_documents(capfd: Any) -> None:
-    found = run("reference_engine.runtime", quick=True)
+    found = run("reference_engine.dynamo", quick=True)
     seen = {
         case: {
             process: (told.get("signal", ""), told.get("how"))

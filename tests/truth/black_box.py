@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from harness.export.headline import report_sentence
 from harness.records import Metric
 from harness.run.settle import LATER_S
+from harness.text.headlines import report_sentence
 from tests.e2e.running import Run
 from tests.truth.known import Observed, observe, seconds
 from tests.truth.scripted_engine import Script

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from tests.harness.load.odd_streams import KINDS, Odd
+from tests.harness.client.odd_streams import KINDS, Odd
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "streams.md"
 BEGIN: Final = "<!-- made by `make stream-docs` -->\n"

@@ -4,13 +4,13 @@ import time
 from contextlib import closing
 from typing import Any, Final
 
+from harness.client.dialect import route
 from harness.conform.bench import Bench
+from harness.conform.bystanders import MOST_AT_ONCE, SPREAD_STEPS, leave_each
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import MOST_AT_ONCE, SPREAD_STEPS, leave_each
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.load.dialect import route
 from harness.records import Outcome
 from harness.store.conform_result import Failure, Level
 

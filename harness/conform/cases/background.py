@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any, Final
 
+from harness.client.dialect import route
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
 
 SHORT: Final = 4  # tokens

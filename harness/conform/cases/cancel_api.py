@@ -6,10 +6,10 @@ from secrets import token_hex
 from typing import Final
 
 from harness.conform.bench import Bench
+from harness.conform.bystanders import wait_each
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import wait_each
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Delivery, Outcome, Way

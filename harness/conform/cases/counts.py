@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, Literal, TypeVar
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import MOST_AT_ONCE, leave_after, leave_each, leaver, read_whole
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
-from harness.conform.waves import MOST_AT_ONCE, leave_after, leave_each, leaver, read_whole
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import QUEUED_STEPS
-from harness.load.live import LiveStream
 from harness.records import GAUGES, Delivery, MetricSample
 from harness.store.conform_result import Failure, Level
 from harness.workload.target import MetricSource

@@ -6,15 +6,15 @@ from typing import Final
 
 import numpy as np
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import UNLIKE_TEXTS, leave_each, rows_of, start_greedy
 from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import UNLIKE_TEXTS, leave_each, rows_of, start_greedy
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.streams import whole, without_token
-from harness.load.live import LiveStream
 from harness.records import Role
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -2,13 +2,13 @@
 
 from typing import Any, Final
 
+from harness.client.dialect import route
 from harness.conform.bench import Bench
 from harness.conform.case import ABORT, FREED, case, reports
 from harness.conform.finding import Finding
 from harness.conform.judgement import Bound
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.formatting import quantity
-from harness.load.dialect import route
 from harness.store.conform_result import Level
 from harness.workload.abandon import RequestSpec
 

@@ -2,13 +2,13 @@
 
 from typing import Final
 
+from harness.client.dialect import route
+from harness.client.ending import ENDED_EARLY
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
-from harness.load.dialect import route
-from harness.load.ending import ENDED_EARLY
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 

@@ -7,9 +7,9 @@ import time
 from typing import Final
 
 from harness.conform.bench import Bench
+from harness.conform.bystanders import leave_each
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.waves import leave_each
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Delivery

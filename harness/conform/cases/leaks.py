@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 
 from harness.conform.bench import Bench
+from harness.conform.bystanders import SPREAD_STEPS, leave_after, leaver, read_whole, storm, wave
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
-from harness.conform.waves import SPREAD_STEPS, leave_after, leaver, read_whole, storm, wave
 from harness.experiments.capacity import Capacity
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError

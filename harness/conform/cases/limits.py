@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 
 from scipy import stats
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import joined, rows_of, wait_each
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import joined, rows_of, wait_each
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 

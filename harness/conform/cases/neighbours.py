@@ -13,14 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import Rows, compared, leaver, one_by_one, rows_of, start_greedy
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.waves import Rows, compared, leaver, one_by_one, rows_of, start_greedy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import is_refused
-from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.stats import mean_ci95
 from harness.store.conform_result import Failure, Level

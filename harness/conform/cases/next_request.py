@@ -5,11 +5,9 @@ from contextlib import closing
 from statistics import median
 from typing import Any, Final
 
+from harness.client.dialect import route
 from harness.conform.bench import Bench
-from harness.conform.case import case, reports
-from harness.conform.finding import Evidence, Finding, found
-from harness.conform.routes import Reply, Routes
-from harness.conform.waves import (
+from harness.conform.bystanders import (
     Rows,
     compared,
     greedy_when_admitted,
@@ -19,9 +17,11 @@ from harness.conform.waves import (
     rows_of,
     start_greedy,
 )
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding, found
+from harness.conform.routes import Reply, Routes
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
-from harness.load.dialect import route
 from harness.store.conform_result import Failure, Level
 
 ROUNDS: Final = 3

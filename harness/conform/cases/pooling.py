@@ -6,13 +6,13 @@ from contextlib import closing
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from harness.client.dialect import route
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Routes
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
-from harness.load.dialect import route
 from harness.records import Delivery, Outcome
 from harness.store.conform_result import Failure, Level
 

@@ -7,18 +7,18 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import leaver
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
 from harness.conform.stopping import HARM_S
-from harness.conform.waves import leaver
-from harness.experiments.facts import was_refused
 from harness.experiments.full_slots import Try
+from harness.experiments.idle_server import was_refused
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.experiments.patience import READY_S
 from harness.formatting import quantity
-from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -5,7 +5,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import (
+    UNLIKE_TEXTS,
+    UnlikeTextsError,
+    compared,
+    leaver,
+    one_by_one,
+    rows_of,
+    start_greedy,
+)
 from harness.conform.case import case
 from harness.conform.cases.neighbours import (
     AnsweredBeforeError,
@@ -15,19 +25,9 @@ from harness.conform.cases.neighbours import (
 )
 from harness.conform.cases.stream import unary_leave
 from harness.conform.finding import Finding
-from harness.conform.waves import (
-    UNLIKE_TEXTS,
-    UnlikeTextsError,
-    compared,
-    leaver,
-    one_by_one,
-    rows_of,
-    start_greedy,
-)
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
-from harness.load.live import LiveStream
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Final
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import SHOWN, joined, leave_each, wait_each
 from harness.conform.case import FREED, case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.routes import Reply, Routes
-from harness.conform.waves import SHOWN, joined, leave_each, wait_each
 from harness.experiments.outcome import CannotDecideError
-from harness.load.live import LiveStream
 from harness.records import Role
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -16,10 +16,9 @@ from dataclasses import replace
 from secrets import randbits, token_hex
 from typing import Any, Final
 
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
-from harness.conform.case import case, reports
-from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import (
+from harness.conform.bystanders import (
     NO_GREEDY,
     SHOWN,
     NoGreedyTextError,
@@ -29,8 +28,9 @@ from harness.conform.waves import (
     rows_of,
     wait_each,
 )
+from harness.conform.case import case, reports
+from harness.conform.finding import Evidence, Finding
 from harness.experiments.outcome import CannotDecideError
-from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow, Role
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -3,10 +3,11 @@
 import time
 from typing import Final
 
+from harness.client.chunk import ABORT
+from harness.client.live_stream import LiveStream
+from harness.client.stream import ENDED_EARLY
 from harness.conform.bench import Bench
-from harness.conform.case import FREED, case, reports
-from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import (
+from harness.conform.bystanders import (
     UNLIKE_TEXTS,
     Rows,
     UnlikeTextsError,
@@ -16,12 +17,11 @@ from harness.conform.waves import (
     start_greedy,
     wait_each,
 )
+from harness.conform.case import FREED, case, reports
+from harness.conform.finding import Evidence, Finding
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.formatting import quantity
-from harness.load.chunk import ABORT
-from harness.load.live import LiveStream
-from harness.load.stream import ENDED_EARLY
 from harness.records import Outcome, RequestRow, Way, WireClose
 from harness.store.conform_result import Failure, Level
 

@@ -8,14 +8,14 @@ leave in such a silence at its end.
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from harness.client.dialect import route
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import leave_each, rows_of
 from harness.conform.case import FREED, case, reports
 from harness.conform.finding import Finding
-from harness.conform.waves import leave_each, rows_of
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
-from harness.load.dialect import route
-from harness.load.live import LiveStream
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

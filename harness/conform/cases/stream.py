@@ -4,14 +4,14 @@ answer in one piece."""
 from functools import partial
 from typing import Final
 
+from harness.client.exchange import StreamClient
+from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
 from harness.conform.case import ABORT, FREED, case
 from harness.conform.finding import Finding
 from harness.conform.judgement import AT_ONCE
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.formatting import quantity
-from harness.load.client import StreamClient
-from harness.load.live import LiveStream
 from harness.records import Delivery, Outcome, RequestRow, Way
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import (
     Answer,
@@ -18,7 +19,6 @@ from harness.conform.gateway.crossing import Judged
 from harness.conform.gateway.crowd import LEAVE, SIZE, crowd_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
-from harness.load.session import LoadSession
 from harness.records import Way
 from harness.store.conform_result import Failure, Level
 from harness.upstream.orders import Order

@@ -4,12 +4,12 @@ from functools import partial
 from statistics import median
 from typing import Final
 
+from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import Answer, GatewayBench, together, why_ended, words_of
 from harness.conform.gateway.bill import find_bills, judge_bills
 from harness.conform.gateway.case import crossing
 from harness.experiments.outcome import CannotDecideError
-from harness.load.session import LoadSession
 from harness.records import Delivery, Role
 from harness.store.conform_result import Failure, Level
 from harness.upstream.orders import Order

@@ -15,14 +15,14 @@ import httpx
 import msgspec
 import psutil
 
+from harness.client.live_stream import LiveStream
+from harness.client.session import LoadSession
+from harness.client.wire_log import Tap, WireLog
 from harness.conform.gateway.crossing import Crossing, Judged, judge
 from harness.conform.gateway.ledger import Ledger, Request
 from harness.conform.gateway.usage import UsageSource
 from harness.conform.routes import Routes
 from harness.experiments.outcome import CannotDecideError, HarnessError
-from harness.load.live import LiveStream
-from harness.load.session import LoadSession
-from harness.load.wire_log import Tap, WireLog
 from harness.records import Delivery, Disconnect, Outcome, RequestRow, Role, Way
 from harness.store.conform_result import Aftermath, WireEvent
 from harness.upstream.orders import Order

@@ -11,12 +11,12 @@ from typing import Final, NamedTuple
 
 import gevent
 
+from harness.client.session import asking_client
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import GatewayBench, Leave
 from harness.conform.gateway.usage import usage_reader
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.formatting import quantity
-from harness.load.session import asking_client
 from harness.records import Delivery, Way
 from harness.store.conform_result import Failure
 from harness.upstream.orders import Order

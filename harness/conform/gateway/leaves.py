@@ -7,13 +7,13 @@ from typing import Final
 import gevent
 import httpx
 
+from harness.client.http2 import Http2Client, NoHttp2Error
 from harness.conform.finding import Finding
 from harness.conform.gateway.bench import GatewayBench, Leave, why_ended
 from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
 from harness.conform.gateway.crossing import Judged
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import read_api_key
-from harness.load.http2 import Http2Client, NoHttp2Error
 from harness.records import Delivery, Outcome, RequestRow, Way
 from harness.store.conform_result import Failure, Level
 from harness.upstream.orders import Order

@@ -7,10 +7,10 @@ from typing import Final
 import gevent
 import httpx
 
+from harness.client.wire_log import secrets_of
 from harness.conform.gateway.bench import Answer, GatewayBench, why_ended
 from harness.errors import TargetError
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.load.wire_log import secrets_of
 from harness.run.recipes import PATHS
 from harness.upstream.orders import Order
 from harness.workload.plan import LoadPlan

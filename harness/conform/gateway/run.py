@@ -18,6 +18,8 @@ from typing import Final
 import gevent
 from gevent.pool import Group
 
+from harness.client.session import LoadSession
+from harness.client.wire_log import WireLog
 from harness.conform.case import Case
 from harness.conform.finding import Finding
 from harness.conform.gateway.bench import End, GatewayBench, Leave, RequestsLog
@@ -28,14 +30,12 @@ from harness.conform.gateway.ledger import Ledger
 from harness.conform.gateway.routes import find_spoken
 from harness.conform.gateway.usage import UsageSource
 from harness.conform.judgement import AT_ONCE
-from harness.conform.order import Event, Order
+from harness.conform.messages import Event, Order
 from harness.conform.verdict import settle_case
 from harness.errors import TargetError
 from harness.experiments.outcome import CannotDecideError, HarnessError, RefusedError
 from harness.formatting import quantity
 from harness.http_client import read_api_key, request_headers
-from harness.load.session import LoadSession
-from harness.load.wire_log import WireLog
 from harness.records import RequestRow, Way
 from harness.store.conform_result import CaseResult, Failure, Verdict, wire_log_name
 from harness.workload.plan import LoadPlan

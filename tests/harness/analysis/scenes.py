@@ -5,10 +5,10 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.black_box import Outside, seen_from_outside
-from harness.analysis.cancel import cancel_figures
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancel_figures import cancel_figures
+from harness.analysis.cancellations import cancellations
 from harness.analysis.figure import Figures
+from harness.analysis.run_facts import run_facts
 from tests.harness.told import summary_of
 from tests.made_up.run import RunBuilder
 

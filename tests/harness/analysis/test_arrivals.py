@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import latency_figures
+from harness.analysis.run_facts import run_facts
 from harness.store.manifest import LoadProcessRecord, MissedArrivals, ScheduledArrivals
 from tests.harness.told import MakeRun, metric, remarks, summary_of, warnings
 from tests.made_up.rows import at

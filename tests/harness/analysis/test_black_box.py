@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from harness.analysis.black_box import figures_from_outside
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancellations import cancellations
 from harness.analysis.figure import Figure, NotMeasurable, reading
 from harness.analysis.littles_law import Balance, as_figure, held_after_leaving
 from harness.analysis.open_requests import open_requests
-from harness.analysis.pool import _over_rounds, analyse_round, arm_figures
+from harness.analysis.run_facts import run_facts
 from harness.analysis.summary import summarise
+from harness.compare.pool import _over_rounds, analyse_round, arm_figures
 from harness.store.finite import finite
 from harness.store.manifest import ClockCheck
 from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, seen

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.analysis.facts import run_facts
 from harness.analysis.leaks import leak_figures, leaks_in_use
+from harness.analysis.run_facts import run_facts
 from tests.harness.analysis.scenes import four_steps, leave_in_decode, only_row
 from tests.harness.told import ms
 from tests.made_up.rows import at

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from dashboards.run_history import PastRun, Point, may_be_joined, read_past_run
-from harness.analysis.comparable import (
+from harness.compare.comparable import (
     figure_remarks,
     manifest_remarks,
     why_not_figures,
     why_not_runs,
 )
-from harness.analysis.compare import pair_of
-from harness.analysis.pool import differences
+from harness.compare.pairs import pair_of
+from harness.compare.pool import differences
 from harness.gate.judge import Verdict
 from harness.records import ArmSummary, Metric
 from tests.harness.gate.judging import judged, of_arms

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.analysis.compare import (
+from harness.analysis.figure import reading
+from harness.compare.pairs import (
     FEWEST_REQUESTS,
     MOST_REQUESTS,
     Pair,
@@ -23,7 +24,6 @@ from harness.analysis.compare import (
     standing,
     wilson_ci95,
 )
-from harness.analysis.figure import reading
 from harness.records import Difference, Metric
 from harness.stats import Floats
 from tests.harness.told import known

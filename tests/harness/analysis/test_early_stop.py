@@ -11,8 +11,8 @@ from harness.analysis.early_stop import (
     savings_by_task,
     whole_answers_rate,
 )
-from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
+from harness.analysis.run_facts import run_facts
 from harness.records import TaskSavings
 from harness.workload.tasks import Task, TaskText
 from tests.harness.told import metric, reason, warnings

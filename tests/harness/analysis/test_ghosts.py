@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from harness.analysis.black_box import Ghosts, figures_from_outside
-from harness.analysis.cancel import latency_by, storm_figures
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancel_figures import latency_by, storm_figures
+from harness.analysis.cancellations import cancellations
 from harness.analysis.figure import Figure, NotMeasurable
+from harness.analysis.run_facts import run_facts
 from tests.harness.analysis.scenes import figures_of, four_steps, leave_in_decode, only_row, seen
 from tests.harness.told import metric, ms, reason
 from tests.made_up.rows import at

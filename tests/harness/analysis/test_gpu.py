@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
+from harness.analysis.run_facts import run_facts
 from harness.analysis.summary import figures_of, observe
 from tests.harness.analysis.scenes import four_steps, leave_in_decode
 from tests.harness.told import metric, ms, reason, summary_of, warnings

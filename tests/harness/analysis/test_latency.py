@@ -4,7 +4,6 @@ import pytest
 
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
 from harness.analysis.counters import wasted_by_counter
-from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import (
     asking_again_figures,
@@ -14,6 +13,7 @@ from harness.analysis.latency import (
     known_answers,
     latency_figures,
 )
+from harness.analysis.run_facts import run_facts
 from harness.analysis.tokens import tokens_read
 from harness.records import Role, TokenCounting
 from tests.harness.told import metric, ms, reason

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.facts import run_facts
 from harness.analysis.figure import Figures
 from harness.analysis.leaks import growth_figures, leak_figures
+from harness.analysis.run_facts import run_facts
 from harness.store.manifest import IdleReading, Probing
 from tests.harness.told import known, metric, reason, remarks, summary_of
 from tests.made_up.rows import at

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.facts import run_facts
 from harness.analysis.load_side import load_sides
+from harness.analysis.run_facts import run_facts
 from harness.records import ClientSample
 from harness.store.manifest import LoadProcessRecord
 from tests.harness.told import remarks, warnings

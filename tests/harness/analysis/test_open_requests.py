@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from harness.analysis.audit import audit
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancellations import cancellations
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.open_requests import most_open, open_requests
+from harness.analysis.run_facts import run_facts
 from harness.store.manifest import IdleReading
 from tests.harness.told import ms, remarks
 from tests.made_up.rows import at

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.figure import reading
-from harness.analysis.pool import ArmRound, all_requests, analyse_round
+from harness.compare.pool import ArmRound, all_requests, analyse_round
 from harness.records import Remark
 from tests.harness.told import MakeRun, pooled_summary
 from tests.made_up.rows import at

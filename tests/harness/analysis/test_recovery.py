@@ -2,8 +2,7 @@
 
 import pytest
 
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancellations import cancellations
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import (
@@ -13,6 +12,7 @@ from harness.analysis.recovery import (
     refill_figures,
     refills_after_abandons,
 )
+from harness.analysis.run_facts import run_facts
 from harness.records import Role
 from tests.harness.told import metric, ms, reason
 from tests.made_up.run import RunBuilder

@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness.analysis.cancellation import cancellations
-from harness.analysis.facts import run_facts
+from harness.analysis.cancellations import cancellations
 from harness.analysis.kills import kill_effects, kill_figures
 from harness.analysis.recovery import slot_refills
+from harness.analysis.run_facts import run_facts
 from harness.analysis.summary import summarise
 from harness.analysis.timeline import level_of_all, timeline
 from harness.records import ProcessKind

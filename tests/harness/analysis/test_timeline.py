@@ -5,7 +5,7 @@ import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.facts import is_among
+from harness.analysis.run_facts import is_among
 from harness.analysis.timeline import StepTimes, timeline
 from tests.harness.analysis.scenes import only_row
 from tests.made_up.rows import at

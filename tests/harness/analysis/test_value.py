@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from harness.analysis.cancellation import cancellations
-from harness.analysis.value import Account, ValueTerms, account, sum_of, value_of
-from harness.export.tables import value_cells
+from harness.analysis.cancellations import cancellations
+from harness.compare.value import Account, ValueTerms, account, sum_of, value_of
 from harness.formatting import DASH, number
 from harness.records import ValueRow
+from harness.text.tables import value_cells
 from harness.workload.workload import ValueSettings
 from tests.made_up.run import RunBuilder
 

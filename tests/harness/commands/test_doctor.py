@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.commands.doctor import Finding, engine, lines, loopback, results, torch
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.finished_run import show_finished
+from harness.commands.run_and_show import show_finished
 from harness.errors import PlanError, TargetError, UndecidedError, WalkawayError
 from harness.records import Remark, Summary
 from harness.run.pipeline import FinishedRun

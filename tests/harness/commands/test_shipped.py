@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import ConfigError
 from harness.run.run_config import RunConfig, resolve_run
 from harness.workload.workload import SHIPPED_TARGETS, SHIPPED_WORKLOADS, load_workload, shipped

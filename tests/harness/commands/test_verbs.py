@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_group
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import ConfigError
 from harness.store.run_folder import RunFolder, RunRows
 from tests.conftest import Snapshot
@@ -70,7 +70,7 @@ def test_help_loads_nothing_that_takes_long() -> None:
     )
     assert "Usage:" in done.stdout
     loaded = set(done.stderr.split())
-    assert "harness.commands.verbs" in loaded
+    assert "harness.commands.index" in loaded
     assert not loaded & {"pandas", "numpy", "scipy", "pyarrow", "httpx", "harness.run.pipeline"}
 
 

@@ -24,7 +24,7 @@ from harness.run.settle import Asker, SilentServerError
 from harness.store.run_folder import RunFolder
 from harness.workload.target import Target
 from harness.workload.workload import load_target
-from tests.harness.load.asking import plan_of
+from tests.harness.client.asking import plan_of
 
 LOADING = httpx.Response(503, json={"error": {"message": "Loading model"}})
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from harness.conform.bench import Bench
+from harness.conform.bystanders import compared
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels, settled
 from harness.conform.cases.hops import judge_tax
@@ -17,7 +18,6 @@ from harness.conform.cases.queue import leave_queue
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
-from harness.conform.waves import compared
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Delivery, MetricSample, Outcome, RequestRow

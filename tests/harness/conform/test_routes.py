@@ -15,7 +15,7 @@ from harness.conform.known import Known
 from harness.conform.routes import Routes
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.store.conform_result import Failure
-from tests.harness.load.asking import plan_of
+from tests.harness.client.asking import plan_of
 
 
 class Server(ThreadingHTTPServer):

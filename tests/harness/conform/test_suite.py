@@ -15,7 +15,7 @@ import pytest
 from harness.conform.case import CASES, NOT_GIVEN, Case, Selection
 from harness.conform.config import ConformConfig, all_cases
 from harness.conform.following import Suite
-from harness.conform.order import Order
+from harness.conform.messages import Order
 from harness.conform.pacing import Standing
 from harness.conform.reports import as_junit, as_markdown
 from harness.conform.verdict import Expectation

@@ -15,7 +15,7 @@ from harness.conform.cases import load_cases
 from harness.conform.finding import Finding
 from harness.conform.known import Known
 from harness.conform.turn import Turns
-from harness.experiments.facts import Facts
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import Patience
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict

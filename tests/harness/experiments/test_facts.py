@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.experiments.facts import (
+from harness.experiments.idle_server import (
     Facts,
     Trial,
     _Count,

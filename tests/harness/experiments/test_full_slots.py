@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-from harness.experiments.facts import Facts
+from harness.client.live_stream import LiveStream
 from harness.experiments.full_slots import FullSlots, Try
 from harness.experiments.holds import Leaver
+from harness.experiments.idle_server import Facts
 from harness.experiments.patience import Patience
 from harness.experiments.streams import Streams
-from harness.load.live import LiveStream
 
 STEP_S = 0.02
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from harness.experiments.facts import Facts
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Count, Held
+from harness.experiments.idle_server import Facts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher

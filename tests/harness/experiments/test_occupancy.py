@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from harness.experiments.facts import Facts
+from harness.experiments.idle_server import Facts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.patience import Patience
 from harness.experiments.streams import Streams

@@ -1,7 +1,7 @@
 """Slots are kept full by streams that last, and by no others."""
 
+from harness.client.live_stream import LiveStream
 from harness.experiments.streams import refill
-from harness.load.live import LiveStream
 from harness.records import Way
 
 

@@ -11,22 +11,22 @@ import random
 import sys
 from typing import Any
 
-from harness.experiments.facts import Facts
+from harness.client.lag import LagWatch
+from harness.client.live_stream import LiveStream, join_all
+from harness.client.session import LoadSession
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.gentle import Terms
 from harness.experiments.gentle import watch as watch_gently
 from harness.experiments.gentle_plan import Wanted
 from harness.experiments.holds import Leaver, Watcher
+from harness.experiments.idle_server import Facts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
 from harness.experiments.quiet import QuietWatcher, meters_of
 from harness.experiments.streams import Streams
-from harness.load.lag import LagWatch
-from harness.load.live import LiveStream, join_all
-from harness.load.session import LoadSession
 from harness.workload.plan import LoadPlan
 from harness.workload.workload import load_target
-from tests.harness.load.asking import plan_of
+from tests.harness.client.asking import plan_of
 
 READ_TOKENS = 4
 OTHERS = 16  # that leave at once

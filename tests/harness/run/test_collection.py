@@ -18,7 +18,7 @@ from harness.records import (
 from harness.run.collection import collect
 from harness.store.run_folder import RunFolder
 from harness.workload.arrivals import ConstantArrivals
-from tests.harness.load.asking import plan_of
+from tests.harness.client.asking import plan_of
 from tests.harness.told import summary_of
 from tests.harness.workload.mixes import STAY, load_of
 from tests.made_up.rows import request_row

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.client.dialect import dialect_of, limit_key_of, request_body, route
 from harness.errors import TargetError
-from harness.load.dialect import dialect_of, limit_key_of, request_body, route
 from harness.records import Delivery
 from harness.run.first_answers import (
     FirstAnswers,

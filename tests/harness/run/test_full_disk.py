@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.client.shards import ShardWriter
 from harness.errors import StorageError, TargetError
-from harness.load.rows import ShardWriter
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
 from harness.run.pipeline import FinishedRun, execute

@@ -4,7 +4,7 @@ import pytest
 
 from harness.formatting import DASH
 from harness.records import ClientSample, LifecycleEvent, Outcome, RequestRow, WireClose
-from harness.run.live import LAST, MOST_PENDING, Latest, LiveRun, Thinned
+from harness.run.live_figures import LAST, MOST_PENDING, Latest, LiveRun, Thinned
 from harness.web.tab import live_rows
 from tests.made_up.rows import lifecycle_event, request_row
 

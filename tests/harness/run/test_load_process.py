@@ -10,12 +10,12 @@ from typing import Literal
 
 import pytest
 
-from harness.load.rows import ShardReader, ShardWriter
+from harness.client.shards import ShardReader, ShardWriter
 from harness.records import ProcessMark
 from harness.run.load_process import LAST_ROWS_S, LoadProcess
 from harness.store.run_folder import RunFolder
 from tests.e2e.running import is_gone, wait_until
-from tests.harness.load.asking import PLAN
+from tests.harness.client.asking import PLAN
 
 HERE, OURS = os.getpid(), os.getsid(0)
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from harness.load.transport import SocketTransport
-from tests.harness.load.asking import wire_request
+from harness.client.transport import SocketTransport
+from tests.harness.client.asking import wire_request
 from tests.harness.run.conftest import Begin, NoLoad
 
 MODELS = b'{"data": [{"id": "m"}]}'

@@ -25,7 +25,7 @@ from harness.run.server import Server
 from harness.run.settle import Asker, IdlePages
 from harness.workload.prompts import BYTES_ARE_TOKENS, fit_scale
 from tests.conftest import ServePages
-from tests.harness.load.asking import PLAN, plan_of
+from tests.harness.client.asking import PLAN, plan_of
 from tests.harness.run.conftest import Begin
 from tests.made_up.rows import target_facts
 

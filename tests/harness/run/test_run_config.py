@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.client.session import LoadSession
 from harness.errors import ConfigError
-from harness.load.session import LoadSession
 from harness.run.load_plan import prompt_salt
 from harness.run.load_process import load_command
 from harness.run.progress import describe_load

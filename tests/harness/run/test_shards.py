@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from harness.load.rows import ShardWriter
+from harness.client.shards import ShardWriter
 from harness.records import Outcome, RequestRow
 from harness.run.shards import LoadTally, find_hopeless, find_missed_arrivals
 from harness.store.manifest import IdleReading, LoadProcessRecord, MissedArrivals
 from harness.store.parquet import Sent
 from harness.workload.abandon import AbandonPlan, PrefillPlan
 from harness.workload.arrivals import ConstantArrivals
-from tests.harness.load.asking import plan_of
+from tests.harness.client.asking import plan_of
 from tests.harness.workload.mixes import STAY, load_of, tokens
 from tests.made_up.rows import made_up_manifest, request_row
 

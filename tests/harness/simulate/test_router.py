@@ -8,7 +8,7 @@ from harness.simulate.asking import Asked
 from harness.simulate.router import ReplicaRouter
 from harness.workload.abandon import RequestSpec
 from harness.workload.cluster import Router as Policy
-from reference_engine.runtime.router import NoInstanceError
+from reference_engine.dynamo.router import NoInstanceError
 
 NAMES = ["worker-0", "worker-1", "worker-2", "worker-3"]
 

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from dashboards.report import write_report
-from harness.analysis.facts import THIN
+from harness.analysis.run_facts import THIN
 from harness.commands.gate import GateOrder, gate_and_show
 from harness.commands.run_table import print_summary
+from harness.compare.comparison import compare_runs
 from harness.errors import ConfigError, InterruptedRunError
-from harness.export.comparison import compare_runs
 from harness.export.library import Run, load_run
 from harness.gate.run import read_run
 from harness.run.pipeline import FinishedRun

@@ -8,7 +8,7 @@ import pytest
 
 from harness.records import Delivery, Outcome
 from harness.upstream.orders import Order
-from tests.harness.load.asking import Client
+from tests.harness.client.asking import Client
 from tests.harness.upstream.behind import ROUTES, Caller, Running, upstream
 
 WORDS = "".join(f" w{n}" for n in range(1, 10))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.verbs import app
+from harness.commands.index import app
 from harness.errors import ConfigError
 from harness.upstream.orders import Order
 from tests.harness.upstream.behind import Caller

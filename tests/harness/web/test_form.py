@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.load.options import add_arguments, form_fields, load_plan
+from harness.locust.options import add_arguments, form_fields, load_plan
 from harness.records import Way
 from harness.workload.abandon import TimePlan, TokensPlan
 from harness.workload.arrivals import ClosedArrivals, PoissonArrivals

@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from harness.run.live import LiveRun
+from harness.run.live_figures import LiveRun
 from harness.web.tab import FILES, HEADERS, NO_TEST, live_rows, progress_text
 from tests.conftest import ServePages
 from tests.dashboards.browsing import CHROMIUM, chromium, violations

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.commands import finished_run as run_command
-from harness.commands.verbs import app
+from harness.commands import run_and_show as run_command
+from harness.commands.index import app
 from harness.errors import ConfigError, TargetError
 from harness.run.run_config import RunConfig, resolve_run
 from harness.web.recorder import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.commands.finished_run import cancellation_settings
+from harness.commands.run_and_show import cancellation_settings
 from harness.errors import ConfigError
 from harness.records import Protocol
 from harness.run.load_plan import load_notes, make_load, read_token_counts

@@ -13,14 +13,14 @@ import pytest
 from reference_engine.config import EngineConfig
 from reference_engine.context import CancelReason, Context, Signal
 from reference_engine.core.request import FinishReason, Sampling
+from reference_engine.dynamo.serving import Handler
 from reference_engine.model.tokenizer import WordTokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, Output, Ready, StepReport
-from reference_engine.runtime.serving import Handler
 from reference_engine.serve.handlers import HandlerWorker
 from reference_engine.serve.supervisor import EngineStoppedError
 from reference_engine.wire import LearnedBy
+from tests.reference_engine.dynamo.lab import PATH, Lab, lab, until
 from tests.reference_engine.running_engine import RunningEngine
-from tests.reference_engine.runtime.lab import PATH, Lab, lab, until
 
 TOKENIZER = WordTokenizer(300)
 WORDS = [TOKENIZER.text_of(token_id) for token_id in range(260, 270)]

@@ -27,7 +27,7 @@ from reference_engine.wire import (
     encode_frame,
 )
 from reference_engine.worker.engine import Share
-from reference_engine.worker.frontends import (
+from reference_engine.worker.frontend_connections import (
     MAX_CONNECTIONS,
     FirstWord,
     Frontends,

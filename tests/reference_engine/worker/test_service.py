@@ -18,7 +18,7 @@ from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import Faults
 from reference_engine.protocol import Listening, Ready, StepReport, WorkerSettings
 from reference_engine.wire import Failed, encode_frame
-from reference_engine.worker.frontends import Frontends
+from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.service import Worker
 from reference_engine.worker.status import Status, StatusServer
 from tests.reference_engine.stepped_engine import Bench, abort, add

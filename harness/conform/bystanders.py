@@ -1,0 +1,271 @@
+"""Clients that leave in numbers, and those that stay beside them: what several cases do.
+
+Method B, bystander: greedy streams beside clients that leave, against a control without. Some
+servers' texts depend on the batch. So another text is held against a server only if it comes twice,
+and the control repeats itself, also without a neighbour; where it does not, only if texts change
+far more often with leaves than without.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from scipy import stats
+
+from harness.client.live_stream import LiveStream
+from harness.client.session import canary_prompt
+from harness.conform.bench import Bench
+from harness.conform.finding import Evidence, Finding
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import READY_S
+from harness.experiments.streams import whole
+from harness.records import Delivery, Outcome, RequestRow, Role, Way
+from harness.store.conform_result import Failure
+from harness.workload.abandon import RequestSpec
+
+MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
+SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
+_SPARE_S: Final = 0.3  # for which an answer still lasts when its client leaves
+_SPARE_TOKENS: Final = (12, 24)  # in which that must lie
+SHOWN: Final = 200  # characters
+_CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
+_LIKELY: Final = 0.05  # above it they do not
+NO_GREEDY: Final = (
+    "the server has no greedy text: answers to one prompt differ from their first word on"
+)
+UNLIKE_TEXTS: Final = "texts differ without any leave, too, and are not compared"
+Rows = list[RequestRow]
+
+
+class UnlikeTextsError(CannotDecideError):
+    """All streams are whole, but none has its text from one run to the next."""
+
+
+class NoGreedyTextError(UnlikeTextsError, RefusedError):
+    """The server draws its answers at random, whatever the request asks for."""
+
+
+def differ_at_once(one: str, other: str) -> bool:
+    """Two greedy answers to one prompt differ in their first word. Rounding, which depends on the
+    batch, shows later as a rule."""
+    return one.split()[:1] != other.split()[:1]
+
+
+def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
+    """A request whose client leaves after `tokens` tokens, where it does not matter how long its
+    answer would run on: on a server that never stops, not for long."""
+    if bench.known.never_stops is None:
+        return bench.long(**changes)
+    fewest, most = _SPARE_TOKENS
+    spare = max(fewest, min(most, int(_SPARE_S / bench.step_s)))
+    return bench.short(tokens + spare, **changes)
+
+
+def leave_after(
+    bench: Bench, count: int, tokens: int, *, delivery: Delivery = Delivery.STREAM
+) -> list[RequestRow]:
+    """`count` clients leave, each within a step of reading `tokens` tokens (unary: after the time
+    that they take). Raises CannotDecideError if one does not."""
+    rows: list[RequestRow] = []
+    while len(rows) < count:
+        some = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE, count - len(rows))
+        asked = leaver(bench, tokens, delivery=delivery)
+        streams = [bench.start(asked) for _ in range(some)]
+        if delivery is Delivery.UNARY:
+            bench.pause(bench.ttft_s + tokens * bench.step_s)
+        else:
+            wait_each(streams, tokens)
+        left = leave_each(bench, streams, within_s=bench.step_s)
+        if len(left) < some:
+            raise CannotDecideError(f"{some - len(left)} of {some} requests ended by themselves")
+        rows += left
+    return rows
+
+
+def read_whole(bench: Bench, count: int, tokens: int) -> None:
+    """`count` answers of `tokens` tokens are read to the end of their connections."""
+    some = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE)
+    for first in range(0, count, some):
+        for stream in [bench.start(bench.short(tokens)) for _ in range(min(some, count - first))]:
+            joined(stream)
+
+
+def rows_of(streams: Sequence[LiveStream]) -> Rows:
+    """Raises CannotDecideError if one does not end, or was refused."""
+    rows = []
+    for stream in streams:
+        if (row := stream.join(READY_S)) is None:
+            raise CannotDecideError(f"a request was not answered in {READY_S:g} s")
+        if row.outcome is Outcome.REJECTED:
+            raise CannotDecideError(f"a request was refused: {row.error}")
+        rows.append(row)
+    return rows
+
+
+def joined(stream: LiveStream) -> RequestRow:
+    """Raises CannotDecideError unless it is answered whole."""
+    return whole(rows_of([stream])[0], "a request")
+
+
+def start_greedy(
+    bench: Bench, numbers: Sequence[int], tokens: int, *, way: Way | None = None
+) -> list[LiveStream]:
+    """Streams of the most likely tokens; each number has a prompt."""
+    asked = bench.short(tokens, role=Role.CANARY, way=way)
+    size, scale = asked.prompt_tokens, bench.session.plan.prompt_scale
+    return [bench.start(asked, canary_prompt(one, tokens=size, scale=scale)) for one in numbers]
+
+
+def one_by_one(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
+    """The same streams, with no other request beside them."""
+    return [rows_of(start_greedy(bench, [one], tokens))[0] for one in numbers]
+
+
+def greedy_when_admitted(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
+    """Of a server that refuses requests beyond its slots: each is sent until it is taken."""
+    until_s = time.perf_counter() + bench.patience.filler_s
+    rows: dict[int, RequestRow] = {}
+    while len(rows) < len(numbers):
+        missing = [one for one in numbers if one not in rows]
+        streams = start_greedy(bench, missing, tokens)
+        for number, stream in zip(missing, streams, strict=True):
+            row = stream.join(READY_S)
+            is_late = time.perf_counter() > until_s
+            if row is None or row.outcome is not Outcome.REJECTED or is_late:
+                rows[number] = rows_of([stream])[0]
+        bench.pause(bench.step_s)
+    return [rows[number] for number in numbers]
+
+
+def compared(
+    control: Callable[[], Rows],
+    act: Callable[[], Rows],
+    seen: Callable[[RequestRow], object] = lambda row: row.answer,
+    *,
+    alone: Callable[[], Rows],
+    what: str = "text",
+    whose: str = "streams that stayed",
+    settle: Callable[[], None],
+) -> Finding:
+    """Method B: what is `seen` of the streams of the act, against those of the control. A stream
+    that is not whole is red at once. `alone`: the same streams one by one. `whose`: what these
+    streams are, in words. `settle` waits until the leaves have no effect any more. Raises
+    CannotDecideError."""
+    before = control()
+    first = _beside(before, act(), seen, what, whose)
+    if "changed" not in first.evidence:
+        return first
+    settle()
+    again = control()
+    if what == "text" and all(map(_differ_at_once, before, again)):
+        raise NoGreedyTextError(NO_GREEDY)
+    own = max(_num_changed(before, again, seen), _num_changed(before, alone(), seen))
+    second = _beside(again, act(), seen, what, whose)
+    if second.failure is not None and "changed" not in second.evidence:
+        return second
+    if own:
+        changed = sum(int(one.evidence.get("changed") or 0) for one in (first, second))
+        return _more_often(changed, own, len(before), what)
+    if second.failure is None:
+        raise CannotDecideError(f"{first.reason}, but not a second time")
+    return second
+
+
+def _differ_at_once(one: RequestRow, other: RequestRow) -> bool:
+    return differ_at_once(one.answer or "", other.answer or "")
+
+
+def _num_changed(before: Rows, rows: Rows, seen: Callable[[RequestRow], object]) -> int:
+    return sum(seen(one) != seen(other) for one, other in zip(before, rows, strict=True))
+
+
+def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
+    """Fisher's exact test. `changed`: streams of two acts that differ from their control; `own`:
+    those of one that differ without a leave. Raises CannotDecideError."""
+    if own == streams:
+        raise UnlikeTextsError(f"each {what} differs between two runs without any leave")
+    table = np.array([[changed, 2 * streams - changed], [own, streams - own]])
+    chance = float(stats.fisher_exact(table, alternative="greater").pvalue)
+    shares = (
+        f"{changed} of {2 * streams} differ from the control, and without any leave "
+        f"{own} of {streams}"
+    )
+    evidence: Evidence = {"streams": 2 * streams, "changed": changed, "changed_without_leaves": own}
+    if chance < _CERTAIN:
+        return Finding(Failure.HARM, f"a {what} changes with leaves: {shares}", evidence)
+    if chance < _LIKELY:
+        raise CannotDecideError(f"a {what} may change with leaves: {shares}")
+    return Finding(None, f"this server's {what}s vary, but not with leaves: {shares}", evidence)
+
+
+def _beside(
+    before: Rows, rows: Rows, seen: Callable[[RequestRow], object], what: str, whose: str
+) -> Finding:
+    if any(row.outcome is not Outcome.COMPLETED for row in before):
+        raise CannotDecideError("a stream of the control was not answered whole")
+    says_why = all(row.finish_reason for row in before)
+    evidence: Evidence = {"streams": len(rows)}
+    for row in rows:
+        if row.outcome is not Outcome.COMPLETED or (says_why and not row.finish_reason):
+            how = row.error or "it has no finish reason"
+            return Finding(Failure.HARM, f"one of the {whose} was cut: {how}", evidence)
+    pairs = zip(map(seen, before), map(seen, rows), strict=True)
+    changed = [(str(was), str(now)) for was, now in pairs if was != now]
+    if not changed:
+        return Finding(None, f"{len(rows)} streams have the {what} of the control", evidence)
+    was, now = changed[0]
+    evidence |= {"changed": len(changed), "control": was[:SHOWN], "beside_leaves": now[:SHOWN]}
+    said = f"the {what} of {len(changed)} of {len(rows)} {whose} is not the control's"
+    return Finding(Failure.HARM, said, evidence)
+
+
+def wait_each(streams: Sequence[LiveStream], tokens: int) -> None:
+    """Raises CannotDecideError unless each stream gets `tokens` tokens."""
+    if not all(stream.wait_tokens(tokens, READY_S) for stream in streams):
+        raise CannotDecideError(f"a stream did not get {tokens} tokens")
+
+
+def leave_each(
+    bench: Bench, streams: Sequence[LiveStream], *, within_s: float = 0.0
+) -> list[RequestRow]:
+    """Each leaves at a random moment within this time. Returns the rows of those that did; raises
+    CannotDecideError unless half of them did."""
+    started_s = time.perf_counter()
+    moments = sorted((bench.rng.random() * within_s, number) for number in range(len(streams)))
+    for moment_s, number in moments:
+        bench.pause(max(0.0, started_s + moment_s - time.perf_counter()))
+        streams[number].leave()
+    rows = [stream.join(READY_S) for stream in streams]
+    left = [row for row in rows if row is not None and row.outcome is Outcome.ABANDONED]
+    if 2 * len(left) < len(rows):
+        ended = next((row for row in rows if row is not None and row not in left), None)
+        why = "no end" if ended is None else ended.error or ended.outcome
+        raise CannotDecideError(f"only {len(left)} of {len(rows)} clients could leave: {why}")
+    return left
+
+
+def wave(bench: Bench, asked: RequestSpec | None = None, *, steps: int = SPREAD_STEPS) -> int:
+    """As many clients as slots leave: in the queue, in their prefill, or within the first
+    tokens of their answers. `asked`: what each asks for (default: a long answer).
+    Returns how many did."""
+    streams = _start(bench, asked)
+    bench.pause(0)  # the requests go out
+    spread_s = bench.ttft_s + steps * bench.step_s
+    return len(leave_each(bench, streams, within_s=spread_s))
+
+
+def storm(bench: Bench, asked: RequestSpec | None = None) -> int:
+    """As many clients as slots are running (where they get that far), and as many queue; all leave
+    at once. `asked`: what each asks for (default: a long answer)."""
+    running = _start(bench, asked)
+    until_s = time.perf_counter() + bench.patience.probe_s
+    for stream in running:
+        stream.wait_tokens(1, max(0.0, until_s - time.perf_counter()))
+    queued = _start(bench, asked)
+    bench.pause(bench.ttft_s + bench.step_s)
+    return len(leave_each(bench, [*running, *queued]))
+
+
+def _start(bench: Bench, asked: RequestSpec | None) -> list[LiveStream]:
+    return [bench.start(asked or bench.long()) for _ in range(bench.crowded)]
