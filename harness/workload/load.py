@@ -232,8 +232,8 @@ class SlotRecoveryLoad(_LeavesAtOnePoint):
 class OccupancyLoad(Load):
     """`rounds` in which all streams leave, and as many requests as slots say how many slots are
     still held (`harness.experiments.occupancy`). Answers are as long as the settle time needs, at
-    most `answer_tokens`. With `capacity_prompt_tokens` prompts of this length count the KV capacity,
-    before and after."""
+    most `answer_tokens`. With `capacity_prompt_tokens`, prompts of this length count the KV
+    capacity, before and after."""
 
     _answers = ("answer_tokens",)
     _streams = ("slots",)
