@@ -69,58 +69,58 @@ unit: $(VENV)/.installed-dev
 	$(BIN)/pytest --numprocesses=auto -m "not (e2e or slow or alone or browser or table)"
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/python -m tests.bench $(BENCH)
+	$(BIN)/python -m tools.bench $(BENCH)
 
 bench-gpu: $(VENV)/.installed-demo
-	$(BIN)/python -m tests.bench model_speed_gpu
+	$(BIN)/python -m tools.bench model_speed_gpu
 
 ifeq ($(origin PYTHON),command line)
 gpu:
-	$(PYTHON) -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
+	$(PYTHON) -m tools.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
 else
 gpu: $(VENV)/.installed-gpu
-	$(BIN)/python -m tests.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
+	$(BIN)/python -m tools.gpu $(STAGE) $(if $(REHEARSE),--rehearse)
 endif
 
 engines: $(VENV)/.installed-demo
 	@for engine in vllm llamacpp dynamo triton transformers; do $(BIN)/walkaway targets install $$engine || exit; done
 
 matrix: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.engines_matrix $(ENGINE) $(if $(QUICK),--quick)
+	$(BIN)/python -m tools.engines_matrix $(ENGINE) $(if $(QUICK),--quick)
 
 gateways: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.gateways_matrix $(GATEWAY) $(if $(QUICK),--quick)
+	$(BIN)/python -m tools.gateways_matrix $(GATEWAY) $(if $(QUICK),--quick)
 
 truth: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth
+	$(BIN)/python -m tools.truth
 
 virtual: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.virtual --fit --twice --torch $(or $(TORCH),0) --markdown results/virtual.md
+	$(BIN)/python -m tools.truth.virtual --fit --twice --torch $(or $(TORCH),0) --markdown results/virtual.md
 
 faults-table: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.fault_cases
+	$(BIN)/python -m tools.truth.fault_cases
 
 conform-faults: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.conform_cases
+	$(BIN)/python -m tools.truth.conform_cases
 	$(BIN)/pytest -m table
 
 conform-kinds: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.conform_kinds $(KIND) $(if $(SLOTS),--slots $(SLOTS)) --runs $(or $(RUNS),0) --busy $(or $(BUSY),0)
+	$(BIN)/python -m tools.truth.conform_kinds $(KIND) $(if $(SLOTS),--slots $(SLOTS)) --runs $(or $(RUNS),0) --busy $(or $(BUSY),0)
 
 conform-gateways: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.conform_gateways
+	$(BIN)/python -m tools.truth.conform_gateways
 
 conform-docs: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.conform_docs
+	$(BIN)/python -m tools.truth.conform_docs
 
 stream-docs: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.truth.stream_docs
+	$(BIN)/python -m tools.truth.stream_docs
 
 gate-trials: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.gate_trials
+	$(BIN)/python -m tools.gate_trials
 
 pictures: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.pictures $(PICTURE)
+	$(BIN)/python -m tools.pictures $(PICTURE)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

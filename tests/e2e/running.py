@@ -226,29 +226,29 @@ class TruthServer:
 
 @contextmanager
 def scripted_server(**settings: float | str) -> Iterator[TruthServer]:
-    """`settings`: of tests.truth.server, both kinds."""
-    with _scripted("tests.truth.server", settings) as server:
+    """`settings`: of tools.truth.server, both kinds."""
+    with _scripted("tools.truth.server", settings) as server:
         yield server
 
 
 @contextmanager
 def dialect_server(**settings: float | str) -> Iterator[TruthServer]:
-    """`settings`: of tests.truth.dialects, both kinds."""
-    with _scripted("tests.truth.dialects", settings) as server:
+    """`settings`: of tools.truth.dialects, both kinds."""
+    with _scripted("tools.truth.dialects", settings) as server:
         yield server
 
 
 @contextmanager
 def service_server(**settings: float | str) -> Iterator[TruthServer]:
-    """`settings`: of tests.truth.services, all three kinds."""
-    with _scripted("tests.truth.services", settings) as server:
+    """`settings`: of tools.truth.services, all three kinds."""
+    with _scripted("tools.truth.services", settings) as server:
         yield server
 
 
 @contextmanager
 def faulty_gateway(url: str, **faults: float | str) -> Iterator[TruthServer]:
-    """Before the upstream at `url`. `faults`: of tests.truth.gateway_faults."""
-    with _scripted("tests.truth.faulty_gateway", faults, url) as server:
+    """Before the upstream at `url`. `faults`: of tools.truth.gateway_faults."""
+    with _scripted("tools.truth.faulty_gateway", faults, url) as server:
         yield server
 
 

@@ -27,7 +27,7 @@ from harness.store.conform_result import (
 from tests.e2e.running import ROOT, UNDECIDED, until_decided, wait_until
 from tests.harness.conform.odd_server import Oddity, serving
 from tests.reference_engine.running_engine import running
-from tests.truth.conform_cases import ROWS, Row, judge, wrong
+from tools.truth.conform_cases import ROWS, Row, judge, wrong
 
 KEY = "sk-secret-of-a-test-41c7"
 FEW_SLOTS = ("--runner", "simulated", "--sim-fixed-ms", "10", "--max-num-seqs", "4")

@@ -9,7 +9,7 @@ import pytest
 from harness.store.conform_result import Aftermath, ConformResult, Failure, Verdict
 from tests.e2e.running import ROOT
 from tests.reference_engine.running_engine import RunningEngine
-from tests.truth.conform_cases import conform
+from tools.truth.conform_cases import conform
 
 ENGINE = ("--runner", "simulated", "--sim-fixed-ms", "10", "--max-num-seqs", "4")
 REFERENCE = (ROOT / "harness" / "targets" / "reference.toml").read_text()

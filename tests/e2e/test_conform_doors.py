@@ -1,5 +1,5 @@
 """Cases of `walkaway conform` that the bundled engine does not speak: green and red on a scripted
-server with other dialects, HTTP/2 and odd behaviour (tests/truth/dialects.py)."""
+server with other dialects, HTTP/2 and odd behaviour (tools/truth/dialects.py)."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ import trustme
 from harness.store.conform_result import CaseResult, Failure, Verdict, read_wire_log
 from tests.e2e.running import dialect_server, until_decided
 from tests.reference_engine.running_engine import running
-from tests.truth.conform_cases import ODD, Odd, conform, engine_flags
+from tools.truth.conform_cases import ODD, Odd, conform, engine_flags
 
 TARGET = """
 description = "The scripted server of other dialects"

@@ -11,7 +11,7 @@ from harness.run.process import free_port
 from harness.store.conform_result import Aftermath, Verdict
 from tests.e2e.running import faulty_gateway
 from tests.harness.upstream.behind import upstream
-from tests.truth.conform_gateways import ROWS, Row, run, wrong
+from tools.truth.conform_gateways import ROWS, Row, run, wrong
 
 pytestmark = pytest.mark.e2e
 SOON = ("hop/fin-decode", "hop/silent-prefill", "hop/unary", "hop/queue", "hop/no-retry")

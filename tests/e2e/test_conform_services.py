@@ -1,6 +1,6 @@
 """Cases about services that the bundled engine does not offer, or does not offer so: green on a
 scripted server that does all of them well, and red under each of its bad habits
-(tests/truth/services.py)."""
+(tools/truth/services.py)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ import pytest
 from harness.store.conform_result import CaseResult, Failure, Verdict
 from tests.e2e.running import service_server, until_decided
 from tests.reference_engine.running_engine import running
-from tests.truth.conform_cases import HABITS, Odd, conform, engine_flags
-from tests.truth.services import ADAPTER
+from tools.truth.conform_cases import HABITS, Odd, conform, engine_flags
+from tools.truth.services import ADAPTER
 
 TARGET = """
 description = "The scripted server of services"

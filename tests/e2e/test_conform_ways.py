@@ -9,7 +9,7 @@ import pytest
 from harness.store.conform_result import CaseResult, Failure, Verdict
 from tests.e2e.running import scripted_server
 from tests.harness.conform.slot_server import Manners, serving
-from tests.truth.conform_cases import conform
+from tools.truth.conform_cases import conform
 
 TARGET = """
 description = "A scripted server with slots"

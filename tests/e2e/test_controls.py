@@ -7,7 +7,7 @@ Each fault must move the figure that it is about by what was set. A few faults a
 import pytest
 
 from reference_engine.faults import fault_names
-from tests.truth.fault_cases import (
+from tools.truth.fault_cases import (
     CASES,
     SHOWN_BY_CONFORM,
     TABLE,

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.truth.black_box import (
+from tools.truth.black_box import (
     Line,
     alarms,
     hold_to_truth,
     look_at_users,
     user_lines,
 )
-from tests.truth.expected import complaints
-from tests.truth.known import Observed, Work, observe
-from tests.truth.scripted_engine import Script
-from tests.truth.settings import ABANDONS_WITH_GHOSTS, Setting, draw, draw_clean
+from tools.truth.expected import complaints
+from tools.truth.known import Observed, Work, observe
+from tools.truth.scripted_engine import Script
+from tools.truth.settings import ABANDONS_WITH_GHOSTS, Setting, draw, draw_clean
 
 pytestmark = pytest.mark.e2e
 

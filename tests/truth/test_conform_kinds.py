@@ -13,8 +13,8 @@ from harness.store.conform_result import (
     Machine,
     Verdict,
 )
-from tests.truth.conform_kinds import HEADS, Cell, Seen, line, slow, wrong
-from tests.truth.kinds import KINDS, QUICK, Defect, Kind, slot_server
+from tools.truth.conform_kinds import HEADS, Cell, Seen, line, slow, wrong
+from tools.truth.kinds import KINDS, QUICK, Defect, Kind, slot_server
 
 DEFECT = Defect({"hold_s": 1.0}, ("a/red",), (Failure.LATE,), ("a/green",))
 KIND = Kind("K", "of a test", slot_server, {}, (DEFECT,))

@@ -10,8 +10,8 @@ from harness.upstream.orders import Order
 from tests.e2e.running import faulty_gateway, wait_until
 from tests.harness.upstream.behind import ROUTES, Caller, body_of, upstream
 from tests.harness.upstream.test_leaving import PHASES, Phase, in_the_queue, occupied
-from tests.truth.gateway_exchange import BROKE_OFF
-from tests.truth.gateway_facts import (
+from tools.truth.gateway_exchange import BROKE_OFF
+from tools.truth.gateway_facts import (
     AT_ONCE_NS,
     FAULT_S,
     LEAVES,
@@ -21,7 +21,7 @@ from tests.truth.gateway_facts import (
     post,
     truth,
 )
-from tests.truth.gateway_wire import GZIP
+from tools.truth.gateway_wire import GZIP
 
 pytestmark = pytest.mark.e2e
 CLEAN_NS = 3_000_000

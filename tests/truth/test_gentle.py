@@ -1,9 +1,9 @@
 """A gentle watch beside busy users, end to end (the table of other servers:
-`python -m tests.truth.gentle`)."""
+`python -m tools.truth.gentle`)."""
 
 import pytest
 
-from tests.truth.gentle import watch
+from tools.truth.gentle import watch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.alone]
 

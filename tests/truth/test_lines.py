@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.truth.black_box import bounded_lines
-from tests.truth.scripted_engine import Script
+from tools.truth.black_box import bounded_lines
+from tools.truth.scripted_engine import Script
 
 SCRIPT = Script(step_s=0.01)  # with 5 ms, 15 ms are allowed
 

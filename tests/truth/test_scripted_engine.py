@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 from tests.e2e.running import scripted_server
-from tests.truth.scripted_engine import Script, ScriptedEngine, Shown, Work
+from tools.truth.scripted_engine import Script, ScriptedEngine, Shown, Work
 
 STEP_NS = 10
 

@@ -24,7 +24,7 @@ LIMIT_NS = 2_000_000
 @contextmanager
 def relay(port: int) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Its port, and its process."""
-    command = [sys.executable, "-m", "tests.truth.relay", str(port)]
+    command = [sys.executable, "-m", "tools.truth.relay", str(port)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None

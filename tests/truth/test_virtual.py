@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.workload.workload import load_workload
-from tests.truth import virtual
+from tools.truth import virtual
 
 
 def finished(folder: Path, setting: virtual.Setting, how: str, wasted: float | None) -> None:

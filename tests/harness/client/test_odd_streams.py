@@ -23,7 +23,7 @@ from harness.run.settle import Asker, NotServedError
 from tests.harness.client.asking import PLAN, plan_of
 from tests.harness.client.conftest import Connect, Exchange, Script, Serve
 from tests.harness.client.odd_streams import ALL, HEAD, MANY, ZERO, Odd
-from tests.truth.stream_docs import PAGE, page
+from tools.truth.stream_docs import PAGE, page
 
 TOKENS = 24  # asked for
 SAYS_DONE = re.compile(rb'^(?:data: *)+"?\[?done\]?"? *$', re.IGNORECASE | re.MULTILINE)

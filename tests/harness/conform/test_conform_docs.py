@@ -11,7 +11,7 @@ import yaml
 
 from tests.harness.documents import ROOT
 from tests.harness.test_documents import flags_by_command
-from tests.truth.conform_docs import FOLDER, pages
+from tools.truth.conform_docs import FOLDER, pages
 
 CI = ROOT / "docs" / "ci"
 ACTION, JOB = CI / "conform" / "action.yml", CI / "conform-gitlab.yml"

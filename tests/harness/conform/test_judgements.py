@@ -1,4 +1,4 @@
-"""Conclusions of cases from figures; the cases on real servers are in tests/truth."""
+"""Conclusions of cases from figures; the cases on real servers are in tools/truth."""
 
 import json
 from collections.abc import Mapping

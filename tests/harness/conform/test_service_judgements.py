@@ -1,5 +1,5 @@
 """Conclusions from figures: of repeated requests, silences, documents, background answers and
-deadlines. The cases on real servers are in tests/truth and tests/e2e."""
+deadlines. The cases on real servers are in tools/truth and tests/e2e."""
 
 import re
 from collections.abc import Sequence

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.truth.ways import SERVERS, WAYS, watch
+from tools.truth.ways import SERVERS, WAYS, watch
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,7 @@ from harness.errors import ConfigError
 from harness.simulate.machine import SHIPPED_MACHINES, load_machine
 from harness.workload.workload import shipped
 from reference_engine.config import StepCost
-from tests.truth import machines
+from tools.truth import machines
 
 WHOLE = """
 title = "A desk"
