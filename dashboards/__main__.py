@@ -20,8 +20,8 @@ from harness.store.output import STDOUT, is_stdout, write_output
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code.
 
-    The only argument `-` stands for a JSON list of them on standard input: a run starts this
-    process before it has anything to draw.
+    A single argument `-` stands for a JSON list of arguments on standard input: a run starts
+    this process before it has anything to draw.
     """
     if list(arguments) == ["-"]:
         line = sys.stdin.readline()

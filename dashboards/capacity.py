@@ -48,7 +48,7 @@ def _needs(result: CapacityResult) -> Section:
                 title="What it takes",
                 shows=(
                     "Replicas are not rounded up, and none is kept in reserve. Requests a second "
-                    "are of one replica, wasted tokens of one cancel. “More” compares seed by seed."
+                    "are per replica, wasted tokens per cancel. “More” compares seed by seed."
                 ),
                 columns=NEED_COLUMNS,
                 rows=tuple(need_cells(need) for need in result.needs),
@@ -92,7 +92,7 @@ def _sentence(result: CapacityResult) -> str:
 
 def _claims(result: CapacityResult) -> Table:
     return Table(
-        title="The source's table, beside what was found",
+        title="The source's table, next to what was found",
         shows=(
             "The source is “vLLM v1 Request Cancellation and Early Stopping”, for 10,000 requests "
             "a second on Llama 70B. An arrow goes from cancellation ignored to honoured."

@@ -31,8 +31,8 @@ from harness.records import Metric, num_slots
 
 MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
 BOTH_WAYS: Final = (
-    "Their steps differ, so a time is called better or worse only where it is so both as measured "
-    "and in steps."
+    "The runs differ in step time, so a time is called better or worse only if it is so both as "
+    "measured and in steps."
 )
 DETAILS: Final = (
     *("figure", "difference", "95 %", "times", "95 % of times"),
@@ -161,7 +161,8 @@ def _side_by_side(sides: Sides) -> Table:
     metrics = {one.label: one.metrics for one in sides}
     return Table(
         title="Side by side",
-        shows="Each figure of each run; behind a time stands how many steps of its engine it is.",
+        shows="Each figure of each run; each time is followed by its length in steps of the run's "
+        "engine.",
         columns=("figure", *metrics),
         rows=tuple(
             (
@@ -186,9 +187,10 @@ def _value(metrics: Mapping[str, Metric], name: str, key: str) -> str:
 def _details(candidate: Side, comparison: Comparison) -> Table:
     return Table(
         title=f"{candidate.label} against the baseline, figure by figure",
-        shows="Difference: candidate less baseline. Times: candidate by baseline. In steps: that "
-        "ratio, each time in steps of its own engine. A time is surely better or worse where it is "
-        "so by both. One in twenty equal figures is called a sure difference by chance.",
+        shows="Difference: candidate less baseline. Times: candidate divided by baseline. In "
+        "steps: the same ratio, each time in steps of its own engine. A time is surely better or "
+        "worse only if it is so by both ratios. One in twenty equal figures is called a sure "
+        "difference by chance.",
         columns=DETAILS,
         rows=tuple(_detail(comparison, pair) for pair in comparison.pairs),
     )

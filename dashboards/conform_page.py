@@ -41,7 +41,7 @@ MEANINGS: Final = {
 }
 MARKS: Final = dict(
     zip(MEANINGS, ("✓", "✗", "?", "!", DASH, "", "·"), strict=True)
-)  # beside the word
+)  # next to the word
 ANSWERS: Final = {  # by exit code
     0: ("good", "no unexpected failure"),
     3: ("bad", "failed"),
@@ -54,7 +54,7 @@ CONTRACTS: Final = {  # what the target's file declares, to which the server is 
     "drain": "drain: the answer may run on to its end, and the slot is then free",
     "resume": "resume: the answer may run on, to be read later, and the slot is then free",
 }
-GENERIC: Final = "openai"  # the kind of a server that says no name
+GENERIC: Final = "openai"  # the kind of a server that gives no name
 _UNITS: Final = {"steps": "steps", "s": "s", "ms": "ms", "tokens": "tokens", "ratio": "times"}
 _BOUND: Final = re.compile(r"(.+)_(?:low|lower|high|upper)95")
 SAYS_NOTHING: Final = ("left_by_reset", 0.0)
@@ -112,7 +112,7 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
     target, machine = result.target, result.machine
     suite = f"{result.suite}: " if result.suite else ""
     flags = (", quick" if result.quick else "") + (", strict" if result.strict else "")
-    told = {
+    shown = {
         "server": server_name(result),
         "configuration": target.configuration,
         "model": target.model,
@@ -127,18 +127,18 @@ def facts(result: ConformResult) -> list[tuple[str, str]]:
         "by": f"walkaway {result.walkaway}",
         "started": result.started_at,
     }
-    return [(name, text) for name, text in told.items() if text]
+    return [(name, text) for name, text in shown.items() if text]
 
 
 def _slots(result: ConformResult) -> str:
     if any(one.dialect for one in result.cases):
-        return ""  # of a gateway's upstream: they are never filled by its clients
+        return ""  # the upstream's slots, which a gateway's clients never fill
     return "not known" if result.slots is None else str(result.slots)
 
 
 def evidence(figures: Mapping[str, float | str | None]) -> list[str]:
-    """ "median 0.7 steps": the unit ends the name. The bounds of 95 % stand behind their figure,
-    or for it. Figures that were not measured are left out."""
+    """ "median 0.7 steps": the unit ends the name. 95 % bounds follow their figure, or stand in
+    place of it. Figures that were not measured are left out."""
     bounds: dict[str, list[str]] = {}
     for name, value in figures.items():
         if (found := _BOUND.fullmatch(name)) and isinstance(value, int | float):
@@ -192,7 +192,7 @@ def row(one: CaseResult) -> dict[str, Any]:
 
 
 def headlines(failed: Sequence[CaseResult]) -> list[dict[str, Any]]:
-    """A line a failure; of a gateway one for all dialects in which a case failed alike."""
+    """A line for each failure; for a gateway, one for all dialects in which a case failed alike."""
     found: dict[object, dict[str, Any]] = {}
     for one in failed:
         is_gateway = one.dialect is not None

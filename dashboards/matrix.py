@@ -1,6 +1,6 @@
-"""Conformance results side by side: a row a case, a column a server with its configuration.
+"""Conformance results side by side: a row for each case, a column for each configured server.
 
-A red cell may be explained in explanations.toml beside the results, a sentence and a link each.
+The file explanations.toml next to the results may explain red cells, each by a sentence and a link.
 """
 
 import os
@@ -32,8 +32,8 @@ PAGE: Final = "index.html"
 
 
 class Explanation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`case`: of a gateway, without its dialect: in all of them. `configuration`, `version`: None:
-    of any. `link`: the engine's own issue, if there is one."""
+    """`case`: a gateway's case without a dialect stands for all dialects. `configuration`,
+    `version`: None stands for any. `link`: the engine's own issue, if there is one."""
 
     engine: str
     case: str

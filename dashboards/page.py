@@ -1,8 +1,8 @@
 """The page: the templates' data, with everything from outside made harmless.
 
-A page is one file without requests: a Content-Security-Policy allows the page's scripts by their
-hashes and nothing else. Text from a run reaches the page through Jinja's escaping, or as JSON in
-which "<" cannot occur.
+A page is one file that fetches nothing: a Content-Security-Policy allows the page's scripts by
+their hashes and nothing else. Text from a run reaches the page through Jinja's escaping, or as
+JSON in which "<" cannot occur.
 """
 
 import base64
@@ -35,7 +35,7 @@ def document(
 ) -> str:
     """One HTML document. `template` extends `page.html.j2` and gets `content`; it draws the
     `sections` of each anchor with the macro `pictured`. `requests`: the data for `requests.js`, by
-    anchor. `scripts`: of a page that has no pictures by Plotly.
+    anchor. `scripts`: the scripts of a page without pictures by Plotly.
     """
     environment = Environment(
         loader=PackageLoader("dashboards"),

@@ -114,7 +114,7 @@ def _settings_in_words(config: Mapping[str, Any]) -> list[str]:
 
 
 def _several(kind: str, names: Collection[str]) -> str | None:
-    """One is not worth a word."""
+    """None for a single process: it is not worth a word."""
     if is_disaggregated(names):
         return f"{len(names)} prefill and {len(names)} decode workers"
     return f"{len(names)} {kind}" if len(names) > 1 else None

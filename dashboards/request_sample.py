@@ -1,8 +1,9 @@
 """The sample of requests that a page lists, and their data.
 
-The worst are listed, in this order: ghosts; requests that failed, timed out or were refused; then
-by how far a request lies in the tail of its own kind: abandoned requests by cancel latency, the
-others by first token. A sample of the rest, drawn with the run's seed, shows the usual ones.
+The worst requests are listed, in this order: ghosts; requests that failed, timed out or were
+refused; then by how far a request lies in the tail of its own kind: abandoned requests by cancel
+latency, the others by first token. A sample of the rest, drawn with the run's seed, shows usual
+requests.
 """
 
 from collections.abc import Mapping, Sequence

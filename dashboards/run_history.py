@@ -1,8 +1,8 @@
 """All runs of a folder over time: by question and server, and each figure as a track.
 
-A line joins two neighbours only if their figures can be compared: one demand, model and number of
-slots, equal injected faults, one method; for a time also one machine. Versions and other settings
-of the server break no line: a trend exists to show their effect on the figures.
+A line joins two neighbours only if their figures can be compared: the same demand, model, number
+of slots, injected faults and method, and for a figure in seconds the same machine. Versions and
+other settings of the server break no line: a trend exists to show their effect on the figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,8 @@ TRACKED: Final = [one.name for one in METRICS.values() if one.good is not None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRun:
     """One run. `manifests`: for each side (as in `measured`) the manifest of its first run, which
-    has its server and its own load; the run's own without arms, or if the rounds were not kept.
+    has its server and its own load. Without arms, or if the rounds were not kept, it is the
+    manifest of the run itself.
     `flaw`: why its figures are not joined with others.
     """
 
@@ -119,7 +120,7 @@ def read_past_run(path: Path) -> PastRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """The figure in one run. `config`: the settings of this side's server. `more_than`: the figure
-    is known only to exceed that, and `value` is None.
+    is known only to exceed this number, and `value` is None.
     """
 
     run: PastRun

@@ -47,7 +47,7 @@ def write_trend(folder: Path, output: Path) -> None:
 
 def _why_no_run(folder: Path, skipped: Sequence[tuple[str, str]]) -> str:
     if is_run(folder):
-        return f"{folder}: is a run itself; name the folder that holds it beside other runs"
+        return f"{folder}: is a run itself; name the folder that holds this run and others"
     if not skipped:
         return f"{folder}: holds no folder of a run; name the folder that holds the runs"
     name, why = skipped[0]
@@ -95,8 +95,8 @@ def _limits(run: PastRun) -> list[Limit]:
 
 
 def _limits_on(limits: Sequence[Limit], key: Key, keys: Mapping[Key, object]) -> list[Limit]:
-    """The limits to draw over a figure: its own and, over the metric's first figure, those on
-    figures without a picture.
+    """The limits to draw over a figure: its own and, over the metric's first figure, the limits on
+    the metric's figures that have no picture.
     """
     metric, figure = key
     first = next(other for other in keys if other[0] == metric)
@@ -136,7 +136,7 @@ def _of_each(figure: str) -> str:
     if figure == "mean":
         return "A point is a run."
     share = {"p50": "half", "p99": "99 of 100"}[figure]
-    return f"A point is a run: the value that {share} in it did not exceed."
+    return f"A point is a run: the value that {share} of its samples did not exceed."
 
 
 def _table(group: Group, found: Mapping[Key, Sequence[Track]], changed: Container[str]) -> Table:
@@ -153,7 +153,7 @@ def _table(group: Group, found: Mapping[Key, Sequence[Track]], changed: Containe
             rows.append((name, f"{run.at:{WRITTEN}}", state, *figures))
     return Table(
         title="Every run",
-        shows="The newest first. The changes since the run before stand under the pictures.",
+        shows="The newest first. The changes since the previous run stand under the pictures.",
         columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),
         rows=tuple(rows),
     )

@@ -162,8 +162,8 @@ def _client(summary: Summary) -> Trust:
 
 
 def _machine(run: Run) -> Trust:
-    """The machine of the load, which is also the server's if the run started it. A client that used
-    little may still have waited long for its turn.
+    """The machine of the load, which is also the server's if the run started the server. A client
+    that used little may still have waited long for its turn.
     """
     cores = run.manifest.hardware.get("cores")
     during = run.frames.cpu["t_ns"].between(run.clock.started_ns, run.clock.ended_ns)

@@ -56,7 +56,7 @@ def _code_of_command() -> int:
 
 
 def _why_not_written(error: OSError) -> WalkawayError:
-    """Each file is named where it is written: an error without a name is of what is printed."""
+    """Each file is named where it is written: an error without a name is about standard output."""
     if error.filename is None:
         return stdout_problem(error)
     return cannot_write(error.filename, error)

@@ -205,7 +205,8 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         rank=13,
     ),
     "probe_ttft_control_s": MetricInfo(
-        shows="The next request's first token after one ended by itself, beside slot recovery.",
+        shows="The next request's first token after one ended by itself: the control of slot "
+        "recovery.",
         formula="first token - last token of the request that ended before it",
         better="neither",
         rank=14,
@@ -396,8 +397,9 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
     ),
     GHOST_RATE: _share(
         shows="The share of abandoned requests that the server did not stop.",
-        formula="abandoned requests not aborted within the settle time / those watched so long; by "
-        "occupancy: requests that began only after the deadline / streams that left",
+        formula="abandoned requests not aborted within the settle time / abandoned requests "
+        "watched for that time; by occupancy: requests that began only after the deadline / "
+        "streams that left",
         rank=19,
         in_brief=True,
         on_web_tab=True,

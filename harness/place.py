@@ -62,8 +62,8 @@ def split_place(url: str) -> tuple[str, int]:
 
 
 def look_up(url: str) -> list[str]:
-    """The addresses of the URL's host, in the system's order. None for a name without any: the
-    connection then says that."""
+    """The addresses of the URL's host, in the system's order. An empty list for a name
+    without any: the connection then says that."""
     try:
         found = socket.getaddrinfo(*split_place(url), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

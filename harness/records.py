@@ -113,7 +113,7 @@ class WireClose(StrEnum):
     KERNEL = "kernel"  # what it sends for a dead process: FIN, or RST with unread bytes
     NOTHING = "nothing"  # the connection stayed open, and what came was acknowledged
     SILENCE = "silence"  # not even an acknowledgement: a socket filter drops all that comes
-    RST_STREAM = "rst_stream"  # of HTTP/2: ends this call; the connection goes on
+    RST_STREAM = "rst_stream"  # of HTTP/2: ends this call; the connection stays open
     END_STREAM = "end_stream"  # of HTTP/2: this side of the call has said all
     UNOPENED = "unopened"  # there was no connection yet: the server never had the request
 
@@ -152,7 +152,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     trial: int | None  # slot recovery: which repetition
     user: int
     stream: bool
-    planned_abandon: int | None  # decide to leave after so many tokens; null: stay to the end
+    planned_abandon: int | None  # tokens after which to decide to leave; null: stay to the end
     think_ns: int | None  # planned pause between that token (0: the sending) and leaving
     max_tokens: int
     intended_start_ns: int
@@ -287,8 +287,8 @@ class MetricSample(msgspec.Struct, kw_only=True):
 
 def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None:
     """The slots of all workers in which requests begin."""
-    told: int | None = (config or {}).get("max_num_seqs")
-    return told * max(1, len((config or {}).get("workers") or ())) if told else found
+    declared: int | None = (config or {}).get("max_num_seqs")
+    return declared * max(1, len((config or {}).get("workers") or ())) if declared else found
 
 
 def is_disaggregated(workers: Iterable[str]) -> bool:
@@ -343,8 +343,8 @@ FIGURES_PER_ROUND: Final = ("mean", "p50", "p99")  # of these a summary keeps a 
 class Metric(msgspec.Struct, kw_only=True):
     """A figure and how sure it is: an entry of `summary.json`.
 
-    `n` counts the samples (censored ones included), `n_censored` those known only to exceed their
-    value. A quantile that lies among the censored is null and `lower_bounds` gives, under the
+    `n` counts the samples (censored ones included), `n_censored` the samples known only to exceed
+    their value. A quantile that lies among these is null and `lower_bounds` gives, under the
     quantile's name, what it is known to exceed. `method` is exact, probe, counter, gauge or client;
     `bound` is point, lower or upper. `upper95` bounds a rate that should be 0, `lower95` a share
     that should be 1. `needs` gives, under the name of a missing interval, the number of samples

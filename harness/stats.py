@@ -86,8 +86,8 @@ def kaplan_meier(values: Floats, censored: Bools) -> Curve:
 def curve_at(values: Floats, censored: Bools, shares: Iterable[float]) -> Curve:
     """`kaplan_meier`, for these quantiles, their intervals and the last time only.
 
-    Without censoring the times are in order at those ranks and not between them, which is many
-    times faster for millions of values.
+    Without censoring the times are in order only at the ranks that these need, which is many times
+    faster for millions of values.
     """
     if censored.any() or not len(values):
         return kaplan_meier(values, censored)
@@ -210,7 +210,7 @@ def _has_interval(n: int, share: float) -> bool:
 
 
 def turnbull_median(low: Floats, high: Floats) -> float | None:
-    """The median of times of which each lies in (low, high], by Turnbull's estimator (expectation
+    """The median of times that each lie in (low, high], by Turnbull's estimator (expectation
     and maximisation from an even start, so that mass which no end divides stays even). None: beyond
     the last finite end. Ends are rounded up to a grid of 1/200 of their range."""
     finite = high[np.isfinite(high)]

@@ -2,7 +2,8 @@
 
 A frontend (`serve/`) speaks OpenAI's HTTP dialect (`api/`) and watches its clients; a worker
 (`worker/`) owns its scheduler (`core/`) and its model (`model/`). They exchange framed messages
-(`protocol`) over one connection. One of each end together; of several, each outlives the others.
+(`protocol`) over one connection. A single frontend and its single worker end together; of several
+processes, each outlives the loss of another.
 """
 
 from reference_engine.context import Context

@@ -64,9 +64,9 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One engine; `flags` says what each setting means. Sizes are in tokens and in blocks.
 
-    The defaults are those of a CPU; `defaults` chooses them for a device.
-    A `long_prefill_token_threshold` of 0 means 4 % of the context if `max_num_partial_prefills` is
-    2 or more, else no limit. A `prefill` worker hands each request over after its first token; a
+    The defaults are for a CPU; the module `defaults` chooses them for a CUDA device. A
+    `long_prefill_token_threshold` of 0 means 4 % of the context if `max_num_partial_prefills` is 2
+    or more, else no limit. A `prefill` worker hands each request over after its first token; a
     `decode` worker takes it over, by way of its host blocks.
     """
 
@@ -187,8 +187,8 @@ class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the frontend; `flags` says what each means.
 
-    A `stall_timeout_s` longer than `ack_timeout_s` replaces that too: the kernel cannot tell
-    the two cases apart. `send_buffer_bytes` are held by the socket, and as many by the server.
+    A `stall_timeout_s` longer than `ack_timeout_s` replaces it: the kernel cannot distinguish the
+    two cases. The socket holds up to `send_buffer_bytes`, and the server as many again.
     """
 
     heartbeat_s: float = 5.0

@@ -8,7 +8,7 @@ order in which they were linked, so a chain of tiers is a chain of contexts:
                           └─▶ one child for each of the n answers
 
 The first reason wins: several causes may meet, and only the first is recorded. Names and behaviour
-are those of Dynamo's `Context`.
+follow Dynamo's `Context`.
 """
 
 import contextlib

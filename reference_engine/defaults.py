@@ -155,7 +155,7 @@ def _fit(settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu) -> EngineConfig:
 
 
 def _most_blocks(settings: Mapping[str, Any], shape: ModelShape, budget: int) -> int:
-    """As many as fit, and at least those of one request, which then may not fit."""
+    """As many blocks as fit, but always enough for one request, even if they do not fit."""
     size = _block_size(settings)
     most = choose_context(settings["model"], settings.get("max_model_len"), sys.maxsize)
     largest = {
@@ -179,14 +179,14 @@ def _blocks_in(num_bytes: int, settings: Mapping[str, Any], shape: ModelShape) -
 
 
 def _least_blocks(settings: Mapping[str, Any]) -> int:
-    """Of one request: of the context that is wanted, else of the usual one if the model has it."""
+    """Enough for one request of the wanted context, else of the usual one if the model has it."""
     wanted = settings.get("max_model_len")
     most = choose_context(settings["model"], wanted, ON_CPU.max_model_len)
     return -(-most // _block_size(settings))
 
 
 def _config(given: Mapping[str, Any], device: str, num_blocks: int) -> EngineConfig:
-    """`num_blocks` unless others are given; the context is the model's, as far as they hold it."""
+    """`num_blocks` unless it is given; the context is the model's, as far as the blocks hold it."""
     num_blocks = given.get("num_blocks", num_blocks)
     model = given.get("model", ON_CPU.model)
     num_tokens = num_blocks * _block_size(given)

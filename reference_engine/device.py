@@ -41,7 +41,7 @@ class NoGpuError(Exception):
 
 class Surroundings(NamedTuple):
     """What decides on the device. `torch`: its version and that of its CUDA, if it has any.
-    `missing_tools`: those of Triton that this machine lacks.
+    `missing_tools`: what Triton needs to compile and this machine lacks.
 
     `load_driver` raises OSError if there is none.
     """

@@ -15,8 +15,7 @@ class FaultError(ValueError):
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
-    """The faults in force, which docs/faults.md describes. The defaults are those of a correct
-    engine."""
+    """The faults in force, described in docs/faults.md. With the defaults the engine is correct."""
 
     ignore_disconnect: bool = False
     ignore_disconnect_unary: bool = False

@@ -39,7 +39,7 @@ _SERVER: Final = {
 }
 _TIERS: Final = {
     "router": "which worker gets a request",
-    "migrate": "how often a request that lost its worker goes on at another after its first token",
+    "migrate": "how often a request that lost its worker moves to another after its first token",
     "peer_timeout_s": "take a frontend or a worker for lost after this much silence",
 }
 _CLIENTS: Final = {
@@ -116,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--exit-with-stdin", action="store_true", help="stop when standard input ends"
     )
     _add_settings(group, FrontendSettings, _SERVER)
-    _add_other_doors(parser.add_argument_group("beside OpenAI's API"))
+    _add_other_doors(parser.add_argument_group("in addition to OpenAI's API"))
     _add_tiers(parser.add_argument_group("several frontends and workers"))
     _add_settings(parser.add_argument_group("clients"), FrontendSettings, _CLIENTS)
     _add_access(parser.add_argument_group("access"))
@@ -249,7 +249,7 @@ def _flags_of(struct: type[msgspec.Struct], args: argparse.Namespace) -> dict[st
 def _add_settings(
     group: argparse._ArgumentGroup, struct: type[msgspec.Struct], texts: Mapping[str, str | None]
 ) -> None:
-    """The flags of an engine have no default, so that what is given can be told from it."""
+    """The engine's flags have no default in argparse: only given ones are among the results."""
     defaults, hints = struct(), get_type_hints(struct)
     for field, text in texts.items():
         kind, settings = hints[field], dict[str, Any]()

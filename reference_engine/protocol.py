@@ -52,8 +52,8 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add", array_like=True):
     """The n requests for the n answers of one client request share a `parent_id`.
 
-    `answer`: tokens that another worker has generated; this one goes on after them. If that is the
-    prefill worker before it, the keys and values that it hands over follow in KVBlocks.
+    `answer`: tokens that another worker has generated; this worker continues after them. If the
+    other one is its prefill worker, the keys and values that it hands over follow in KVBlocks.
     """
 
     request_id: str
@@ -126,8 +126,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One line of the step log of a worker.
 
-    `num_running`, `num_waiting` and `free_blocks` when it was scheduled; `scheduled` and `sampled`
-    map request ids to tokens. In a step that was out of memory nothing was sampled.
+    `num_running`, `num_waiting` and `free_blocks` are from when it was scheduled; `scheduled` and
+    `sampled` map request ids to tokens. In a step that was out of memory nothing was sampled.
     """
 
     step: int
@@ -149,7 +149,7 @@ class EarlyStopped(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """`phase`: the request's when it ended; its counts of tokens are those of `Request`.
+    """`phase`: the request's phase when it ended. The counts of tokens are defined as in `Request`.
 
     `stop_reason`: the stop string, the stop token or "early_stop"; for an error, what it was; None
     for any other end.

@@ -72,7 +72,7 @@ class Beats(NamedTuple):
 
 
 def check_hello(hello: object, secret: str, connected: Collection[str]) -> Hello:
-    """Raises ProtocolError, with a sentence that is for the peer, too. `connected`: their names."""
+    """Raises ProtocolError, with a message for the peer, too. `connected`: names of other peers."""
     if not isinstance(hello, Hello):
         raise ProtocolError(f"{type(hello).__name__} before Hello")
     if hello.version != WIRE_VERSION:
@@ -103,7 +103,7 @@ def decode_payload(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -
     try:
         return decoder.decode(payload)
     except (ValueError, RecursionError) as error:
-        # msgspec raises errors of others for bad bytes: for text that is not UTF-8, and for depth.
+        # For bad bytes msgspec raises other errors, too: for text that is not UTF-8, and for depth.
         raise ProtocolError(f"a frame that is no message: {error}") from error
 
 

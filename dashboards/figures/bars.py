@@ -1,7 +1,7 @@
 """Stacked bars: the stages of a cancel, and the tokens that were generated unread.
 
 A stage that many requests never completed has no median, only a time that it exceeds. Such an open
-part ends its row, because later stages are known of a few lucky requests at most.
+part ends its row, because later stages are known for a few lucky requests at most.
 """
 
 import math

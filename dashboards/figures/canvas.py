@@ -24,7 +24,7 @@ PURPLE: Final = "#CC79A7"
 GREY: Final = "#8A8F98"
 HATCH: Final = "#14171A"
 CYCLE: Final = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
-DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # beside a colour
+DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # with a colour
 DOTTED: Final = {"color": GREY, "width": 1, "dash": "dot"}
 
 HEIGHT_PX: Final = 320

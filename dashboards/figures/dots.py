@@ -57,7 +57,7 @@ class Ratio:
 
 
 def ratios(dots: Sequence[Ratio]) -> Figure:
-    """A row a figure, its name above a dot and its interval for each candidate, on a log axis."""
+    """A row for each figure: its name, below it a dot and interval for each candidate; log axis."""
     rows = list(dict.fromkeys(dot.figure for dot in dots))
     candidates = list(dict.fromkeys(dot.candidate for dot in dots))
     below_px = NEXT_PX * (len(candidates) - 1)
@@ -103,7 +103,7 @@ def _number_dots(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], c
 
 
 def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
-    """Inside the picture: beside it, a phone would have no room for the dots."""
+    """Inside the picture: with the names next to it, a phone would have no room for the dots."""
     for place, row in enumerate(rows):
         where = {"x": 0, "xref": "paper", "xanchor": "left"}
         where |= {"y": place - above, "yanchor": "bottom"}
@@ -155,9 +155,8 @@ def _half_width(values: Sequence[float]) -> float:
 
 
 class FrontierPoint(NamedTuple):
-    """The others' wait and the long prompt's, in milliseconds, with chunks of one size.
-
-    `kind`: the setting that limits the chunk.
+    """With chunks of one size, the waits in milliseconds: `gap` of the bystanders, `first` of the
+    long prompt. `kind`: the setting that limits the chunk.
     """
 
     kind: str

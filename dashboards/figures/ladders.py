@@ -1,6 +1,6 @@
 """Quantiles as ladders: a row for each series, on one logarithmic time axis.
 
-A ladder whose upper rungs are known only to lie higher ends in an arrow where that begins.
+A ladder whose upper quantiles have only lower bounds ends in an arrow at the lowest of them.
 """
 
 import math

@@ -1,8 +1,8 @@
 """A wire log as a drawing: a lane for each stream, time from left to right, t0 as a line.
 
 Places are percentages, so one drawing fits a wide screen and a phone. A case's slowest tries are
-drawn: those in which the probe waited longest after the act, or, where checks come at once after
-the streams that leave, those with the slowest check.
+drawn: the tries whose probe waited longest after the act or, where checks follow the leaving
+streams at once, the tries with the slowest check.
 """
 
 import math
@@ -36,7 +36,7 @@ class Glyph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """`reads`: a path of a stroke for each read, over 1,000 units that are stretched."""
+    """`reads`: an SVG path with a stroke for each read; the lane is 1,000 units long."""
 
     name: str
     y: int
@@ -115,8 +115,8 @@ class Try:
 
     @property
     def moments(self) -> tuple[int, list[tuple[str, str, str]], int]:
-        """The drawing in words: when, which stream, what; and how many moments come before and
-        after those. Reads in a row are one moment. Checks stand at the end of their part."""
+        """The drawing in words: when, which stream, what; and how many moments before and after
+        are left out. Reads in a row are one moment. Checks stand at the end of their part."""
         origin = self.events[0].t_ns if self.t0_ns is None else self.t0_ns
 
         def kind(event: WireEvent) -> tuple[object, ...]:
@@ -163,7 +163,7 @@ def _is_probe(asked: Sequence[str]) -> bool:
 def _acts_of_each_try(
     acts: Sequence[WireEvent], first_tokens: Sequence[WireEvent]
 ) -> Iterator[list[WireEvent]]:
-    """A repeated case begins again with the attempt that it began with."""
+    """A try ends with the first token that comes after its first act, or with its attempt."""
     group: list[WireEvent] = []
     for act in acts:
         is_answered = group and any(group[0].t_ns < one.t_ns < act.t_ns for one in first_tokens)
@@ -211,8 +211,8 @@ def _by_stream(events: Iterable[WireEvent]) -> dict[str, list[WireEvent]]:
 
 
 def _lanes(one: Try, events: Iterable[WireEvent]) -> list[tuple[str, list[WireEvent]]]:
-    """The stream that leaves comes first, then those that wait, the slowest first; then those that
-    may be harmed."""
+    """The stream that leaves comes first, then the probes and checks, the slowest first; then
+    the streams that may be harmed."""
     found = _by_stream(events)
     t0 = next((event.stream for event in one.events if event.t_ns == one.t0_ns), None)
 
@@ -294,13 +294,13 @@ def _ticks(origin: int, start: int, end: int) -> list[float]:
 
 def _in_words(run: list[WireEvent], origin: int) -> str:
     first, size = run[0], sum(event.bytes for event in run)
-    told = f": {first.text[:TEXT]}" if first.text else ""
+    text = f": {first.text[:TEXT]}" if first.text else ""
     if first.what == "read":
         tokens = sum(event.tokens for event in run)
         until = f", the last at {(run[-1].t_ns - origin) / 1e6:+,.1f} ms" if len(run) > 1 else ""
         counted = ", ".join((quantity(len(run), "reads"), quantity(size, "bytes")))
-        return f"{counted}, {quantity(tokens, 'tokens')}{until}{told}"
+        return f"{counted}, {quantity(tokens, 'tokens')}{until}{text}"
     if first.what == "act":
         return f"leaves: {_label(first)}; {quantity(first.unread, 'bytes')} had arrived unread"
     of = f" of {quantity(size, 'bytes')}" if size else ""
-    return f"{first.what}{of}{told}"
+    return f"{first.what}{of}{text}"

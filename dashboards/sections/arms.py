@@ -144,7 +144,7 @@ def frontier_sentence(run: Run) -> str | None:
 
 
 def _chunks(run: Run) -> dict[str, Chunk]:
-    """By arm, the smallest chunk first; without those of an unknown budget."""
+    """By arm, the smallest chunk first. Arms whose budget is not known are left out."""
     workload = run.manifest.workload
     chunks = {}
     for arm in workload["arms"]:
@@ -182,7 +182,7 @@ def _frontier(run: Run) -> Iterator[Part]:
 
 @section(
     "frontier-cancel",
-    "How long a prefill goes on without its user",
+    "How long a prefill runs on without its user",
     "Cancel latency of prompts abandoned during their prefill, by chunk size: median, and 99th "
     "percentile. No request is let go of before the step in progress ends, and a step is as long "
     "as its chunk.",

@@ -127,7 +127,7 @@ def probe_requests(run: Run) -> pd.DataFrame:
     "probe's first token (abandon), the first token on an idle server (unloaded), and the "
     "hand-over of a slot from a request that ended by itself (control). The box holds the middle "
     "half, its line is the median.",
-    good="abandon within about a step and a half of t0, as a control with the wait for the step.",
+    good="abandon within about a step and a half of t0: a control, and the wait for the step.",
 )
 def recovery(run: Run) -> Iterator[Part]:
     waited = probes(probe_requests(run))

@@ -32,7 +32,7 @@ from harness.stats import Curve
 WAITS: Final = ("slot_recovery_s", "slot_refill_s", "ttft_s", "itl_s")
 _IN_STEPS: Final = (
     "Times in steps of each engine. A time that does not wait for a step looks better here the "
-    "longer the steps are: it counts as surely better or worse only where it is so as measured, "
+    "longer the steps are: it counts as surely better or worse only if it is so as measured, "
     "too."
 )
 _BESIDE_STEPS: Final = (
@@ -42,8 +42,8 @@ _BESIDE_STEPS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A run, or one arm of it ("" without arms), under its name on the page. The baseline's has no
-    `comparison`.
+    """A run, or one arm of it ("" without arms), under its name on the page. The baseline's side
+    has no `comparison`.
     """
 
     label: str
@@ -76,11 +76,11 @@ def against(sides: Sides) -> Against:
 @section(
     "ratios",
     "Every figure against the baseline",
-    "Each dot is a figure of the candidate as so many times that of the baseline, with its 95 % "
-    "interval where there is one. A filled circle is surely better, a cross surely worse, a hollow "
-    "circle could be either; a hollow diamond is not judged. With several candidates, the number "
-    "behind a dot is its candidate's.",
-    good="left of 1, but for figures of which more is better, whose names say so.",
+    "Each dot is a figure of the candidate divided by the same figure of the baseline, with its "
+    "95 % interval where there is one. A filled circle is surely better, a cross surely worse, a "
+    "hollow circle could be either; a hollow diamond is not judged. With several candidates, the "
+    "number to the right of a dot is its candidate's.",
+    good="left of 1, except for figures whose names say that more is better.",
 )
 def _ratios(sides: Sides) -> Iterator[Part]:
     as_measured = list(_dots(sides, lambda pair: (pair.ratio, pair.ratio_ci95)))
@@ -150,7 +150,7 @@ def _curves(sides: Sides) -> Iterator[Part]:
         yield Picture(
             name="curves-in-steps",
             figure=cancel_curves(curves, units=of_steps, of="steps of each engine"),
-            alt="Those curves with each run's time in steps of its own engine.",
+            alt="The same curves, with each run's time in steps of its own engine.",
             note="In steps: each run's times divided by the median of its step time.",
         )
     with_curve = {one.label for one, _ in found}

@@ -9,7 +9,7 @@ from harness.text.tables import SavingsByArm, savings_by_arm, savings_columns, s
 
 
 def sections(run: Run) -> list[Section]:
-    """None for a run without requests of plan `task`."""
+    """Empty for a run without requests of plan `task`."""
     return [_savings(run)] if savings_by_arm(run.summary) else []
 
 
@@ -20,7 +20,7 @@ def sections(run: Run) -> list[Section]:
     "much of a text comes after its answer is an input of the workload, and no finding. On the "
     "dotted line all that came after the answers was left unsaid. Diamonds are the source's "
     "figures, at the left edge because the source does not describe its texts.",
-    good="lines on the dotted one: above it answers were cut short, below it the stop came late.",
+    good="lines on the dotted line: above it answers were cut short, below it the stop came late.",
 )
 def _savings(run: Run) -> Iterator[Part]:
     by_arm = savings_by_arm(run.summary)
@@ -30,7 +30,7 @@ def _savings(run: Run) -> Iterator[Part]:
         yield _curve("saved", saved, {}, "left unsaid of the whole text")
         yield _curve("saved-of-max", of_max, source, "not generated of max_tokens")
     yield Table(
-        title="Early stopping beside its source",
+        title="Early stopping compared with its source",
         shows="The source gives average savings against max_tokens. An answer is cut short if it "
         "was stopped before the token that completes it.",
         columns=savings_columns(by_arm),

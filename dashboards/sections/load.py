@@ -94,7 +94,7 @@ def _levels(
 @section(
     "hardware",
     "Processor and GPU over time",
-    "How busy the server's processes were, the load, and the GPU where there is one.",
+    "How busy the server's processes, the load and the GPU (if there is one) were.",
     good="the load's processes leave the server room; a busy load measures itself.",
 )
 def hardware(run: Run) -> Iterator[Part]:

@@ -71,8 +71,8 @@ def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
     said = []
     if any(part.is_open for parts in rows.values() for part in parts.values()):
         said.append(
-            "An arrow: known only to last longer, because so many requests were never stopped; the "
-            "row ends there."
+            "An arrow: the stage is known only to last longer, because too many requests were "
+            "never stopped; the row ends there."
         )
     if open_at_most(rows.values()) < math.inf:
         said.append("There it is cut off and not to scale, to leave room for the stages before it.")

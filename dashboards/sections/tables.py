@@ -52,8 +52,8 @@ def value_tables(value: Value) -> list[Table]:
         ),
         Table(
             title="How long a cancel takes, stage by stage",
-            shows="Measured where it is honoured, beside the source's limits. The parts of a stage "
-            "follow it.",
+            shows="Measured where cancellation is honoured, next to the source's limits. The parts "
+            "of a stage follow it.",
             columns=STAGE_COLUMNS,
             rows=tuple(stage_cells(stage) for stage in value.stages),
         ),
@@ -72,7 +72,8 @@ def account_tables(agreement: Sequence[Agreement], audit: Audit | None) -> list[
         ),
         Table(
             title="The server's counters, audited",
-            shows="How far each counter had to move by the clients' counts, and how far it did.",
+            shows="How far each counter had to move according to the clients' counts, and how far "
+            "it did.",
             columns=AUDIT_COLUMNS,
             rows=tuple(audit_cells(entry) for entry in (audit.counters if audit else ())),
         ),

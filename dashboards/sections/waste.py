@@ -16,7 +16,7 @@ from harness.formatting import quantity
 MOST_BARS: Final = 10
 PARTS: Final = ["wasted_in_flight_tokens", "wasted_after_close_tokens"]
 _SPENT: Final = ["slot_seconds", "gpu_seconds"]
-_LOWER: Final = "≥: at least so many; some requests were still held when the watching ended."
+_LOWER: Final = "≥: a lower bound; some requests were still held when the watching ended."
 
 
 @section(

@@ -79,7 +79,7 @@
   };
   const KEY =
     "Striped: waiting for a slot. Blue: served, with a line for each token read (for many, some of them). Hatched: held after the " +
-    "user left, up to an arrow where no end was seen. The numbers are those of the list below, with the time since the request was sent.";
+    "user left, up to an arrow where no end was seen. The numbers refer to the list below, which gives the time since the request was sent.";
   const momentsOf = (of, i) => {
     const found = [{ at: 0, side: "client", text: "sent" }];
     for (const [name, [side, text]] of Object.entries(MOMENTS)) {
@@ -277,7 +277,7 @@
       if (i >= 0) {
         open(i);
       } else {
-        found.textContent = "That request is not among those that are listed here.";
+        found.textContent = "That request is not among the requests listed here.";
         section.scrollIntoView();
       }
     };

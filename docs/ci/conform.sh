@@ -3,7 +3,7 @@
 #
 # Exit code: 0 no new failure, 3 a new one (or an expected one that passes), 5 the server failed.
 # 4, a case that could not be decided, is a warning unless FAIL_ON_UNDECIDED is true.
-# RUN: the folder of the result, which must be new. Beside it stand the JUnit report RUN.xml and,
+# RUN: the folder of the result, which must be new. Next to it stand the JUnit report RUN.xml and,
 # except on GitHub, where it goes to the step summary, the Markdown table RUN.md.
 set -eu
 run=${RUN:-conform-run}

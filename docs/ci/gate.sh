@@ -3,7 +3,7 @@
 #
 # Exit code: 0 pass, 3 a limit is broken, 4 cannot be decided (no pass either), 5 the server died.
 # RUN: the run's folder, which must be new. Its gate.xml is the JUnit report; the Markdown table
-# goes to the step summary on GitHub, else to gate.md beside it.
+# goes to the step summary on GitHub, else to gate.md next to it.
 set -eu
 run=${RUN:-gate-run}
 

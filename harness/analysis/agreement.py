@@ -130,7 +130,7 @@ def _of_the_train(
     is_known = ~train.censored & held_s.notna().to_numpy()
     exact, seen = held_s.to_numpy()[is_known], train.latency_s[is_known]
     if len(exact):
-        note = "of those that left while a probe waited; a token's way to the client is in it"
+        note = "of streams that left while a probe waited; it includes a token's way to the client"
         yield _by_probe(CANCEL_LATENCY, exact, seen, late_s, note)
 
 
@@ -170,7 +170,7 @@ def of_the_rest(figures: Figures) -> Iterator[Agreement]:
 
 def _slack(figure: Metric, exact: float, other: Metric) -> tuple[Bias | None, str]:
     bias, note = None, "the difference is of two counts: it has no interval"
-    if figure.unit == "ratio":  # from outside, all or none of those cut off may be hits
+    if figure.unit == "ratio":  # from outside, all or none of the requests cut off may be hits
         share = max(0.0, 1 - figure.n / other.n)
         bias = -exact * share, (1 - exact) * share
         if other.n < figure.n:  # occupancy counts in its rounds alone

@@ -3,7 +3,7 @@
 Each counter's change is read while nothing runs, before the load and after the settle time. The
 rows give the range in which it must lie:
 
-    generated_tokens  from the tokens read to those plus the largest possible waste (see
+    generated_tokens  from the tokens read to the tokens read plus the largest possible waste (see
                       `black_box.waste_by_counter`); known exactly from the exact log
     prompt_tokens     from all requests that had a first token to all that were taken; servers count
                       the prompt of a request for n answers once or n times (vLLM)

@@ -1,7 +1,7 @@
 """The figures of cancellation as seen from outside, each by every method that can measure it.
 
-Where exact logs exist, the exact figure keeps its place and these stand beside it. Over several
-runs sums are added up, never means, and a method counts only if every run has it.
+Where exact logs exist, the exact figure keeps its place, and these figures stand next to it. Over
+several runs sums are added up, never means, and a method counts only if every run has it.
 
 At most two methods a figure, the better one first: a train of probes or occupancy, which see the
 slots themselves but need a workload of their own, then the gauges, which work under any load. A
@@ -39,9 +39,9 @@ _LATE_SHARE: Final = 0.9  # of the client's own lag
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ghosts:
-    """At least `low` of `n` requests that were left went on.
+    """At least `low` of the `n` requests that were left kept running.
 
-    `lost_slots`: slots held by no request; None where slots and ghosts cannot be told apart.
+    `lost_slots`: slots held by no request; None where they may be ghosts instead.
     `still_generating`: tokens counted after the settle time, when no client waits for any.
     """
 
@@ -63,7 +63,7 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
         return NotMeasurable(f"{facts.engine}'s running requests were not read when it was idle")
     is_at_rest, there = facts.still_computing is False, int(np.clip(round(there), 0, n))
     lost = there if is_at_rest else None
-    # A ghost that would still run after the settle time needs so much left to generate.
+    # A ghost surely outlasts the settle time only if it has twice that time left to generate.
     lasting = int((left["time_left_s"] >= 2 * facts.settle_s).sum())
     is_known = left["time_left_s"].notna().all() and np.isfinite(facts.settle_s)
     if there == (lost or 0) and is_known and 2 * lasting < n:
@@ -84,8 +84,8 @@ def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
 def _left(frames: RunFrames) -> pd.DataFrame:
     """The requests that their clients left, one row for each answer that they asked for.
 
-    `time_left_s`: how long it would have gone on at the pace of a typical step (NaN if no step was
-    seen).
+    `time_left_s`: how long it would have kept running at the pace of a typical step (NaN if no step
+    was seen).
     """
     read = pd.Series(tokens_read(frames.requests), index=frames.requests.index)
     rows = without_tokens(frames.requests)
@@ -97,8 +97,8 @@ def _left(frames: RunFrames) -> pd.DataFrame:
 
 
 def ghost_rate(found: Sequence[Ghosts], method: str) -> Metric:
-    """The share of requests that went on, of one run or of several: a lower bound, since ghosts may
-    have ended before the gauge was read."""
+    """The share of requests left that kept running, of one run or of several: a lower bound, since
+    ghosts may have ended before the gauge was read."""
     n, low = sum(one.n for one in found), sum(one.low for one in found)
     figure = Metric(unit="ratio", n=n, mean=low / n, method=method, bound="lower")
     going_on = [one.still_generating for one in found if one.still_generating is not None]
@@ -205,11 +205,11 @@ def _of_all(
 
 
 def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
-    """The counter's waste with an interval by blocks of time, and beside it an upper bound.
+    """The counter's waste with an interval by blocks of time, and an upper bound.
 
     upper = for each answer mean cancel latency (its interval's end) / step + 2: one token a step as
     long as it was held, one in the step during which its user left, one on the way. A latency that
-    is itself a lower bound limits nothing while the server may still compute for those who left.
+    is itself a lower bound limits nothing while the server may still compute for users who left.
     """
     figure = _of_all([run.waste for run in runs], wasted_in_all, "counter")
     if isinstance(figure, NotMeasurable):

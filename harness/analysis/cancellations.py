@@ -48,9 +48,9 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     events = events.drop_duplicates(["request_id", "worker", "event"])
     is_workers = ~events["event"].isin(_OF_THE_WHOLE)
     has_come = is_among(events["client_request_id"], events.loc[is_workers, "client_request_id"])
-    told = events[is_workers | ~has_come].drop_duplicates("request_id")
-    owner = told["client_request_id"].map(owners).to_numpy(dtype="int64")
-    ids = told["request_id"].to_numpy()
+    known = events[is_workers | ~has_come].drop_duplicates("request_id")
+    owner = known["client_request_id"].map(owners).to_numpy(dtype="int64")
+    ids = known["request_id"].to_numpy()
     finished = events[(events["event"] == "finished") & events["reason"].notna()]
     generated = finished.groupby("request_id")["num_generated"].max()
     finished = finished.drop_duplicates("request_id", keep="last").set_index("request_id")
@@ -112,11 +112,12 @@ def cancellations(frames: RunFrames) -> pd.DataFrame:
     """One row for each abandoned request of a user, a filler or a long prompt.
 
     Identity: request_id, role, trial, plan, way, planned_abandon, max_tokens, finish_reason (the
-    server's). Points in time (Int64, ns, null where unknown): t0_ns and those of the lifecycle log.
+    server's). Points in time (Int64, ns, null where unknown): t0_ns, events of the lifecycle log.
     phase: waiting, prefill, hand_over (between two workers) or decode at t0; "ended" if the server
     had finished it before, "lost" if it went with a worker that was killed; null if not known.
-    worker: the last that had it. told_ns: when the one that removed it heard of the abort. Stages
-    and the cancel latency in seconds (NaN where unknown), its steps: those whose end was passed.
+    worker: the last that had it. told_ns: when the worker that removed it heard of the abort.
+    Stages and the cancel latency: in seconds (NaN where unknown), the latter also in steps: the
+    number of step ends that it spans.
     `ghost`: not aborted, or still held after the settle time (null: not watched long enough to
     say). `censored`: the cancel latency and its steps are lower limits. By tier: see `_by_tier`.
     Waste: see `wasted`.
@@ -177,14 +178,14 @@ def _with_stamps(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     passed_on = (of_workers["event"] == "blocks_freed") & (of_workers["reason"] == "handed_over")
     worker, removed_by = (_last_worker(ids, one) for one in (of_workers, of_workers[~passed_on]))
     heard = events[events["event"] == "abort_received"]
-    told = heard.drop_duplicates(["client_request_id", "worker"])
-    told_ns = told.set_index(["client_request_id", "worker"])["t_ns"]
+    first_heard = heard.drop_duplicates(["client_request_id", "worker"])
+    heard_ns = first_heard.set_index(["client_request_id", "worker"])["t_ns"]
     at = pd.MultiIndex.from_arrays([ids, removed_by])
     return left.assign(
         **stamps,
         worker=worker,
         removed_by=removed_by,
-        told_ns=told_ns.reindex(at).astype("Int64").to_numpy(),
+        told_ns=heard_ns.reindex(at).astype("Int64").to_numpy(),
     )
 
 
@@ -317,10 +318,10 @@ def _in_steps(
     )
     passed = steps.ask(StepTimes.boundaries_passed, known["worker"], t0, freed)
     heard = cancels[cancels["told_ns"].notna()]
-    told_ns = heard["told_ns"].to_numpy(dtype=np.int64)
-    still_there = max(facts.observed_until_ns, int(told_ns.max(initial=0)))
+    heard_ns = heard["told_ns"].to_numpy(dtype=np.int64)
+    still_there = max(facts.observed_until_ns, int(heard_ns.max(initial=0)))
     removed_ns = heard["removed_ns"].to_numpy(dtype=np.int64, na_value=still_there)
-    waited = steps.ask(StepTimes.has_whole_step, heard["removed_by"], told_ns, removed_ns)
+    waited = steps.ask(StepTimes.has_whole_step, heard["removed_by"], heard_ns, removed_ns)
     at_once = pd.Series(~waited, index=heard.index, dtype="boolean")
     return {
         CANCEL_LATENCY_STEPS: pd.Series(passed, known.index, dtype=float).reindex(cancels.index),

@@ -34,8 +34,8 @@ def count_figures(lifecycle: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
-    """Requests left are the abandoned ones and those cut off or timed out: the counter cannot tell
-    these apart. A counter that moved by less than was read says nothing about waste."""
+    """Requests left were abandoned, cut off or timed out: the counter does not distinguish these.
+    A counter that moved by less than was read says nothing about waste."""
     generated = _idle_change(facts, "generated_tokens")
     if isinstance(generated, NotMeasurable):
         return generated

@@ -1,7 +1,7 @@
 """Planned kills of the server's processes: what they took with them, and what they left behind.
 
-A killed worker's memory is free at once. Requests of a killed frontend are still at the workers,
-and those that a killed worker had taken over, or handed over, may be at another one.
+A killed worker's memory is free at once. Requests of a killed frontend are still at the workers.
+A request that a killed worker had taken over, or handed over, may be at another worker.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """Latency as the clients saw it: times of the requests that were read to the end.
 
 A survivor is a user's request that was to be read to its end. A request that was to be abandoned is
-none, even if its answer was over first: the server's speed selects those. A request that ended
-without a first token had waited for at least so long: its TTFT is right-censored, not missing.
+none, even if its answer was over first, or the server's speed would select the sample. A request
+that ended without a first token waited at least that long: its TTFT is right-censored, not missing.
 """
 
 from collections.abc import Mapping

@@ -53,7 +53,7 @@ Limits = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """A total over the run as sums of blocks of time, beside how many left in each block.
+    """A total over the run as sums over blocks of time, with how many requests were left in each.
 
     `edges_ns`: the beginnings of the blocks; the last one ends with the observation. `bias`: how
     far off old pages can put the mean (least, most). `met`: how many requests the scrapes met in

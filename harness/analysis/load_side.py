@@ -153,8 +153,8 @@ def arrival_warnings(frames: RunFrames, figures: Mapping[str, Figure]) -> Iterat
         yield (
             f"{counted['planned'] - counted['sent']:,} of {counted['planned']:,} requests of the "
             "schedule were not sent: the load ended before their turn came, or a load process "
-            "died; those that were due are in `start_delay_s` and in the figures from the intended "
-            "start, as waits that had not ended (censored), and in no other figure"
+            "died; requests that were due are in `start_delay_s` and in the figures from the "
+            "intended start, as waits that had not ended (censored), and in no other figure"
         )
     delay = figures.get("start_delay_s")
     if not isinstance(delay, Metric):

@@ -25,9 +25,9 @@ QUEUED = "queued"  # the plan of clients that leave while they wait
 class OpenRequests:
     """When clients asked for answers and let go of them, each array sorted by itself (ns).
 
-    A request for n answers stands n times. `left_ns`: clients that went away before the end;
-    `unanswered_ns`: those of them without any answer yet; `uncounted_ns`: these, and races for the
-    last token: the server may have aborted nothing.
+    A request for n answers stands n times. `left_ns`: clients that went away before the end.
+    `unanswered_ns`: the clients among these that had no answer yet. `uncounted_ns`: the unanswered,
+    and races for the last token: the server may have aborted nothing.
     """
 
     started_ns: Ints

@@ -7,9 +7,10 @@
 
 The recovery is the probe's first token - t0. The slot came free where the step began from which the
 probe got its token: that is the first token less the hand-over. How many steps a hand-over takes,
-and how much it exceeds them, the controls show: there a request ended by itself. Its steps are
-those of the sample itself, so a slow step is no error. The cancel latency is free - t0: the server
-was ready at some moment of the step before (`gap`), which Turnbull's estimator places within it.
+and by how much time it exceeds them, is known from controls, where a request ended by itself. The
+lengths of the steps are the sample's own, so a slow step is no error. The cancel latency is
+free - t0: the server was ready at some moment of the step before (`gap`), which Turnbull's
+estimator places within it.
 
 All times are readings of the client: each is late by the way from the server, which the bound
 (`late_s`) of the interval allows for. A reading whose neighbours came in one burst says nothing of
@@ -162,7 +163,7 @@ def train_of(requests: pd.DataFrame, late_s: float) -> Train | NotMeasurable:
 
 
 def _controls(rows: pd.DataFrame) -> pd.Series:
-    """Those that took over a slot that came free by itself; a probe did so in version 0.1 only."""
+    """Requests that took over a slot that came free by itself; a probe did only in version 0.1."""
     is_known = rows["reference_ns"].notna() & rows["first_token_ns"].notna()
     return (rows["arm"] == TrialArm.CONTROL) & (rows["role"] != Role.PROBE) & is_known
 
@@ -202,8 +203,8 @@ def cancel_latency(trains: Sequence[Train], method: str) -> Figure:
 
 
 def _by_blocks(figure: Figure, values: Floats) -> Figure:
-    """Neighbouring cycles depend on each other: an interval takes a block of them for one. Blocks
-    that are too few would tell less than cycles."""
+    """Neighbouring cycles depend on each other, so the interval takes each block of them for one
+    value. With too few blocks it stays that of single cycles, which then says more."""
     blocks = min(_MOST_BLOCKS, len(values) // _FEWEST_IN_BLOCK)
     if isinstance(figure, Metric) and not figure.n_censored and blocks >= _FEWEST_BLOCKS:
         sizes = [len(block) for block in np.array_split(values, blocks)]
@@ -220,7 +221,7 @@ class _Steps:
 
     @classmethod
     def of(cls, requests: pd.DataFrame) -> "_Steps":
-        """Where one metronome follows another, the earlier one goes on until its end."""
+        """Where two metronomes overlap, the earlier one counts until its end."""
         metronomes = requests[requests["role"] == Role.METRONOME].sort_values("sent_ns")
         parts, until = [np.empty(0)], -np.inf
         for times in metronomes["token_times_ns"]:

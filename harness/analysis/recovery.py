@@ -1,9 +1,9 @@
 """How soon a freed slot worked for another request, from inside.
 
-Before the schedule of a step, the worker's queue holds as many requests as the step log
-shows waiting after it, plus those it took, minus those it preempted. A slot given back is *wanted*
-if a request waits for it then, and there was no room anyway. Wanted slots are paired with the
-requests that are taken next, first come, first served.
+Before the schedule of a step, the worker's queue holds as many requests as the step log shows
+waiting after the step, plus the requests that the step took, minus the requests that it preempted.
+A slot given back is *wanted* if a request waits for it then, and there was no room anyway. Wanted
+slots are paired with the requests that are taken next, first come, first served.
 """
 
 from collections import Counter, defaultdict, deque

@@ -414,8 +414,8 @@ def _how_sure(error: float) -> str:
     if not error:
         return ", as the server's own counts confirm"
     if error >= 1:
-        return "; how many tokens those who left had read is not known"
-    return f"; what those who left had read is known within {quantity(error, 'ratio')} (median)"
+        return "; how many tokens the users who left had read is not known"
+    return f"; what the users who left had read is known within {quantity(error, 'ratio')} (median)"
 
 
 def _unread(requests: pd.DataFrame) -> Iterator[str]:

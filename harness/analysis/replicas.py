@@ -23,7 +23,7 @@ _SUMS: Final = ("rps", "tokens/s", "slots", "blocks", "preemptions")  # by unit
 
 
 def by_replica(frames: RunFrames) -> Iterator[RunFrames]:
-    """Each replica as if it were the whole run. Its requests are those that it had last."""
+    """Each replica as if it were the whole run. A request counts for the last that had it."""
     log = frames.lifecycle
     had = log[log["client_request_id"].notna()]
     last = had.drop_duplicates("client_request_id", keep="last")

@@ -30,9 +30,8 @@ class Facts:
     never sent, by whether they would have been read to the end. `repeated`: roles that
     each of several pages shows whole. `trust` maps a role to how far the target's description
     believes it, `lags` to how old its value can be (steps, seconds), `late` to how many steps old
-    it is on average, by kind of change, where known. Slots and blocks are those of all workers
-    together. `says_known_texts`: the server was started with texts to answer with, those of plan
-    `task`.
+    it is on average, by kind of change, where known. Slots and blocks: of all workers together.
+    `says_known_texts`: the server was started with the texts of plan `task` to answer with.
     """
 
     status: str

@@ -1,8 +1,8 @@
-"""Scraped values by role: those of a gauge or a counter over time, and how old they can be.
+"""Scraped values by role: a gauge or a counter over time, and how old its values can be.
 
 A value on a metrics page is that of the last refresh, by the target's rule. So a change that a
-scrape shows had happened before the scrape, and one that it does not show may have happened up to
-the rule's lag before it.
+scrape shows had happened before the scrape. A change that a scrape does not show may have happened
+up to the rule's lag before it.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class Readings:
 
 
 def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
-    """All scrapes of a role, summed over its series, or those of one page if each repeats it; None
-    if the target never showed it.
+    """All scrapes of a role, summed over its series, or of one page alone if each page repeats it;
+    None if the target never showed it.
 
     Pages of several URLs that were read in one turn count as one reading, at their mean time. A
     series that is not there yet counts as 0; in a later turn without it, its last value stands.

@@ -67,7 +67,7 @@ def timeline(frames: RunFrames) -> pd.DataFrame:
     all workers; in_ns; out_ns and reason, as in `_LEAVES` (null while it was in the batch when the
     log ended);
     freed_ns, when that life's blocks were given back (null if a preemption ended it); freed_order,
-    the rank of that event in the log; blocks, those it had on entering.
+    the rank of that event in the log; blocks, the number that it had on entering.
     """
     log = log_of(frames)
     events = log[log["event"].isin((*_ENTERS, *_LEAVES, _FREES))]
@@ -142,8 +142,8 @@ class StepTimes:
 
 
 class WorkerSteps:
-    """The step times of each worker. A question about a request goes to those of its worker; of one
-    that no worker had, to the first's."""
+    """The step times of each worker. A question about a request goes to its worker's step times, or
+    to the first worker's if no worker had the request."""
 
     def __init__(self, steps: pd.DataFrame) -> None:
         by_worker = {str(worker): rows for worker, rows in steps.groupby("worker")}
@@ -207,8 +207,8 @@ def computed_tokens(steps: pd.DataFrame, server_ids: pd.Index) -> pd.DataFrame:
 
 
 def shared_blocks(num_blocks: Ints, first_tokens: Ints, block_size: int) -> Ints:
-    """Blocks of a cached prefix that a request got on admission: those in its block table then,
-    beyond the need of its first step's tokens."""
+    """Blocks of a cached prefix that a request got on admission: the blocks in its block table
+    then, beyond the need of its first step's tokens."""
     return np.maximum(0, num_blocks - np.ceil(first_tokens / block_size).astype(np.int64))
 
 

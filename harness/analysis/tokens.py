@@ -201,7 +201,7 @@ def prompt_total(requests: pd.DataFrame, wanted: Bools) -> tuple[float, float] |
     Many servers send the prompt's length only at the end of an answer, so it is not known for
     requests that were left: their mean is taken to be that of the k requests that got it. The sum
     of g such prompts lies within t(k - 1) * s * sqrt(g + g^2 / k), where the first term is their
-    own scatter and the second that of the mean. None if too few are known to tell the sum from 0.
+    own scatter and the second that of the mean. None if too few are known to show a sum above 0.
     Source: Hahn and Meeker, Statistical Intervals, section 4.8 (prediction interval of a future
     mean).
     """

@@ -31,9 +31,9 @@ def wasted(
 ) -> pd.DataFrame:
     """The waste of each abandoned request, over all its branches; NaN if not known.
 
-    generated_tokens: all sampled for it, read or not; for a request that never finished, those in
-    the step log (the true number may be larger). An unfinished request counts until the end of the
-    observation. Blocks that several branches share count for each of them.
+    generated_tokens: all tokens sampled for it, read or not; for a request that never finished, the
+    tokens in the step log (the true number may be larger). An unfinished request counts until the
+    end of the observation. Blocks that several branches share count for each of them.
     """
     spent = _spent(branches, frames, facts).groupby(branches["owner"]).sum(min_count=1)
     spent = spent.reindex(cancels.index).where(cancels["arrived_ns"].notna())
@@ -105,9 +105,9 @@ def _block_seconds(
     """The integral of the blocks that each request held.
 
     A request's blocks cover its computed tokens, and room is made when a step is scheduled: from
-    the start of a step on it holds ceil(tokens scheduled so far / block size) blocks, and those of
-    a cached prefix, for which nothing was scheduled. A preemption takes them all, and counting
-    starts again, as it does at the worker that a request was handed over to.
+    the start of a step on it holds ceil(tokens scheduled so far / block size) blocks, and the
+    blocks of a cached prefix, for which nothing was scheduled. A preemption takes them all, and
+    counting starts again, as it does at the worker that a request was handed over to.
     """
     rows = computed.assign(life=0)
     is_moved = lives["reason"].isin(["preempted", "handed_over"])

@@ -91,7 +91,7 @@ class Dns:
 
 class Tls:
     """Our end of one TLS connection. `is_over`: the server has sent its close_notify. Methods that
-    take bytes from the server raise ssl.SSLError for invalid ones."""
+    take bytes from the server raise ssl.SSLError for invalid bytes."""
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self.is_over = False

@@ -123,8 +123,8 @@ class RelayProcess(MortalProcess):
 
 class Connection(Answer):
     """`received_ns` is when the latest bytes came, before anything was done with them. `limit` may
-    be changed at any time: it holds beside `timeout_s`, the longest wait for the next bytes.
-    `pass_on` takes the connection over when it could carry another request."""
+    be changed at any time: it holds in addition to `timeout_s`, the longest wait for the next
+    bytes. `pass_on` takes the connection over when it could carry another request."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Connection(Answer):
             self.received_ns = t_ns
             self._take_in(data)
             if not self._body:
-                return False  # only framing: the waiting caller goes on
+                return False  # only framing: the waiting caller continues
             return take(self.take_body(), t_ns) and not self.is_complete and self.broken is None
 
         chunk = self.receive()

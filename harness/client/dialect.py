@@ -2,7 +2,7 @@
 
 OpenAI's completions, chat and responses, and Anthropic's messages: the path says which, or the
 target's file. An event of any of them is read as a chunk of the first two, by two readers: `quick`
-is typed and takes nearly every token; `look` takes what that one found nothing in.
+is typed and takes nearly every token; `look` takes events in which `quick` found nothing.
 """
 
 from collections.abc import Callable

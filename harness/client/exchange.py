@@ -44,7 +44,7 @@ def keep_open(descriptors: Sequence[int]) -> None:
 
 
 class StreamClient(HttpClient):
-    """`give_up` is called with the reason when the client itself cannot go on."""
+    """`give_up` is called with the reason when the client itself cannot continue."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ The user's thread reads the answer; a second one, the watch, acts when its time 
 leaves, or the answer is late. A lock orders the two. Under Locust threads are greenlets, and
 `use_gevent` must come first. `leave` stamps t0 immediately before the act:
 
-    CANCEL           the call is cancelled: a frame RST_STREAM, the connection goes on
+    CANCEL           the call is cancelled: a frame RST_STREAM, the connection stays open
     DEADLINE         the call has a deadline from its beginning; t0 is the moment when it passes
     CHANNEL_CLOSED   the call has a channel of its own, which is closed
     PROCESS_KILLED   a process of its own has the channel's connection, and gets a SIGKILL
@@ -76,7 +76,7 @@ def use_gevent() -> None:
 
 class Endpoint:
     """A server's place, and the channel that most calls share. `address`: of its host, if the run
-    has found it. `is_connected`: a request has gone out on that one."""
+    has found it. `is_connected`: a request has gone out on that channel."""
 
     def __init__(self, url: str, ca_file: str | None, address: str | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"grpc://{url}")
@@ -94,8 +94,8 @@ class Endpoint:
     def channel_for(
         self, way: Way | None, stack: ExitStack, connect_s: float
     ) -> tuple[grpc.Channel, "RelayProcess | None"]:
-        """The channel for a user that leaves in this way; its own ends with `stack`. Raises OSError
-        if no process could get a connection."""
+        """The channel for a user that leaves in this way; one of the user's own ends with `stack`.
+        Raises OSError if no process could get a connection."""
         if way not in (Way.CHANNEL_CLOSED, Way.PROCESS_KILLED):
             return self.shared, None
         relay = None

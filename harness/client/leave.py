@@ -47,7 +47,7 @@ class CloseResult(NamedTuple):
 
 def leave(way: Way, connection: Connection) -> CloseResult:
     left = _act(way, connection)
-    # On a shared core the server should wake up to the close before this process goes on.
+    # On a shared core the server should wake up to the close before this process continues.
     os.sched_yield()
     return left
 

@@ -1,6 +1,6 @@
 """A request in flight, in a greenlet of its own, that another greenlet watches and makes leave.
 
-Where the moment to leave follows from the request itself (so many tokens read, so much time
+Where the moment to leave follows from the request itself (a number of tokens read, a time
 passed), a leave rule is enough. A live stream leaves when something outside says so: when another
 stream's token came, when a probe is queued, in the middle of another's prefill.
 """
@@ -156,7 +156,7 @@ def join_all(streams: Sequence[LiveStream], longest_s: float) -> list[RequestRow
 
 class Drain:
     """Holds streams open without reading them: what they get is thrown away a few times a second.
-    `streams`: those that it holds now; `taken`: those that it has held."""
+    `streams`: the streams that it holds now; `taken`: all that it has held."""
 
     def __init__(self) -> None:
         self.streams: list[LiveStream] = []

@@ -29,7 +29,7 @@ _OBJECTS: Final = ("chat.completion.chunk", "text_completion", "chat.completion"
 
 
 def plain_text(event: Any) -> Look | None:
-    """Of one choice with a delta; None: the event may say more."""
+    """The text of an event with one choice and its delta; None: the event may say more."""
     choices = event.get("choices") if isinstance(event, dict) else None
     if not isinstance(choices, list) or len(choices) != 1:
         return None

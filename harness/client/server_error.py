@@ -9,7 +9,7 @@ An error has no standard form inside a stream. An object is one if
 - one of these is in a part of it: `response`, `base_resp`, `data`, a choice, a delta.
 
 It is none if it is about something else (its type, its level or its state: `info`, `warning`,
-`retry`, `tool_result`), or if a code beside the words of an error says that all is well.
+`retry`, `tool_result`), or if a code next to the words of an error says that all is well.
 
 A message or a detail alone is a notice. It is the reason only if the stream then ends early.
 """
@@ -230,7 +230,7 @@ def _is_wrong(code: Any, words: str, *, has_name: bool) -> bool:
 
 
 def words_of(data: bytes) -> str:
-    """Of an event that is an error by its name."""
+    """The words of an event that is an error by its name."""
     try:
         value = values_of(data)[0]
         return NO_REASON if value == DONE else error_message(value)

@@ -38,8 +38,8 @@ def asking_client(plan: LoadPlan, longest_s: float) -> httpx.Client:
 
 
 class LoadSession:
-    """`tell` gets every row, for Locust's own statistics. `enough` is called once, when the plan's
-    number of abandons is reached; `give_up`, with the reason, when the load cannot go on."""
+    """`tell` is called with every row, for Locust's own statistics; `enough` once, when the plan's
+    number of abandons is reached; `give_up`, with the reason, when the load cannot continue."""
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ class SSEDecoder:
                 self._grow(len(value) + 1)  # the newline counts: empty lines must not be free
             elif line.startswith(b"event:"):
                 self._name = line[7:] if line.startswith(b" ", 6) else line[6:]
-                self._size += 1  # names replace one another: only that one has come matters
+                self._size += 1  # names replace one another: that a name has come matters
             elif line in (b"data", b"event"):
                 self._take_bare(line)
             else:

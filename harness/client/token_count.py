@@ -159,7 +159,7 @@ class TokenCount:
         return len(ids)
 
     def _scale(self) -> int:
-        """All together they are no more than were asked for, unless there surely are."""
+        """The total stays within what was asked for, unless there are surely more tokens."""
         self._events = events = self._events + 1
         before, now = self._tokens, int(self._per_event * events + 0.5) or 1
         if now > self._asked:
@@ -168,5 +168,5 @@ class TokenCount:
         return now - before
 
     def _tokens_of(self, events: int) -> int:
-        """Whole, and never fewer than of fewer events. The first one shows a token."""
+        """Whole, and never fewer than for fewer events. The first event shows a token."""
         return int(self._per_event * events + 0.5) or 1

@@ -30,7 +30,7 @@ class WireRequest:
     """Head and body as they go on the wire. `way`: how its user will leave; None: stays.
 
     The user leaves `patience_ns` after the request has gone out, or at `leaves_at_ns` (monotonic),
-    sent or not. `limit` holds up to the headers, beside `connect_s` and `next_byte_s`. The
+    sent or not. `limit` holds up to the headers, in addition to `connect_s` and `next_byte_s`. The
     transport sets `is_opened` once there is a connection, and `is_resent` when it sends a second
     time.
     """

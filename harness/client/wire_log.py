@@ -118,7 +118,7 @@ class Tap:
         self._note(t_ns, "read", text=f"HTTP {status}")
 
     def read(self, t_ns: int, data: bytes, tokens: int) -> None:
-        """The text is kept of the first bytes alone: a long answer would repeat itself."""
+        """Only the text of the first bytes is kept: a long answer would repeat itself."""
         text, self._has_read = "" if self._has_read else data.decode("utf-8", "replace"), True
         self._note(t_ns, "read", bytes=len(data), tokens=tokens, text=text)
 

@@ -173,7 +173,7 @@ def names_failure(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def is_error_name(name: bytes) -> bool:
-    """Of an event."""
+    """Whether an event of this name is an error."""
     return names_failure(name.decode("latin-1"))
 
 

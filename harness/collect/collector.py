@@ -47,8 +47,9 @@ def with_workers_own(
     of_frontends: Callable[[], Iterable[LifecycleEvent]],
     of_workers: Callable[[], Iterable[LifecycleEvent]],
 ) -> Iterator[LifecycleEvent]:
-    """The frontends' events, and those that only a worker still has: the copy of a killed frontend
-    ends with the last reading. Workers do not know the clients' names of requests."""
+    """The frontends' events, and events that only a worker still has: the copy of a killed
+    frontend's log ends with the last reading. Workers do not know the clients' names of requests.
+    """
     clients, known = dict[str, str | None](), set[tuple[str, str, str, int]]()
     own = list(of_workers())
     for event in of_frontends():

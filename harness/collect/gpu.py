@@ -49,7 +49,7 @@ class Gpus(Protocol):
 class NvmlGpus:
     """By an initialised `pynvml`: the device of this UUID, else all devices of this machine.
 
-    Of an instance of MIG only the memory is read: other counters, where it has them, are those of
+    Of an instance of MIG only the memory is read: its other counters, where it has them, are of
     the whole GPU.
     """
 

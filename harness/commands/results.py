@@ -187,7 +187,7 @@ def matrix(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A sentence for each red cell. Default: explanations.toml beside the results.",
+            help="A sentence for each red cell. Default: explanations.toml next to the results.",
         ),
     ] = None,
 ) -> None:
@@ -252,8 +252,8 @@ def collect(
 ) -> None:
     """Make one run from the rows of several load processes.
 
-    SHARDS are folders, from one machine or from many: those of --walkaway-rows, or the shards/ of a
-    killed run.
+    SHARDS are folders, from one machine or from many: the DIR of --walkaway-rows, or the shards/ of
+    a killed run.
 
     Example: walkaway collect rows-a rows-b --out results/together
     """

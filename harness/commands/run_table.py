@@ -210,8 +210,8 @@ def _accounts(summary: Summary) -> Iterator[Table | Text]:
         yield grid(AGREEMENT_COLUMNS[:-1], rows, words=AGREEMENT_COLUMNS[:2])
     for entry in summary.audit.counters if summary.audit else []:
         if entry.verdict not in ("exact", "unknown"):
-            counter, due, told, verdict = audit_cells(entry)
-            yield Text(f"audit: {counter} moved by {told}, expected {due}: {verdict}")
+            counter, due, moved, verdict = audit_cells(entry)
+            yield Text(f"audit: {counter} moved by {moved}, expected {due}: {verdict}")
 
 
 def _arm_tables(pairs: Pairs, arms: Arms) -> Iterator[list[Table]]:

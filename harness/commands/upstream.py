@@ -47,7 +47,7 @@ EndMs = Annotated[
 ]
 HalfClose = Annotated[
     str,
-    _serving(metavar="stop|keep", help="After a FIN: stop, or go on until a write fails."),
+    _serving(metavar="stop|keep", help="After a FIN: stop, or continue until a write fails."),
 ]
 ModelName = Annotated[
     str, _serving("--model", metavar="NAME", help="In its list of models; it serves any name.")

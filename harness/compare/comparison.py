@@ -54,8 +54,8 @@ def compare_runs(baseline: Run, candidate: Run) -> list[Comparison]:
 def compare_each(
     baseline: Run, candidates: Sequence[Path]
 ) -> Iterator[tuple[Run, list[Comparison]] | ConfigError]:
-    """Read and compare one after the other. A candidate that cannot be read or compared gives its
-    error; the others go on."""
+    """Read and compare one after the other. A candidate that cannot be read or compared yields its
+    error, and the next one follows."""
     for path in candidates:
         try:
             candidate = load_run(path)

@@ -1,6 +1,6 @@
 """The load process of a conformance run: it makes all requests, and decides case by case.
 
-It gets an order on standard input, ends with it, and reports on standard output.
+It gets an order on standard input, ends when that is closed, and reports on standard output.
 """
 
 from gevent import monkey
@@ -50,14 +50,14 @@ def main() -> None:
     gevent.spawn(_end_with_input)
     headers = request_headers(plan.headers, plan.api_key_env)
     secrets = secrets_of(headers) + secrets_of_routes(plan.target)
-    tell = partial(_tell, output=_claim_output(), secrets=secrets)
+    report = partial(_report, output=_claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:
         from harness.client.kserve import use_gevent  # its packages are an extra
 
         use_gevent()
     if order.upstream is not None:
-        run_gateway(order, plan, tell)
+        run_gateway(order, plan, report)
         return
     load_cases()
     wire = WireLog(headers)
@@ -67,41 +67,41 @@ def main() -> None:
         api_key=read_api_key(plan.api_key_env),
         tell=known.note,
         enough=lambda: None,
-        give_up=lambda why: tell(Event(event="gone", why=why)),
+        give_up=lambda why: report(Event(event="gone", why=why)),
         wire=wire,
     )
     if order.gentle_s is not None:
-        _watch_gently(order, session, tell)
+        _watch_gently(order, session, report)
         return
     lag = LagWatch(open_streams=lambda: session.client.open_streams, give_up=lambda _why: None)
     try:
         bench = _bench(order, plan, session, lag, wire, known)
     except (CannotDecideError, TargetError) as error:
         is_gone = isinstance(error, TargetError)
-        tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
+        report(Event(event="gone" if is_gone else "unusable", why=str(error)))
         return
-    tell(
+    report(
         Event(
             event="facts",
             facts=bench.facts._asdict() | {"lag_s": bench.lag_s, "settle_s": bench.settle_s},
         )
     )
-    _run_cases([CASES[one] for one in order.cases], bench, Path(order.folder), secrets, tell)
+    _run_cases([CASES[one] for one in order.cases], bench, Path(order.folder), secrets, report)
     session.close()
 
 
-def _watch_gently(order: Order, session: LoadSession, tell: Callable[[Event], None]) -> None:
+def _watch_gently(order: Order, session: LoadSession, report: Callable[[Event], None]) -> None:
     def decided(result: CaseResult) -> None:
-        tell(Event(event="case", id=result.id, case=result))
+        report(Event(event="case", id=result.id, case=result))
 
     def so_far(result: CaseResult) -> None:
-        tell(Event(event="so_far", id=result.id, case=result))
+        report(Event(event="so_far", id=result.id, case=result))
 
-    tell(Event(event="started", id=GENTLE_ID))
+    report(Event(event="started", id=GENTLE_ID))
     try:
         watch_gently(order, session, decided, so_far)
     except TargetError as error:
-        tell(Event(event="gone", why=str(error)))
+        report(Event(event="gone", why=str(error)))
     session.close()
 
 
@@ -110,18 +110,18 @@ def _run_cases(
     bench: Bench,
     folder: Path,
     secrets: list[str],
-    tell: Callable[[Event], None],
+    report: Callable[[Event], None],
 ) -> None:
     def decided(result: CaseResult) -> None:
-        tell(Event(event="case", id=result.id, case=result))
+        report(Event(event="case", id=result.id, case=result))
 
     turns = Turns(bench, folder, secrets, bench.patience, decided)
     for number, case in enumerate(cases):
-        tell(Event(event="started", id=case.id))
+        report(Event(event="started", id=case.id))
         for result in turns.run(case, cases[number + 1 :]):
             decided(result)
         if turns.end is not None:
-            tell(Event(event="unusable", why=turns.end))
+            report(Event(event="unusable", why=turns.end))
             return
 
 
@@ -149,7 +149,7 @@ def _claim_output() -> int:
     return output
 
 
-def _tell(event: Event, *, output: int, secrets: list[str]) -> None:
+def _report(event: Event, *, output: int, secrets: list[str]) -> None:
     event.why = masked(event.why, secrets)
     if (result := event.case) is not None:
         result.reason = masked(result.reason, secrets)

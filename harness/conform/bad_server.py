@@ -36,15 +36,15 @@ WAYS: Final = (
 
 
 def table(results: Sequence[CaseResult]) -> list[str]:
-    """A line a way: whether its case found it."""
+    """A line for each way: whether its case found it."""
     verdicts: Mapping[str, Verdict] = {one.id: one.verdict for one in results}
     width = max(len(way.words) for way in WAYS)
     found = sum(verdicts.get(way.case) is Verdict.FAIL for way in WAYS)
-    lines = [f"  {way.words:{width}}  {_told(way.case, verdicts)}" for way in WAYS]
+    lines = [f"  {way.words:{width}}  {_how_found(way.case, verdicts)}" for way in WAYS]
     return [f"\nThis server is wrong in {len(WAYS)} ways; {found} were found:", *lines]
 
 
-def _told(case: str, verdicts: Mapping[str, Verdict]) -> str:
+def _how_found(case: str, verdicts: Mapping[str, Verdict]) -> str:
     if case not in verdicts:
         return f"not looked for: {case} was not run"
     return f"found by {case}" if verdicts[case] is Verdict.FAIL else f"NOT FOUND by {case}"

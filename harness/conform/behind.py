@@ -33,7 +33,7 @@ _LONGEST_S: Final = 86_400.0
 def order_for_gateway(
     config: ConformConfig, contact: Contact, result: ConformResult, children: ExitStack
 ) -> Order:
-    """For no case yet. Raises ConfigError and TargetError."""
+    """The order, with no case in it yet. Raises ConfigError and TargetError."""
     assert config.upstream is not None
     target, url = contact.target, contact.access.url
     assert url is not None

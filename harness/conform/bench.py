@@ -5,7 +5,7 @@ The methods need no metrics, see docs/conform.md:
     P  probe behind full slots, or another way: `recoveries` (harness/conform/recoveries.py).
     O  occupancy: `occupancy`.
     K  capacity: `capacity`.
-    B  bystander: greedy streams beside a load, against a control without leaving.
+    B  bystander: greedy streams while clients leave, against a control in which nobody does.
     R  repeat: what the next request gets.
     W  wire: what the client saw.       C  counters: the server's own.
 """
@@ -41,7 +41,7 @@ from harness.experiments.streams import Streams
 from harness.http_client import read_api_key
 
 SOME_STREAMS: Final = 8  # that run meanwhile, on a server without a known number of slots
-CROWD: Final = 16  # clients that come at once, on a server without one
+CROWD: Final = 16  # clients that come at once, on such a server
 
 
 class Bench(Streams):
@@ -87,7 +87,8 @@ class Bench(Streams):
         self.cleaning = Cleaning(self, self.occupancy)
 
     def limit_tries(self, most: int | None = None) -> None:
-        """Of method P: at most `most` from here on; without it, as many as were asked for."""
+        """Method P makes at most `most` tries from here on; without `most`, as many as were asked
+        for."""
         self.tries = min(self.asked.tries, most or self.asked.tries)
         self.recoveries.tries = self.tries
 
@@ -98,7 +99,8 @@ class Bench(Streams):
 
     @property
     def beside(self) -> int:
-        """Long streams that leave one slot free; some, where slots cannot be filled."""
+        """How many long streams leave one slot free; a fixed number where slots cannot be
+        filled."""
         return self.crowd(MOST_SLOTS) - 1 if self.facts.can_fill else SOME_STREAMS
 
     def session_that_keeps(self) -> LoadSession:
@@ -129,7 +131,7 @@ class Bench(Streams):
             self.session = usual
 
     def past_the_proxy(self) -> "Bench":
-        """A bench on the server behind it. Raises CannotDecideError if that is not known."""
+        """A bench on the server behind the proxy. Raises CannotDecideError if that is not known."""
         if self.asked.direct is None:
             raise CannotDecideError("the server behind the proxy is not known (--direct URL)")
         session = self.session.with_plan(self.session.plan.at(self.asked.direct))

@@ -1,9 +1,9 @@
-"""Clients that leave in numbers, and those that stay beside them: what several cases do.
+"""What several cases share: clients that leave in numbers, and bystanders, which stay.
 
-Method B, bystander: greedy streams beside clients that leave, against a control without. Some
-servers' texts depend on the batch. So another text is held against a server only if it comes twice,
-and the control repeats itself, also without a neighbour; where it does not, only if texts change
-far more often with leaves than without.
+Method B, bystander: greedy streams run while other clients leave, and are compared with a control
+in which nobody leaves. Some servers' texts depend on the batch. So a changed text counts against
+the server only if it comes twice and the control repeats itself, also without a neighbour. Where
+the control does not repeat itself, texts must change far more often with leaves than without.
 """
 
 import time
@@ -25,9 +25,9 @@ from harness.store.conform_result import Failure
 from harness.workload.abandon import RequestSpec
 
 MOST_AT_ONCE: Final = 8  # clients, where it does not matter how many
-SPREAD_STEPS: Final = 8  # of the moments at which a wave's clients leave
+SPREAD_STEPS: Final = 8  # over which a wave's clients leave, after the time to first token
 _SPARE_S: Final = 0.3  # for which an answer still lasts when its client leaves
-_SPARE_TOKENS: Final = (12, 24)  # in which that must lie
+_SPARE_TOKENS: Final = (12, 24)  # the fewest and the most tokens for that
 SHOWN: Final = 200  # characters
 _CERTAIN: Final = 0.001  # a chance below which texts differ because of the leaves
 _LIKELY: Final = 0.05  # above it they do not
@@ -53,8 +53,8 @@ def differ_at_once(one: str, other: str) -> bool:
 
 
 def leaver(bench: Bench, tokens: int = 0, **changes: Any) -> RequestSpec:
-    """A request whose client leaves after `tokens` tokens, where it does not matter how long its
-    answer would run on: on a server that never stops, not for long."""
+    """A request whose client leaves after `tokens` tokens. The length of its answer does not
+    matter, so it is short on a server that never stops."""
     if bench.known.never_stops is None:
         return bench.long(**changes)
     fewest, most = _SPARE_TOKENS
@@ -66,7 +66,7 @@ def leave_after(
     bench: Bench, count: int, tokens: int, *, delivery: Delivery = Delivery.STREAM
 ) -> list[RequestRow]:
     """`count` clients leave, each within a step of reading `tokens` tokens (unary: after the time
-    that they take). Raises CannotDecideError if one does not."""
+    that these take). Raises CannotDecideError if a client does not leave."""
     rows: list[RequestRow] = []
     while len(rows) < count:
         some = min(bench.facts.slots or MOST_AT_ONCE, MOST_AT_ONCE, count - len(rows))
@@ -92,7 +92,7 @@ def read_whole(bench: Bench, count: int, tokens: int) -> None:
 
 
 def rows_of(streams: Sequence[LiveStream]) -> Rows:
-    """Raises CannotDecideError if one does not end, or was refused."""
+    """Raises CannotDecideError if a stream does not end, or was refused."""
     rows = []
     for stream in streams:
         if (row := stream.join(READY_S)) is None:
@@ -104,26 +104,27 @@ def rows_of(streams: Sequence[LiveStream]) -> Rows:
 
 
 def joined(stream: LiveStream) -> RequestRow:
-    """Raises CannotDecideError unless it is answered whole."""
+    """Raises CannotDecideError unless the stream is answered whole."""
     return whole(rows_of([stream])[0], "a request")
 
 
 def start_greedy(
     bench: Bench, numbers: Sequence[int], tokens: int, *, way: Way | None = None
 ) -> list[LiveStream]:
-    """Streams of the most likely tokens; each number has a prompt."""
+    """Streams of the most likely tokens, one per number; each number has a prompt of its own."""
     asked = bench.short(tokens, role=Role.CANARY, way=way)
     size, scale = asked.prompt_tokens, bench.session.plan.prompt_scale
     return [bench.start(asked, canary_prompt(one, tokens=size, scale=scale)) for one in numbers]
 
 
 def one_by_one(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
-    """The same streams, with no other request beside them."""
+    """The streams of `start_greedy`, one after the other, while no other request runs."""
     return [rows_of(start_greedy(bench, [one], tokens))[0] for one in numbers]
 
 
 def greedy_when_admitted(bench: Bench, numbers: Sequence[int], tokens: int) -> Rows:
-    """Of a server that refuses requests beyond its slots: each is sent until it is taken."""
+    """The same streams on a server that refuses requests beyond its slots: each request is sent
+    until the server takes it."""
     until_s = time.perf_counter() + bench.patience.filler_s
     rows: dict[int, RequestRow] = {}
     while len(rows) < len(numbers):
@@ -148,10 +149,10 @@ def compared(
     whose: str = "streams that stayed",
     settle: Callable[[], None],
 ) -> Finding:
-    """Method B: what is `seen` of the streams of the act, against those of the control. A stream
-    that is not whole is red at once. `alone`: the same streams one by one. `whose`: what these
-    streams are, in words. `settle` waits until the leaves have no effect any more. Raises
-    CannotDecideError."""
+    """Method B: compares what is `seen` of the act's streams with the same of the control's
+    streams. A stream of the act that is not whole is red at once. `alone`: the same streams one by
+    one. `whose`: what these streams are, in words. `settle` waits until the leaves have no effect
+    any more. Raises CannotDecideError."""
     before = control()
     first = _beside(before, act(), seen, what, whose)
     if "changed" not in first.evidence:
@@ -181,8 +182,8 @@ def _num_changed(before: Rows, rows: Rows, seen: Callable[[RequestRow], object])
 
 
 def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
-    """Fisher's exact test. `changed`: streams of two acts that differ from their control; `own`:
-    those of one that differ without a leave. Raises CannotDecideError."""
+    """Fisher's exact test. `changed`: streams of the two acts that differ from their control.
+    `own`: streams that differ between two runs without leaves. Raises CannotDecideError."""
     if own == streams:
         raise UnlikeTextsError(f"each {what} differs between two runs without any leave")
     table = np.array([[changed, 2 * streams - changed], [own, streams - own]])
@@ -229,8 +230,8 @@ def wait_each(streams: Sequence[LiveStream], tokens: int) -> None:
 def leave_each(
     bench: Bench, streams: Sequence[LiveStream], *, within_s: float = 0.0
 ) -> list[RequestRow]:
-    """Each leaves at a random moment within this time. Returns the rows of those that did; raises
-    CannotDecideError unless half of them did."""
+    """Each client leaves at a random moment within this time. Returns the rows of the clients that
+    left; raises CannotDecideError unless half of the clients did."""
     started_s = time.perf_counter()
     moments = sorted((bench.rng.random() * within_s, number) for number in range(len(streams)))
     for moment_s, number in moments:
@@ -248,7 +249,7 @@ def leave_each(
 def wave(bench: Bench, asked: RequestSpec | None = None, *, steps: int = SPREAD_STEPS) -> int:
     """As many clients as slots leave: in the queue, in their prefill, or within the first
     tokens of their answers. `asked`: what each asks for (default: a long answer).
-    Returns how many did."""
+    Returns how many left."""
     streams = _start(bench, asked)
     bench.pause(0)  # the requests go out
     spread_s = bench.ttft_s + steps * bench.step_s
@@ -256,8 +257,8 @@ def wave(bench: Bench, asked: RequestSpec | None = None, *, steps: int = SPREAD_
 
 
 def storm(bench: Bench, asked: RequestSpec | None = None) -> int:
-    """As many clients as slots are running (where they get that far), and as many queue; all leave
-    at once. `asked`: what each asks for (default: a long answer)."""
+    """As many clients as slots run (where they get that far), and as many queue; all leave at once.
+    `asked`: what each asks for (default: a long answer). Returns how many left."""
     running = _start(bench, asked)
     until_s = time.perf_counter() + bench.patience.probe_s
     for stream in running:

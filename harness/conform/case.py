@@ -183,7 +183,7 @@ def _nearest(word: str, known: Collection[str]) -> list[str]:
 
 
 def is_meant(entry: Case, word: str) -> bool:
-    """By its id, its group, or all before a dialect."""
+    """Whether the word names the case: by its id, its group, or all before a dialect."""
     wanted = word.rstrip("/")
     return word == entry.id or wanted in (entry.group, entry.id.rpartition("/")[0])
 

@@ -1,6 +1,6 @@
 """Between the cases: nothing of one stays for the next, and what a case did to the server is seen.
 
-A greedy answer, the canary, is compared with that of the beginning.
+A greedy answer, the canary, is compared with the same answer at the beginning.
 """
 
 import time
@@ -30,8 +30,8 @@ _RESTART_LOOK_S: Final = 0.5
 
 
 class Cleaning:
-    """`running`: how many of as many requests as slots ran at once when last all was at rest; None:
-    that is not known."""
+    """`running`: when all was last at rest, as many requests as slots were sent, and this number of
+    them ran at once; None: that is not known."""
 
     def __init__(self, streams: Streams, occupancy: Occupancy) -> None:
         self._streams = streams
@@ -52,10 +52,10 @@ class Cleaning:
 
     def aftermath(self, *, restart_s: float = _RESTART_S) -> tuple[Aftermath, str]:
         """A server that no longer serves is asked for `restart_s` whether it serves again."""
-        found, told = self._aftermath()
+        found, reason = self._aftermath()
         if found is Aftermath.DEAD and self._serves_again(restart_s):
-            return Aftermath.RESTARTED, f"{told}; then it served again: it has restarted"
-        return found, told
+            return Aftermath.RESTARTED, f"{reason}; then it served again: it has restarted"
+        return found, reason
 
     def _serves_again(self, longest_s: float) -> bool:
         until_s = time.monotonic() + longest_s
@@ -88,8 +88,8 @@ class Cleaning:
         return Aftermath.CLEAN, ""
 
     def outlast(self) -> None:
-        """The streams of a case end by themselves: those that it leaves would hold their slots as
-        long, on a server that never stops."""
+        """Wait until the streams of a case have ended by themselves: on a server that never stops,
+        streams that the case left hold their slots as long."""
         server = self._streams
         open_ones = [one for one in server.opened if not one.has_ended]
         tokens = max((server.tokens_left(one) for one in open_ones), default=0)
@@ -97,15 +97,15 @@ class Cleaning:
 
     @property
     def longest_still_s(self) -> float:
-        """For which no server stands still that works: no stall of its own lasts so long."""
+        """No server that works stands still for this time: no stall of its own lasts as long."""
         server = self._streams
         answered_s = _SLOW * (server.ttft_s + _CANARY_TOKENS * server.step_s)
         flush_s = server.facts.flush_tokens * server.step_s
         return max(_STILL_LENGTHS * max(server.settle_s, flush_s), answered_s, _LEAST_STILL_S)
 
     def stand_still(self) -> bool:
-        """Streams are read, and none of them has had a token for so long: the server has stopped to
-        work, and no answer that was left can be what it is busy with."""
+        """Whether streams are read and none of them has had a token for `longest_still_s`. Then the
+        server has stopped working: it cannot be busy with answers that were left."""
         server = self._streams
         since_ns = time.perf_counter_ns() - int(1e9 * self.longest_still_s)
         last_ns = [
@@ -135,8 +135,8 @@ class Cleaning:
             server.forget_ghosts()
 
     def check_free(self, *, wholly: bool) -> None:
-        """A case must not be blamed for slots that were taken before it. `wholly`: each counts;
-        else at least one has to be free."""
+        """A case must not be blamed for slots that were taken before it. `wholly`: all slots have
+        to be free; else at least one. Raises CannotDecideError."""
         slots = self._streams.slots if self.running is not None else 0
         if self.running is not None and self.running < slots:
             self.rest()

@@ -1,7 +1,7 @@
 """One `walkaway conform`, as typed, and the cases that it asks for.
 
 The dated suites are lists of cases that stay as they are once they are released: suites/DATE.txt
-names a case a line. A case that comes later is in a later suite, and none is ever renamed.
+names one case per line. A case that comes later is in a later suite, and none is ever renamed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,8 +73,8 @@ class ConformConfig(ServerConfig):
         return OWN_ENGINE.model_copy(update={"faults": [way.fault for way in WAYS]})
 
     def flags(self, *, model: str, slots: int | None) -> list[str]:
-        """Of a command that repeats a case: all that was given but the cases, where the results go,
-        and how far the run was to go."""
+        """The flags of a command that repeats a case: all that were given, except the cases, where
+        the results go, and how far the run was to go."""
         values: list[tuple[str, object]] = [
             ("--target", self.target_url),
             ("--against", self.against),
@@ -130,7 +130,7 @@ def _gentle(config: ConformConfig) -> Case:
     others += ["--suite"] if config.suite is not None else []
     if others:
         raise ConfigError(
-            "--gentle watches beside the server's users, and runs no cases: leave out "
+            "--gentle watches a server while its users use it, and runs no cases: leave out "
             f"{', '.join(others)}"
         )
     return gentle_case(config.gentle_s)

@@ -73,8 +73,8 @@ class Contact:
         model: str | None,
         own_engine: EngineSettings,
     ) -> Server:
-        """At its URL, or the bundled engine, which ends with `children`. Raises TargetError,
-        ConfigError and InterruptedRunError."""
+        """The server at its URL, or the bundled engine, which ends with `children`. Raises
+        TargetError, ConfigError and InterruptedRunError."""
         url, engine, ready = self.access.url, None, dict[str, Any]()
         if url is None:
             log = self.folder.log("engine")
@@ -125,7 +125,7 @@ class Contact:
     def load_plan(
         self, client: httpx.Client, server: Server, *, seed: int, **given: Any
     ) -> LoadPlan:
-        """Of requests that cases direct. `given`: more fields of the plan."""
+        """The plan of requests that cases direct. `given`: more fields of the plan."""
         protocol = self.target.protocol
         urls = server.urls if protocol is Protocol.HTTP else server.kserve_urls
         plan = LoadPlan(
@@ -147,8 +147,8 @@ class Contact:
 def check_serves(
     asker: Asker, secrets: Sequence[str], *, silent: NotServedError | None = None
 ) -> None:
-    """One short request, so that a wrong key or model is said in one sentence. `silent`: why the
-    one before it got nothing; it is not waited for a second time.
+    """One short request, so that a wrong key or model is reported in one sentence. `silent`: why
+    the request before it got no answer; then no other one is sent.
 
     Raises ConfigError for a refusal, and TargetError for no answer or a wrong one.
     """
@@ -162,8 +162,8 @@ def check_serves(
         status = error.status
         if isinstance(error, SilentServerError):
             said += (
-                "; start again if it only loads its model now: a server that always takes so long "
-                "to its first token cannot be judged"
+                "; start again if it only loads its model now: a server that always takes this "
+                "long to its first token cannot be judged"
             )
         elif status in (401, 403):
             said += "; name the variable with its key: --api-key-env"

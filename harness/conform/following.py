@@ -54,8 +54,8 @@ class Show(Protocol):
 @dataclass(slots=True, kw_only=True)
 class Suite:
     """`until_s`: when the time is up, by `clock_s`. `_rest`: the cases that are still to be
-    decided, in order. `_lost`: why no more can be; `_cut`: why no more are to be. `_so_far`: of the
-    case that now runs."""
+    decided, in order. `_lost`: why no more cases can be decided; `_cut`: why no more are to be.
+    `_so_far`: what is known of the case that now runs."""
 
     config: ConformConfig
     secrets: Sequence[str]
@@ -228,9 +228,9 @@ class Suite:
         result.write(self.folder.path)
 
     def _repeat(self, result: CaseResult, before: Sequence[str]) -> str:
-        """The command that shows it again: with all that was given but the cases and where the
-        results go. What the server died of may be the sum of all leaves: then with the cases before
-        it. "" where no command would show it."""
+        """The command that shows the result again, with the flags of `ConformConfig.flags`. If the
+        server died, the sum of all leaves may be the cause: then the command has the cases before
+        this one, too. "" where no command would show it."""
         if result.verdict is Verdict.HARNESS or self._lost is not None:
             return ""
         ids = [*before, result.id] if result.ended_server else [result.id]

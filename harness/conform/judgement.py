@@ -3,8 +3,8 @@
 Two questions. Does the server stop: in seconds, against controls (harness/conform/stopping.py).
 Within how many steps: a server is late when the freed slot works for another request more than some
 steps after the client left, at the median of the tries, or more than three times as many in any of
-them. A step may change meanwhile, with the context of the streams or the speed of the machine: late
-is late by the steps before the leaves and by those after them, in time is in time by both. Two
+them. A step may change meanwhile, with the context of the streams or the speed of the machine: a
+verdict, late or in time, must hold by the steps before the leaves and by the steps after them. Two
 clocks must agree: this client's, divided by the step, and the tokens that the other streams got
 meanwhile. The second question stays open where steps cannot be counted; the first one then decides.
 """
@@ -71,7 +71,8 @@ class Conditions(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """The second question. `steps` and `failure` None, and `why_open`: it is open."""
+    """The answer to the second question. `why_open`: why there is none; then `steps` and `failure`
+    are None."""
 
     steps: Steps | None
     failure: Failure | None
@@ -180,8 +181,8 @@ def _unless_usual(
     if _count_steps(less, now, bound).failure is not None:
         return counted
     return _open(
-        f"{in_steps(counted.steps.p50)} at the median, of which "
-        f"{in_steps(round(middle_s / now.step_s, 2))} also where answers ended by themselves"
+        f"{in_steps(counted.steps.p50)} at the median, and "
+        f"{in_steps(round(middle_s / now.step_s, 2))} after answers that ended by themselves"
     )
 
 

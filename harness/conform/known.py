@@ -1,5 +1,5 @@
 """What a run has seen of the server so far: what one case knows, the next need not find out again,
-and a death is laid at the leaves before it."""
+and the leaves before the server's death are blamed for it."""
 
 import time
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from typing import Final
 from harness.experiments.patience import Patience
 from harness.records import Outcome, RequestRow
 
-_HASTE: Final = 4  # times shorter than the settle time is a server waited for that never stops
+_HASTE: Final = 4  # divides the settle time: the wait for a server that never stops
 _LONGEST_READ: Final = 16  # tokens before a leave
-_FEWEST_STEPS: Final = 30  # but so long: more than twice what a late one may take
+_FEWEST_STEPS: Final = 30  # but at least this long: more than twice what a late slot may take
 
 
 @dataclass(slots=True)
@@ -24,18 +24,18 @@ class Known:
     _leaves_ns: list[int] = field(default_factory=list)  # in this case
 
     def note(self, row: RequestRow) -> None:
-        """Of each request that has ended."""
+        """Note a request that has ended."""
         heard_ns = row.ended_ns if row.outcome is Outcome.COMPLETED else row.last_token_ns or 0
         self.heard_ns = max(self.heard_ns, heard_ns)
         if row.outcome is Outcome.ABANDONED and row.abandoned_ns is not None:
             self._leaves_ns.append(row.abandoned_ns)
 
     def note_answer(self) -> None:
-        """Of a route that was asked: the server has sent something now."""
+        """Note that the server has sent something now, on a route that was asked."""
         self.heard_ns = max(self.heard_ns, time.perf_counter_ns())
 
     def note_leave(self) -> None:
-        """Of a route's answer that is left now, or a request that is cancelled by a route."""
+        """Note that a route's answer is left now, or a request is cancelled by a route."""
         self._leaves_ns.append(time.perf_counter_ns())
 
     def begin_case(self) -> None:
@@ -49,8 +49,8 @@ class Known:
 
 
 def hurried(patience: Patience, *, step_s: float, begin_s: float, ttft_s: float) -> Patience:
-    """For a server that is known not to stop: a slot that it holds for so long is held for good.
-    What is left runs on, so that streams last only as long as they must."""
+    """Shorter waits, for a server that is known not to stop: a slot that outlasts them is held for
+    good. Answers that were left run on, so streams last only as long as they must."""
     settle_s = max(_FEWEST_STEPS * step_s, patience.settle_s / _HASTE)
     if settle_s >= patience.settle_s:
         return patience

@@ -18,10 +18,11 @@ class UpstreamAt(msgspec.Struct, kw_only=True):
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """`plan`: a LoadPlan. `slots`: None: to be found. `folder`: of the results. `metrics_urls`:
-    read by cases that judge the server's own counters, and by no others; empty without any that
-    is understood. `page_urls`: the pages, understood or not. `gentle_s`: how long to watch a
-    server in use, instead of any case. `upstream`: the cases are those of a gateway before it."""
+    """`plan`: a LoadPlan. `slots`: None if they are still to be counted. `folder`: of the results.
+    `metrics_urls`: pages for the cases that judge the server's own counters, and for no others;
+    empty if no metric of these pages is understood. `page_urls`: the pages, understood or not.
+    `gentle_s`: how long to watch a server in use, instead of any case. `upstream`: given if the
+    cases judge a gateway before it."""
 
     plan: msgspec.Raw
     cases: list[str]

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from harness.conform.case import Case
 from harness.formatting import quantity
 
-_PRIOR_S: Final = 10.0  # so much the typical times weigh against those of this run
+_PRIOR_S: Final = 10.0  # the weight of the typical times against the times of this run
 
 
 class Standing(NamedTuple):
@@ -42,8 +42,8 @@ def typical_times(*, quick: bool = False) -> dict[str, float]:
 def time_left(
     rest: Sequence[str], done: Mapping[str, float], typical: Mapping[str, float]
 ) -> float:
-    """Seconds for the cases of `rest`: their typical times, as much longer or shorter as those of
-    `done` took. A case without a typical time takes the median one."""
+    """Seconds for the cases of `rest`: their typical times, longer or shorter by the same factor as
+    the cases of `done` were. A case without a typical time takes the median one."""
     middle = median(typical.values()) if typical else 1.0
     took = _PRIOR_S + sum(done.values())
     expected = _PRIOR_S + sum(typical.get(name, middle) for name in done)

@@ -34,7 +34,7 @@ class Polled:
 
 
 class Pages:
-    """`judged`: the pages whose metrics are understood; `every`: understood or not."""
+    """`judged`: the pages whose metrics are understood; `every`: all pages."""
 
     def __init__(self, plan: LoadPlan, *, judged: Sequence[str], every: Sequence[str]) -> None:
         self._plan = plan

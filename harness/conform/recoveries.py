@@ -30,14 +30,14 @@ from harness.experiments.streams import Streams
 from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
 
-_AFTER_STEPS: Final = 12  # of which the median is taken, after the tries
+_AFTER_STEPS: Final = 12  # steps after the tries, whose median is taken
 
 
 def by_first(
     ways: Sequence[tuple[Way, str | None, Callable[[], Finding]]], *, give_up: Callable[[], object]
 ) -> Finding:
-    """By the first way that can judge, and decides. `give_up` is called after each that does not.
-    Raises CannotDecideError, and HarnessError if a way failed by our own side."""
+    """The finding of the first way that can judge and decides. `give_up` is called after each way
+    that does not. Raises CannotDecideError, and HarnessError if a way failed by our own side."""
     kind, open_ones = CannotDecideError, dict[str, list[str]]()
     for way, why_not, look in ways:
         if why_not is None:
@@ -53,8 +53,8 @@ def by_first(
 
 
 class Recoveries:
-    """`tries`: of a case. `watchers`: the ways beside full slots, in the order in which they are
-    asked."""
+    """`tries`: of a case. `watchers`: the ways other than full slots, in the order in which they
+    are asked."""
 
     def __init__(
         self,
@@ -87,8 +87,8 @@ class Recoveries:
     ) -> Finding:
         """A stream of this `spec` (default: a long one) leaves, and a probe gets its slot. `begin`,
         `ready` (default: it has read one of `tokens`), `leave` and `is_alone`: see `Leaver`. Not
-        `queues_first`: the probe is sent at t0, since the stream leaves too early for one to queue
-        behind it. Raises CannotDecideError with the reasons of all ways."""
+        `queues_first`: the probe is sent at t0, since the stream leaves too early for a probe to
+        queue behind it. Raises CannotDecideError with the reasons of all ways."""
 
         def until_read(leaver: LiveStream, number: int) -> None:
             leaver.wait_tokens(reads[number % len(reads)], READY_S)

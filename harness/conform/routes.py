@@ -1,4 +1,4 @@
-"""The target's other routes, asked once at a time, without load: health, cancel, stored answers."""
+"""The target's other routes, asked one at a time, without load: health, cancel, stored answers."""
 
 import time
 from collections.abc import Generator, Iterator
@@ -39,7 +39,7 @@ class Reply(NamedTuple):
 
 
 class Routes:
-    """`known` hears of answers, leaves and cancels. Raises RefusedError for a target without HTTP,
+    """`known` notes answers, leaves and cancels. Raises RefusedError for a target without HTTP,
     CannotDecideError if no answer comes."""
 
     def __init__(

@@ -195,7 +195,7 @@ def _order(
     server: Server,
     published: Published,
 ) -> Order:
-    """For no case yet."""
+    """The order, with no case in it yet."""
     plan = contact.load_plan(
         client,
         server,

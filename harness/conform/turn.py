@@ -36,7 +36,7 @@ _FILLS: Final = {*"POK"}  # methods that are about all slots
 _TAKES_SLOTS: Final = {*"POKBR"}  # methods whose requests another load keeps waiting
 _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, and cannot be undone
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
-_MANY_PROMPTS: Final = ("dose", "retry")  # groups of cases, whose long prompts are many
+_MANY_PROMPTS: Final = ("dose", "retry")  # groups of cases that send many long prompts
 _LONG_PROMPTS: Final = ("prefill", *_MANY_PROMPTS)
 _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
@@ -62,8 +62,8 @@ class Turns:
     _has_stopped: bool = False  # the server, when a client left a plain stream
 
     def run(self, case: Case, coming: Sequence[Case]) -> list[CaseResult]:
-        """Its result; those of other cases that change with it, if the server has ended. `coming`:
-        the cases after this one."""
+        """The case's result and, if the server has ended, the results of other cases that change
+        with it. `coming`: the cases after this one."""
         started_s = time.monotonic()
         bench, known = self.bench, self.bench.known
         known.begin_case()
@@ -131,8 +131,8 @@ class Turns:
         return f" (the server had {old} slots before this case; now {facts.why})"
 
     def _be_patient(self, case: Case) -> None:
-        """A server that never stops is not waited for as long, but where memory is filled, or many
-        long prompts are. Streams beside a long prompt must last for it."""
+        """A server that never stops is waited for less, except in cases that fill memory or send
+        many long prompts. Streams that run with a long prompt must last as long as it takes."""
         bench, usual = self.bench, self.patience
         bench.limit_tries()
         patience = usual._replace(spare_s=_SPARE_S if self._has_stopped else 0.0)
@@ -156,10 +156,11 @@ class Turns:
     def _confirmed(
         self, case: Case, outcome: Finding
     ) -> tuple[Finding | Exception, Finding | Exception | None]:
-        """After a red: the control, and, if the server was late, a second run in the slots that are
-        left. Where a server declares that answers run on, it is held to that instead. None: the red
-        stands. So does a `never` that was judged against controls, or where the server is known
-        never to stop a plain stream; so does a lateness there, where many prompts were left."""
+        """After a red: the outcome, and that of a second look; None: the red stands. The second
+        look is the control and, if the server was late, the case once more in the slots that are
+        left. A server that declares that answers run on is held to that instead. There is no second
+        look after a `never` that was judged against controls, or on a server that is known never to
+        stop a plain stream; nor after a lateness on such a server, if many prompts were left."""
         bench = self.bench
         contract = bench.session.plan.target.disconnect
         if contract != "cancel" and "resume" not in case.needs:
@@ -199,7 +200,7 @@ class Turns:
         """What the case left behind, and the results that change. `is_still`: streams of the case
         stood still at its end."""
         bench, known = self.bench, self.bench.known
-        aftermath, told = bench.cleaning.aftermath()
+        aftermath, reason = bench.cleaning.aftermath()
         is_healthy = None
         if aftermath in (Aftermath.DEAD, Aftermath.WEDGED):
             is_healthy = self._health()
@@ -214,9 +215,9 @@ class Turns:
             later = bench.cleaning.aftermath()
             is_over = later[0] in (Aftermath.WEDGED, Aftermath.DEAD)
             if later[0] is Aftermath.RESTARTED:
-                aftermath, told = later
+                aftermath, reason = later
         if aftermath is Aftermath.RESTARTED:
-            _leave_open(result, told)
+            _leave_open(result, reason)
         elif may_be_ghosts and not is_over:
             aftermath = Aftermath.GHOSTS
         result.aftermath = aftermath
@@ -225,19 +226,19 @@ class Turns:
         if not is_over:
             self._last = result if result.left else self._last
             return [result]
-        return self._end_run(result, told, coming, is_healthy=bool(is_healthy))
+        return self._end_run(result, reason, coming, is_healthy=bool(is_healthy))
 
     def _end_run(
-        self, result: CaseResult, told: str, coming: Sequence[Case], *, is_healthy: bool
+        self, result: CaseResult, reason: str, coming: Sequence[Case], *, is_healthy: bool
     ) -> list[CaseResult]:
         bench, aftermath = self.bench, result.aftermath
         assert aftermath is not None
         if aftermath is Aftermath.WEDGED and not bench.facts.refuses:
-            told = "the server answers no request any more"
-            told += ", and /health says 200" if is_healthy else ""
-        changed = accuse(result, aftermath, told, before=self._last)
+            reason = "the server answers no request any more"
+            reason += ", and /health says 200" if is_healthy else ""
+        changed = accuse(result, aftermath, reason, before=self._last)
         guilty = next((one.id for one in changed if one.verdict is Verdict.FAIL), result.id)
-        self.end = f"{told}, since {guilty} ({result.left_in_all} clients had left in all)"
+        self.end = f"{reason}, since {guilty} ({result.left_in_all} clients had left in all)"
         if is_healthy and result.id != _HEALTH:
             changed += [self._unhealthy(one) for one in coming if one.id == _HEALTH]
         return changed
@@ -263,7 +264,8 @@ class Turns:
             routes.close()
 
     def _unhealthy(self, case: Case) -> CaseResult:
-        """The server has told that it is healthy, and answers nobody."""
+        """The result of the case of /health, when the server says that it is healthy and answers
+        nobody."""
         found = Finding(Failure.NEVER, str(self.end), {"left": self.bench.known.left})
         result = settle_case(case, found)
         result.aftermath = Aftermath.WEDGED
@@ -296,7 +298,7 @@ class Turns:
     def _end_when_still(
         self, check: gevent.Greenlet, still: gevent.Timeout, has_returned: Event
     ) -> None:
-        """A check need not wait for a server that has stopped to work."""
+        """A check need not wait for a server that has stopped working."""
 
         def end() -> None:
             if not has_returned.is_set():
@@ -317,11 +319,11 @@ def _had_controls(red: Finding, case: Case) -> bool:
     return red.stops is False and "P" in case.methods
 
 
-def _leave_open(result: CaseResult, told: str) -> None:
+def _leave_open(result: CaseResult, reason: str) -> None:
     """A server that restarts may do so for another reason than leaves."""
     if result.verdict in (Verdict.PASS, Verdict.FAIL):
         result.verdict, result.kind, result.stops = Verdict.CANNOT_DECIDE, None, None
-    result.reason = f"{told}; before: {result.reason}"
+    result.reason = f"{reason}; before: {result.reason}"
 
 
 def _prompts_are_short(case: Case) -> bool:

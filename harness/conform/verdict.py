@@ -40,7 +40,7 @@ def settle_case(
     case: Case, outcome: Finding | Exception, again: Finding | Exception | None = None
 ) -> CaseResult:
     """The result of a check that returned or raised. `again`: of the control or the second run that
-    a red gets (harness/conform/__main__.py): two reds make the fail."""
+    a red gets (harness/conform/turn.py): two reds make the fail."""
     result = CaseResult(
         id=case.id,
         level=case.level,
@@ -88,12 +88,12 @@ def _verdict_on(failure: Failure | None, *, is_judged: bool) -> Verdict:
 
 def _confirm(result: CaseResult, again: Finding | Exception) -> None:
     """A second run without a red, or one in which something got in the way, leaves it undecided."""
-    told = again.reason if isinstance(again, Finding) else str(again)
+    said = again.reason if isinstance(again, Finding) else str(again)
     if isinstance(again, Finding) and again.failure is not None:
-        result.evidence = {**result.evidence, "second_run": f"{again.failure}: {told}"}
+        result.evidence = {**result.evidence, "second_run": f"{again.failure}: {said}"}
         return
-    result.evidence = {**result.evidence, "second_run": told}
-    result.reason = f"{result.kind} in a first run ({result.reason}), then: {told}"
+    result.evidence = {**result.evidence, "second_run": said}
+    result.reason = f"{result.kind} in a first run ({result.reason}), then: {said}"
     result.verdict, result.kind, result.stops = Verdict.CANNOT_DECIDE, None, None
     if isinstance(again, HarnessError):
         result.verdict = Verdict.HARNESS
@@ -105,25 +105,25 @@ def by_contract(red: Finding, contract: Disconnect, *, good: str, wrong: str | N
     if wrong is None and red.stops:
         return red._replace(failure=None)
     if wrong is None:
-        told = f"as it declares (`{contract}`), answers run on when their clients have left"
-        return Finding(None, f"{told}, and then {good}", red.evidence, way=red.way)
-    told = f"it declares `{contract}`, but when the answers that were left must have ended"
-    return Finding(Failure.NEVER, f"{told}, {wrong}", red.evidence, way=red.way)
+        said = f"as it declares (`{contract}`), answers run on when their clients have left"
+        return Finding(None, f"{said}, and then {good}", red.evidence, way=red.way)
+    said = f"it declares `{contract}`, but when the answers that were left must have ended"
+    return Finding(Failure.NEVER, f"{said}, {wrong}", red.evidence, way=red.way)
 
 
 def accuse(
-    result: CaseResult, end: Aftermath, told: str, *, before: CaseResult | None
+    result: CaseResult, end: Aftermath, reason: str, *, before: CaseResult | None
 ) -> list[CaseResult]:
     """The results that change, since the server was found dead or wedged for good in or after this
-    case. The case is accused if clients had left in it; else the latest one in which some did
+    case. The case is accused if clients had left in it; else the latest case in which some did
     (`before`; None: nobody has left at all)."""
     result.aftermath = end
     if result.left:
-        return [_blamed(result, f"after {_leaves(result)}: {told}")]
+        return [_blamed(result, f"after {_leaves(result)}: {reason}")]
     gone = "died" if end is Aftermath.DEAD else "stopped answering"
     result.verdict, result.kind = Verdict.CANNOT_DECIDE, None
     if before is None:
-        result.reason = f"the server {gone} before any client had left: {told}"
+        result.reason = f"the server {gone} before any client had left: {reason}"
         return [result]
     result.reason = (
         f"the server {gone} between {before.id} and this case, in which nobody had left yet "
@@ -139,11 +139,11 @@ def _leaves(result: CaseResult) -> str:
     return f"{clients} had left in this case and {result.left_in_all} in all"
 
 
-def _blamed(result: CaseResult, told: str) -> CaseResult:
+def _blamed(result: CaseResult, reason: str) -> CaseResult:
     if result.verdict is not Verdict.FAIL:
         result.verdict, result.kind = Verdict.FAIL, Failure.HARM
         result.remedy = "find in the server's log what ended it when these clients left"
-    result.reason = f"{told}; {result.reason}" if result.reason else told
+    result.reason = f"{reason}; {result.reason}" if result.reason else reason
     return result
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-FEWEST: Final = 5  # leaves, of which anything is said
+FEWEST: Final = 5  # leaves: of fewer nothing is said
 _GRID_S: Final = 0.005
 _SHORTEST_LEVEL_S: Final = 0.08
 LEVEL_STEPS: Final = 4
@@ -202,13 +202,13 @@ class _Curves:
 
 
 def _slope(at_s: Array, levels: Array) -> float:
-    """A second: the drift of the load over the whole time."""
+    """The drift of the load over the whole time, per second."""
     apart = at_s - at_s.mean()
     return float((apart * levels).sum() / (apart**2).sum())
 
 
 def _is_read(t0_s: float, times_s: Array, window: Window) -> bool:
-    """From the last reading before the window to the first one after it."""
+    """Whether there is no gap from the last reading before the window to the first after it."""
     first = int(np.searchsorted(times_s, t0_s - window.before_s)) - 1
     last = int(np.searchsorted(times_s, t0_s + window.whole_after_s))
     if first < 0 or last >= len(times_s):
@@ -223,8 +223,8 @@ def _control(
     window: Window,
     rng: np.random.Generator,
 ) -> Estimate | None:
-    """At a random moment before each leave, since when all of ours ran. The drift is not taken off:
-    this is to show it."""
+    """`freed` at a random moment before each leave, while all our streams ran. The drift is not
+    taken off: this is to show it."""
     after_s = place_s + window.poll_s + window.level_s
     found = []
     for one in leaves:
@@ -238,7 +238,7 @@ def _control(
 
 
 def _seen(leaves: Sequence[Leave], read: tuple[Array, Array], window: Window) -> Estimate | None:
-    """A little after the beginning: a gauge may be late."""
+    """How much the reading rose, read a little after the beginning: a gauge may be late."""
     found = [
         _level(read, one.began_s + window.before_s, window.level_s)
         - _level(read, one.asked_s - window.before_s, window.level_s)

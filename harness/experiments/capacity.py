@@ -32,7 +32,7 @@ _STANDS_STILL_STEPS: Final = 6
 
 
 class Capacity:
-    """`prompt_tokens`: the longest of which as many prompts as slots fit, once it was measured."""
+    """`prompt_tokens`: the longest prompt of which one per slot fits, once it was measured."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -94,8 +94,9 @@ class Capacity:
         return fitting
 
     def fits(self, prompt_tokens: int | None = None) -> bool:
-        """They end by themselves: left, they could themselves hold memory. Only requests that
-        have to wait are left, since they hold none, and not where a server computes them, too."""
+        """Whether one prompt per slot fits. The requests end by themselves: abandoned ones could
+        themselves hold memory. Only requests that wait are abandoned, since they hold none, and
+        only where the server cancels them."""
         server, size = self._streams, prompt_tokens or self.prompt_tokens
         longest_s = self._look_s(size)
         asked = server.short(int(longest_s / server.step_s) + _HELD_TOKENS, prompt_tokens=size)

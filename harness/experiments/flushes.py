@@ -41,7 +41,7 @@ def step_of(flushes: Sequence[Flush]) -> float | None:
 
 
 def typical_tokens(flushes: Sequence[Flush]) -> float:
-    """Of a flush; the last one may have fewer."""
+    """The typical number of tokens of a flush; the last flush may have fewer."""
     return median(one.tokens for one in flushes[:-1] or flushes)
 
 

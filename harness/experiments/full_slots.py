@@ -1,9 +1,10 @@
 """Full slots: they are filled, a probe queues, one stream leaves, and the probe is waited for.
 
-Streams that fill the slots are kept from try to try; only those that left are replaced. They ask
-for twice the settle time and more, so that a slot that is still held cannot be one that ended.
-Where there are many slots, a few of these streams are read, and show the steps; what the others get
-is thrown away. Many then leave at once, and as many probes queue.
+Streams that fill the slots are kept from try to try; only the streams that left are replaced. Their
+answers last more than twice the settle time, so that a stream that runs on for nobody still holds
+its slot when that time is over. Where there are many slots, a few of the streams are read, and show
+the steps; what the others get is thrown away. Many streams then leave at once, and as many probes
+queue.
 """
 
 import random
@@ -31,7 +32,7 @@ _SHOWN_STEPS: Final = 24  # by which a step is judged
 _SHOWN_FLUSHES: Final = 4
 _METRONOMES: Final = 4  # fillers that are read, where there are many
 _MANY: Final = 16  # slots
-_LEAVING: Final = 8  # of so many slots one leaves
+_LEAVING: Final = 8  # slots for each stream that leaves
 _MOST_LEAVE: Final = 32
 _CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes hands by itself
 _MANY_TOKENS: Final = 112  # the same where many fill their slots one after the other
@@ -72,7 +73,7 @@ class FullSlots:
         self._rng = rng
         self._waves = 0
         self._leavers: Sequence[LiveStream] = ()  # of the latest try
-        self._longest_s = 0.0  # that a slot was waited for and came: the next may wait as long
+        self._longest_s = 0.0  # the longest wait for a slot that came: the next may take as long
         self._may_stall = False  # a stream that stayed stood still as others left the last time
         self.resets = 0
         self.before: list[float] = []
@@ -125,8 +126,8 @@ class FullSlots:
         return list(server.fillers)
 
     def _retire(self, filler: LiveStream) -> None:
-        """It leaves; where leaves may stop the server, its answer ends by itself: a leave that is
-        no try would stop the server for longer than the next streams are waited for."""
+        """The filler leaves. Where leaves may stall the server, its answer ends by itself instead:
+        an extra leave would stall the server for longer than the next streams are waited for."""
         server = self._streams
         if not self._may_stall:
             filler.leave()
@@ -184,7 +185,7 @@ class FullSlots:
 
     @property
     def _crowd(self) -> int:
-        """Streams that leave at once: so few that the prompts of their probes take about a step."""
+        """How many streams leave at once: the prompts of their probes take about a step."""
         slots, turn_steps = self._streams.slots, self._streams.facts.turn_steps
         if slots < _MANY:
             return 1
@@ -192,13 +193,13 @@ class FullSlots:
         return max(1, min(slots // _LEAVING, in_a_step))
 
     def begin_case(self) -> None:
-        """How late a slot was, or whether the others stood still, was so in the case before."""
+        """Forget how late slots were, and whether streams stood still, in the case before."""
         self._longest_s, self._may_stall = 0.0, False
 
     def begin(self, fillers: int | None = None) -> None:
-        """Fill the slots but those of the streams that are to leave, or so many, and note the
-        client's lag from now on. No stream is left for this: a server that did not notice would
-        still run it."""
+        """Fill `fillers` slots (default: all but the slots of the streams that are to leave), and
+        note the client's lag from now on. No stream leaves for this: a server that did not notice
+        would still run it."""
         self.before, self.controls, self.resets, self.natural_s = [], [], 0, None
         self._leavers = ()
         self._streams.lag.latest_ns.clear()
@@ -206,7 +207,7 @@ class FullSlots:
         self._streams.pause(_FIRST_STEPS * self._streams.step_s)
 
     def note_steps(self) -> None:
-        """Right before a leave; the first one after `begin` counts."""
+        """Call it right before a leave; the first call after `begin` counts."""
         self.before = self.before or self.steps_now()
 
     def leave_behind_probe(self, way: Leaver, number: int) -> list[Try]:
@@ -246,7 +247,7 @@ class FullSlots:
         raise self._not_full()
 
     def ender_tokens(self, count: int) -> int:
-        """Of an answer behind which as many probes are queued before it ends."""
+        """The length of an answer that ends after `count` probes have queued behind it."""
         server = self._streams
         flush = int(server.facts.flush_tokens)
         return int(2 * server.ttft_s / server.step_s) + 2 * QUEUED_STEPS + count // 2 + 4 + flush
@@ -318,7 +319,7 @@ class FullSlots:
         return tries
 
     def note_natural(self, leavers: Sequence[LiveStream]) -> None:
-        """Right before they leave."""
+        """Call it right before they leave."""
         server = self._streams
         lefts = [server.tokens_left(leaver) * server.step_s for leaver in leavers]
         self.natural_s = min(lefts if self.natural_s is None else [*lefts, self.natural_s])
@@ -416,8 +417,8 @@ class FullSlots:
         self, t0_ns: int, since_ns: int, first_ns: int | None, idle_s: float, patience_s: float
     ) -> Try:
         server = self._streams
-        beside = self.metronomes
-        others = sum(at_ns > since_ns for at_ns in beside[0].token_times_ns) if beside else None
+        read = self.metronomes
+        others = sum(at_ns > since_ns for at_ns in read[0].token_times_ns) if read else None
         stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut()
         if first_ns is None:
             return Try(None, patience_s, others, stall_s, cut, self._waves)
@@ -452,19 +453,19 @@ class FullSlots:
             for one in self.metronomes
             for gap in latest_gaps(one.token_times_ns, one.event_tokens, latest=latest)
         ]
-        if not self._streams.fillers:  # no stream runs beside the one that leaves
+        if not self._streams.fillers:  # only the stream that leaves runs
             return [self._streams.step_s, self._streams.step_s]
         if len(gaps) < 2:
             raise CannotDecideError("the streams show no step: their tokens come in one piece")
         return gaps
 
     def steps_at_rest(self, steps: int = _SHOWN_STEPS) -> list[float]:
-        """The next steps, in seconds: no prompt is computed beside them."""
+        """The next steps, in seconds: no prompt is computed in them."""
         self._streams.pause(self._shown(steps) * self._streams.step_s)
         return self.steps_now(steps)
 
     def _shown(self, steps: int) -> int:
-        """Tokens that show so many steps, or a few flushes."""
+        """How many tokens show `steps` steps, or a few flushes."""
         flush = self._streams.facts.flush_tokens
         return steps if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
 

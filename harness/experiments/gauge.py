@@ -1,11 +1,11 @@
 """Gauge: how long the server's own count of running requests stays up after a leave.
 
-For a server that nobody else uses at the time; beside others see `averaged` and `gentle`. The count
-is read many times a step. The controls are answers that end by themselves: a gauge that is late
-is late for both. A stream that leaves early may be counted after it has left only: the gauge must
-then be down for longer than a request takes to be counted. It cannot see below half a poll and its
-own lag, nor anything that the server does not count: a stream that it computes for nobody after it
-took it off the gauge.
+For a server that nobody else uses at the time; for a server in use see `averaged` and `gentle`.
+The count is read many times a step. The controls are answers that end by themselves: a gauge that
+is late is late for both. A stream that leaves early may be counted only after it has left: the
+gauge must then be down for longer than a request takes to be counted. This way cannot see below
+half a poll and the gauge's own lag, nor anything that the server does not count: a stream that the
+server takes off the gauge and still computes for nobody.
 """
 
 import random
@@ -76,8 +76,8 @@ class GaugeWatcher:
             return self._holds(readings, leaver, tries)
 
     def held(self, leave: Callable[[], int]) -> int:
-        """`leave` makes some leave and returns how many: the streams that are still counted when
-        the settle time is over. Raises CannotDecideError."""
+        """`leave` makes some streams leave and returns their number. Returns how many streams are
+        still counted when the settle time is over. Raises CannotDecideError."""
         server = self._streams
         with self._reading() as readings:
             rest = self._at_rest(readings)
@@ -109,7 +109,7 @@ class GaugeWatcher:
 
     @property
     def _sure_s(self) -> float:
-        """After which a request that was sent is counted."""
+        """The time after which a request that was sent is counted."""
         server = self._streams
         lag_s = gauge_lag_s(server.session.plan.target, server.step_s)
         return server.ttft_s + lag_s + QUEUED_STEPS * server.step_s
@@ -143,14 +143,14 @@ class GaugeWatcher:
         )
 
     def _at_rest(self, readings: Readings) -> float:
-        """Raises CannotDecideError if it does not rest: others come and go."""
+        """The gauge at rest. Raises CannotDecideError if it does not rest: others come and go."""
         readings.level(1)
         self._streams.wait_for_ghosts(lambda: readings.latest() == 0)
         levels = readings.level(max(_AT_REST_READINGS, int(_AT_REST_S / readings.poll_s)))
         if min(levels) != max(levels):
             raise CannotDecideError(
                 f"others use this server: its gauge shows {min(levels):g} to {max(levels):g} "
-                "running requests before the first of ours (--gentle judges beside others)"
+                "running requests before the first of ours (--gentle judges a server in use)"
             )
         return levels[0]
 
@@ -206,7 +206,8 @@ class GaugeWatcher:
         return find_fall(readings.since(since_s), since_s, rest)
 
     def _control(self, readings: Readings, rest: float) -> float:
-        """From the last token of an answer that ends by itself. Raises CannotDecideError."""
+        """The time from the last token of an answer that ends by itself to the gauge's fall. Raises
+        CannotDecideError."""
         server = self._streams
         tokens = int(server.ttft_s / server.step_s) + _CONTROL_STEPS
         counted = server.short(tokens + 2 * int(readings.poll_s / server.step_s))

@@ -81,9 +81,9 @@ _FASTER: Final = 1.5  # than now: a twin must last for a whole turn
 
 
 class Terms(NamedTuple):
-    """`max_seconds`: after which it ends; earlier only where all is as sure as `wanted`.
-    `settle_s`: in which a server has to let go, at most 2 s of which are watched. `slots` and
-    `context` (tokens) of the server, where they are known."""
+    """`max_seconds`: when the watch ends; it ends earlier only if all is as sure as `wanted`.
+    `settle_s`: the time in which a server has to let go; at most 2 s of it are watched. `slots` and
+    `context` (tokens): the server's, where they are known."""
 
     max_seconds: float
     settle_s: float
@@ -174,7 +174,7 @@ def _poll_s(target: Target, step_s: float, cost_s: float) -> float:
 def _watch(
     seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float, levels: Iterator[float]
 ) -> Iterator[Gentle]:
-    """`levels`: of the intervals at its looks."""
+    """`levels`: the confidence levels of the intervals at its looks."""
     stops, why, counted, least = None, "too few leaves yet", 0, None
     judged: Judged | None = None
     is_over = False
@@ -324,7 +324,7 @@ class _ByTwin:
             kept.append(departure)
 
     def _has_twin(self) -> bool:
-        """One that lasts for this turn; it ends by itself, so that no ghost of it is left."""
+        """Have a twin that lasts for this turn; it ends by itself, so that it leaves no ghost."""
         turns, step_s = self.visitors.turns, self.visitors.step_s
         needed = turns.tokens(turns.dwell_s.high, step_s / _FASTER)
         twin = self._twin

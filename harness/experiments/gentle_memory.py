@@ -1,5 +1,5 @@
-"""A gentle watch by memory: one stream of ours at a time, with a prompt so long that each of its
-leaves is seen by itself in the memory that the server shows as held (`memory_falls`).
+"""A gentle watch by memory: one stream of ours runs at a time. Its prompt is long enough for each
+leave to be seen by itself in the memory that the server shows as held (`memory_falls`).
 
 The prompt is the same each time: a prefix cache makes it cheap, and without one it is computed for
 a tenth of the time at most. It is as short as the other users allow, and grows to 5 % of the memory
@@ -38,8 +38,8 @@ _MOST_LOST: Final = 0.1  # that never came back, and the watch ends
 _LOST_RISK: Final = 0.01  # that it then says no wrongly
 _LOST_ENDS: Final = 12  # to compare with, at least
 _FIRST_TOKENS: Final = 256
-_LOOK_S: Final = Interval(5.0, 10.0)  # at the others alone, for so many polls
-_LOOK_POLLS: Final = 100
+_LOOK_S: Final = Interval(5.0, 10.0)  # of a look at the others alone
+_LOOK_POLLS: Final = 100  # in a look, within these limits
 _PROMPTS: Final = 6  # that are tried
 _LONGER: Final = Interval(1.5, 8.0)  # the next prompt, at least and at most
 _WORTH: Final = 1.1  # times as long, or no other prompt is tried
@@ -66,7 +66,7 @@ class Holds(NamedTuple):
     @classmethod
     def of(cls, rise: float, fall: float, need: Needed, tokens: int) -> Self:
         """The scatter of the others may have hidden some of it. Raises UnseenError if a prompt of
-        so many tokens holds too much."""
+        `tokens` tokens holds too much."""
         if (seen := max(rise, fall)) > MOST_MEMORY:
             _not_seen(
                 f"a prompt of {tokens} tokens holds {quantity(seen, 'ratio')} of the memory, and "
@@ -86,7 +86,7 @@ class Holds(NamedTuple):
 
 
 class ByMemory:
-    """`most_tokens`: of a prompt. Entering takes some seconds, and raises UnseenError."""
+    """`most_tokens`: of the longest prompt. Entering takes seconds, and raises UnseenError."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class ByMemory:
             _not_seen(
                 f"a prompt of {self.visitors.prompt_tokens} tokens holds "
                 f"{quantity(self._held, 'ratio')} of the memory, and "
-                f"{quantity(need.least, 'ratio')} would be needed beside these users"
+                f"{quantity(need.least, 'ratio')} would be needed with these users"
             )
         falls = Falls.of(*self._readings.arrays(look.low))
         self._mistaken = Mistaken().also(falls, look, self._held)  # what ours holds is known now
@@ -312,7 +312,7 @@ class ByMemory:
         return falls.first(since_s, until_s, self._held)
 
     def _note_alone(self, ours: Leave) -> None:
-        """Between its beginning and its end."""
+        """Note the others between the beginning and the end of our stream."""
         late_s = self._lag_s + 2 * self._poll_s
         self._note_others(Interval(ours.began_s + late_s, ours.t0_s - self._poll_s))
 
@@ -329,7 +329,7 @@ def natural_end(t0_s: float, tokens_left: int, steps: Interval, late_s: float) -
 
 
 def is_lost(tally: Tally) -> bool:
-    """Whether so much of what leaves held never came back that the server does not stop."""
+    """Whether what leaves held stayed away often enough to show that the server does not stop."""
     fewest, _ = rate_interval(tally.unclear, tally.leaves, 1 - _LOST_RISK)
     return fewest > MANY_GHOSTS and tally.loses(_LOST_RISK)
 

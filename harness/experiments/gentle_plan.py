@@ -79,7 +79,7 @@ class Turns(NamedTuple):
         return self._replace(dwell_s=Interval(shortest_s, shortest_s + width_s))
 
     def tokens(self, dwell_s: float, step_s: float) -> int:
-        """To ask for, so that the answer outlasts the window."""
+        """The tokens to ask for, so that the answer outlasts the window."""
         seconds = dwell_s + _FASTER * self.window.whole_after_s
         return math.ceil(seconds / step_s) + _SPARE_TOKENS
 
@@ -113,7 +113,7 @@ def is_due(moments: int, judged: int) -> bool:
 
 
 def level_of(look: int) -> float:
-    """Of the interval at this look (0 is the first): the risks of all looks add up to RISK."""
+    """The level of the interval at this look (from 0): the risks of all looks add up to RISK."""
     return 1 - RISK / 2.0 ** (look + 1)
 
 
@@ -230,15 +230,14 @@ class Judged(NamedTuple):
 
 
 class Gentle(NamedTuple):
-    """What is known by now. `stops`: None: not yet. `why`: of that, or of a no. `seen_by_s`: a
-    leave that showed nothing by then counts as forgotten. `share_of_memory`: what a stream of ours
-    holds, with its `prompt_tokens`; None where leaves are not judged by memory, for
-    `why_no_memory`. `mistaken_share`: of times in which nothing of ours moved, those that show what
-    a leave would; `missed_ends`: of `ends` of our answers, those that showed nothing.
-    `share_of_load`: our streams over all that ran, None where no gauge shows that; `most_streams`
-    of ours ran at once. `ghosts_at_least`: the share of forgotten leaves, as surely as `stops`.
-    `latency_s` has the gauge's usual lag taken off; nothing below `floor_s`
-    can be seen."""
+    """What is known by now. `stops`: None: not known yet. `why`: the reason for None or False.
+    `seen_by_s`: a leave that showed nothing by then counts as forgotten. `share_of_memory`: what a
+    stream of ours holds, with its `prompt_tokens`; None where leaves are not judged by memory, for
+    the reason `why_no_memory`. `mistaken_share`: how often the reading looked like a leave while
+    nothing of ours moved. `missed_ends`: how many of the `ends` of our answers showed nothing.
+    `share_of_load`: our streams over all that ran; None where no gauge shows that. `most_streams`
+    of ours ran at once. `ghosts_at_least`: the least share of forgotten leaves, as sure as `stops`.
+    `latency_s` has the gauge's usual lag taken off; nothing below `floor_s` can be seen."""
 
     way: Literal["gauge", "pace"]
     stops: bool | None
@@ -271,7 +270,7 @@ class Gentle(NamedTuple):
         else:
             said = "it stops" if self.stops else "it does not stop"
             said += f": {self.why}" if self.why else ""
-        said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} beside other users"
+        said += f"; {self.leaves} leaves in {quantity(self.seconds, 's')} alongside other users"
         if self.latency_s is not None and self.latency_s < self.floor_s:
             floor = quantity(self.floor_s, "s")
             said += f"; a stream is held for at most {floor}, the least that can be seen"

@@ -94,8 +94,8 @@ class Held:
         return why_not
 
     def after(self, leave: Callable[[], int], *, sees_one: bool = False) -> Count:
-        """`leave` makes some leave and returns how many; it may be asked twice. `sees_one`: a
-        single one that is held must be seen. Raises CannotDecideError."""
+        """`leave` makes some streams leave and returns their number; it may be called twice.
+        `sees_one`: a single held stream must be seen. Raises CannotDecideError."""
         facts = self._streams.facts
         if facts.can_fill:
             return Count(self._occupancy.held(leave), self._streams.slots, "occupancy")

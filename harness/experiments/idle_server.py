@@ -25,15 +25,15 @@ from harness.workload.abandon import RequestSpec
 MOST_SLOTS: Final = 1024  # that are filled
 PROMPT_TOKENS: Final = 24
 PROBE_TOKENS: Final = 2
-TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots so long
+TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots meanwhile
 TOGETHER_FLUSHES: Final = 4
-_TURNS: Final = 1.25  # as many steps as the requests of all slots take to begin
+_TURNS: Final = 1.25  # times the steps that the requests of all slots take to begin
 BUSY: Final = frozenset({409, 429, 503})  # how a server refuses a request beyond its slots
 _IDLE_PROBES: Final = 7
 _AGAIN_S: Final = (0.1, 2.0)  # after which a request that was refused is sent again
 _FIRST_TOKENS: Final = 8  # of the request that warms the server up
-_TRIAL_S: Final = 2 * READY_S  # for which many are waited for, that were thought to take half
-_READ_STREAMS: Final = 32  # of a trial, the first to begin; of the others only the first token is
+_TRIAL_S: Final = 2 * READY_S  # a wait for many requests, which were expected to take half of it
+_READ_STREAMS: Final = 32  # the first of a trial; of the others only the first token is read
 _PACE_TOKENS: Final = (32, 128, 512)  # of one answer, until it comes in a few flushes
 _FEWEST_FLUSHES: Final = 3
 _LEAST_STEP_S: Final = 1e-4  # shorter, and the answer was there before
@@ -55,10 +55,10 @@ class _FullError(Exception):
 
 class Facts(NamedTuple):
     """The server when it is idle. `slots`: None if none were found, and `why`. `refuses`: beyond
-    its slots it refuses a request instead of queueing it. `flush_tokens`: those that come at once.
-    `ran_at_once`: the most requests that were seen to run together, where no slots were found.
-    `turn_steps`: between the first tokens of requests that start at once. `closes`: it refuses by
-    closing the connection without an answer.
+    its slots it refuses a request instead of queueing it. `flush_tokens`: how many tokens come at
+    once. `ran_at_once`: the most requests that were seen to run together, where no slots were
+    found. `turn_steps`: the steps between the first tokens of requests that start at once.
+    `closes`: it refuses by closing the connection without an answer.
     """
 
     slots: int | None
@@ -84,8 +84,8 @@ class Facts(NamedTuple):
 
     @property
     def together_tokens(self) -> int:
-        """Of as many requests as slots that are to run at once: the first still runs when the last
-        begins, and each lasts a few flushes."""
+        """The answer length with which one request per slot can run at once: the first still runs
+        when the last begins, and each lasts a few flushes."""
         together = _together_tokens(self.slots or 1, self.turn_steps)
         return max(together, int(TOGETHER_FLUSHES * self.flush_tokens))
 
@@ -104,8 +104,9 @@ class _Slots(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Requests at once: the token times of those that were answered (of most of many only that of
-    the first), and how many were refused, of which so many by the end of their connections."""
+    """Requests that were sent at once. `times`: the token times of each request that was answered;
+    where there are many, most have only the first token's time. `refused`: how many were refused;
+    `closed`: how many of these the server refused by closing the connection."""
 
     times: list[Sequence[int]]
     refused: int
@@ -113,7 +114,7 @@ class Trial(NamedTuple):
 
 
 def was_refused(row: RequestRow) -> bool:
-    """As by a server that has no slot for it."""
+    """Whether the server refused it as if it had no slot for it."""
     return row.status_code in BUSY or row.outcome is Outcome.REJECTED
 
 
@@ -161,7 +162,7 @@ def find_facts(
 
 
 def recount(session: LoadSession, facts: Facts) -> Facts:
-    """With the slots that the server has now, if it has another number of them."""
+    """`facts` with the number of slots that the server has now, if it has changed."""
     fewest = max(1, int(TOGETHER_FLUSHES * facts.flush_tokens))
 
     def trial(streams: int, tokens: int) -> Trial:
@@ -192,7 +193,7 @@ def recounted(trial: Callable[[int, int], Trial], facts: Facts) -> Facts:
 
 
 def _first(session: LoadSession, tokens: int) -> RequestRow:
-    """Of one request to the idle server. Raises TargetError, and CannotDecideError."""
+    """One request to the idle server. Raises TargetError and CannotDecideError."""
     row = _alone(session, tokens)
     for again_s in _AGAIN_S:  # a slot may be free only a moment after the answer before
         if row.status_code not in BUSY:
@@ -263,7 +264,7 @@ def _flushes(row: RequestRow) -> list[Flush]:
 
 
 def _step_beside(session: LoadSession, streams: int, tokens: int) -> float | None:
-    """The step of as many streams at once."""
+    """The step of `streams` streams that run at once."""
     rows = _at_once(session, streams, tokens, Role.FILLER)
     whole_rows = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
     if not whole_rows:
@@ -339,8 +340,8 @@ class _Count:
         return tried.times
 
     def more(self, streams: int) -> int:
-        """As many as can be tried, and confirmed, in the time that is left, and in that which an
-        answer may take."""
+        """The number of streams that can be tried, and confirmed, in the time that is left, and in
+        the time that an answer may take."""
         left_s = min(self._until_s - self._clock(), READY_S)
         most_cost = self._cost(streams) * left_s / max(2 * self.took_s, _LEAST_STEP_S)
         wanted = four_times(streams)
@@ -351,12 +352,12 @@ class _Count:
         return min(wanted, in_time)
 
     def _cost(self, streams: int) -> float:
-        """All tokens of as many requests: the more there are, the longer each must last."""
+        """The tokens of all `streams` requests: the more there are, the longer each must last."""
         return streams * (FIRST_TOKENS + self.turn_steps * streams)
 
 
 def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: float) -> _Slots:
-    """One more than the slots is refused, and no request of as many as slots."""
+    """Of `slots + 1` requests one must be refused, and of `slots` requests none."""
     tokens = _together_tokens(slots, turn_steps)
     try:
         more, enough = trial(slots + 1, tokens), trial(slots, tokens)
@@ -378,7 +379,8 @@ def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: f
 
 
 def _check_slots(trial: Callable[[int, int], Trial], slots: int) -> _Slots:
-    """As many requests run at once, and one more waits or is refused. Raises CannotDecideError."""
+    """Check that `slots` requests run at once, and that one more waits or is refused. Raises
+    CannotDecideError."""
     if slots > MOST_SLOTS:
         return _Slots(slots, f"it has {slots:,} slots, more than the {MOST_SLOTS:,} that are tried")
     refused, closed, ran, turn_steps = 0, 0, 0, 0.0

@@ -26,8 +26,8 @@ class Look(NamedTuple):
 
 
 def look_at(answers: Iterable[Sequence[int]], tokens: int) -> Look | None:
-    """`answers`: the times of the tokens of each, of some only that of the first; each has `tokens`
-    tokens. None: none shows when it ended."""
+    """`answers`: the token times of each answer, of some only the first token's; each answer has
+    `tokens` tokens. None: no answer shows when it ended."""
     times = [one for one in answers if one]
     # A busy client may read a last token after the first one of the stream in its place.
     whole = [one for one in times if len(one) > 2]
@@ -55,9 +55,9 @@ def find_limit(
 ) -> int | None:
     """The smallest number of parallel streams at which one more waits; None: not up to `most`.
 
-    `ask` starts as many streams, each of as many tokens. Where prompts take turns, answers must be
-    so long that the first still runs when the last begins. `more`: how many are tried after a
-    number that all ran at once.
+    `ask` starts a number of streams, each of a number of tokens. Where prompts take turns, answers
+    must last until the last one has begun. `more`: how many streams are tried after a number that
+    all ran at once.
     """
     streams, spacing = FIRST_STREAMS, 0.0
     while True:
@@ -74,7 +74,7 @@ def find_limit(
 def is_limit(
     ask: Callable[[int, int], Iterable[Sequence[int]]], slots: int, spacing: float = 0.0
 ) -> bool:
-    """Of one request more than slots, one waits."""
+    """Whether one of `slots + 1` requests waits."""
     seen = _clear_look(ask, slots + 1, spacing)
     return seen is not None and (seen.running, seen.waiting) == (slots, 1)
 

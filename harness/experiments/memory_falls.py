@@ -6,8 +6,8 @@ since blocks may be given back while a page is made. What happens over a longer 
 count: the others move more in it.
 
 A leave without a fall is a ghost if a fall comes when its answer must end. If none comes then,
-another user may have taken the memory at that moment: that is said apart, and counts as forgotten
-as far as more of the leaves have no fall than of the answers that end by themselves.
+another user may have taken the memory at that moment. Such leaves are reported separately, and
+count as forgotten only as far as leaves lack a fall more often than answers that end by themselves.
 """
 
 import math
@@ -63,8 +63,9 @@ class Falls(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """What a stream has to hold, for a leave to be seen among the changes of the others. `least`:
-    six times their scatter; `ample`: so much that hardly any of them makes a fall or hides one."""
+    """What a stream has to hold for its leave to be seen among the changes of the other users.
+    `least`: six times the scatter of these changes; `ample`: enough that hardly any of these
+    changes makes a fall or hides one."""
 
     least: float
     ample: float
@@ -91,20 +92,21 @@ class Mistaken(NamedTuple):
         return Mistaken(self.seconds + span.width, self.times + times)
 
     def share(self, window_s: float) -> float:
-        """Of windows without a leave, those that show one."""
+        """The share of windows without a leave that seem to show one."""
         return min(1.0, self.times * window_s / self.seconds) if self.seconds else 0.0
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Of the median, at 95 %, by ranks; of all values where they are too few for that."""
+    """The 95 % interval of the median, by ranks; the range of the values if there are too few."""
     ordered, n = sorted(values), len(values)
     low, high = interval_ranks(n, 0.5)
     return Interval(ordered[max(low, 1) - 1], ordered[min(high, n) - 1])
 
 
 class Tally(NamedTuple):
-    """`held`: leaves after which the memory fell when the answer ended. `unclear`: neither then nor
-    before. `ends`: answers that ended by themselves, of which `missed` showed no fall."""
+    """`held`: leaves after which the memory fell only when the answer ended. `unclear`: leaves
+    after which it fell neither then nor before. `ends`: answers that ended by themselves;
+    `missed`: how many of these showed no fall."""
 
     leaves: int
     held: int
@@ -125,7 +127,7 @@ class Tally(NamedTuple):
         return min(high, max(low, self.held / self.leaves))
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Of the share of forgotten leaves."""
+        """The interval of the share of forgotten leaves."""
         low, _ = rate_interval(self.held, self.leaves, level)
         fewest, most = rate_interval(self.held + self.unclear, self.leaves, level)
         _, by_chance = rate_interval(self.missed, self.ends, level)

@@ -1,7 +1,7 @@
 """Occupancy: how many requests run together, and so how many slots are still held after leaves.
 
-As many requests as slots start at once: as many as do not run together are slots still held. A
-server that refuses requests beyond its slots refuses as many as are held.
+One request per slot is sent at once: the number of requests that do not run together is the number
+of slots still held. A server that refuses requests beyond its slots refuses that number of them.
 """
 
 import time
@@ -22,9 +22,9 @@ _FEWEST_TOKENS: Final = 12
 
 
 class Counted(NamedTuple):
-    """Requests sent at once: the most that ran together (where requests beyond the slots are
-    refused: those that were served), those that got no token, and of these those that were
-    refused."""
+    """Requests sent at once. `at_once`: the most that ran together or, where requests beyond the
+    slots are refused, how many were served. `waiting`: how many got no token; `refused`: how many
+    of these were refused."""
 
     at_once: int
     waiting: int
@@ -39,8 +39,9 @@ class Occupancy:
         self.refused = 0
 
     def held(self, leave: Callable[[], int]) -> int:
-        """`leave` makes some leave and returns how many; the slots that are then still held when
-        the settle time is over. A count that finds none is final: it cannot get better."""
+        """`leave` makes some streams leave and returns their number. Returns how many slots are
+        still held when the settle time is over. A count that finds none is final: it cannot get
+        better."""
         leave()
         server = self._streams
         settled_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
@@ -51,18 +52,18 @@ class Occupancy:
         return server.slots - counted.at_once
 
     def running_at_once(self, extra: int = 0) -> int:
-        """How many of as many requests as slots (and `extra` more) run at the same time."""
+        """Of one request per slot, and `extra` more, how many run at the same time."""
         return self._count(self._together_s, extra).at_once
 
     @property
     def _together_s(self) -> float:
-        """As many short requests as slots take half of it on a server with nothing else to do."""
+        """One short request per slot takes half of it on a server with nothing else to do."""
         server = self._streams
         return 2 * (server.ttft_s * (1 + server.slots) + 2 * self._tokens * server.step_s)
 
     @property
     def _tokens(self) -> int:
-        """Of a request that counts: shorter than one that finds the slots, where steps are long."""
+        """Of an answer that counts slots; where steps are long, fewer than to find the slots."""
         server = self._streams
         spared = max(0, TOGETHER_TOKENS - max(_FEWEST_TOKENS, ceil(_TOGETHER_S / server.step_s)))
         return max(
@@ -70,7 +71,7 @@ class Occupancy:
         )
 
     def _count(self, longest_s: float, extra: int = 0) -> Counted:
-        """They are read to their end: abandoned, they could themselves hold slots."""
+        """The requests are read to their end: abandoned, they could themselves hold slots."""
         server = self._streams
         asked = server.short(self._tokens, role=Role.CHECK)
         streams = [server.start(asked) for _ in range(server.slots + extra)]

@@ -1,11 +1,11 @@
-"""Pace: one stream's time a token beside others, and after the others have left at once.
+"""Pace: one stream's time per token while other streams run, and after these have left at once.
 
-Needs no metrics and no full slots, but a server that is slower with more streams: any CPU, a GPU
-near its limits. The number of others is raised until the witness is half as slow again as alone.
-The controls are others that end by themselves. A prompt alone slows the witness while it is
-computed, and so shows how long it is computed for a client that left. It cannot see below one of
-its slow steps, nor one forgotten stream among many: `held` says what share of those that left is
-still computed.
+This way needs neither metrics nor full slots, but a server that is slower with more streams: any
+CPU, or a GPU near its limits. The number of other streams is raised until the witness, the stream
+whose pace is read, is half as slow again as alone. In the controls the other streams end by
+themselves. A single prompt slows the witness while it is computed, and so shows how long it is
+computed for a client that left. This way cannot see below one slow step of the witness, nor one
+forgotten stream among many: `held` says what share of the leaving streams is still computed.
 """
 
 import random
@@ -30,7 +30,7 @@ from harness.formatting import quantity
 from harness.records import Delivery, Role
 from harness.store.conform_result import Way
 
-LEAST_RATIO: Final = 1.5  # of the pace beside others to the pace alone
+LEAST_RATIO: Final = 1.5  # of the pace with other streams to the pace alone
 FIRST_OTHERS: Final = 4
 MOST_OTHERS: Final = 256
 _SHOWN_GAPS: Final = 16  # by which a pace is judged
@@ -42,14 +42,14 @@ _ENOUGH_TRIES: Final = 4  # with as many controls, the fewest that chance cannot
 _LONG_ENOUGH_S: Final = 30.0  # after which no further try begins once there are enough
 _PHASES: Final = 3  # of a try: before, as long after, and some to spare
 _LASTS: Final = 4  # times as long as a witness must last: it serves for several tries
-_TURNS: Final = 3  # times as long as alone a prompt may take beside others
+_TURNS: Final = 3  # times as long as alone a prompt may take while others run
 _AS_ALONE: Final = 1.25  # times the idle step, at which nothing else is computed
 _NEAR_END: Final = 0.8  # of the time that is left to an answer
 _SURELY: Final = 2  # times as long as at its pace, after which an answer has ended
 
 
 class Gap(NamedTuple):
-    """Between two tokens, or two pieces of several: since when, and the seconds a token."""
+    """Between two tokens, or two pieces of several tokens: its start and its seconds per token."""
 
     since_s: float
     pace_s: float
@@ -92,8 +92,8 @@ def back_after_s(
 
 
 class PaceWatcher:
-    """`ratio`: of the pace beside `others` streams to the pace alone, once measured. `alone_s`,
-    `beside_s`: the two paces."""
+    """`alone_s`: the pace alone; `beside_s`: the pace while `others` more streams run, both in
+    seconds per token. `ratio`: the second over the first, once measured."""
 
     way: Way = "pace"
 
@@ -104,8 +104,8 @@ class PaceWatcher:
         self._rng = rng
         self._most = most_others
         self._witness: LiveStream | None = None
-        self._prompt_s = 0.0  # of a request that leaves alone
-        self._full_s: dict[int, list[float]] = {}  # the paces beside as many, once measured
+        self._prompt_s = 0.0  # that the prompt of a stream takes that leaves alone
+        self._full_s: dict[int, list[float]] = {}  # by the number of other streams, once measured
         self.others, self.ratio = 0, 1.0
         self.alone_s = self.beside_s = streams.step_s
 
@@ -164,8 +164,8 @@ class PaceWatcher:
         return self._streams.patience.probe_s + _AFTER_GAPS * self.alone_s
 
     def _renew_witness(self) -> None:
-        """Before others begin: one that lasts while they come and go. The one before it ends by
-        itself first: left, it might still slow the next one."""
+        """Before other streams begin, have a witness that lasts while they come and go. An old
+        witness ends by itself first: if it left, it might still slow the new one."""
         server, old = self._streams, self._witness
         seconds = _PHASES * self._waited_s + self.others * server.ttft_s + 2 * self._prompt_s
         tokens = int(seconds / server.step_s) + _SPARE_TOKENS
@@ -180,7 +180,7 @@ class PaceWatcher:
             raise CannotDecideError(f"a stream did not begin: {end_of(witness)}")
 
     def _find_alone(self) -> list[float]:
-        """The paces of a witness beside nothing: what this run left earlier may run on at first."""
+        """The paces of a witness alone. Answers that this run left may run on: they are awaited."""
         paces_s = list[float]()
 
         def are_gone() -> bool:
@@ -195,7 +195,7 @@ class PaceWatcher:
         return paces_s
 
     def _paces(self) -> list[float]:
-        """Of its next gaps, in seconds a token."""
+        """The paces of the witness's next gaps, in seconds per token."""
         witness = self._witness
         assert witness is not None
         since = witness.tokens
@@ -207,8 +207,8 @@ class PaceWatcher:
         return [gap.pace_s for gap in gaps]
 
     def _slow_down(self, end: Callable[[], int], most: int) -> tuple[float, float]:
-        """Find as many others as slow the witness by half, with streams that end by themselves: the
-        first control. Raises CannotDecideError if none do."""
+        """Find the number of other streams, at most `most`, that slows the witness by half. They
+        end by themselves: this is the first control. Raises CannotDecideError if there is none."""
         slots = self._streams.facts.slots
         most = most if slots is None else min(most, slots - 1)
         self.others = min(most, FIRST_OTHERS)
@@ -223,9 +223,10 @@ class PaceWatcher:
             self.others = min(most, 2 * self.others)
 
     def held(self, leave: Callable[[], int]) -> int:
-        """`leave` makes some leave and returns how many: how many of these are still computed when
-        the settle time is over and near their natural ends, and no longer after these. Raises
-        CannotDecideError where as many streams do not slow the witness by half."""
+        """`leave` makes some streams leave and returns their number. Returns how many of them are
+        still computed when the settle time is over and near their natural ends, and no longer
+        after these ends. Raises CannotDecideError if that number of streams does not slow the
+        witness by half."""
         server = self._streams
         alone_s = self._find_alone()
         since_ns = time.perf_counter_ns()
@@ -252,8 +253,8 @@ class PaceWatcher:
         return still_computed(left, full_s, alone_s, after_s, late_s, ended_s, rng)
 
     def _natural_ends(self, since_ns: int, step_s: float) -> tuple[float, float]:
-        """Of the answers that were left since then, if they run on at this pace: a moment near the
-        end of most of them, and one when all must have ended."""
+        """For the answers left since then, if they run on at this pace: a moment near the end of
+        most of them, and a moment when all must have ended."""
         server, now_s = self._streams, time.perf_counter()
         rows = [(one.spec.max_tokens, one.spec.n, one.row) for one in server.opened]
         ends_s = [
@@ -281,10 +282,10 @@ class PaceWatcher:
         return self._paces()
 
     def _too_fast(self, others: int) -> CannotDecideError:
-        what = f"{others} others" if others > 1 else "another one's prompt"
+        what = f"{others} others run" if others > 1 else "another prompt is computed"
         return CannotDecideError(
-            f"by pace it cannot be seen here: beside {what} a stream is {self.ratio:.2f} times as "
-            f"slow as alone, and {LEAST_RATIO:g} are needed"
+            f"by pace it cannot be seen here: while {what}, a stream is {self.ratio:.2f} times as "
+            f"slow as alone, and {LEAST_RATIO:g} times is needed"
         )
 
     def _came_back(self, back_s: float | None) -> float:
@@ -311,7 +312,7 @@ class PaceWatcher:
         return others
 
     def _begin_s(self, count: int) -> float:
-        """How long as many streams are waited for, whose prompts take turns."""
+        """How long `count` streams are waited for, whose prompts take turns."""
         server = self._streams
         return server.patience.filler_s + _TURNS * count * server.ttft_s
 
@@ -327,15 +328,15 @@ class PaceWatcher:
         return max(left_ns)
 
     def _end_others(self) -> int:
-        """As many others run, and end by themselves together; returns when the last one did.
-        `beside_s` is the pace beside them all."""
+        """`others` streams run, and end by themselves together; returns the last end, in ns.
+        Sets `beside_s` to the pace while all of them run."""
         others = self._begin_enders(self.others)
         self.beside_s = median(self._paces())
         return self._end(others)
 
     def _end_prompt(self, leaver: Leaver) -> int:
-        """A request like the one that leaves, which ends with its first token; returns when it did.
-        `beside_s` is the pace beside its prompt."""
+        """A request like the leaver's ends with its first token; returns that moment, in ns.
+        Sets `beside_s` to the pace while its prompt is computed."""
         witness = self._witness
         assert witness is not None
         since = witness.tokens
@@ -344,10 +345,10 @@ class PaceWatcher:
         began_ns = prompt.spec.intended_start_ns
         self._prompt_s = (ended_ns - began_ns) / 1e9
         gaps = gaps_of(witness.token_times_ns[since:], self._streams.step_s)
-        beside = [gap.pace_s for gap in gaps if began_ns / 1e9 <= gap.since_s < ended_ns / 1e9]
-        if len(beside) < _FEWEST_GAPS:
+        paces_s = [gap.pace_s for gap in gaps if began_ns / 1e9 <= gap.since_s < ended_ns / 1e9]
+        if len(paces_s) < _FEWEST_GAPS:
             raise CannotDecideError("a prompt is computed within a few tokens of another stream")
-        self.beside_s = median(beside)
+        self.beside_s = median(paces_s)
         return ended_ns
 
     def _paces_beside_enders(self, count: int) -> list[float]:
@@ -357,7 +358,7 @@ class PaceWatcher:
         return paces_s
 
     def _begin_enders(self, count: int) -> list[LiveStream]:
-        """They run for at least twice as long as a pace takes to measure."""
+        """Begin `count` streams that last at least twice as long as a pace takes to measure."""
         server = self._streams
         tokens = int((1 + count) * server.ttft_s / server.step_s) + 2 * _SHOWN_GAPS
         others = [server.start(server.short(tokens)) for _ in range(count)]

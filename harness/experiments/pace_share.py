@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from harness.experiments.averaged import Interval
 from harness.experiments.outcome import CannotDecideError
 
-LEAST_SHARE: Final = 0.1  # of those that left, which is seen
-_LEAST_SLOWER: Final = 1.05  # than alone: that share of as many as slow a stream by half
-_REST: Final = 0.25  # of the slowness, when most of those that were computed have ended
+LEAST_SHARE: Final = 0.1  # of the streams that left: less is not seen
+_LEAST_SLOWER: Final = 1.05  # than alone: by that share of the streams that slow it by half
+_REST: Final = 0.25  # of the slowness is left when most of the computed answers have ended
 _DRAWS: Final = 1000
 
 
@@ -22,8 +22,9 @@ def share_left(
     alone_s: Sequence[float],
     rng: np.random.Generator,
 ) -> tuple[float, Interval]:
-    """What share of the streams that left is still computed, with its interval of 95 %: the paces
-    beside as many that ended by themselves, after the others left, and alone."""
+    """What share of the streams that left is still computed, with its 95 % interval. The paces:
+    `full_s` while as many streams ran that ended by themselves, `after_s` after the streams left,
+    `alone_s` alone."""
 
     def medians(paces: Sequence[float]) -> NDArray[np.float64]:
         drawn: NDArray[np.float64] = np.median(rng.choice(paces, (_DRAWS, len(paces))), axis=1)
@@ -45,8 +46,8 @@ def follow_slowness(
     near_s: float,
     end_s: float,
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """The first paces since `near_s`, and the last ones. It ends with paces that are nearly
-    those alone, or at `end_s`; both are `after_s` if these are."""
+    """Measure until the paces are nearly as alone, or until `end_s`. Returns the first paces since
+    `near_s`, and the last paces; both are `after_s` if these are nearly as alone already."""
     usual_s = median(alone_s)
     slow_s = max(_LEAST_SLOWER * usual_s, usual_s + _REST * (median(after_s) - usual_s))
     late_s, ended_s = list[float](), after_s
@@ -56,7 +57,7 @@ def follow_slowness(
         if is_near and not late_s:
             late_s = [*ended_s]
     if ended_s is not after_s:
-        ended_s = measure()  # those before may be half from before the ends
+        ended_s = measure()  # the paces before may be half from before the ends
     return late_s or ended_s, ended_s
 
 
@@ -69,9 +70,9 @@ def still_computed(
     ended_s: Sequence[float],
     rng: np.random.Generator,
 ) -> int:
-    """How many of the `left`, by the paces when the settle time was over (`after_s`), near the
-    natural ends of their answers, and after these. Raises CannotDecideError if the slowness does
-    not begin and end with the answers."""
+    """How many of the `left` streams are still computed, by the paces when the settle time was over
+    (`after_s`), near the natural ends of their answers (`late_s`), and after these (`ended_s`).
+    Raises CannotDecideError if the slowness does not begin and end with the answers."""
     share, interval = share_left(full_s, after_s, alone_s, rng)
     if interval.low <= LEAST_SHARE:
         return 0

@@ -8,7 +8,7 @@ SLOWER: Final = 1.5  # than typical: the steps of an answer that runs on for nob
 _UNKNOWN_SETTLE_S: Final = 2.0
 _LIFE_IN_SETTLES: Final = 2.2  # of a stream that holds a slot
 _OUTLASTS: Final = 1.2  # times the wait of a request that counts what is held
-_READ_TOKENS: Final = 96  # that it may have got before it leaves
+_READ_TOKENS: Final = 96  # that a stream may have got before it leaves
 _FEWEST_TOKENS: Final = 64
 _PROMPT_STEPS: Final = 16
 FIRST_TOKENS: Final = 3  # that a stream that fills a slot outlasts, one after the other
@@ -21,18 +21,18 @@ class Patience(NamedTuple):
     target's time, or its number of steps where these take longer; 2 s where neither is known.
 
     - A stream that holds a slot asks for `answer_tokens`: more than twice the settle time, and
-      longer than `filler_s`, as far as the context allows; and the time to three first tokens: that
-      of a stream which ends, that of a probe behind it, and as much to spare. So a request that
-      runs on for nobody still holds its slot when the settle time is over, and when those that
-      count what is held have begun.
+      longer than `filler_s`, as far as the context allows; plus the time to three first tokens: one
+      for a stream that ends, one for a probe behind it, and one to spare. So a request that runs on
+      for nobody still holds its slot when the settle time is over, and when the requests that count
+      what is held have begun.
     - A probe behind full slots is waited for `probe_s` beyond its time on the idle server: the
       settle time, but at most half of such an answer. After that, the end of a forgotten answer
       would look like a slot that was given back.
     - A stream that is to fill a slot is waited for `filler_s`: the settle time, for the slot, and
       what as many requests as slots take to begin on the idle server. The requests that count
       what is still held have the same time.
-    - A stream that leaves has read at most `longest_read` tokens before; those that fill the slots
-      last for them, too.
+    - A stream that leaves has read at most `longest_read` tokens before; the streams that fill the
+      slots last for these tokens, too.
     - A stream that leaves would have run on for `outlives` times a probe's wait. One that fills a
       slot lasts for `spare_s` longer, so that it serves for more than one try: where many slots are
       filled, of a server that is known to stop.
@@ -76,6 +76,6 @@ def settle_time(seconds: float, steps: int | None, step_s: float | None) -> floa
 
 
 def prompts_s(idle_s: float, step_s: float) -> float:
-    """How long prompts are waited for that may not fit into memory: twice as long as they take
-    where nothing is in their way, and some steps of the streams beside them."""
+    """How long prompts that may not fit into memory are waited for: twice as long as they take if
+    nothing is in their way, plus some steps of the streams that run meanwhile."""
     return 2 * idle_s + _PROMPT_STEPS * step_s

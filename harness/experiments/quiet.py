@@ -31,7 +31,7 @@ _CPU_POLL_S: Final = 0.1  # ten of the system's ticks
 _SHOWN_READINGS: Final = 10
 _QUIET_READINGS: Final = 3  # in a row
 _LOOK_READINGS: Final = 7
-_APART: Final = 2.0  # busy beside one stream, over at rest: less, and rest is no rest
+_APART: Final = 2.0  # times as busy with one stream as at rest: less, and rest is no rest
 _LEAST_BUSY: Final = 0.02  # of a core, or of a GPU
 
 
@@ -57,7 +57,7 @@ class Rest(NamedTuple):
 
 
 def find_rest(idle: Sequence[float], busy: Sequence[float]) -> Rest | None:
-    """From readings at rest and beside one stream; None if these cannot be told apart."""
+    """From readings at rest and readings with one stream; None if these do not differ enough."""
     worst_idle, least_busy = max(idle), quantiles(busy, n=10)[0]
     at_rest, beside_one = median(idle), median(busy)
     if beside_one < max(_LEAST_BUSY, _APART * at_rest) or least_busy <= worst_idle:
@@ -80,7 +80,7 @@ def quiet_after_s(readings: Sequence[Reading], t0_s: float, limit: float) -> flo
 
 
 def windows(values: Sequence[float]) -> list[Sequence[float]]:
-    """As many in a row as make a rest."""
+    """All groups of as many values in a row as make a rest."""
     count = len(values) - _QUIET_READINGS + 1
     return [values[first : first + _QUIET_READINGS] for first in range(count)]
 
@@ -96,7 +96,7 @@ class ProcessTree:
         self._total_s = self._sum()
 
     def cores(self) -> float:
-        """In use since the last call."""
+        """The number of cores in use since the last call."""
         now_s, total_s = time.perf_counter(), self._sum()
         used_s, passed_s = total_s - self._total_s, now_s - self._read_s
         self._read_s, self._total_s = now_s, total_s
@@ -123,7 +123,7 @@ def cpu_meter(pid: int) -> Meter:
 
 
 def gpu_meter(gpus: Gpus) -> Meter:
-    """Of the busiest of the server's GPUs."""
+    """A meter of the busiest of the server's GPUs."""
 
     def busy() -> float:
         shares = [row.utilisation for row in gpus.sample() if row.utilisation is not None]
@@ -165,9 +165,9 @@ class QuietWatcher:
         self._by_a_meter(lambda readings: self._control(readings, self._idle(readings)))
 
     def held(self, leave: Callable[[], object]) -> bool:
-        """`leave` makes some leave: whether the server still computes for any of them when the
-        settle time is over, twice, and in between not after an answer that ended by itself. Raises
-        CannotDecideError."""
+        """`leave` makes some streams leave. Whether the server still computes for any of them when
+        the settle time is over: after `leave` was called twice, but not after an answer in between
+        that ended by itself. Raises CannotDecideError."""
         server = self._streams
         if not self._is_busy_after(leave):
             return False
@@ -198,7 +198,7 @@ class QuietWatcher:
         return min(max(some) for some in windows(read)) > rest.limit
 
     def _by_a_meter(self, look: Callable[[Readings], T]) -> T:
-        """By the first that shows a rest."""
+        """What `look` returns for the first meter that shows a rest."""
         why = list[str]()
         for meter in self._meters:
             self._meter = meter
@@ -255,8 +255,8 @@ class QuietWatcher:
             raise CannotDecideError(f"a short request had no end in {READY_S:g} s")
         self.rest = rest = find_rest(idle, busy)
         if rest is None:
-            at_rest, beside = f"{median(idle):.2f}", f"{median(busy):.2f}"
-            raise _NoRestError(f"about as busy at rest ({at_rest}) as beside one stream ({beside})")
+            at_rest, in_use = f"{median(idle):.2f}", f"{median(busy):.2f}"
+            raise _NoRestError(f"about as busy at rest ({at_rest}) as with one stream ({in_use})")
         quiet_s = self._quiet(readings, stream.last_token_ns / 1e9)
         if quiet_s is None:
             self.rest = None

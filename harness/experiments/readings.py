@@ -38,7 +38,7 @@ class Reading(NamedTuple):
 class Readings:
     """`read` returns the quantity now, or raises SourceError: that moment is left out. It is read
     from `with` to its end, `poll_s` apart by a random quarter, so as not to keep in step with the
-    server. Times are those of `time.perf_counter`, in seconds."""
+    server. Times are of `time.perf_counter`, in seconds."""
 
     def __init__(self, read: Callable[[], float], *, poll_s: float, rng: random.Random) -> None:
         self._read = read
@@ -61,7 +61,7 @@ class Readings:
         return np.array(self._times[first:]), np.array(self._values[first:])
 
     def forget(self, before_s: float) -> None:
-        """Readings that nobody asks for any more."""
+        """Drop the readings before then: nobody asks for them any more."""
         old = bisect_left(self._times, before_s)
         del self._times[:old], self._values[:old]
 
@@ -111,9 +111,9 @@ class Readings:
 
 
 class RunningGauge:
-    """The `running` of the server's pages, read without the rest of them; `with_waiting`: and those
-    that wait, where the server shows that. A missing one is 0: some servers show a gauge only after
-    the first request."""
+    """The running requests on the server's pages, whose other metrics are not parsed.
+    `with_waiting`: plus the waiting requests, where the server shows them. A missing gauge is 0:
+    some servers show a gauge only after the first request."""
 
     def __init__(self, plan: LoadPlan, urls: Sequence[str], *, with_waiting: bool = False) -> None:
         self._urls = urls
@@ -148,7 +148,7 @@ class RunningGauge:
 
 class MemoryGauge(RunningGauge):
     """The share of its memory for contexts that a server shows as held; over several pages the
-    mean. `requests`: those that ran or waited, in the mean over the readings."""
+    mean. `requests`: how many requests ran or waited, in the mean over the readings."""
 
     def __init__(self, plan: LoadPlan, urls: Sequence[str]) -> None:
         super().__init__(plan, urls, with_waiting=True)

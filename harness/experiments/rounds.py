@@ -1,11 +1,11 @@
 """Rounds of full slots, black box: how many slots are still held after all users left?
 
-Slots are full, which a request shows that has to wait. All streams leave at once, and as many
-requests follow at once. Each of them holds its slot, so the number that gets no token by the
-deadline is the number of slots still held. The deadline is the settle time and what as many
-requests take to begin on the idle server. A ghost, a request that runs on for nobody, gives its
-slot back when its answer has come to its natural end; a lost slot stays away: those that still wait
-then say how many.
+The slots are full, as a request shows that has to wait. All streams leave at once, and as many
+requests follow at once. Each of these holds its slot, so the number of requests without a token by
+the deadline is the number of slots still held. The deadline is the settle time plus the time that
+as many requests take to begin on the idle server. A ghost, a request that runs on for nobody, gives
+its slot back when its answer has come to its natural end. A lost slot stays away: the number of
+requests that still wait then is the number of lost slots.
 
 Only a round with something held waits for this. In a clean round the requests begin at once, and
 are the streams that leave in the next.
@@ -29,17 +29,17 @@ from harness.records import Outcome, RequestRow, Role, TrialArm, Way
 from harness.workload.abandon import RequestSpec
 
 _LIFE_IN_SETTLES: Final = 3  # of a stream: old enough to leave, and then young enough for a ghost
-_LEFT_IN_SETTLES: Final = 2  # so much it must have to go when it leaves
+_LEFT_IN_SETTLES: Final = 2  # settle times that a stream must have to go when it leaves
 _SPARE_TOKENS: Final = 32
 _WARM_UP_TOKENS: Final = 8
-_FEWEST_TOKENS: Final = 12  # of a stream that leaves: it ends earlier than those sent after it
+_FEWEST_TOKENS: Final = 12  # of a stream that leaves: it ends before the streams sent after it
 _SPARE_STEPS: Final = 4
 _MOST_FILLS: Final = 4
 
 
 class Rounds:
-    """`slots`: those that come back; a lost one is not counted again. The figures are in the rows:
-    those of a round's requests have its number and, as `reference_ns`, its deadline."""
+    """`slots`: the slots that come back; a lost slot is not counted again. The figures are in the
+    rows: the rows of a round's requests have its number and, as `reference_ns`, its deadline."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Rounds:
             stream.cut()
 
     def _wait_for_steps(self, checks: list[LiveStream], steps: int) -> None:
-        """By the tokens of one that has begun; it lasts longer than any of those that left."""
+        """By the tokens of a request that has begun; it lasts longer than any leaver would have."""
         clock = next((one for one in checks if one.tokens), None)
         longest_s = SLOWER * steps * self.step_s + self._settle_s
         if clock is not None:
@@ -136,8 +136,8 @@ class Rounds:
         return waiting
 
     def _fill(self) -> None:
-        """Full slots, of streams that have long enough to go. While a ghost of the capacity phase
-        holds one, the others come to their end before the last begins, and are sent anew."""
+        """Fill the slots with streams that have long enough to go. While a ghost of the capacity
+        phase holds a slot, other streams end before the last one begins, and are sent anew."""
         fills = 0
         while fills < _MOST_FILLS:
             fills += time.perf_counter_ns() > self.tokens.ghosts_end_ns
@@ -148,9 +148,7 @@ class Rounds:
             settled_ns = time.perf_counter_ns() + int(self._settle_s * 1e9)
             self._give_up(self._waiting(new, until_ns=max(settled_ns, self.tokens.ghosts_end_ns)))
             self._running += [one for one in new if one.tokens]
-        raise CannotDecideError(
-            "the steps change so much that no answer has a known length in time"
-        )
+        raise CannotDecideError("the steps vary too much: no answer has a known length in time")
 
     def _find_more(self) -> None:
         """The server may have more slots than it declares: a short request behind full slots waits.
@@ -166,14 +164,14 @@ class Rounds:
             self._running.append(one)
 
     def _drop_short(self) -> None:
-        """Let those end by themselves that have too little to go, by the steps seen until now."""
+        """Let streams that have too little to go, by the steps seen so far, end by themselves."""
         for stream in self._running:
             stream.wait_tokens(_FEWEST_TOKENS, self._settle_s)
         needed = math.ceil(_LEFT_IN_SETTLES * self._settle_s / self.step_s)
         if needed > self._most_tokens:
             raise CannotDecideError(
                 f"answers of {self._most_tokens} tokens end within twice the settle time of "
-                f"{self._settle_s:g} s: a ghost could not be told from a natural end"
+                f"{self._settle_s:g} s: a ghost would look like a natural end"
             )
         for stream in self._running:
             if stream.spec.max_tokens - stream.tokens < needed:

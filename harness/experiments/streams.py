@@ -28,7 +28,7 @@ _NO_LIMIT: Final = 1 << 20  # tokens of an unknown context
 _NOT_OFFERED: Final = frozenset({400, 404, 405, 415, 422, 501})
 LONGEST_PROBE_S: Final = 2.0  # a slot that comes back later is late whatever the settle time is
 LONGEST_PROBE_STEPS: Final = 30
-_SPARE_TOKENS: Final = 32  # that it may have got beyond those that it reads before it leaves
+_SPARE_TOKENS: Final = 32  # that a stream may get beyond `longest_read` before it leaves
 _PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
 _QUICKER: Final = 0.8  # times the typical step
@@ -36,9 +36,9 @@ _NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit 
 
 
 class Streams:
-    """`facts` may change: slots may be lost. `settle_s`: the target's. Reading `slots` raises
-    CannotDecideError where they cannot be filled. `opened`: since the last `forget`. `fillers`:
-    those that keep the slots full, from try to try."""
+    """`facts` may change: slots may be lost. `settle_s`: the target's settle time. Reading `slots`
+    raises CannotDecideError if the slots cannot be filled. `opened`: the streams started since the
+    last `forget`. `fillers`: the streams that keep the slots full, from try to try."""
 
     def __init__(
         self, session: LoadSession, facts: Facts, settle_s: float, *, lag: LagWatch
@@ -55,7 +55,7 @@ class Streams:
         self.settle_s = self.patience.settle_s
 
     def usual_patience(self, settle_s: float) -> Patience:
-        """With the server that `facts` describes."""
+        """The patience with the server that `facts` describes."""
         facts = self.facts
         to_fill = min(facts.slots or 1, MOST_SLOTS) if facts.can_fill else 1
         patience = Patience.of(
@@ -79,7 +79,7 @@ class Streams:
         return slots
 
     def crowd(self, most: int) -> int:
-        """As many clients as slots, but at most `most`; that many where slots are not known."""
+        """A number of clients: one per slot, but at most `most`; `most` if slots are not known."""
         return min(self.facts.slots or most, most)
 
     def check_queues(self) -> None:
@@ -114,9 +114,9 @@ class Streams:
 
     @property
     def brief_tokens(self) -> int:
-        """Of an answer that outlives a probe's wait, behind it and for its slot, and no more: if
-        the server does not stop it, the next case waits for its end. The time to a first token
-        may lie before the queue, so it is in both waits."""
+        """The length of an answer that just outlives both waits of a probe: behind the stream, and
+        then for its slot. If the server does not stop the answer, the next case waits for its end.
+        A first token may take its time before the queue, so `ttft_s` is in both waits."""
         patience = self.patience
         outlived = int((patience.outlives * patience.probe_s + 2 * self.ttft_s) / self.step_s)
         wanted = outlived + patience.longest_read + _SPARE_TOKENS
@@ -131,8 +131,8 @@ class Streams:
     def start(
         self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
     ) -> LiveStream:
-        """Its answer ends with the server's context at the latest. `session`: with other settings
-        than those of the other streams."""
+        """The answer ends with the server's context at the latest. `session`: a session with other
+        settings than the usual one's."""
         tokens = max(1, min(spec.max_tokens, self.room(spec.prompt_tokens + PROMPT_TOKENS)))
         spec = replace(spec, max_tokens=tokens, user=spec.user or len(self.opened))
         stream = LiveStream(session or self.session, spec, text, self._note_refusal)
@@ -149,7 +149,7 @@ class Streams:
     def ask(
         self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
     ) -> RequestRow:
-        """Read to its end. Raises CannotDecideError if that takes too long."""
+        """Send it and read its answer whole. Raises CannotDecideError if that takes too long."""
         stream = self.start(spec, text, session=session)
         limit_s = READY_S + 4 * (self.ttft_s + spec.max_tokens * self.step_s)
         row = stream.join(limit_s)
@@ -160,11 +160,11 @@ class Streams:
     def whole(
         self, spec: RequestSpec, text: str | None = None, *, session: LoadSession | None = None
     ) -> RequestRow:
-        """Like `ask`; raises CannotDecideError unless it is answered whole."""
+        """Like `ask`; raises CannotDecideError unless the request is answered whole."""
         return whole(self.ask(spec, text, session=session), "a request of the set-up")
 
     def offered(self, spec: RequestSpec, what: str, text: str | None = None) -> RequestRow:
-        """Its whole answer. Raises RefusedError if the server says that it does not offer this."""
+        """The whole answer. Raises RefusedError if the server says that it does not offer this."""
         row = self.ask(spec, text)
         if row.status_code in _NOT_OFFERED:
             raise RefusedError(f"{what}: {row.error}")
@@ -176,7 +176,7 @@ class Streams:
         return row is not None and row.outcome is Outcome.COMPLETED
 
     def tokens_left(self, stream: LiveStream) -> float:
-        """Of its answer. The tokens of a stream that is drained follow from the time."""
+        """The tokens still to come. For a drained stream they are estimated from the time."""
         left = stream.spec.max_tokens - stream.tokens
         if stream in self.drain.streams and stream.last_token_ns is not None:
             left -= int((time.perf_counter_ns() - stream.last_token_ns) / 1e9 / self._pace_s())
@@ -191,7 +191,7 @@ class Streams:
         return self.step_s / 2
 
     def together(self, acts: Sequence[Callable[[], object]]) -> None:
-        """All at once, until all are done; raises what the first that fails raises."""
+        """Run all `acts` at once, until all are done. Raises what the first failing act raises."""
         if len(acts) == 1:
             acts[0]()
             return
@@ -210,7 +210,7 @@ class Streams:
         return any(end_ns > now_ns for end_ns in self._ends_of_left(_QUICKER))
 
     def wait_for_ghosts(self, are_gone: Callable[[], bool]) -> None:
-        """Until they are seen to be gone, or must have ended by themselves."""
+        """Wait until `are_gone` is true, or until all ghosts must have ended by themselves."""
         while self.ghosts() and not are_gone():
             self.pause(self.step_s)
 
@@ -224,7 +224,7 @@ class Streams:
         return ends
 
     def rows(self) -> list[RequestRow]:
-        """Of the streams that have ended."""
+        """The rows of the streams that have ended."""
         return [stream.row for stream in self.opened if stream.row is not None]
 
     def end(self) -> None:
@@ -248,7 +248,7 @@ class Streams:
 
 
 def whole(row: RequestRow, what: str) -> RequestRow:
-    """Raises CannotDecideError unless it was answered whole."""
+    """Raises CannotDecideError unless the request was answered whole."""
     if row.outcome is not Outcome.COMPLETED:
         raise CannotDecideError(f"{what} was not answered: {row.error or row.outcome}")
     return row
@@ -264,7 +264,7 @@ def end_of(stream: LiveStream) -> str:
 
 
 def without_token(streams: Sequence[LiveStream], longest_s: float) -> list[LiveStream]:
-    """Those that have no token in this time."""
+    """The streams that have no token within `longest_s`."""
     until_s = time.monotonic() + longest_s
     for stream in streams:
         stream.wait_tokens(1, max(0.0, until_s - time.monotonic()))
@@ -280,9 +280,9 @@ def refill(
     longest_s: float,
     retire: Callable[[LiveStream], object] = lambda one: one.leave(),
 ) -> tuple[list[LiveStream], list[LiveStream]]:
-    """Keep the slots full with `wanted` streams: those of `fillers` that still last, and new ones.
-    Returns those that run, and those that got no slot within `longest_s`. All others `retire`:
-    their own end would give a probe a slot."""
+    """Keep the slots full with `wanted` streams: the `fillers` that still last, and new streams.
+    Returns the running streams, and the new streams that got no slot within `longest_s`. `retire`
+    gets each filler that does not last: its own end would give a probe a slot."""
     kept = list(fillers)
     while gone := [one for one in kept if one.has_ended or not lasts(one)]:
         for filler in gone:

@@ -64,10 +64,10 @@ class _VoidError(Exception):
 
 class Train:
     """`recoveries_s`: each sample's wait; infinite: longer than a probe is waited for. `_ttft_ns`:
-    that of a probe on the idle server, which the train measures first. `_seats`: how many fillers
-    fit beside what the cycle needs; a slot that does not come back makes them fewer, one that is
-    found free makes them more. Fillers and probes have prompts of one range: their hand-overs are
-    compared."""
+    a probe's time to first token on the idle server, which the train measures first. `_seats`: how
+    many fillers fit in addition to what the cycle needs; a slot that does not come back makes them
+    fewer, a slot that is found free makes them more. Fillers and probes have prompts of one range:
+    their hand-overs are compared."""
 
     def __init__(
         self,

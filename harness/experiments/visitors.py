@@ -31,9 +31,10 @@ _STEPS: Final = 20  # of the streams of late
 
 
 class Visitors:
-    """Never more than `most` at once. `step_s`: of the latest, `steps`: the shortest and longest of
-    late. `in_flight_s`: stream-seconds so far. `staying`: of ours that are there besides.
-    `text`: their prompt, the same each time; None: a short one, another each time."""
+    """Never more than `most` streams at once. `step_s`: the latest step; `steps`: the shortest and
+    the longest of the latest steps. `in_flight_s`: stream-seconds so far. `staying`: how many more
+    streams of ours stay. `text`: the prompt, the same each time; None: a short prompt, another each
+    time."""
 
     def __init__(
         self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
@@ -83,7 +84,7 @@ class Visitors:
         return None
 
     def leave(self, count: int) -> Leave | None:
-        """They begin, run for a random time and leave; returns when others of ours may begin."""
+        """Streams begin, run for a random time and leave; returns when others of ours may begin."""
         left = self.depart(count)
         if left is None:
             return None
@@ -95,8 +96,8 @@ class Visitors:
         return departure
 
     def depart(self, count: int) -> tuple[Leave, int] | None:
-        """They begin, run for a random time and leave: that, and the most tokens that one had left
-        to come."""
+        """Streams begin, run for a random time and leave. Returns the leave, and the largest number
+        of tokens that one of them still had to come."""
         turns = self.turns
         dwell_s, asked_s = turns.draw_s(self.rng), time.perf_counter()
         streams = self.begin(count, turns.tokens(dwell_s, self.step_s))

@@ -74,7 +74,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, Metric]:
         """Every figure that this run has, by name. Raises ConfigError if there are arms (`arms` has
-        those of each)."""
+        the figures of each arm)."""
         return self.whole.metrics
 
     @property
@@ -106,8 +106,8 @@ class Run:
 
     @cached_property
     def outline(self) -> RunFrames:
-        """All rows, those of requests without `token_times_ns` and `event_tokens`: an eighth of the
-        memory for a large run. Raises ConfigError like `frames`."""
+        """All rows, requests without `token_times_ns` and `event_tokens`: an eighth of the memory
+        for a large run. Raises ConfigError like `frames`."""
         if "frames" in vars(self):
             return self.frames
         return self._rows.frames(with_tokens=False)

@@ -136,7 +136,7 @@ def _has_none(limit: Limit, metric: Metric) -> Range:
     found = [key for key in ("mean", *_QUANTILES, "max") if getattr(metric, key) is not None]
     return Range(
         reason=f"{limit.metric} has no {limit.key} here, only {', '.join(found) or 'bounds'}",
-        to_decide="a limit on one of those",
+        to_decide="a limit on a key that it has",
     )
 
 

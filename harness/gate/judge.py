@@ -48,7 +48,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """A run as the gate reads it. `invalid`: the reasons why its figures mean nothing.
-    `conditions`: those of the first server; each side has its own. `simulated`: by what, in
+    `conditions`: of the first server; each side has its own. `simulated`: by what, in
     words."""
 
     run_id: str

@@ -154,8 +154,8 @@ def share_out(environment: Environment, schedule: OpenArrivals) -> None:
 def deal_out(environment: Environment) -> None:
     runner = environment.runner
     if isinstance(runner, MasterRunner):
-        tell = partial(_send_shares, runner)
-        environment.events.test_start.add_listener(tell)  # type: ignore[no-untyped-call]
+        send = partial(_send_shares, runner)
+        environment.events.test_start.add_listener(send)  # type: ignore[no-untyped-call]
     elif isinstance(runner, WorkerRunner):
         runner.register_message(_START, _take_share)
 

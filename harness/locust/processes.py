@@ -1,9 +1,9 @@
 """The processes of one load: their messages to each other, and the marks that each leaves behind.
 
-Locust's master does not know the number of abandons in each worker, that a worker cannot go on, and
-that its share of a schedule has ended: messages of our own. Each process with users writes a mark
-when it begins and another when it ends in good order; a killed one lacks the second. The master
-lists its workers: rows on another machine are copied by hand, and could be forgotten.
+Messages of our own say what Locust's master does not know: the number of abandons in each worker,
+that a worker cannot continue, and that its share of a schedule has ended. Each process with users
+writes a mark when it begins and another when it ends in good order; a killed one lacks the second.
+The master lists its workers: rows on another machine are copied by hand, and could be forgotten.
 """
 
 import os
@@ -95,7 +95,7 @@ def note_workers(runner: MasterRunner, plan: LoadPlan) -> None:
 
 
 class ProcessRecords:
-    """The records of this process beside a load's rows: its marks (begun, ended in good order) and
+    """The records of this process next to a load's rows: its marks (begun, ended in good order) and
     its lag. A load lasts as long as the process, or begins and ends on a web page."""
 
     def __init__(self, lag: LagWatch, runner: Runner | None) -> None:

@@ -19,7 +19,7 @@ def install(recipe: Recipe) -> bool:
     """Into its own folder, unless it is there with these versions. Returns whether it was needed.
 
     Raises ConfigError if there is none for this Python, and TargetError if a step fails. The
-    next one throws away all that a failed or killed one left.
+    next installation throws away all that a failed or killed one left.
     """
     home, marker = recipe.home, recipe.home / INSTALLED
     if is_installed(recipe):
@@ -71,7 +71,7 @@ def _unpack(packages: list[str], home: Path, log: Path) -> None:
 
 
 def _install_with_npm(recipe: Recipe, log: Path) -> None:
-    """Scripts of packages are not run, and no package is newer than those that were tried."""
+    """Scripts of packages are not run, and no package is newer than the version that was tried."""
     wanted = {"private": True, "overrides": recipe.overrides}
     (recipe.home / "package.json").write_bytes(msgspec.json.encode(wanted))
     options = ["--ignore-scripts", "--no-audit", "--no-fund", "--save-exact", "--loglevel=error"]

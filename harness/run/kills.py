@@ -22,8 +22,8 @@ _POLL_S: Final = 0.02
 
 
 class Fleet:
-    """The processes of one kind, by what the launcher has announced; `pids` holds those that
-    serve."""
+    """The processes of one kind, by what the launcher has announced. `pids`: of the processes that
+    serve, by index."""
 
     def __init__(self, kind: ProcessKind) -> None:
         self.pids: dict[int, int] = {}

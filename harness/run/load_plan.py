@@ -91,7 +91,7 @@ def make_load(workload: Workload, target: Target, server: Server, folder: Path) 
         if load.canaries and load.canaries >= workload.run.users:
             raise ConfigError(
                 f"`load.canaries` is {load.canaries}, but `run.users` is {workload.run.users}: it "
-                "includes the canaries, and other users are needed beside them"
+                "includes the canaries, and other users are needed as well"
             )
         load = _with_files_read(load, folder)
     if slots is not None and (why := _slot_problem(workload, slots)) is not None:
@@ -272,9 +272,9 @@ def _replay(
         room = context - max(load.answer_tokens, load.stay_tokens)
         if room < shortest:
             raise ConfigError(
-                f"the server's context holds {context} tokens; beside `load.answer_tokens` and "
-                f"`load.stay_tokens` it has room for prompts of {room}, but `load.prompt_tokens` "
-                f"begins at {shortest}; make the answers shorter"
+                f"the server's context holds {context} tokens; the larger of `load.answer_tokens` "
+                f"and `load.stay_tokens` leaves room for prompts of {room}, but "
+                f"`load.prompt_tokens` begins at {shortest}; make the answers shorter"
             )
         longest = min(longest, room)
     beside = folder / arrivals.file

@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 WATCH_S = 0.2
 CHECK_EVERY = 5  # turns of `WATCH_S`
 LAGS_SHOWN = 100  # the latest few seconds
-GRACE_S = 60.0  # for its start and its end, beside the plan's own time
+GRACE_S = 60.0  # for its start and its end, in addition to the plan's own time
 LAST_ROWS_S = 10.0  # for a worker that only writes its last rows
 LAST_ROWS_POLL_S = 0.02
 

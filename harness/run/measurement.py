@@ -332,7 +332,7 @@ class Measurement(RunState):
         idle.after = pages.roles()
         if self.resolved.workload.run.loops > 1:
             idle.loops.append(IdleReading(t_ns=self.clock_ns(), values=idle.after))
-        # Without an exact log, a second reading shows whether work goes on.
+        # Without an exact log, a second reading shows whether work continues.
         if not is_last or not idle.after or self._is_exact:
             return
         if calm.is_idle(self.clock_ns(), idle.after):

@@ -169,7 +169,7 @@ def note_target(run: RunState, client: httpx.Client, server: Server) -> TargetFa
 
 
 def metrics_pages(access: Access, server: Server) -> list[str]:
-    """Those that were named, else the server's own, if its target knows their metrics."""
+    """The pages that were named, else the server's own, if its target knows their metrics."""
     if access.metrics_urls or not (access.target.metrics and access.target.http):
         return access.metrics_urls
     return server.metrics_urls
@@ -182,7 +182,7 @@ def published_version(client: httpx.Client, server: Server, target: Target) -> s
 
 
 def _is_eager_unasked(run: RunState, server: Server) -> bool:
-    """An engine that a run starts captures its steps on CUDA, unless it is told otherwise."""
+    """On CUDA, an engine that a run starts captures its steps unless a setting prevents it."""
     wanted, config = run.resolved.workload.engine.compile, server.config or {}
     if wanted is None and server.ready:
         wanted = config.get("device") == "cuda" and not config.get("batch_invariant")
@@ -243,9 +243,9 @@ def published_context(client: httpx.Client, server: Server) -> int | None:
     models = _field_of_page(client, f"{server.url}/v1/models", "data")
     settings = _field_of_page(client, f"{server.url}/props", "default_generation_settings")
     pages = [one for one in (*(models or ()), settings) if isinstance(one, dict)]
-    told = [one.get("max_model_len") for one in pages if one.get("id") == server.model]
-    told += [one.get("n_ctx") for one in pages]
-    return next((one for one in told if isinstance(one, int) and one > 0), None)
+    lengths = [one.get("max_model_len") for one in pages if one.get("id") == server.model]
+    lengths += [one.get("n_ctx") for one in pages]
+    return next((one for one in lengths if isinstance(one, int) and one > 0), None)
 
 
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:

@@ -31,7 +31,7 @@ PATHS: Final[Mapping[DialectName, str]] = {
 
 
 class Route(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a gateway is asked in one dialect: `headers` besides those of all its dialects."""
+    """How a gateway is asked in one dialect. `headers`: added to the gateway's own."""
 
     path: str = ""
     model: str = "$served"

@@ -125,7 +125,7 @@ class Complaint(NamedTuple):
 
 
 def refused_fields(body: bytes, keys: Collection[str]) -> list[str]:
-    """Those of `keys` that the server says it does not know or support, in their order."""
+    """The keys that the server says it does not know or support, in the order of `keys`."""
     found = {one for complaint in _complaints(body, keys) for one in _refused(complaint, keys)}
     return [key for key in keys if key in found]
 
@@ -139,8 +139,8 @@ def hinted_field(body: bytes, key: str, others: Collection[str]) -> str | None:
     wanted = re.compile(
         r"\b(?:use|instead|try|see|replaced|renamed|prefer|rather|switch)", re.IGNORECASE
     )
-    told = [one for one in sentences if wanted.search(one)]
-    return next((other for other in others if any(_named(one, [other]) for one in told)), None)
+    hints = [one for one in sentences if wanted.search(one)]
+    return next((other for other in others if any(_named(one, [other]) for one in hints)), None)
 
 
 def longer_length(body: bytes, keys: Collection[str], tokens: int) -> int | None:
@@ -150,8 +150,8 @@ def longer_length(body: bytes, keys: Collection[str], tokens: int) -> int | None
         text = " ".join(complaint.texts)
         if not complaint.places and not _named(text, keys):
             continue
-        told = [int(number) for number in _AT_LEAST.findall(text) if len(number) < 7]
-        more = [number for number in told if tokens < number <= _LONGEST]
+        least = [int(number) for number in _AT_LEAST.findall(text) if len(number) < 7]
+        more = [number for number in least if tokens < number <= _LONGEST]
         if more:
             return min(more)
         if tokens < LONGER and _TOO_SHORT.search(text) and not _NOT_SHORT.search(text):

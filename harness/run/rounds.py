@@ -141,7 +141,7 @@ def _hardware_found(folder: RunFolder) -> dict[str, Any]:
 
 
 def write_pooled_summary(folder: RunFolder) -> ArmsSummary | None:
-    """Compute the folder's `summary.json` and `requests.parquet` from those of its runs.
+    """Compute the folder's `summary.json` and `requests.parquet` from its runs' files.
 
     None if no run made a request. Runs that were not saved are left out, with a remark.
     """

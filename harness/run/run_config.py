@@ -52,7 +52,7 @@ UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What any command is told about a server and its result, as typed. `loads_any_host`: loopback
+    """What a user typed about a server and its result, for any command. `loads_any_host`: loopback
     or not."""
 
     target_url: str | None = None

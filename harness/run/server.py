@@ -90,7 +90,7 @@ class Server:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Its processes by name, where its config or its ready line tells them."""
+        """Its process ids by name, as far as its ready line or its config has them."""
         if frontends := self.ready.get("frontend_pids"):
             kinds = {"frontend": frontends, "worker": self.ready["worker_pids"]}
             return {f"{kind} {i}": pid for kind, of in kinds.items() for i, pid in enumerate(of)}
@@ -300,8 +300,8 @@ def _read(
             remedy = "name the variable with its key: --api-key-env"
         words = words_of_error(response.content)
         came = f"{problem} (GET {page}: status {status}{words})"
-        is_told = response.is_success and words  # what is wrong is not the model's name
-        raise ConfigError(came if is_told else f"{came}; {remedy}") from error
+        says_why = response.is_success and words  # what is wrong is not the model's name
+        raise ConfigError(came if says_why else f"{came}; {remedy}") from error
 
 
 def words_of_error(body: bytes) -> str:

@@ -217,8 +217,8 @@ class Asker:
         return self.answer(prompt, max_tokens, longest_s=longest_s).token_times_ns
 
     def ask_for_text(self, prompt: str, max_tokens: int, *, longest_s: float) -> Sequence[int]:
-        """As `ask`, but an answer that may be longer than `max_tokens` is left when it is so
-        long, and one that is too short for the server is asked for once more."""
+        """As `ask`, but an answer that may be longer than `max_tokens` is left after `max_tokens`.
+        If the server finds `max_tokens` too few, a longer answer is asked for, once."""
         try:
             return self._ask_for_text(prompt, max_tokens, longest_s=longest_s)
         except RefusedAnswerError as error:

@@ -102,7 +102,7 @@ class LoadTally:
         self.last_ended_ns = max(last, self.last_ended_ns or last)
 
     def note_error(self, text: str) -> None:
-        """Count it with those of its kind."""
+        """Count the error under its kind."""
         kind = error_kind(text)
         if kind in self.errors or len(self.errors) < MOST_KINDS:
             self.errors[kind] += 1

@@ -103,7 +103,7 @@ class Wish(msgspec.Struct, kw_only=True):
 
 
 def bring_up(recipe: Recipe, wish: Wish, *, interruption: Interruption) -> Up:
-    """Start it and wait until it serves. It goes on when this process ends.
+    """Start it and wait until it serves. It keeps running when this process ends.
 
     Raises ConfigError if it is up, not installed or cannot be started so, and TargetError if it
     does not serve in time. Processes of a failed start are ended.
@@ -296,8 +296,8 @@ def _routes(recipe: Recipe, known: Mapping[str, str]) -> dict[DialectName, Route
 
 
 def _ports(first: int | None) -> list[int]:
-    """Three in a row, that many may be needed. Found are those below the ones that clients get for
-    their connections, and below 2^15, the largest that Dynamo takes."""
+    """Three ports in a row, as many as a server may need. If `first` is None, they lie below the
+    ports that clients get for their connections, and below 2^15, the largest that Dynamo takes."""
     if first is None:
         first = next((one for one in PORTS if all(map(_is_unused, range(one, one + 3)))), None)
         if first is None:
@@ -340,7 +340,7 @@ def _only_model(client: httpx.Client, direct: str) -> str:
 
 
 def _spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> Process:
-    """In a session of its own: it goes on without us, and no Ctrl-C reaches it."""
+    """In a session of its own: it outlives this process, and no Ctrl-C reaches it."""
     output = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -1,9 +1,9 @@
 """What the users of a cell ask for: each request is drawn when it is sent, by the live load's own
 rules, so that a seed means the same requests.
 
-Only `simulated` of the `replicas` get requests: those of a random router get each arrival with
-equal chance, those of a round robin each arrival in turn; of the users of a closed loop, a share
-is drawn. Every cell goes through all arrivals, and takes its own.
+Only `simulated` of the `replicas` get requests; the other replicas' arrivals are left out. A random
+router gives an arrival to each replica with equal chance, a round robin to each in turn. Of the
+users of a closed loop, a share is drawn. Every cell goes through all arrivals, and takes its own.
 """
 
 import math

@@ -43,7 +43,7 @@ FEWEST_STEPS: Final = 200
 FEWEST_LAGS: Final = 20
 MOST_TOKENS: Final = 200_000  # lags of tokens looked at
 FOLDS: Final = 5
-LEAST_SPAN: Final = 2  # high over low load, if a lag is to tell how it grows with it
+LEAST_SPAN: Final = 2  # high over low load, for a lag's growth with it to be fitted
 COUNTED: Final = 0.99  # of the lags, when their growth is fitted
 SHORTER: Final = 0.05  # the share of steps that may be shorter than their terms say
 LEAST_FIXED_S: Final = 1e-6
@@ -322,7 +322,7 @@ def lags_of(runs: Sequence[RunFrames], steps: Steps, beyond_s: Floats) -> Lags:
 
 def _without_growth(parts: Iterable[Floats]) -> tuple[Floats, list[float]]:
     """Each part: rows of what a lag grows with, then a row of lags. Returns the lags that are left
-    and the shares by which one grows with each. A load that hardly varied tells of no growth. For
+    and the shares by which one grows with each. Growth is not fitted if the load hardly varied. For
     the fit the longest lags are shortened, and at least a tenth of the mean is there without load.
     """
     from scipy.optimize import lsq_linear

@@ -318,8 +318,8 @@ class _OfOneRate(PrefixedProgress):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Simulates one replica at any rate, `processes` of them at once. Each run lies in `folder`;
-    `done` has those that are whole."""
+    """Simulates one replica at any rate, up to `processes` runs at once. Each run lies in `folder`;
+    `done` has the finished runs."""
 
     config: RunConfig
     goal: Sequence[Limit]

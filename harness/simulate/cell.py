@@ -2,7 +2,7 @@
 and the engines have settled.
 
 A cell depends on nothing but the plan, its number and its rows. So its rows are equal byte by byte,
-wherever and beside whatever it is computed.
+wherever it is computed, and whatever is computed alongside.
 """
 
 from collections.abc import Callable

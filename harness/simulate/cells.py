@@ -36,7 +36,7 @@ def _read(path: Path) -> CellFacts:
 
 
 def join_cells(folder: RunFolder) -> None:
-    """Make the run's tables of those of its cells, a row group at a time."""
+    """Join the cells' tables into the run's, a row group at a time."""
     folder.write_rows(RunRows())
     cells = cell_folders(folder.path)
     for name, record in TABLES.items():

@@ -1,4 +1,4 @@
-"""The source document's figures of what cancellation saves, beside what was found.
+"""The source document's figures of what cancellation saves, next to what was found.
 
 Source: "vLLM v1 Request Cancellation and Early Stopping: Freeing Resources Mid-Generation": its
 table of waste (10,000 requests a second, Llama 70B, 15 % cancelled, 800 tokens each) and its last

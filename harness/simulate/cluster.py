@@ -2,8 +2,8 @@
 way.
 
 `run_cell` depends on nothing around it, so a cell's rows are equal byte by byte wherever it runs.
-To stop, ask: each cell looks now and then whether it is to go on. One that is not ends there, and
-closes its files; one that has not begun leaves nothing.
+To stop, ask: each cell looks now and then whether it is to continue. If not, it ends there and
+closes its files; a cell that has not begun leaves nothing.
 """
 
 import multiprocessing
@@ -29,7 +29,7 @@ from harness.simulate.rows import CellFacts, CellFiles
 
 LOOKS_EVERY_S: Final = 0.2
 
-Tell = Callable[[Reached], bool]  # returns whether to go on
+Report = Callable[[Reached], bool]  # returns whether to continue
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -40,20 +40,20 @@ def cell_folder(folder: Path, number: int) -> Path:
     return folder / f"cell-{number}"
 
 
-def run_cell(folder: Path, number: int, tell: Tell) -> CellFacts:
-    """Reads the plan in the folder, and writes the cell's rows beside it. Raises ConfigError."""
+def run_cell(folder: Path, number: int, report: Report) -> CellFacts:
+    """Reads the plan in the folder, and writes the cell's rows next to it. Raises ConfigError."""
     plan = read_plan(folder)
     files = CellFiles(cell_folder(folder, number), keeps_tokens=plan.cluster.keep == "rows")
     try:
-        return _run(Cell(plan, number, files), tell)
+        return _run(Cell(plan, number, files), report)
     except Exception:
         files.discard()
         raise
 
 
-def _run(cell: Cell, tell: Tell) -> CellFacts:
+def _run(cell: Cell, report: Report) -> CellFacts:
     def look(_: int, facts: CellFacts) -> None:
-        if not tell(reached(facts)):
+        if not report(reached(facts)):
             raise _Stopped
 
     try:
@@ -64,7 +64,7 @@ def _run(cell: Cell, tell: Tell) -> CellFacts:
 
 
 def here(folder: Path, cells: Sequence[int], board: Board, stop: Event) -> list[CellFacts]:
-    def tell(one: Reached) -> bool:
+    def report(one: Reached) -> bool:
         board.take(one)
         return not stop.is_set()
 
@@ -72,7 +72,7 @@ def here(folder: Path, cells: Sequence[int], board: Board, stop: Event) -> list[
     for number in cells:
         if stop.is_set():
             break
-        finished.append(run_cell(folder, number, tell))
+        finished.append(run_cell(folder, number, report))
         board.done(finished[-1])
     return finished
 
@@ -82,14 +82,14 @@ def over_processes(
 ) -> list[CellFacts]:
     """Raises TargetError if one of the processes is killed."""
     context = multiprocessing.get_context("spawn")
-    told: Queue[Reached] = context.Queue()
+    reports: Queue[Reached] = context.Queue()
     halt = context.Event()
     with ProcessPoolExecutor(
-        processes, context, initializer=_Process.begin, initargs=(told, halt)
+        processes, context, initializer=_Process.begin, initargs=(reports, halt)
     ) as pool:
         futures = [pool.submit(_Process.run_cell, folder, number) for number in cells]
         try:
-            return gathered(futures, board, stop, lambda: _all_of(told), halt.set)
+            return gathered(futures, board, stop, lambda: _all_of(reports), halt.set)
         except BrokenProcessPool as error:
             raise TargetError(
                 "a process of the simulation was killed; if memory ran out, take fewer processes "
@@ -101,7 +101,7 @@ def gathered(
     futures: Sequence[Future[CellFacts]],
     board: Board,
     stop: Event,
-    told: Callable[[], Iterable[Reached]],
+    new_reports: Callable[[], Iterable[Reached]],
     halt: Callable[[], None],
 ) -> list[CellFacts]:
     """The facts of the cells. If one fails, the others are halted, and its error is raised."""
@@ -109,7 +109,7 @@ def gathered(
     is_halted = False
     while waiting:
         wait(waiting, timeout=LOOKS_EVERY_S)
-        for seen in told():
+        for seen in new_reports():
             board.take(seen)
         done = {one for one in waiting if one.done() and not one.cancelled()}
         has_failed = any(one.exception() for one in done)
@@ -128,13 +128,13 @@ def gathered(
 class _Process:
     """The state of a process of the pool."""
 
-    told: "Queue[Reached]"
+    reports: "Queue[Reached]"
     halt: ProcessEvent
 
     @classmethod
-    def begin(cls, told: "Queue[Reached]", halt: ProcessEvent) -> None:
+    def begin(cls, reports: "Queue[Reached]", halt: ProcessEvent) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and asks to stop
-        cls.told, cls.halt = told, halt
+        cls.reports, cls.halt = reports, halt
         threading.Thread(target=cls._end_with_parent, daemon=True).start()
 
     @staticmethod
@@ -147,32 +147,32 @@ class _Process:
 
     @classmethod
     def run_cell(cls, folder: Path, number: int) -> CellFacts:
-        return run_cell(folder, number, rarely(cls._tell, monotonic))
+        return run_cell(folder, number, rarely(cls._report, monotonic))
 
     @classmethod
-    def _tell(cls, one: Reached) -> bool:
-        cls.told.put(one)
+    def _report(cls, one: Reached) -> bool:
+        cls.reports.put(one)
         return not cls.halt.is_set()
 
 
-def rarely(tell: Tell, clock_s: Callable[[], float]) -> Tell:
-    """Passes on what is told after LOOKS_EVERY_S; in between the answer is to go on."""
+def rarely(report: Report, clock_s: Callable[[], float]) -> Report:
+    """Passes a report on after each LOOKS_EVERY_S; in between the answer is to continue."""
     next_s = clock_s()
 
-    def tell_rarely(one: Reached) -> bool:
+    def report_rarely(one: Reached) -> bool:
         nonlocal next_s
         now_s = clock_s()
         if now_s < next_s:
             return True
         next_s = now_s + LOOKS_EVERY_S
-        return tell(one)
+        return report(one)
 
-    return tell_rarely
+    return report_rarely
 
 
-def _all_of(told: "Queue[Reached]") -> Iterable[Reached]:
+def _all_of(reports: "Queue[Reached]") -> Iterable[Reached]:
     try:
         while True:
-            yield told.get_nowait()
+            yield reports.get_nowait()
     except Empty:
         return

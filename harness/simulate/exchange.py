@@ -85,8 +85,8 @@ class Exchange:
         return self._closed_ns
 
     def grow(self, num_generated: int, step: int, log: StepLog) -> None:
-        """It had so many tokens after a step: the newest is of this step; those before it followed
-        one another, a step each."""
+        """After `step` it had `num_generated` tokens. The newest is of this step; the missing ones
+        before it came one a step, after the last known one."""
         missing = num_generated - len(self.made_ns)
         if missing <= 0:
             return
@@ -95,7 +95,7 @@ class Exchange:
         self._add(log, step - 1, step)
 
     def catch_up(self, num_generated: int, log: StepLog) -> None:
-        """It has so many tokens: those that are not known yet followed the last that is."""
+        """It has `num_generated` tokens. The missing ones came one a step after the last known."""
         missing = num_generated - len(self.made_ns)
         if missing > 0:
             self._add(log, self.last_step, self.last_step + missing)

@@ -3,7 +3,7 @@
     client ──send──▶ arrive ──▶ replica                          each arrow takes its lag
     client ──leave─▶ (detect) ─▶ disconnected ─▶ (delay) ─▶ abort sent ─(signal)─▶ replica hears
 
-Its faults are those of `serve.faults` that can be told without a real connection.
+It has the faults of `serve.faults` that show without a real connection.
 """
 
 from collections import defaultdict
@@ -87,8 +87,8 @@ def _sampling(max_tokens: int, known: KnownAnswer | None) -> Sampling:
 
 
 class Frontend:
-    """`_replicas`: those that are there, by name; the router knows which of them take requests.
-    `_watched`: by replica, the exchanges to look at after a step."""
+    """`_replicas`: the replicas that are there, by name; the router knows which of them take
+    requests. `_watched`: by replica, the exchanges to look at after a step."""
 
     def __init__(
         self, common: Common, router: ReplicaRouter, wake: Callable[[Replica], None]

@@ -6,8 +6,8 @@ each figure. A step takes
     fixed_s + prefill_token_s * prefill tokens + decode_token_s * decode tokens
             + context_token_s * tokens of context read + swap_block_s * blocks copied
 
-as in the engine's simulated runner. The lags are what passes between processes beside the steps,
-each a list of equally spaced quantiles.
+as in the engine's simulated runner. The lags are the times that processes and messages take in
+addition to the steps, each a list of equally spaced quantiles.
 """
 
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class Growth(Section):
     """The share by which a lag grows: `deliver_s` with each token that its step sampled,
     `detect_s`, `between_s` and `schedule_s` with each request that runs, and `schedule_s` with each
     token of the prompts admitted to its step, too. More than `up_to` requests or tokens of a step
-    count as so many: it was not measured.
+    count as `up_to`: more were not measured.
     """
 
     between_request: GrowthShare = 0.0

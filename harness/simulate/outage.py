@@ -17,7 +17,7 @@ Change = Literal["die", "drain", "back"]
 
 
 class Turn(NamedTuple):
-    """A change of one replica; in a rolling outage `rest` are those that come after it."""
+    """A change of one replica; in a rolling outage `rest` are the replicas that come after it."""
 
     t_ns: int
     order: int

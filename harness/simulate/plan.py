@@ -68,14 +68,14 @@ class Plan(Section):
 
     @property
     def num_cells(self) -> int:
-        """Outages, closed-loop users, and an end after so many abandons tie replicas together."""
+        """Outages, closed-loop users, and `stop_after_abandons` tie replicas together."""
         is_tied = bool(self.cluster.outages) or self.load.stop_after_abandons is not None
         is_apart = self.cluster.router in UNLOOKING and not is_tied
         return self.cluster.num_simulated if is_apart and self.arrivals is not None else 1
 
     @property
     def replicas_of_cell(self) -> int:
-        """Only those that are simulated."""
+        """Only the replicas that are simulated."""
         return self.cluster.num_simulated // self.num_cells
 
     @property

@@ -31,19 +31,19 @@ CONNECT_S: Final = 5.0
 
 
 class _Desk:
-    """An actor: cells tell it how far they are, and hear from it whether to go on."""
+    """An actor: cells report to it how far they are, and its answer says whether to continue."""
 
     def __init__(self) -> None:
-        self._told: list[Reached] = []
+        self._reports: list[Reached] = []
         self._is_halted = False
 
-    def tell(self, one: Reached) -> bool:
-        self._told.append(one)
+    def report(self, one: Reached) -> bool:
+        self._reports.append(one)
         return not self._is_halted
 
     def take(self) -> list[Reached]:
-        told, self._told = self._told, []
-        return told
+        reports, self._reports = self._reports, []
+        return reports
 
     def halt(self) -> None:
         self._is_halted = True
@@ -155,14 +155,14 @@ def _files_of(
     """On a node of the cluster: the cell's files in pieces, the facts last."""
     import ray
 
-    def tell(one: Reached) -> bool:
-        goes_on: bool = ray.get(desk.tell.remote(one))
-        return goes_on
+    def report(one: Reached) -> bool:
+        continues: bool = ray.get(desk.report.remote(one))
+        return continues
 
     with TemporaryDirectory(prefix="walkaway-") as name:
         folder = Path(name)
         _written(folder, plan_and_trace)
-        run_cell(folder, number, rarely(tell, monotonic))
+        run_cell(folder, number, rarely(report, monotonic))
         files = sorted(cell_folder(folder, number).iterdir(), key=lambda path: path.name == FACTS)
         for path in files:
             with path.open("rb") as file:

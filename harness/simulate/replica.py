@@ -74,7 +74,7 @@ class StepLags(NamedTuple):
 
 class TimedScheduler(Scheduler):
     """Takes a little of a step's time to decide: what it admits is stamped later than what was
-    freed at the same boundary. The runner has so much less left to sleep, and as much more as a
+    freed at the same boundary. The runner sleeps less by that time, and more by the time that a
     step takes beyond its cost."""
 
     def __init__(

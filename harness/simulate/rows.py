@@ -39,11 +39,11 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
 class CellFacts(msgspec.Struct, kw_only=True):
     """`cell.json`. `reached_ns`: how far virtual time came; an interrupted cell is not `complete`.
 
-    `planned` counts the requests that were due before the end of the load, `sent` those that were
-    sent; retries are sent and not planned. `missed_to_stay_s`, `missed_to_leave_s`: how long each
-    request of an open loop had waited that was due and was not sent, of users that would have
-    stayed or left. `before` and `after`: the gauges of each replica; one that is gone has none
-    after. `notes`: what a reader of the figures must know.
+    `planned` counts the requests that were due before the end of the load, `sent` the requests that
+    were sent; retries are sent and not planned. `missed_to_stay_s`, `missed_to_leave_s`: how long
+    each request of an open loop that was due and not sent had waited, by whether its user would
+    have stayed or left. `before` and `after`: the gauges of each replica; `after` lacks a replica
+    that is gone. `notes`: what a reader of the figures must know.
     """
 
     cell: int
@@ -83,7 +83,7 @@ class Sink(Protocol):
 
 
 class _Table(Generic[Row]):
-    """Writes a row group when so many rows, or values in their lists, have come together."""
+    """Writes a row group after `ROWS_AT_ONCE` rows, or `VALUES_AT_ONCE` values in their lists."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._writer = TableWriter(folder / f"{name}.parquet", TABLES[name])

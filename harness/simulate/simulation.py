@@ -2,7 +2,7 @@
 other.
 
 The plan is `simulation.json`; `python -m harness.simulate FOLDER` computes it, and the run's tables
-are made of those of its cells.
+are joined from its cells' tables.
 """
 
 import json
@@ -161,8 +161,8 @@ def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
             f"{machine.name} only adds to what `engine.sim_*` say a step takes: name a machine of "
             "another kind with --machine, or --set engine.runner=simulated"
         )
-    told = {key: getattr(workload.engine, key) for key in _TERMS}
-    own = {key: value for key, value in told.items() if value is not None}
+    stated = {key: getattr(workload.engine, key) for key in _TERMS}
+    own = {key: value for key, value in stated.items() if value is not None}
     if own.get("sim_fixed_ms") == 0:
         raise ConfigError(
             f"workload {workload.name}: `engine.sim_fixed_ms` is 0: a step without any length "
@@ -175,8 +175,8 @@ def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
 
 
 def _engine_of(engine: EngineSettings, machine: Machine) -> EngineSettings:
-    told = machine.engine.model_dump(exclude_none=True)
-    defaults = {key: value for key, value in told.items() if getattr(engine, key) is None}
+    stated = machine.engine.model_dump(exclude_none=True)
+    defaults = {key: value for key, value in stated.items() if getattr(engine, key) is None}
     cost = {key: getattr(machine.cost, term) * 1e3 for key, term in _TERMS.items()}
     neutral = {"runner": "simulated", "device": "auto", **dict.fromkeys(_OF_A_MODEL)}
     return engine.model_copy(update={**defaults, **cost, **neutral})
@@ -298,11 +298,11 @@ def _compute(
 
 def _watch(child: Child, progress: Progress, interruption: Interruption) -> int:
     shown = Shown(progress)
-    is_told = False
+    is_asked = False
     while (code := child.wait(POLL_S)) is None:
-        if interruption.requested and not is_told:
+        if interruption.requested and not is_asked:
             os.kill(child.pid, signal.SIGINT)
-            is_told = True
+            is_asked = True
         shown.show(child.lines())
     return code
 

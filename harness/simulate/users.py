@@ -25,7 +25,7 @@ from harness.workload.schedule import Arrival
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import Output
 
-MOST_RESENT: Final = 3  # of a request of an open loop; in a closed one its user goes on
+MOST_RESENT: Final = 3  # of an open loop's request; in a closed loop its user sends the next
 _PLACES: Final = 1 << 30
 
 
@@ -43,7 +43,7 @@ class Send(Protocol):
 
 class Loop(Protocol):
     """When requests are sent. `planned`: how many were due before the load's end. `missed`: how
-    long those that were not sent had waited, and whether their users would have left."""
+    long each request that was not sent had waited, and whether its user would have left."""
 
     planned: int
     missed: list[tuple[float, bool]]

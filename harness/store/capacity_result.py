@@ -26,9 +26,9 @@ class Estimate(msgspec.Struct, kw_only=True):
 
 class Need(msgspec.Struct, kw_only=True):
     """The need of one way to treat a cancel. `rate`: the most requests a second a replica can take;
-    `rates`: by seed. `more`: replicas beyond those of the first need, as a share of them, by paired
-    seeds. `figures`: per replica at that rate, means over the seeds; those that need lists of
-    tokens (`gpu_seconds_sum`, `slot_seconds_sum`, `block_seconds_sum`) are of the first seed."""
+    `rates`: by seed. `more`: replicas beyond the first need's, as a share of the first need's, by
+    paired seeds. `figures`: per replica at that rate, means over the seeds; figures that need lists
+    of tokens (`gpu_seconds_sum`, `slot_seconds_sum`, `block_seconds_sum`) are of the first seed."""
 
     name: str
     faults: list[str]

@@ -30,7 +30,7 @@ NOT_MEANT: Final = (
 class Level(StrEnum):
     MUST = "must"
     SHOULD = "should"  # fails only under --strict
-    INFO = "info"  # told, never judged
+    INFO = "info"  # reported, never judged
 
 
 class Verdict(StrEnum):
@@ -202,7 +202,7 @@ def read_conform(file: Path) -> ConformResult:
 
 
 def conformance_beside(run: Path, engine: str | None) -> str | None:
-    """The newest result about this kind of server in a folder beside the run's: counts and page."""
+    """Counts and page of the newest result about this kind of server in a folder next to `run`."""
     found = []
     for file in run.resolve().parent.glob(f"*/{CONFORM_FILE}"):
         with suppress(ConfigError):

@@ -164,7 +164,7 @@ class Simulation(Simulated, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """`manifest.json`, filled in as the run goes on and written at its start and at its end.
+    """`manifest.json`, filled in during the run and written at its start and at its end.
 
     `status` is "interrupted" until the run has ended otherwise, so that the folder of a killed
     harness does not look complete. `scrape_interval_s` is null without scraping, `arrivals` in a

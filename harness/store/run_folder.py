@@ -328,7 +328,7 @@ def _why_no_run(path: Path) -> str:
     if not path.is_dir():
         return "is a file; name the run's folder"
     if (one := next(filter(is_run, sorted(path.iterdir())), None)) is not None:
-        return f"is not a run's folder itself; name one of those in it, such as {one}"
+        return f"is not a run's folder itself; name a run's folder in it, such as {one}"
     return "is not a run's folder (it has no manifest.json and no rows)"
 
 

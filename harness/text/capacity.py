@@ -17,7 +17,7 @@ NEED_COLUMNS: Final = (
 
 
 def need_cells(need: Need) -> tuple[str, ...]:
-    """`requests/s` is of one replica, `a month` money, `wasted tokens` those of a cancel."""
+    """`requests/s`: of one replica; `a month`: money; `wasted tokens`: of one cancel."""
     waste = need.figures.get("wasted_tokens")
     return (
         need.name,

@@ -143,8 +143,8 @@ def _ghost_words(metrics: Metrics, unsure: int) -> Iterator[str]:
         least = "At least " if ghosts.bound == "lower" else ""
         perhaps = "" if ghosts.of is None else ", or their slots are lost"
         more = f"; {unsure:,} more undecided" if unsure else ""
-        went_on = f"of {ghosts.n:,} {left} went on as if their users had stayed"
-        yield f"{least}{count:,} {went_on}{perhaps}{more}."
+        ran_on = f"of {ghosts.n:,} {left} kept running as if their users had stayed"
+        yield f"{least}{count:,} {ran_on}{perhaps}{more}."
     elif ghosts.bound == "lower":
         yield f"None of the {ghosts.n:,} {left} was still there after the settle time."
     elif unsure:

@@ -65,7 +65,7 @@ class HangUps:
     def watch(self, descriptor: int, call: Callable[[], None]) -> None:
         self._calls[descriptor] = call
         if self._epoll is not None:
-            self._epoll.register(descriptor, 0)  # errors and hang-ups are told unasked
+            self._epoll.register(descriptor, 0)  # epoll reports errors and hang-ups unasked
 
     def forget(self, descriptor: int) -> None:
         if self._calls.pop(descriptor, None) is not None and self._epoll is not None:
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.number = number
         self.num_requests = 0
-        self.unsent_bytes = 0  # after the newest write, those that the kernel had not taken
+        self.unsent_bytes = 0  # which the kernel had not taken after the newest write
         self.watcher: Watcher | None = None
         self._serve, self._hang_ups, self._among = serve, hang_ups, among
         self._keeps_half_closed = keeps_half_closed
@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
             self._serve(self, self._request)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """Of a request that is not read to its end; not in the middle of an answer."""
+        """For a request that is not read to its end; an answer in progress breaks off instead."""
         if self._request is None:
             line = f"HTTP/1.1 {status} {status.phrase}\r\n"
             self._transport.write(f"{line}connection: close\r\ncontent-length: 0\r\n\r\n".encode())

@@ -153,7 +153,7 @@ class Exchange:
             self._connection.reset()
 
     def _end(self) -> None:
-        """Of a reader that has stalled the answer ends when the kernel has taken all of it."""
+        """If the reader has stalled, the answer ends when the kernel has taken all of it."""
         if self.record.over_ns is not None:
             return
         connection, made = self._connection, self.work.made

@@ -1,4 +1,4 @@
-"""What a request tells the upstream to do, in a line that survives gateways.
+"""What a request asks the upstream to do, in a line that survives gateways.
 
     [walkaway id=try-7 act=break-reset after=5]
 
@@ -26,10 +26,10 @@ class OrderError(ValueError):
 class Order:
     """`act`: what becomes of the answer; `after`: when this number of tokens has been sent (the
     breaks and `silent`). `times`: only the first requests with this id do it; 0: all of them.
-    `tokens`: the answer's length; 0: as long as the request allows. `pad`: so many characters more
-    in each word, to fill buffers. `prefill_ms`, `end_ms`, `headers`: in place of the server's
-    settings. `usage`: "no": the answer names none; "yes": it does, unasked.
-    `words`: "plain": English ones that are a token each in the usual vocabularies, not numbered.
+    `tokens`: the answer's length; 0: as long as the request allows. `pad`: how many
+    characters each word is longer, to fill buffers. `prefill_ms`, `end_ms`, `headers`: in place of
+    the server's settings. `usage`: "no": the answer names none; "yes": it does, unasked. `words`:
+    "plain": English words that are a token each in the usual vocabularies, not numbered.
     """
 
     id: str = ""

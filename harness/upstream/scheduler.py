@@ -1,9 +1,9 @@
 """Which request has a slot, and which gets a token: decided without a clock or a connection.
 
 A step begins when the last one ends, or when a request comes to an idle server. At its end each
-request in a slot gets a token, once its prefill is over; then free slots go to those that wait, in
-the order in which they came. A request that is left gives up its place at that moment, and its slot
-is given on at the end of the step.
+request in a slot gets a token, once its prefill is over; then free slots go to the requests that
+wait, in the order in which they came. A request that is left gives up its place at that moment, and
+the next request gets its slot at the end of the step.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Changes(NamedTuple):
 
 
 class Scheduler:
-    """`due_ns`: when the step ends that runs; None: the server is idle."""
+    """`due_ns`: when the running step ends; None: the server is idle."""
 
     def __init__(self, pace: Pace) -> None:
         self.due_ns: int | None = None

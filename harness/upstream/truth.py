@@ -27,7 +27,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-TIMES_KEPT: Final = 1024  # times of tokens in a record: its first ones
+TIMES_KEPT: Final = 1024  # in a record: the times of its first tokens
 KEPT: Final = 10_000  # records
 PAGE: Final = 1000  # records in an answer
 
@@ -38,9 +38,9 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
 
     `why` it stopped: `length` or `stop` (all tokens were made), `left` (the client), `told` (its
     order asked for a break or an error), `refused` (`error` says why), `unread` (too much waits for
-    a client that does not read), `lost` (the connection broke HTTP), `shutdown`. `tokens`: those
-    that were made for it. `tokens_at_close`: those made when the first of `fin` and `rst` came;
-    `unsent_bytes`: at most so many bytes of its answer had not been taken by the kernel then.
+    a client that does not read), `lost` (the connection broke HTTP), `shutdown`. `tokens`: how many
+    were made for it. `tokens_at_close`: how many were made when the first of `fin` and `rst` came;
+    `unsent_bytes`: at most this number of its answer's bytes had not been taken by the kernel then.
     """
 
     number: int
@@ -160,8 +160,8 @@ class Truth:
         self._say(record, event, now_ns, record.shown() if event == "over" else facts)
 
     def find(self, name: str | None = None, since_ns: int = 0, limit: int = PAGE) -> list[Record]:
-        """Those with this id (None: all) that have changed since then, the earliest change first;
-        at most `limit`."""
+        """The records with this id (None: all) that have changed since then, the earliest change
+        first; at most `limit`."""
         among: Iterable[Record] = self._records if name is None else self._by_id.get(name, ())
         found = [record for record in among if record.changed_ns >= since_ns]
         return sorted(found, key=lambda record: record.changed_ns)[:limit]

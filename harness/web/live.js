@@ -35,7 +35,7 @@ function powersAround(lowest, highest) {
   }
 }
 
-// An empty picture: axes, and where a point goes. `ticks` are those of the vertical axis.
+// An empty picture: axes, and where a point goes. `ticks` are marks of the vertical axis.
 function canvas(place, { label, unit, seconds, ticks, isLog = false }) {
   const width = Math.max(280, place.clientWidth);
   const svg = element("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": label });

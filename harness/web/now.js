@@ -4,7 +4,7 @@
 const EVERY_MS = 1000;
 const LONGEST_MS = 3000; // until the server knows of a form that was sent
 const [said, report] = document.querySelectorAll("#walkaway-now [role=status], #walkaway-now a");
-let told = "";
+let shown = "";
 let sentAt = -Infinity;
 
 // Only what has changed: a screen reader says it aloud.
@@ -17,10 +17,10 @@ async function ask() {
     const answer = await fetch("./walkaway/now.json", { cache: "no-store" });
     if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
     const now = await answer.json();
-    const isOld = now.told === told && performance.now() - sentAt < LONGEST_MS;
+    const isOld = now.told === shown && performance.now() - sentAt < LONGEST_MS;
     if (!isOld) {
-      told = now.told;
-      say(told);
+      shown = now.told;
+      say(shown);
     }
     report.hidden = !now.has_report;
   } catch {

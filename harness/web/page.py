@@ -43,7 +43,7 @@ def report_outcomes(environment: Environment) -> Counter[str]:
     def note(name: str, **_: Any) -> None:
         add([name])
 
-    def tell(data: dict[str, Any], **_: Any) -> None:
+    def report(data: dict[str, Any], **_: Any) -> None:
         data[_REPORTED] = dict(counts)
         counts.clear()
 
@@ -52,7 +52,7 @@ def report_outcomes(environment: Environment) -> Counter[str]:
 
     events = environment.events
     if isinstance(environment.runner, WorkerRunner):
-        events.report_to_master.add_listener(tell)  # type: ignore[no-untyped-call]
+        events.report_to_master.add_listener(report)  # type: ignore[no-untyped-call]
     events.worker_report.add_listener(hear)  # type: ignore[no-untyped-call]
     events.request.add_listener(note)  # type: ignore[no-untyped-call]
     return counts

@@ -61,7 +61,7 @@ def progress_text(shown: Mapping[str, Any]) -> str:
 
 
 def brief_text(shown: Mapping[str, Any]) -> str:
-    """What stands beside a link to the report."""
+    """What stands next to a link to the report."""
     if shown.get("report") and not (shown.get("why") or shown.get("not_started")):
         return "the run is judged"
     return progress_text(shown)

@@ -40,13 +40,14 @@ MOST_ANSWERS: Final = 128
 # callback may call it.
 LeaveRule = Callable[[int], int | None]
 
-# The pause before leaving: the load's `think`, a race around the last step, or so many ns.
+# The pause before leaving: the load's `think`, a race around the last step, or a number of ns.
 Pause = Literal["think", "race"] | int
 
 _NORMAL: Final = NormalDist()
 _LARGEST_SHARE: Final = 1 - 2**-53  # the inverse of the normal distribution ends before 1
-# The race begins with so many tokens to come. A request left within a step can be cancelled before
-# the last step begins; within the next, the last token is being made; then the answer is over.
+# The race begins with `_RACE_TOKENS` tokens to come. A request left within a step can be cancelled
+# before the last step begins; within the next step, the last token is being made; then the answer
+# is over.
 _RACE_TOKENS: Final = 2
 _RACE_STEPS: Final = (0.5, 2.5)
 _LEAD_STEPS: Final = 3  # of a storm: every stream gets a token in each step
@@ -62,9 +63,8 @@ class RequestSpec:
 
     `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
     its range. `text` is the known text that answers it, if any. `path`: another route than the
-    target's; `body`: keys laid over the ordinary body; `headers`: beside the ordinary ones.
-    `request_id`, `arm` and
-    `intended_start_ns` are set when the request is issued.
+    target's; `body`: keys laid over the ordinary body; `headers`: in addition to the ordinary ones.
+    `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
     """
 
     user: int
@@ -208,7 +208,7 @@ class _AfterTokens(AbandonPlan):
 
 
 class TokensPlan(_AfterTokens):
-    """After exactly so many tokens, or one of a list. 0: once the request is sent."""
+    """After an exact number of tokens, drawn from `tokens`. 0: once the request is sent."""
 
     plan: Literal["tokens"]
     tokens: Counts
@@ -453,7 +453,7 @@ def lognormal(rng: random.Random, *, median: float, sigma: float, limit: int) ->
 
 
 class Storm:
-    """So many `streams` leave together, when each has read at least `tokens`."""
+    """`streams` streams leave together, once each has read at least `tokens` tokens."""
 
     def __init__(self, *, streams: int, tokens: int) -> None:
         self._missing = set(range(streams))

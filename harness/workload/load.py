@@ -64,10 +64,11 @@ class Load(Section):
 
 
 class AbandonLoad(Load):
-    """A share `stay_share` reads its answer of `stay_tokens` to the end. The others ask for
-    `answer_tokens`, so many that a server that goes on differs from one that finished, and leave by
-    a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for one plan). Meanwhile
-    the harness ends a process of kind `kill` of the bundled engine every `kill_every_s`."""
+    """A share `stay_share` of the requests reads an answer of `stay_tokens` to its end. The others
+    ask for `answer_tokens`, enough to distinguish a server that keeps generating from one that has
+    finished, and leave by a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for
+    one plan). Every `kill_every_s` the harness ends a process of kind `kill` of the bundled engine.
+    """
 
     _answers = ("answer_tokens", "stay_tokens", "canary_tokens")
     kind: Literal["abandon"]
@@ -185,8 +186,8 @@ class _LeavesAtOnePoint(Load):
 
 
 class CancelStormLoad(_LeavesAtOnePoint):
-    """`storms` waves of `streams` requests; all of a wave leave at one moment. Beside them
-    `stayers` read answers of `stay_tokens`, one after the other."""
+    """`storms` waves of `streams` requests; all of a wave leave at one moment. Meanwhile `stayers`
+    users read answers of `stay_tokens`, one after the other."""
 
     _answers = ("answer_tokens", "stay_tokens")
     _streams = ("streams", "stayers")
@@ -253,8 +254,9 @@ class OccupancyLoad(Load):
 
 
 class ChunkFrontierLoad(Load):
-    """`bystanders` ask again and again and never leave. Beside them come `pairs` of long prompts:
-    one answer of `read_tokens` is read, one of `answer_tokens` left during its prefill."""
+    """`bystanders` users ask again and again and never leave. Meanwhile `pairs` pairs of long
+    prompts come: one answer of `read_tokens` is read, one of `answer_tokens` is left during its
+    prefill."""
 
     _answers = ("answer_tokens", "read_tokens")
     _streams = ("bystanders",)

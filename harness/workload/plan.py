@@ -26,8 +26,8 @@ class LoadPlan(Section):
     exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`, all other draws
     from the seed alone. `left_open_outlive`: connections that users left open end with standard
     input, not before. Users, arrivals and abandons count all `run.processes` together.
-    `counted_answers`: of the check before the load; with `learns_events` those of the load add to
-    them what an event of a stream brings."""
+    `counted_answers`: from the check before the load, to learn the tokens in an event of a stream;
+    with `learns_events` the load's own answers are learned from, too."""
 
     url: str
     urls: list[str] = Field(default_factory=list)

@@ -1,7 +1,7 @@
 """The bodies of requests with all their limits, X-Request-Id, and page numbers.
 
-The types that check a body are those that `/openapi.json` shows. A field of OpenAI's that this
-engine does not implement is accepted only with a value that changes nothing.
+`/openapi.json` shows the same types that check a body. A field of OpenAI's that this engine does
+not implement is accepted only with a value that changes nothing.
 """
 
 import re
@@ -67,7 +67,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Neutral(NamedTuple):
-    """The values that a field which is not implemented may have, beside null."""
+    """The values, other than null, that a field which is not implemented may have."""
 
     values: list[object]
 

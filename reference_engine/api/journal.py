@@ -13,7 +13,7 @@ import msgspec
 
 LOG_BYTES: Final = 256 * 1024 * 1024
 PAGE_BYTES: Final = 1024 * 1024  # more would hold up the event loop, and with it detection
-# A line's bytes beside its text: its head, its place in the list, the allocator's rounding.
+# A line's bytes in addition to its text: its head, its place in the list, the allocator's rounding.
 _LINE_BYTES: Final = sys.getsizeof(b"") + 24
 
 

@@ -28,10 +28,10 @@ _REF: Final = "#/components/schemas/{name}"
 
 
 class Operation(NamedTuple):
-    """`answers`: what a 200 has in it, by content type; None is text. `errors`: other statuses.
+    """`answers`: the type of a 200's body, by content type; None is text. `errors`: other statuses.
 
-    NDJSON has one of its kind a line; an event stream one an event, or an error, or after the last
-    `[DONE]`.
+    NDJSON has one value of the type a line. Each event of a stream is one such value or an error,
+    and `[DONE]` follows the last.
     """
 
     text: str

@@ -110,8 +110,8 @@ class ChatChoice(Schema):
 class Answer(Schema, tag_field="object"):
     """An answer or a piece of it.
 
-    An aborted request's body, or last event, has `partial` and `cancellation_info`; that of an
-    answer that was stopped early has the first one's `early_stop`.
+    An aborted request's body, or last event, has `partial` and `cancellation_info`. If an answer
+    was stopped early, its last event has `early_stop`; a body has that of the first such answer.
     """
 
     id: str

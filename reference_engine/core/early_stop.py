@@ -1,8 +1,8 @@
 """Early stopping: ending an answer that has said enough, before its `max_tokens`.
 
-A request may ask for conditions. Its `Detector` is told each new token, with its text and its
-probability, and answers with the condition that this token meets. It is pure: the engine ends the
-request, through the same way out as any other.
+A request may ask for conditions. Its `Detector` gets each new token, with its text and its
+probability, and returns the condition that this token meets. It has no side effects: the engine
+ends the request, in the same way as any other.
 
     stop tokens      the newest tokens are one of the given sequences: their text is not shown
     repetition       the newest tokens are a pattern, and `repeats` copies of it stand before it
@@ -176,7 +176,7 @@ def _last(wanted: EarlyStopping) -> int:
 class Loops:
     """Looks for a pattern that is repeated up to the newest token.
 
-    For each length of pattern it counts how many of the newest tokens equal the one a pattern
+    For each pattern length it counts how many of the newest tokens equal the token one pattern
     earlier: `repeats` copies before the newest are `repeats * length` such tokens.
     """
 
@@ -200,7 +200,7 @@ class Loops:
 
 
 class Summary:
-    """Long enough beside its prompt, or at the end of a sentence."""
+    """Ends at a share of the prompt's length, or at the end of a sentence once long enough."""
 
     def __init__(self, num_prompt_tokens: int) -> None:
         self._most = max(MIN_SUMMARY_TOKENS, int(MAX_SUMMARY_SHARE * num_prompt_tokens))

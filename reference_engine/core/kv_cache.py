@@ -3,11 +3,11 @@
     tokens   | cached prefix | computed | scheduled now | not yet |
     blocks   | b0 | b1       | b2 | b3  | b4 (new)      |
 
-A table covers the computed tokens and those of the coming step, in whole blocks. Blocks of the
+A table covers the computed tokens and the tokens of the coming step, in whole blocks. Blocks of the
 cached prefix are shared and only ever read: at least one token of a request is always left to
 compute, and it is written to a block of its own.
 
-A preempted request may keep what it has computed in blocks of the host, one for each of its table:
+A preempted request may keep what it has computed in blocks of the host, one per block of its table:
 
     swap out: block table ──copy──▶ host table      swap in: cached prefix + copies of the rest
 
@@ -98,7 +98,7 @@ class KVCache:
         return copies
 
     def forget_copies(self, plan: StepPlan) -> None:
-        """The plan's copies were not made: what they were to bring, no block has.
+        """The plan's copies were not made: no block has what they were to bring.
 
         Requests that were swapped out for this step compute their tokens again.
         """
@@ -141,7 +141,7 @@ class KVCache:
         return max(0, request.num_computed_tokens - num_found * self.block_size)
 
     def free(self, request: Request) -> int:
-        """Give all blocks back, those of the host too; returns how many others can take now."""
+        """Give all blocks back, also on the host; returns how many of the device's are free now."""
         self._free_host(request)
         return self.give_back(request)
 

@@ -10,9 +10,9 @@ the cache. There is no prefill phase and no decode phase: what a request is owed
 else; the request then recomputes prompt and answer alike. If instead its blocks were copied to the
 host, it keeps its computed tokens, and a `host_table` until it is resumed.
 
-A request can also begin at one worker and go on at another. The first one hands it over: it is out
-of the batch, and holds its blocks until the other worker has them. There it begins with an answer,
-and with a `host_table` like one that was swapped out.
+A request can also begin at one worker and continue at another. The first worker hands it over: the
+request is out of the batch, and holds its blocks until the other worker has them. At the other
+worker it begins with an answer, and with a `host_table` as after a swap-out.
 """
 
 from collections.abc import Sequence

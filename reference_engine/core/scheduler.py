@@ -3,18 +3,18 @@
 In each step every request is owed the tokens that it has and the cache has not; the scheduler gives
 each request some of what it is owed, out of one budget. Running requests come first, in order of
 admission; then waiting requests are admitted while slots, budget and blocks last. A long prompt is
-thus computed in chunks beside the other requests' next tokens. When a running request finds no
-block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes,
-unless the host has room for a copy of them.
-Most steps are plain decodes: one more token, into a block that the request has. A request is looked
-at closely only when it has no plain decode left.
+thus computed in chunks, together with the other requests' next tokens. When a running request finds
+no block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes,
+unless the host has room for a copy of them. Most steps are plain decodes: one more token, into a
+block that the request has. A request is looked at closely only when it has no plain decode left.
 
 Every ending goes through `finish`, and then through `free`, which gives its blocks back. Both may
 come at any moment, also between `schedule` and `update`: the step's result for a request that has
 ended is dropped, and its token counted. One thread calls the public methods.
 
-A request that another worker goes on with leaves the batch by `hand_over`, and ends like any other:
-with no finish reason when the other worker has it. There it comes in by `take_over`.
+A request that another worker will continue leaves the batch by `hand_over`. When the other worker
+has it, it ends here like any other, but with no finish reason. The other worker admits it by
+`take_over`.
 """
 
 from bisect import bisect_left, insort
@@ -67,8 +67,8 @@ class Scheduler:
     def take_over(self, request: Request, *, has_blocks: bool) -> bool:
         """Add a request of which another worker has computed all tokens but the newest.
 
-        True if their blocks are to be copied to its `host_table`. Without blocks, or without room
-        for them on the host, they are computed again.
+        True if the tokens' blocks are to be copied to its `host_table`. Without blocks, or without
+        room for them on the host, the tokens are computed again.
         """
         self.add(request)
         self.counters.taken_over_requests += 1
@@ -98,9 +98,9 @@ class Scheduler:
     ) -> list[Request]:
         """Record the step's result: `sampled` maps request ids to their new token.
 
-        Returns the requests that got a token, if wanted without those of which this was a plain
-        decode. If the token ends its request (end of sequence, length), `finish_reason` is set,
-        and the caller passes it to `finish`.
+        Returns the requests that got a token; without `with_plain`, plain decodes are left out. If
+        the token ends its request (end of sequence, length), `finish_reason` is set, and the caller
+        passes it to `finish`.
         """
         grown, gone, ends = [], Status.FINISHED, self._eos_token_ids
         for request, num_tokens in plan.scheduled.items():
@@ -129,7 +129,7 @@ class Scheduler:
         """Record that the step came to nothing, in place of `update`.
 
         Returns the requests for which it was, which the caller passes to `finish`: what their
-        blocks hold of this step is undefined. The others can go on.
+        blocks hold of this step is undefined. The other requests can continue.
         """
         self.kv_cache.forget_copies(plan)
         self.counters.steps = plan.step
@@ -291,9 +291,9 @@ class Scheduler:
     def _fits(self, request: Request, prefix: list[int], covered: int, plan: StepPlan) -> bool:
         """Whether there are blocks to admit a request and leave the watermark to running ones.
 
-        `covered`: the tokens that its blocks must hold at the end of the step.
-        With `reserve_full_isl` the whole sequence must fit, beside the blocks that the prompts in
-        progress still need.
+        `covered`: the tokens that its blocks must hold at the end of the step. With
+        `reserve_full_isl` the whole sequence must fit, in addition to the blocks that the prompts
+        in progress still need.
         """
         cache, needed = self.kv_cache, 0
         if self._config.reserve_full_isl:

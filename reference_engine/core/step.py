@@ -49,7 +49,7 @@ class StepPlan:
 
 
 class Sampled(NamedTuple):
-    """The new tokens of a step by request id, and the model's probability of those whose request
+    """The new tokens of a step by request id, and the model's probabilities of tokens whose request
     asked for it.
     """
 

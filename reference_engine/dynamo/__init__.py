@@ -89,7 +89,7 @@ class DistributedRuntime:
         return Client(path, self.folder, self.links, Random())
 
     def shutdown(self) -> None:
-        """New calls are refused; the graceful endpoints' calls go on to their ends."""
+        """New calls are refused; the graceful endpoints' calls run to their ends."""
         self._is_shut_down.set()
         self._close_if_idle()
 

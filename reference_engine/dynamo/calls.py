@@ -20,7 +20,7 @@ from reference_engine.context import Cancellation, Context, Signal
 from reference_engine.wire import MAX_FRAME_BYTES, Beat, Failed, Hello
 
 WINDOW_BYTES: Final = 1024 * 1024  # the most that a caller keeps unread, and one item
-_FRAME_ROOM: Final = 64 * 1024  # for what is in a frame beside a payload
+_FRAME_ROOM: Final = 64 * 1024  # for what is in a frame in addition to a payload
 _encoder: Final = msgspec.msgpack.Encoder()
 
 

@@ -68,8 +68,8 @@ class Annotated(msgspec.Struct, frozen=True):
 class Outgoing:
     """One call, as its caller sees it; all its state changes on the event loop.
 
-    `context` is the call's own, a child of the one that was `given`. `items` are here, but not
-    read; `is_over`: no others will be taken in.
+    `context` is the call's own, a child of the one that was `given`. `items` have come, but are not
+    read yet; `is_over`: no others will be taken in.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Outgoing:
 
 
 class ResponseStream(AsyncIterator[Any]):
-    """The items of a call, which goes on while this object lives."""
+    """The items of a call, which runs while this object lives."""
 
     def __init__(self, call: Outgoing, *, annotated: bool) -> None:
         self._call = call
@@ -288,7 +288,9 @@ class Links:
 
 
 class Client:
-    """Calls an endpoint's instances. `_shunned`: those that could not be reached, until when."""
+    """Calls an endpoint's instances. `_shunned`: unreachable ones, and until when they are not
+    called.
+    """
 
     def __init__(self, path: str, folder: Path, links: Links, random: Random) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """Which instance gets the next request; only instances that are up can be chosen.
 
 A router keeps its instances in the order in which they were last chosen, so the first one is next
-by turn, and the first of those with the fewest open requests wins a tie.
+by turn, and of several with the fewest open requests the first is chosen.
 """
 
 from collections.abc import Hashable

@@ -2,9 +2,9 @@
 
 A call is a task that draws items from its handler, an async generator, and ends it in one of two
 ways: the handler returns, or it is closed (GeneratorExit) at a yield. A handler whose context is
-cancelled is resumed once more, so that it can look at it and end in its own manner; at its next
-yield it is closed. It gets nothing across meanwhile. A handler that awaits is not interrupted; it
-can await its context.
+cancelled is resumed once more, so that it can look at the context and end in its own manner; at its
+next yield it is closed. What it yields meanwhile is not sent. A handler that awaits is not
+interrupted; it can await its context.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ log: Final = logging.getLogger("reference_engine.dynamo")
 
 
 class Served:
-    """A handler, the calls of it that go on, and how its cancelled calls learned of it."""
+    """A handler, its running calls, and how its cancelled calls learned of the cancellation."""
 
     def __init__(self, path: str, handler: Handler) -> None:
         if inspect.iscoroutinefunction(handler):

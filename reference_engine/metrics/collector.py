@@ -1,7 +1,7 @@
 """Histograms and counts of requests since the frontend started, and sums over its workers.
 
 Cancelled requests are in the histograms like all others: they show all the server's work. A
-worker's counters are those of all frontends; what a worker counted before it was lost stays.
+worker's counters cover all frontends; what a worker counted before it was lost is kept.
 """
 
 from bisect import bisect_left
@@ -55,9 +55,9 @@ class Histogram:
 class Collector:
     """Times in seconds. All its state changes on the event loop.
 
-    `workers`: through which worker each one reports, itself or the one before it, and its last
-    report; at its start, and while it is lost, that is one with all blocks free. `_before`: what
-    their earlier incarnations counted.
+    `workers`: for each worker, the worker through which it reports (itself, or its prefill worker)
+    and its last report. At its start, and while it is lost, this is a report with all blocks free.
+    `_before`: what earlier incarnations of the workers counted.
     """
 
     def __init__(self, config: EngineConfig, workers: Sequence[str] = ()) -> None:

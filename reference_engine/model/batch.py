@@ -128,7 +128,7 @@ _HEAD: Final = 4
 
 
 class DecodeRows:
-    """The inputs of a plain step, row by row: each step overwrites those of the one before.
+    """The inputs of a plain step, row by row: each step overwrites the previous step's.
 
     `head` [4, B] has each row's token, position, slot and row of the sampling bias; `tables` [B, N]
     its blocks, padded on the right with block 0. A row beyond the requests reads and writes the

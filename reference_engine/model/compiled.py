@@ -1,9 +1,9 @@
 """The decode step compiled ahead of time for this CPU, by torch's AOTInductor.
 
-There are two packages: for one row, and for any number above it. Neither has weights in it: those
-are the eager model's. So a package depends on the model's shape, on torch, on the processor and on
-our source, and its name in the cache on disk is a hash of all that. Missing ones are compiled
-first, each package in a process of its own:
+There are two packages: one for a single row, and one for any larger number of rows. Neither
+contains weights: a package uses the eager model's. So a package depends on the model's shape, on
+torch, on the processor and on our source, and its name in the cache on disk is a hash of all that.
+Missing ones are compiled first, each package in a process of its own:
 
     python -m reference_engine.model.compiled < a pickled job
 
@@ -50,7 +50,7 @@ class CompileError(RuntimeError):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a package depends on beside the machine, torch and our source."""
+    """All that a package depends on, apart from the machine, torch and our source."""
 
     shape: ModelShape
     max_model_len: int

@@ -1,8 +1,8 @@
 """A plain step as one module, so that it can be compiled as a whole.
 
-The transformer is the eager one, and its weights are shared. Only its batch and its caches are
-others: their shapes depend on the numbers of rows and of blocks alone, and a row's attention stops
-at its own position.
+The transformer is the eager one, and its weights are shared. Only its batch and its caches differ:
+their shapes depend on the numbers of rows and of blocks alone, and a row's attention stops at its
+own position.
 """
 
 from collections.abc import Sequence

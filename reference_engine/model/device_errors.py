@@ -1,7 +1,7 @@
 """Torch's errors of a device, in the words of the Runner protocol.
 
-After an error such as an illegal access the context of CUDA is dead: every later call fails with
-the same error, and only a new process can go on. When memory is short, nothing is dead.
+After an error such as an illegal access the CUDA context is dead: every later call fails with the
+same error, and only a new process can continue. When memory runs out, the context stays alive.
 """
 
 import traceback

@@ -63,8 +63,8 @@ class CudaGraphs:
 
 
 def captured_shapes(limits: Limits) -> list[StepShape]:
-    """For decodes powers of two, and the most rows that there can be; for other steps numbers of
-    tokens of which none is more than 1.5 times the one before. The largest come first.
+    """For decodes: powers of two, and the most rows that there can be. For other steps: numbers of
+    tokens, each at most 1.5 times the next smaller one. The largest come first.
     """
     rows = {1 << i for i in range((limits.rows - 1).bit_length())} | {limits.rows}
     most = min(limits.tokens, MOST_CAPTURED_TOKENS)

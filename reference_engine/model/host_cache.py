@@ -1,5 +1,5 @@
-"""Blocks of the cache on the host, where preempted requests keep what they have computed, and those
-of another worker bring it.
+"""Blocks of the cache on the host: preempted requests keep what they have computed there, and
+another worker's blocks arrive there.
 
 A request's blocks lie anywhere in the cache, and mostly one after the other on the host. So they
 are gathered on the device and copied in long runs. On CUDA the host's memory is pinned, and the
@@ -28,7 +28,7 @@ def allocate_on_host(cache: Tensor, num_blocks: int) -> Tensor:
 
 
 class HostCache:
-    """Beside each of the `caches` [num_blocks, ...] a tensor of `num_host_blocks` on the host."""
+    """For each of the `caches` [num_blocks, ...], a tensor [num_host_blocks, ...] on the host."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from reference_engine.model.shapes import ModelShape
 class Projection(nn.Module):
     """x W + b, for x [T, in]. The weight lies input by input, so that a few rows stream through it.
 
-    It is left unset, as the embedding's is.
+    The weight is left unset, as the embedding's is.
     """
 
     def __init__(self, num_in: int, num_out: int, *, has_bias: bool = False) -> None:

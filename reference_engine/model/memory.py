@@ -143,7 +143,7 @@ def check_fit(needed: Memory, available: int, whose: str, config: EngineConfig) 
 
 
 def _smaller_models(num_bytes: int, dtype: ModelDtype) -> list[str]:
-    """Those whose weights take less than half of these bytes, the largest first."""
+    """Models whose weights take less than half of `num_bytes`, the largest first."""
     sizes = {name: BYTES[dtype] * num_weights(shape) for name, shape in MODEL_SHAPES.items()}
     smaller = [name for name, size in sizes.items() if 2 * size < num_bytes]
     return sorted(smaller, key=sizes.__getitem__, reverse=True)

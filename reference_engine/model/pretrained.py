@@ -113,7 +113,7 @@ class _Settings(msgspec.Struct):
 
 
 def _template(folder: Path, settings: _Settings, now: Callable[[], datetime]) -> Template | None:
-    """That of its own file goes first; of several the one that is called default."""
+    """A template in its own file goes first; of several templates, the one named default."""
     path, source = folder / "chat_template.jinja", settings.chat_template
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source}

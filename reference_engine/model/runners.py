@@ -16,7 +16,9 @@ from reference_engine.protocol import (
 
 
 class OutOfMemoryError(RuntimeError):
-    """The device's memory is too small for this. The runner can go on, with what it had before."""
+    """The device's memory is too small for this. The runner still has what it had, and can
+    continue.
+    """
 
 
 class DeviceFailedError(RuntimeError):

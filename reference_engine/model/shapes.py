@@ -6,8 +6,8 @@ from reference_engine.config import ModelDtype
 
 
 class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Llama 3.1's rule: frequencies that turn less than `low_freq_factor` times in the original
-    context are divided by `factor`, those that turn more than `high_freq_factor` times are kept.
+    """Llama 3.1's rule: a frequency that turns less than `low_freq_factor` times in the original
+    context is divided by `factor`; one that turns more than `high_freq_factor` times is kept.
     """
 
     factor: float
@@ -43,7 +43,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 def num_weights(shape: ModelShape) -> int:
     """Reckoned: to build a model without memory, torch would load its compiler for seconds."""
     hidden, head_dim = shape.hidden_size, shape.head_dim
-    projections = shape.num_projected + shape.num_heads  # those into heads and the one out of them
+    projections = shape.num_projected + shape.num_heads  # into the heads, and out of them
     layer = hidden * (head_dim * projections + 3 * shape.ffn_size + 2)
     if shape.qkv_bias:
         layer += shape.num_projected * head_dim

@@ -1,8 +1,8 @@
 """The inputs of a step on a device: one copy from the host, into memory that is made once.
 
-The tokens of all requests are laid end to end: first the decodes, a token each, then the prompts.
-A CUDA graph replays the same kernels on the same memory, so a step has one of a few shapes, and
-what a shape has too much is filled with rows that do nothing.
+The tokens of all requests are laid end to end: first the decodes, a token each, then the prompts. A
+CUDA graph replays the same kernels on the same memory, so a step has one of a few shapes, and the
+surplus of a shape is filled with rows that do nothing.
 """
 
 from collections.abc import Sequence

@@ -26,9 +26,7 @@ class Message(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """Ids go from 0 to `vocab_size - 1`; those in `sampled_ids` and the ends of a sequence can be
-    sampled.
-    """
+    """Ids go from 0 to `vocab_size - 1`; `sampled_ids` and ends of a sequence can be sampled."""
 
     @property
     def vocab_size(self) -> int: ...

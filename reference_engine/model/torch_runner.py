@@ -52,7 +52,7 @@ class TorchRunner:
     """Owns the weights and the cache: [num_blocks * block_size] slots a layer."""
 
     def __init__(self, config: EngineConfig, say: Callable[[str], None] = print) -> None:
-        """Raises EngineConfigError. `say` is told how the loading goes."""
+        """Raises EngineConfigError. `say` gets the progress of loading."""
         # One core is left to the frontend, so that it notices at once that a client is gone.
         torch.set_num_threads(max(1, _usable_cores() - 1))
         self._device = _choose_device(config.device)

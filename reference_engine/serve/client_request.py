@@ -85,7 +85,7 @@ class Choice:
 
     `num_unread`: tokens that a client which has left will never get. All stamps are the worker's,
     except `last_output_ns`. `holders` are the workers that hold blocks for it: two during a
-    hand-over. `seed` and `token_ids` let another worker go on with it.
+    hand-over. `seed` and `token_ids` let another worker continue it.
     """
 
     def __init__(self, context: Context, index: int, seed: int) -> None:
@@ -156,9 +156,9 @@ class ClientRequest:
     """`asked` keeps the prompt's tokens while a worker may need them. `owner` is its API key; never
     shown.
 
-    `created` is wall time in seconds. `worker` has it, or None has: it waits for one, and `moved`
-    says why. `has_failed`: its worker was lost, or out of memory for it. `num_at_cancel`: tokens
-    known here when it was cancelled, None if it was not.
+    `created` is wall time in seconds. `worker` is the worker that has it; with None it waits for
+    one, and `moved` says why. `has_failed`: its worker was lost, or out of memory for it.
+    `num_at_cancel`: tokens known here when it was cancelled, None if it was not.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ClientRequest:
         return self.worker is not None and self.worker.name == worker
 
     def additions(self) -> list[AddRequest]:
-        """They let a worker compute the answers that have not ended, or go on with them."""
+        """What a worker needs to compute the answers that have not ended, or to continue them."""
         asked = self.asked
         return [
             AddRequest(
@@ -258,10 +258,10 @@ class ClientRequest:
         ]
 
     def move(self, max_migrations: int, max_resubmissions: int) -> bool:
-        """Prepare it for another worker; False if it may not go on there.
+        """Prepare it for another worker; False if it may not move.
 
-        Without a token it is computed anew. Tokens that were shown must stay, so it goes on after
-        them.
+        Without a token it is computed anew. Tokens that were shown must stay, so the other worker
+        continues after them.
         """
         if self.num_generated:
             self.num_migrations += 1

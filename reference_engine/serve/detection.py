@@ -42,8 +42,9 @@ class Patience:
     """`with patience: await something()` raises RanOutError after `seconds`; 0: never.
 
     For many short waits of the task that makes it: entering is an assignment, and one timer checks
-    now and then, where `asyncio.timeout` makes a timer for each. `goes_on`: whether there was
-    progress since the last call; while there is, the wait goes on, and ends up to a quarter late.
+    now and then, where `asyncio.timeout` makes a timer for each wait. `goes_on` returns whether
+    there was progress since its last call; while there is, the wait continues, and ends up to a
+    quarter late.
     """
 
     def __init__(self, seconds: float, goes_on: Callable[[], bool] | None = None) -> None:

@@ -1,7 +1,7 @@
 """One request from acceptance to its last byte, and the JSON that its client gets.
 
 When the client is gone, the loop over its outputs ends; the link decides whether to cancel the
-request. A request that is cancelled for another reason goes on until the worker has reported its
+request. A request that is cancelled for another reason stays open until the worker has reported its
 end, which its client gets as the end of its answer.
 """
 
@@ -160,7 +160,7 @@ def _place_and_end(index: int, ending: Ending | None) -> dict[str, Any]:
 
 
 def usage_of(request: ClientRequest, num_sent: int | None = None) -> schemas.Usage:
-    """Cached tokens are those of the first answer: the others find what it has computed.
+    """Cached tokens are the first answer's: the other answers find what it has computed.
 
     With `num_sent`, usage in the middle of a stream: these tokens, and nothing on the cache yet.
     """

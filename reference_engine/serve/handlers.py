@@ -4,8 +4,8 @@
     AbortRequest ─▶ its context is stopped or killed
     StepReport ◀─── items: {"token_ids": [...], "text"?: "...", "finish_reason"?: "stop"}
 
-So detection, lifecycle and counters are those of any worker. An answer is over when its stream is;
-its slot is free when its handler has ended, however late that is.
+So detection, lifecycle and counters are the same as with any worker. An answer ends with its
+stream; its slot is free when its handler has ended, however late that is.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ _REASONS: Final = {reason.value: reason for reason in FinishReason}
 
 
 class Handled:
-    """One request at its handler. `ending` is set by the last output; `is_done`: the handler goes
-    on all the same, so it has to be stopped.
+    """One request at its handler. `ending` is set by the last output; `is_done`: its answer is
+    complete but its handler still runs, so the handler has to be stopped.
     """
 
     def __init__(self, add: AddRequest, tokenizer: Tokenizer) -> None:

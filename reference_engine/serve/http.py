@@ -101,7 +101,7 @@ class WatchedProtocol(HttpToolsProtocol):
             method = method_of(exc)
             connection = self.transport.get_extra_info("socket")
             if method is DetectionMethod.HEARTBEAT and is_full(connection):
-                method = DetectionMethod.STALL  # the kernel ends those, too
+                method = DetectionMethod.STALL  # the kernel times these clients out, too
             self._client.lost(method)
         super().connection_lost(exc)
         if self._client is not None:
@@ -173,8 +173,9 @@ def bound_silence(connection: socket.socket, settings: FrontendSettings) -> None
     """Let the kernel end connections whose other end has vanished, and limit its send buffer.
 
     `connection` may be a listening socket: accepted sockets inherit its options on Linux. The
-    kernel cannot tell a client that has vanished from one that does not read, so with bytes in
-    flight the longer of the two time-outs holds. Without, it probes after `heartbeat_s`.
+    kernel cannot distinguish a client that has vanished from one that does not read, so with bytes
+    in flight the longer of the two time-outs holds. With none in flight, it probes after
+    `heartbeat_s`.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

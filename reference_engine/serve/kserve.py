@@ -1,4 +1,4 @@
-"""The engine behind KServe: the model `generate`, and the gRPC port beside that of HTTP.
+"""The engine behind KServe: the model `generate`, and the gRPC port next to the HTTP port.
 
 A call of `generate` is submitted as any HTTP request is, so it has the same log, metrics, limits
 and cancellations; a response holds one token, or several for a client that reads slowly;

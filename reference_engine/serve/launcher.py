@@ -2,8 +2,8 @@
 
     decode workers ─▶ prefill workers ─▶ first frontend ─▶ other frontends ─▶ ready
 
-Each process has its settings, addresses and secret from its standard input, and ends with it, so
-none outlives this one, which serves nothing itself.
+Each process reads its settings, addresses and secret from its standard input, and ends when this
+input ends. So no process outlives the launcher, which serves nothing itself.
 """
 
 import asyncio
@@ -241,7 +241,7 @@ class Fleet:
             await asyncio.gather(*(worker.child.end() for worker in tier))
 
     def _tiers(self) -> list[list[Member]]:
-        """Workers that take requests over come before those that hand them over."""
+        """Workers that take requests over come before workers that hand them over."""
         tiers: tuple[list[Member], list[Member]] = [], []
         for worker, plan in zip(self._workers, self._plans, strict=True):
             tiers[plan.decode is not None].append(worker)

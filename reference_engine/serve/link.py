@@ -2,7 +2,7 @@
 
     submit ─▶ the router's choice ─▶ reports ─▶ end
        ▲           │ loss of the worker
-       └───────────┘ no token was shown, or there is a migration left: prompt and tokens go on
+       └───────────┘ no token was shown, or a migration is left: prompt and tokens are sent again
 
 Every cancellation is one of the request's context: the first reason wins, and its worker gets one
 abort. A cancelled request stays known until the worker has reported its end; only then are its
@@ -61,8 +61,8 @@ class WorkerLink:
 
     `live` holds the requests that have not ended, `archive` the ended ones. `_choices` holds each
     answer, by the engine's name for it, until its blocks are free, which may be after its end.
-    `workers`: what each worker said when it was last connected; the router knows which ones are.
-    `is_draining`: live requests go on, new ones are refused.
+    `workers`: what each worker said when it last connected; the router knows which are connected.
+    `is_draining`: live requests continue, new ones are refused.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class WorkerLink:
         signal: Signal,
         why: Cancellation | None,
     ) -> None:
-        """The watcher of a request's context, and of those of its n answers."""
+        """The watcher of a request's context, and of the contexts of its n answers."""
         if choice is not None and (choice.ending is not None or request.context.is_stopped()):
             return
         if choice is None and signal is Signal.KILL:

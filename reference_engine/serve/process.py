@@ -122,8 +122,8 @@ class Server(uvicorn.Server):
 
 
 def run(settings: ServeSettings, worker_module: str = WORKER_MODULE) -> int:
-    """Serve until a request to stop; returns the exit status. Without a place, with a worker of
-    its own.
+    """Serve until a request to stop; returns the exit status. Without `settings.place` it starts a
+    worker of its own.
 
     Raises ListenError, EngineConfigError, and EngineStoppedError if that worker has died.
     """
@@ -137,18 +137,16 @@ def run(settings: ServeSettings, worker_module: str = WORKER_MODULE) -> int:
 def core_for(pid: int, usable: Set[int]) -> int | None:
     """The core on which this frontend stays; None if there is no other for its worker.
 
-    A worker that sends wakes the frontend, which goes first; on the worker's core, the worker waits
-    until all clients have been written to. The worker goes where there is room: kept off that core,
-    it waited long where others compute, and aborts with it. Several engines on a machine take
-    different cores.
+    A worker that sends wakes the frontend, which runs first: on the same core, the worker would
+    wait until all clients have been written to. The worker is not bound to cores: kept off the
+    frontend's, it waited long where other processes compute, and aborts waited with it. Several
+    engines on a machine take different cores.
     """
     return sorted(usable)[pid % len(usable)] if len(usable) > 1 else None
 
 
 def _own_core(config: EngineConfig) -> int | None:
-    """None on macOS, which has no affinity, and beside the simulated runner, which computes
-    nothing.
-    """
+    """None on macOS (no affinity), and with the simulated runner, which computes nothing."""
     if config.runner != "torch" or not hasattr(os, "sched_getaffinity"):
         return None
     return core_for(os.getpid(), os.sched_getaffinity(0))
@@ -172,7 +170,7 @@ async def _serve(settings: ServeSettings, listener: socket.socket, own: Child) -
 
 
 async def _alone(own: Child, settings: ServeSettings) -> Place:
-    """Beside a worker of its own, if there is an engine."""
+    """The place of a frontend alone: it starts a worker of its own, if there is an engine."""
     if not settings.config.has_worker:
         return Place()
     secret = secrets.token_hex(32)

@@ -36,7 +36,7 @@ class HandlerFailedError(EngineStoppedError):
 class Child:
     """Runs a module, one process at a time.
 
-    The end of its standard input, also by our own death, tells the process to leave.
+    The process leaves when its standard input ends, which our own death causes, too.
     """
 
     def __init__(self, name: str, *module: str, exit_s: float = 5.0) -> None:
@@ -114,7 +114,7 @@ class Stop:
 
 
 def watch_for_the_end(stop: Stop, *, with_stdin: bool, is_launched: bool = False) -> None:
-    """An interrupt from a terminal is for the launcher alone, which then tells the others."""
+    """Only the launcher acts on an interrupt from a terminal; it then stops the other processes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         wish = (lambda _: None) if is_launched and number == signal.SIGINT else stop.wish

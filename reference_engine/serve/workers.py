@@ -16,7 +16,7 @@ from reference_engine.wire import Beats, Failed, Hello, LearnedBy, ProtocolError
 
 _PAUSE_S: Final = 0.1
 _ENDED_EARLY: Final = "the worker has ended the connection"
-# What a frontend says of its workers, or refuses on their behalf; all its workers have it alike.
+# What a frontend says of its workers, or refuses on their behalf: equal in all its workers.
 _SHARED: Final = ("model", "max_model_len", "num_blocks", "block_size", "max_num_seqs")
 
 
@@ -151,7 +151,7 @@ class Worker:
         self._on_report(ready.worker, message)
 
     def _refusal(self, ready: Ready) -> str | None:
-        """Why it is not the worker of a frontend that says of itself what ours does."""
+        """Why its settings do not fit what this frontend says of its workers; None if they do."""
         config = self._connecting.config
         if config is None or ready.config is None:
             return None

@@ -88,7 +88,7 @@ class Ensemble:
 
 
 def order_steps(config: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
-    """Put each step behind those that make its inputs. Raises EngineConfigError."""
+    """Put each step after the steps that make its inputs. Raises EngineConfigError."""
     known = {tensor.name for tensor in config.input}
     left, ordered = list(config.ensemble_scheduling.step), list[Any]()
     for step in left:

@@ -145,7 +145,7 @@ class ServedModel:
 class InferenceServer:
     """Ready when it has been made; `close` ends the models of the repository.
 
-    Raises EngineConfigError for a repository that cannot be served. `models` are served beside it.
+    Raises EngineConfigError for a repository that cannot be served. `models` are served, too.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
     infer ─▶ scheduler ─▶ instance's process ─▶ responses of the request
       context's signal ─▶ scheduler (it waits) or process (it runs): `is_cancelled()` is True there
 
-By default, a kill also ends the request's responses at once, while the model goes on as it likes.
-In the faithful manner the model alone ends a request that runs.
+By default, a kill also ends the request's responses at once, while the model continues as it likes.
+In the faithful manner only the model ends a request that runs.
 """
 
 import asyncio
@@ -130,10 +130,10 @@ class PythonModel:
             answer.is_over = True  # further responses are dropped
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError if a request is in the queue or in a batch alone, or nowhere."""
+        """Raises RuntimeError if scheduler and requests disagree on what waits and what runs."""
         waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
         phases = [answer.queued.phase for answer in self._answers.values()]
-        # A batch may go on after all of its requests are answered.
+        # A batch may still run after all of its requests are answered.
         if waiting != phases.count(Phase.WAITING) or running < phases.count(Phase.RUNNING):
             raise RuntimeError(
                 f"model {self.name}: {waiting} requests wait and {running} run, but its requests "

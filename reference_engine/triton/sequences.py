@@ -7,8 +7,8 @@ Sequences without a slot wait in a backlog, first come, first served.
 
 Two manners. By default, as Triton's documents say, cancelling any request of a sequence cancels at
 once whatever of the sequence still waits, and the sequence is over. The faithful manner keeps what
-Triton 2.51 does: cancelling the request that runs ends that one only; a cancelled request that
-waits is found when its turn comes, and only then are those behind it cancelled, too.
+Triton 2.51 does: cancelling the request that runs ends only that request; a cancelled request that
+waits is found when its turn comes, and only then are the requests behind it cancelled, too.
 """
 
 from collections import deque

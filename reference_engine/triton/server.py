@@ -2,8 +2,8 @@
 
 Every request has a context. A client that cancels its call, lets its deadline pass or loses its
 connection is one thing to gRPC: the call's task is cancelled, and this kills the context before
-anything else. A stream's context is the parent of those of its requests, which are answered side by
-side. The client's half-close ends only the reading of further requests.
+anything else. A stream's context is the parent of its requests' contexts; these requests are
+answered side by side. The client's half-close ends only the reading of further requests.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ async def infer(
         raise
     except Exception as error:
         log.exception("model %r has a bug", model.name)
-        message = f"model '{model.name}' has a bug: its server's log tells more"
+        message = f"model '{model.name}' has a bug: see its server's log"
         raise InferenceError(StatusCode.INTERNAL, message) from error
     if controls.wants_final and not is_final:
         head.parameters[FINAL_PARAMETER].bool_param = True

@@ -58,7 +58,7 @@ Report = Callable[[StepReport, Mapping[str, Share]], None]
 
 
 class Leaving(NamedTuple):
-    """A request that goes on at the decode worker."""
+    """A request that continues at the decode worker."""
 
     request: AddRequest
     blocks: bytes | bytearray
@@ -195,7 +195,7 @@ class Engine:
         self._live[request.request_id] = Live(answer, added.context, added.parent)
 
     def _take_over(self, request: Request, added: Added) -> None:
-        """A hand-over whose blocks are not whole, or of another size, counts as one without."""
+        """A hand-over with incomplete blocks, or of another size, counts as one without blocks."""
         given, runner = added.request.handed_over, self._runner
         num_blocks = self._scheduler.kv_cache.num_missing(request, request.num_tokens - 1)
         has_blocks = given is not None and len(added.blocks) == num_blocks * runner.block_bytes

@@ -38,10 +38,10 @@ class FaultyEngine(Engine):
     time at which their blocks are given back; `_latest` is the latest reason for an abort.
 
     `_running_on` maps requests to the aborts that wait for the end of their prefill. Slots that
-    nobody swept: `_unswept` of this boundary, `_stranded` of those at which the engine fell idle.
-    `_just_ended`: names of requests that ended in the last step. `_torn_by`, `_torn_until`: a token
-    of an aborted request that others get instead of theirs, up to a step. `_spoiled`: prompts of
-    aborted requests. `_num_left_waiting`: aborted requests that had waited.
+    were not given back: `_unswept` at this boundary, `_stranded` at boundaries at which the engine
+    fell idle. `_just_ended`: names of requests that ended in the last step. `_torn_by`,
+    `_torn_until`: a token of an aborted request that others get instead of theirs, up to a step.
+    `_spoiled`: prompts of aborted requests. `_num_left_waiting`: aborted requests that had waited.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class FaultyEngine(Engine):
                 self._finish(request, FinishReason.ABORT, why.reason)
 
     def _sweep(self) -> None:
-        """Others that go on give back the slots of those that left beside them."""
+        """Give back the slots of requests that left at this boundary, if others remain to run."""
         if self._scheduler.has_work:
             self._scheduler.num_slots += self._unswept
         else:

@@ -2,7 +2,7 @@
 
 A frontend's `AddRequest` makes a context. Each cancellation of it, in whatever thread, puts a
 `Cancelled` into the inbox, which the loop finds at its next boundary. The loop keeps contexts alive
-as long as their requests; `Requests` only knows those that are.
+as long as their requests; `Requests` holds only weak references.
 """
 
 import threading
@@ -43,7 +43,7 @@ class TakenOver(NamedTuple):
 
 
 class DecodeWorkerLost(NamedTuple):
-    """No request can go on."""
+    """No request can continue."""
 
 
 class Inspection(NamedTuple):
@@ -110,7 +110,7 @@ class _Arriving(NamedTuple):
 class Requests:
     """The live requests of one frontend and their parents, by name. One thread calls it.
 
-    `_arriving` are those whose blocks are still to come.
+    `_arriving`: requests whose blocks have not all come yet.
     """
 
     def __init__(self, frontend: str, inbox: Inbox, now_ns: Callable[[], int]) -> None:

@@ -3,9 +3,10 @@
     engine ──▶ AddRequest, KVBlocks ... ──▶ decode worker
     frontends ◀── outputs and events, unchanged ◀──┘
 
-The context of a request here is the parent of the one there: a cancellation goes on at once, in the
-thread that hears of it, between two pieces of a request's blocks. The two workers are a chain. If
-the decode worker is lost, the frontends lose this one too, and can connect again when it is back.
+The context of a request here is the parent of its context there: a cancellation is passed on at
+once, in the thread that hears of it, between two pieces of a request's blocks. The two workers are
+a chain. If the decode worker is lost, the frontends lose this one too, and can connect again when
+it is back.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ _PAUSE_S: Final = 0.2
 
 
 class _Passage(NamedTuple):
-    """A request that is there; its context there is a child of the one here."""
+    """A request at the decode worker; its context there is a child of its context here."""
 
     frontend: str
     context: Context
@@ -57,8 +58,9 @@ class _Passage(NamedTuple):
 
 
 class Relay:
-    """`_passages` has the requests that are there, until their blocks are free; the step loop puts
-    them in, the reading thread takes them out. `_peer` is None while there is no decode worker.
+    """`_passages` has the requests at the decode worker, until their blocks are free; the step loop
+    puts them in, the reading thread takes them out. `_peer` is None while there is no decode
+    worker.
     """
 
     def __init__(

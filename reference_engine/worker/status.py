@@ -1,6 +1,6 @@
 """The worker's own port: what it counts, its log of events and of steps, its checks of itself.
 
-The log has the events of all its requests, so those of a lost frontend can be followed here. A
+The log has the events of all its requests, so a lost frontend's requests can be followed here. A
 thread of its own answers each request.
 """
 
@@ -48,7 +48,7 @@ class Status(Collector):
         self._inbox = inbox
         self._lock = threading.Lock()
         self._latest: StepReport | None = None
-        self._num_aborted = 0  # as of that report, whose counters go on
+        self._num_aborted = 0  # as of `_latest`, whose counters still change
         self._lifecycle, self._steps = Log(), Log()
         self._registry = CollectorRegistry()
         self._registry.register(self)

@@ -208,7 +208,7 @@ def test_one_request_is_opened_by_the_keyboard_and_by_its_address(
         ]
         assert noise == []
     with opened(browser, report, fragment="#run0-request-none") as (page, _):
-        expect(page.get_by_role("status")).to_contain_text("not among those that are listed")
+        expect(page.get_by_role("status")).to_contain_text("not among the requests listed")
 
 
 def test_the_timeline_of_a_request_without_an_end_is_open(browser: Browser, tmp_path: Path) -> None:

@@ -147,6 +147,6 @@ def test_a_folder_without_a_run_is_one_message(
     assert "the first of 1, empty: " in nothing
     assert "is not a run's folder" in nothing
     run = save_nights(tmp_path / "runs", [0.02])[0]
-    assert "is a run itself; name the folder that holds it" in said_of(run)
+    assert "is a run itself; name the folder that holds this run and others" in said_of(run)
     result = CliRunner().invoke(app, ["trend", str(tmp_path / "none")])
     assert "none: no such folder" in str(result.exception)

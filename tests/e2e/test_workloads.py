@@ -90,7 +90,7 @@ def test_early_stopping_saves_what_comes_after_the_answers(tmp_path: Path) -> No
             continue  # a short summary may come to the text's own end
         assert (row["request_id"] in stopped) == (task in ("classification", "extraction"))
         assert stopped.get(row["request_id"], row["tokens_read"]) == row["tokens_read"]
-    assert "Early stopping beside its source" in (run.folder / "report.html").read_text()
+    assert "Early stopping compared with its source" in (run.folder / "report.html").read_text()
 
 
 def test_a_trace_is_replayed_and_what_it_asked_for_was_sent(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ LONGEST_READ: Final = 1.5  # times what was asked for
 
 # Words that accuse a server, in a warning and in the report's first sentences.
 ALARMS: Final = ("ghost", "leak", "wedged", "still", "health", "lies", "apart")
-ACCUSING: Final = ("not stopped", "went on as if", "never came back", "still held")
+ACCUSING: Final = ("not stopped", "kept running as if", "never came back", "still held")
 NEVER_THERE: Final = ("ghost_rate", "leaked_slots", "leaked_blocks", "leaked_kv_share")
 
 

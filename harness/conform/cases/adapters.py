@@ -18,7 +18,7 @@ NOT_OFFERED: Final = (404, 405, 501)
 
 
 class Adapter:
-    """`weights`: where the server reads it from, if it says so."""
+    """`weights`: where the server reads the adapter from, if it says so."""
 
     def __init__(self, routes: Routes, name: str, path: str) -> None:
         self._routes, self._name, self._path = routes, name, path

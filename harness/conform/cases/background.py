@@ -33,7 +33,7 @@ class Responses:
         return self._routes.post(self._path, {**asked, "max_output_tokens": tokens, **more})
 
     def begin(self, tokens: int) -> str:
-        """The id of one in the background. Raises RefusedError if the server has none."""
+        """The id of a new background answer. Raises RefusedError if the server offers none."""
         reply = self.ask(tokens, background=True)
         name, status = reply.body.get("id"), reply.body.get("status")
         if not reply.is_good or not isinstance(name, str):
@@ -96,8 +96,8 @@ def cancel(bench: Bench) -> Finding:
 
 
 def wrong_in(replies: Mapping[str, Reply], *, was: str | None, now: str | None) -> str | None:
-    """`replies`: to the cancel of one that had ended (its status `was`, and is `now`), and of one
-    without `background`."""
+    """`replies`: to the cancel of a background answer that had ended (its status was `was`, and is
+    `now`), and of an answer without `background`."""
     ended, foreground = replies["ended"], replies.get("foreground")
     if ended.status >= 500:
         return f"the cancel of an ended background answer has status {ended.status}"
@@ -113,7 +113,7 @@ def wrong_in(replies: Mapping[str, Reply], *, was: str | None, now: str | None) 
 
 
 def _words(reply: Reply) -> str | None:
-    """With which a cancel is refused."""
+    """The words with which a cancel is refused."""
     error = reply.body.get("error", reply.body)
     words = error.get("message") if isinstance(error, dict) else error
     return words if reply.is_refused and isinstance(words, str) else None

@@ -41,13 +41,13 @@ def cancel(bench: Bench) -> Finding:
     name = live.spec.request_id
     done = bench.whole(bench.short(4)).request_id
     names = {"live": name, "twice": name, "finished": done, "unknown": f"unknown-{token_hex(4)}"}
-    told = judge_answers({kind: (name, routes.cancel(name)) for kind, name in names.items()})
-    if told.failure is not None:
-        return told
+    judged = judge_answers({kind: (name, routes.cancel(name)) for kind, name in names.items()})
+    if judged.failure is not None:
+        return judged
     if live.join(bench.settle_s) is None:
-        return Finding(Failure.NEVER, STILL_RUNS, told.evidence)
+        return Finding(Failure.NEVER, STILL_RUNS, judged.evidence)
     timed = bench.recoveries.find(leave=lambda stream: stream.leave(Way.CANCEL))
-    return timed._replace(evidence=told.evidence | timed.evidence)
+    return timed._replace(evidence=judged.evidence | timed.evidence)
 
 
 def judge_answers(answers: Mapping[str, tuple[str, Reply]]) -> Finding:

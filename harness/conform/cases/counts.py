@@ -1,4 +1,4 @@
-"""The server's own counters, where it has such, and what they say of clients that left.
+"""The server's own counters, if it has any, and what they say about clients that left.
 
 Counters are read on the idle server, before and after: while nothing runs, none of them is late. A
 counter that a target's description does not believe (`trust = "stuck"`) is judged like any other.
@@ -27,8 +27,8 @@ LEAVES: Final = 20
 ABORTS: Final = ("aborted", "frontend_cancelled")
 POLL_S: Final = 0.1
 LONGEST_WAIT_S: Final = 12.0  # for a gauge to show a load
-LOAD_TOKENS: Final = 32  # of an answer meanwhile, at least
-QUEUE_WAIT_S: Final = 2.0  # for that of the queue, if another has shown it
+LOAD_TOKENS: Final = 32  # of an answer of that load, at least
+QUEUE_WAIT_S: Final = 2.0  # for the gauge of the queue, if another gauge has shown the load
 Values = Mapping[str, float]
 T = TypeVar("T")
 
@@ -187,10 +187,10 @@ def read_to_eof(bench: Bench) -> Finding:
     )
     at_eof, _ = _moved_by(bench, ABORTS, both)
     at_done = at_eof
-    if most := max(at_eof.values()):  # by which of them?
+    if most := max(at_eof.values()):  # which of the two moved it?
         at_eof, _ = _moved_by(bench, ABORTS, lambda: read_whole(bench, LEAVES, 8))
         at_done, _ = _moved_by(bench, ABORTS, close_at_done)
-        if most > 1 and not any([*at_eof.values(), *at_done.values()]):  # 1: that leave, late
+        if most > 1 and not any([*at_eof.values(), *at_done.values()]):  # 1: the leave above, late
             raise CannotDecideError("whole answers were counted as aborted, but not a second time")
     evidence: Evidence = {f"{role}_moved_at_eof": value for role, value in at_eof.items()}
     evidence |= {f"{role}_moved_at_done": value for role, value in at_done.items()}
@@ -260,7 +260,7 @@ def _waits_on_idle(bench: Bench, before: Values) -> Finding | None:
     after = bench.pages.counters().get("waiting", 0.0)
     first_s = ((row.first_token_ns or row.ended_ns) - row.sent_ns) / 1e9
     if after < waiting or first_s > bench.ttft_s + QUEUED_STEPS * bench.step_s:
-        return None  # somebody else's
+        return None  # another client's request waits
     said = f"the gauge of waiting requests reads {after:g}, but a short request is served at once"
     return Finding(Failure.NEVER, said, {"waiting_before": waiting})
 

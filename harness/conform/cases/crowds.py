@@ -27,8 +27,8 @@ ROUNDS: Final = 3
 MOST_STEPS_A_LEAVE: Final = 1.0
 RETRIES: Final = 3
 RETRY_TRIES: Final = 4
-# Of a prompt: computed for nobody, those of five clients or three attempts take longer than the
-# two chunks that are allowed.
+# Chunks that a prompt takes at least: if the prompts of five clients or of three attempts are
+# computed for nobody, that takes longer than the two chunks that are allowed.
 DOSE_CHUNKS, RETRY_CHUNKS = 1.5, 4.0
 EARLY: Final = 0.15  # of a long prompt's time, after which a dose leaves: most is still to come
 LIMIT: Final = 0.5  # of the time to first token, after which the client gives up
@@ -86,7 +86,7 @@ def storm_all(bench: Bench) -> Finding:
 
 
 def begun(bench: Bench) -> list[LiveStream]:
-    """As many streams as slots, or a crowd where these are not known; most of them run. Their
+    """As many streams as slots, or a crowd where the slots are not known; most of them run. Their
     answers outlast the count of what is held."""
     streams = [bench.start(bench.long(role=Role.USER)) for _ in range(bench.crowded)]
     without_token(streams, bench.patience.filler_s + len(streams) * bench.ttft_s)
@@ -97,20 +97,20 @@ def begun(bench: Bench) -> list[LiveStream]:
     "dose/sweep",
     Level.MUST,
     "Recovery does not depend on how many left.",
-    wire="1, 2, 5, 10 and 30 long prompts are sent beside a running stream, and all their "
+    wire="1, 2, 5, 10 and 30 long prompts are sent while another stream runs, and all their "
     "connections closed early in the prefill; a short request comes after each dose. Three times.",
     passes="its first token comes at most two chunks and 4 steps later than on the idle server at "
     "the median of all and of each dose, and at most one step later for each client that left",
     methods="P",
     remedy="take in all aborts that have come before each step",
-    why="Clean-up that takes turns with work, or a queue of aborts read one a step, is seen only "
-    "when many leave; a leak only after some time.",
+    why="Clean-up that takes turns with work, or a queue of aborts that is read one per step, is "
+    "seen only when many leave; a leak only after some time.",
     caught=reports("ollama/ollama#18477 Trans-N-ai/swama#116"),
 )
 def dose_sweep(bench: Bench) -> Finding:
     bench.check_runs_two()
     prefill = long_prefill(bench, fewest_chunks=DOSE_CHUNKS)
-    bench.full_slots.begin(1)  # as beside the doses: a step may grow with the batch
+    bench.full_slots.begin(1)  # as with the doses: a step may grow with the batch
     before = bench.full_slots.steps_at_rest()
     tries: list[Try] = []
     doses: list[int] = []
@@ -130,7 +130,8 @@ def dose_sweep(bench: Bench) -> Finding:
 
 
 def doses_of(bench: Bench) -> Sequence[int]:
-    """In turn. A server that never stops shows it by a dose that fills its slots."""
+    """The doses in turn. A server that never stops gets the largest first: a dose that fills its
+    slots shows it."""
     return DOSES if bench.known.never_stops is None else (*DOSES[-2:], *DOSES[:-2])
 
 

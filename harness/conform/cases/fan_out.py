@@ -14,7 +14,7 @@ from harness.workload.abandon import RequestSpec
 
 READ_TOKENS: Final = 8  # of each answer
 LOOK_TOKENS: Final = 4
-LIST_TIMES: Final = 8  # the slots: most prompts of the list wait
+LIST_TIMES: Final = 8  # times the slots: most prompts of the list wait
 MOST_PROMPTS: Final = 512
 MOST_ANSWERS: Final = 16
 

@@ -24,7 +24,7 @@ from harness.store.conform_result import Failure, Level
 
 LEAVES: Final = 1000
 BLOCK: Final = 100
-GHOST_STEPS: Final = 4  # in which a wave of these leaves
+GHOST_STEPS: Final = 4  # over which the clients of a wave leave here
 MOST_GHOSTS: Final = 0.003
 LOOPS: Final = 12
 LOOPS_S: Final = 30.0  # after which no further loop begins, once there are a few
@@ -36,7 +36,7 @@ LEAST_LIMIT_S: Final = 2.0
 PAIRS: Final = 4
 PAIR_LEAVES: Final = 64
 FEW_PAIR_LEAVES: Final = 32  # of a server that never stops, where each takes twice as long
-OUTLIVES: Final = 1.25  # the time for which prompts are waited for
+OUTLIVES: Final = 1.25  # times the time for which prompts are waited for
 READ_TOKENS: Final = 4  # before a leave
 ANSWER_TOKENS: Final = 8  # as many as a server in time makes for a client that leaves then
 MOST_BYTES: Final = 4096  # a leave, beyond what an answer costs
@@ -107,18 +107,19 @@ def slots(bench: Bench) -> Finding:
         if count.held or loops >= most:
             break
     rounds = "1 loop" if loops == 1 else f"{loops} loops"
-    told = f"after {left} clients have left in {rounds}"
+    after = f"after {left} clients have left in {rounds}"
     evidence: Evidence = {"loops": loops, "left": left, "held": count.held}
-    said = f"{told}, {count.said}" if count.held else None
-    finding = found(f"{told}, {count.good}", said, evidence, Failure.NEVER)
+    said = f"{after}, {count.said}" if count.held else None
+    finding = found(f"{after}, {count.good}", said, evidence, Failure.NEVER)
     return finding._replace(way=count.way, stops=not count.held)
 
 
 def held_after_waves(
     bench: Bench, fewest: int, *, sees_one: bool = False, steps: int = SPREAD_STEPS
 ) -> tuple[Count, int]:
-    """What is still held after `fewest` or a few more clients have left, and how many left: fewer
-    where that takes so long that the first could end by themselves. `steps`: see `wave`."""
+    """What is still held after `fewest` or a few more clients have left, and how many left. Fewer
+    leave where that takes half of the settle time: the first answers could end by themselves.
+    `steps`: see `wave`."""
     left = 0
 
     def leave() -> int:
@@ -180,7 +181,7 @@ class Used(NamedTuple):
     wire="Blocks of 64 clients that leave after 4 tokens alternate with as many answers of 8 "
     "tokens; resident memory and open handles of the server's processes are read between them.",
     passes="a leave costs no more memory (4 KiB) and handles (0.01) than an answer, with 95 % "
-    "confidence; what an answer itself keeps is said",
+    "confidence; what an answer itself keeps is reported",
     methods="pid",
     remedy="drop what is kept for a request when its client has left",
     why="The control is an answer, since logs and caches grow with every request and its tokens.",
@@ -226,7 +227,7 @@ def judge_growth(read: Sequence[Used], *, leaves: int) -> Finding:
 
 
 def used_at_rest(bench: Bench, pid: int) -> Used:
-    """When no more handles are closed, after the settle time at the latest."""
+    """What is used when no more handles are closed, after the settle time at the latest."""
     until_s = time.monotonic() + bench.settle_s
     used = used_by(pid)
     while time.monotonic() < until_s:
@@ -285,7 +286,7 @@ def no_traffic(bench: Bench) -> Finding:
 def what_is_held(
     bench: Bench, memory: Capacity | None, *, has_traffic: bool
 ) -> tuple[Count, str | None]:
-    """After a silence; None: nothing."""
+    """What is held after a silence; None: nothing."""
     asked = bench.long()
     if memory is not None:
         asked = replace(asked, prompt_tokens=memory.prompt_tokens // 2)
@@ -333,10 +334,10 @@ def health(bench: Bench) -> Finding:
     wrong = "it serves, but says that it does not" if is_healthy is False else None
     if not serves:
         wrong = f"no answer in {limit_s:.2g} s, twice"
-    told = f"after {left} clients have left (/health: {says})"
+    after = f"after {left} clients have left (/health: {says})"
     evidence: Evidence = {"left": left, "health": says, "limit_s": round(limit_s, 3)}
-    said = None if wrong is None else f"{wrong} {told}"
-    return found(f"it serves {told}", said, evidence, Failure.NEVER)
+    said = None if wrong is None else f"{wrong} {after}"
+    return found(f"it serves {after}", said, evidence, Failure.NEVER)
 
 
 def _is_served(bench: Bench, limit_s: float) -> bool:

@@ -15,13 +15,13 @@ from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome, RequestRow
 from harness.store.conform_result import Failure, Level
 
-TRIES: Final = 3  # and as many more before a server is called late
-CHANCE: Final = 0.01  # at most, that two prompts alike take such times
+TRIES: Final = 3  # and three more before a server is called late
+CHANCE: Final = 0.01  # late: chance explains such times with at most this probability
 TOO_LONG: Final = 1.1  # times the context, since prompts are only about as long as they are to be
 ROOM: Final = 0.75  # of the context
 MOST_TOKENS: Final = 2048  # of the prompt whose time shows whether another one is computed
 MOST_RATIO: Final = 1.5
-LONG_STEPS: Final = 6  # that it must at least take
+LONG_STEPS: Final = 6  # that this prompt must take at least
 REFUSED: Final = (400, 413, 422)
 
 FILLER_TOKENS: Final = 30
@@ -35,8 +35,8 @@ EARLY_STEPS: Final = 2  # by which a deadline may seem to pass too soon
     Level.SHOULD,
     "What is refused is not computed.",
     wire="A prompt longer than the context is refused, and right then a cold prompt of up to 2,048 "
-    "tokens is sent; in the control that one is sent alone. Three times, by turns, and three times "
-    "more where the prompt takes longer.",
+    "tokens is sent; in the control the cold prompt is sent alone. Three times, by turns, and "
+    "three times more where the prompt takes longer.",
     passes=f"its first token takes at most {MOST_RATIO:g} times as long as in the control, at the "
     "median",
     methods="R",
@@ -84,8 +84,8 @@ def judge_refusals(
     alone: list[float], after: list[float], refused_s: list[float], *, step_s: float
 ) -> Finding:
     """`alone`, `after`: a prompt's time to first token (s), by itself and right after a refusal.
-    Raises CannotDecideError where it takes too short, or where its times vary as much by themselves
-    (the exact test of Mann and Whitney)."""
+    Raises CannotDecideError where the prompt takes too little time, or where its times vary as much
+    by themselves (the exact test of Mann and Whitney)."""
     usual, later = median(alone), median(after)
     evidence: Evidence = {
         "first_token_ms": round(1e3 * usual, 1),

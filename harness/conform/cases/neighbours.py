@@ -1,8 +1,8 @@
-"""Clients that stay, and what they notice of those that leave beside them.
+"""Clients that stay, and what they notice when other clients leave.
 
-Half of the slots read greedily. In the others short requests come and go: clients leave after a few
-tokens, or, in the control, their answers are so long. So batches have the same sizes in both, and
-the control differs by the cancels alone.
+Greedy streams run in half of the slots. In the other half short requests come and go: their clients
+leave after a few tokens, or, in the control, their answers end after as many tokens. So batches
+have the same sizes in both, and the control differs by the cancels alone.
 """
 
 import random
@@ -29,11 +29,11 @@ TOKENS: Final = 96  # of a greedy answer
 QUICK_TOKENS: Final = 40
 PACE_TOKENS: Final = 48  # of a turn: more and shorter turns narrow the interval sooner
 MOST_STREAMS: Final = 8  # that are compared; as many clients come and go
-VISIT_TOKENS: Final = (3, 12)  # of those that come and go
+VISIT_TOKENS: Final = (3, 12)  # that a client reads before it goes
 FEWEST_VISITS: Final = 3
 MOST_RATIO: Final = 1.5
 FEWEST_TURNS, MOST_TURNS = 4, 12
-_PROMPTS: Final = 1 << 24  # sets of them, of which one is drawn
+_PROMPTS: Final = 1 << 24  # sets of prompts; one set is drawn
 
 
 @case(
@@ -88,21 +88,21 @@ def p99_gap(rows: Sequence[RequestRow]) -> float:
 
 
 def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
-    """`turns`: the control's p99 and that beside clients that leave. The ratio is their geometric
-    mean, with an interval over the turns."""
+    """`turns`: the p99 of the gaps in the control, and while clients leave (s). The ratio is the
+    geometric mean over the turns, with its 95 % interval."""
     logs = np.array([np.log(storm / control) for control, storm in turns])
     interval = mean_ci95(logs) or (-np.inf, np.inf)
     low, ratio, high = (float(np.exp(log)) for log in (interval[0], logs.mean(), interval[1]))
-    told = f"the p99 gap is {ratio:.2f} times the control's (95 %: {low:.2f} to {high:.2f})"
+    said = f"the p99 gap is {ratio:.2f} times the control's (95 %: {low:.2f} to {high:.2f})"
     if low <= MOST_RATIO < high:
-        raise CannotDecideError(f"{told}: too uneven to say whether it exceeds {MOST_RATIO}")
+        raise CannotDecideError(f"{said}: too uneven to say whether it exceeds {MOST_RATIO}")
     evidence: Evidence = {
         "turns": len(turns),
         "p99_ratio": round(ratio, 3),
         "p99_ratio_low95": round(low, 3),
         "p99_ratio_high95": round(high, 3),
     }
-    return found(told, told if low > MOST_RATIO else None, evidence, Failure.LATE)
+    return found(said, said if low > MOST_RATIO else None, evidence, Failure.LATE)
 
 
 @case(
@@ -141,13 +141,14 @@ def end_of(row: RequestRow) -> tuple[str | None, int | None]:
 
 
 class AnsweredBeforeError(CannotDecideError):
-    """The answers were there already."""
+    """The server had the answers already, as from a cache."""
 
 
 def turns_of(
     bench: Bench, *, are_new: bool = False
 ) -> tuple[Callable[[], Rows], Callable[[], Rows]]:
-    """The control, and the same beside clients that leave. `are_new`: each has other prompts."""
+    """The control, and the same streams while clients leave. `are_new`: each run has other
+    prompts."""
     return (
         lambda: beside(bench, leaving=False, are_new=are_new),
         lambda: beside(bench, leaving=True, are_new=are_new),
@@ -188,7 +189,7 @@ def were_there(rows: Rows, usual_s: float) -> bool:
 
 
 def check_computed(rows: Rows, usual_s: float) -> None:
-    """Raises AnsweredBeforeError if they were there already."""
+    """Raises AnsweredBeforeError if the server had the answers already."""
     if were_there(rows, usual_s):
         raise AnsweredBeforeError(
             "the same requests are answered at once, as from a cache of answers: no stream "
@@ -214,8 +215,8 @@ def greedy_tokens(bench: Bench) -> int:
 def visit(
     bench: Bench, streams: Sequence[LiveStream], seed: int, visits: Rows, *, leaving: bool
 ) -> None:
-    """One request after the other comes and goes, as long as one of the streams lasts, or until one
-    fails or is refused."""
+    """Requests come and go, one after the other, until all streams have ended or a request fails.
+    A refused request fails, too, unless the server refuses what exceeds its slots."""
     rng = random.Random(seed)
     while not all(stream.has_ended for stream in streams):
         tokens = rng.randint(*VISIT_TOKENS)
@@ -228,6 +229,6 @@ def visit(
             return
         visits.append(row)
         if bench.facts.refuses and is_refused(visitor):
-            bench.pause(bench.step_s)  # the slot of the one before is not free yet
+            bench.pause(bench.step_s)  # the slot of the request before is not free yet
         elif row.outcome not in (Outcome.COMPLETED, Outcome.ABANDONED):
             return

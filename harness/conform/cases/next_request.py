@@ -27,7 +27,7 @@ from harness.store.conform_result import Failure, Level
 ROUNDS: Final = 3
 SHORT: Final = 8  # tokens
 TEXT_TOKENS: Final = 16
-MOST_BEFORE: Final = 16  # that leave or end before them
+MOST_BEFORE: Final = 16  # streams that leave or end before the next requests
 CACHED_PROMPT: Final = 2000
 FIRST_NUMBER: Final = 100  # of the prompts here
 STOPPED_AFTER: Final = 64  # pieces

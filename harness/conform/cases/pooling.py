@@ -19,7 +19,7 @@ from harness.store.conform_result import Failure, Level
 TRIES: Final = 3
 FIRST_DOCUMENTS: Final = 32
 MOST_DOCUMENTS: Final = 1024
-LONG_S: Final = 0.25  # a request that takes so long is worth leaving
+LONG_S: Final = 0.25  # a request that takes this long is worth leaving
 LONG_TIMES: Final = 10  # times one document: else no queue of documents forms
 LEAVES_AFTER: Final = 0.1  # of the time that all its documents take
 WORDS: Final = 40  # a document
@@ -103,7 +103,7 @@ def leave(bench: Bench) -> Finding:
 
 
 def offered(bench: Bench, routes: Routes) -> Iterator[tuple[str, Pooling]]:
-    """By its name; the first of two routes to one thing."""
+    """Each route that the server has, by its name; of two routes to one thing, the first."""
     path = bench.session.plan.target.path
     ranks = [Route("rerank", route(path, "rerank")), Route("rerank", "/rerank")]
     for ways in (ranks, [Route("embeddings", route(path, "embeddings"))]):
@@ -122,7 +122,7 @@ def find(pooling: Pooling, name: str) -> Finding:
 
 
 def enough_documents(pooling: Pooling) -> tuple[int, float, float]:
-    """How many take long enough, how long, and how long one takes (s)."""
+    """How many documents take long enough, how long they take, and how long one takes (s)."""
     one_s = min(pooling.takes_s(1) for _ in range(TRIES))
     documents = FIRST_DOCUMENTS
     while True:

@@ -1,5 +1,5 @@
 """A client leaves while its prompt is computed: what is still computed, and what the leave does to
-others."""
+other clients."""
 
 import time
 from functools import partial
@@ -27,10 +27,10 @@ from harness.workload.abandon import RequestSpec
 SHARES: Final = (0.1, 0.5, 0.1, 0.9, 0.1)
 EARLY_SHARE: Final = 0.1  # where seconds alone are judged: each try has the longest way to go
 CHUNKS: Final = 2  # that may still be computed
-STEPS: Final = 4  # and the steps beside them
-READ_TOKENS: Final = 8  # before a leave beside a prefill
+STEPS: Final = 4  # that may pass in addition to these chunks
+READ_TOKENS: Final = 8  # of a stream that is left while another client's prompt is computed
 _FEWEST_CHUNKS: Final = 8
-_HARMS: Final = 2.5  # that a prompt's time must be, where a harm is seen in seconds
+_HARMS: Final = 2.5  # times a harm: the least time of a prompt, where a harm is seen in seconds
 _LONG_ENOUGH_STEPS: Final = 20
 _MOST_LOOKS: Final = 3
 _FIRST_GUESS: Final = 256  # tokens
@@ -41,8 +41,9 @@ _MOST_TOKENS: Final = 65_536
 
 
 class Prefill(NamedTuple):
-    """A cold long prompt beside long streams in all other slots. `chunk_s`: the longest gap
-    between the tokens of one of these while it was computed; 0 with one slot: none shows it."""
+    """A cold long prompt, computed while long streams run in all other slots. `chunk_s`: the
+    longest gap between the tokens of one of these streams meanwhile; 0 with one slot, where no
+    stream shows it."""
 
     tokens: int
     ttft_s: float
@@ -66,9 +67,9 @@ class Prefill(NamedTuple):
 def long_prefill(
     bench: Bench, *, fewest_chunks: float = _FEWEST_CHUNKS, in_seconds: bool = False
 ) -> Prefill:
-    """The shortest prompt that takes 20 steps and as many chunks, by doubling. A stall of the
-    machine looks like a chunk, so the longest one is looked at again. `in_seconds`: it must also
-    take so long that its rest is surely longer than a harm.
+    """The shortest prompt that takes 20 steps and `fewest_chunks` chunks, found by doubling. A
+    stall of the machine looks like a chunk, so the longest prompt is tried again. `in_seconds`: the
+    prompt must also take several times as long as a harm, so that its rest outlasts a harm.
 
     Raises CannotDecideError if its chunks are too long for that, and TooQuickError if all of the
     longest prompt may be computed for nobody within the bound.
@@ -122,7 +123,8 @@ def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill
 
 
 def unless_a_chunk(bench: Bench, finding: Finding, prefill: Prefill) -> Finding:
-    """With the prompt's figures. Raises CannotDecideError if what seems late may be a chunk."""
+    """The finding, with the prompt's figures. Raises CannotDecideError if what seems late may be a
+    chunk."""
     is_late = finding.failure in (Failure.LATE, Failure.NEVER)
     held_s = float(finding.evidence.get("median_ms") or 0.0) / 1e3
     if finding.failure is Failure.NEVER:

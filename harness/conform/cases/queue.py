@@ -31,17 +31,17 @@ from harness.experiments.patience import READY_S
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
 from harness.store.conform_result import Failure, Level
 
-ENDER_S: Final = 0.4  # at least, of the stream whose end frees a slot: others queue and leave in it
+ENDER_S: Final = 0.4  # the least for a stream whose end frees a slot: others leave meanwhile
 LEAVE_STEPS: Final = 8  # in which others leave the queue
 QUEUED_TOKENS: Final = 32  # of the answers that nobody is to compute
 GREEDY_TOKENS: Final = 60
 QUICK_GREEDY_TOKENS: Final = 40
 LEAVERS: Final = 3
 MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
-WATCHED_TRIES: Final = 4  # of each of the four
+WATCHED_TRIES: Final = 4  # of each of the four runs
 MASS: Final = 8  # times the slots: the requests that queue
 MOST_QUEUED: Final = 512
-MOST_LEAVING: Final = 64  # half of those that leave the queue
+MOST_LEAVING: Final = 64  # half of the requests that leave the queue
 MOST_GREEDY: Final = 16
 
 
@@ -126,7 +126,7 @@ def queue_bystander(bench: Bench) -> Finding:
 
 
 def _compared_beside(bench: Bench, *, are_new: bool) -> Finding:
-    """`are_new`: each time other prompts, whose answers are alike in their ends alone."""
+    """`are_new`: each run has other prompts, whose answers are alike in their ends alone."""
     tokens = _greedy_tokens(bench)
 
     def numbers() -> range:
@@ -148,8 +148,8 @@ def _was_cut(stream: LiveStream) -> bool:
 
 
 def leave_queue(queued: LiveStream, streams: Sequence[LiveStream], *, usual_s: float) -> None:
-    """`usual_s`: of the answers of the streams before it. Raises AnsweredBeforeError or
-    CannotDecideError if it did not have to wait for them."""
+    """`usual_s`: how long the answers of the streams before it take. Raises AnsweredBeforeError or
+    CannotDecideError if the queued request did not have to wait for these streams."""
     try:
         if all(stream.has_ended for stream in streams):
             check_computed(rows_of(streams), usual_s)

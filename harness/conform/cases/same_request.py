@@ -40,7 +40,7 @@ MOST_ROUNDS: Final = 4
 TEXT_TOKENS: Final = 12
 READ_TOKENS: Final = 4  # before a leave in the answer
 BEFORE_TOKENS: Final = 16  # of the answers before the one that is left in the queue
-LONG_PROMPT: Final = 1024  # tokens, of which half are computed when its client leaves
+LONG_PROMPT: Final = 1024  # tokens; about half are computed when its client leaves
 PREFILL_SHARES: Final = (0.2, 0.8)
 _RANDOM: Final = "{random}"
 CAUGHT: Final = reports("Blaizzy/mlx-vlm#2206")
@@ -50,8 +50,8 @@ PASSES: Final = (
 )
 REMEDY: Final = "drop what a request that was left has computed, unless it is whole and right"
 
-# Both get a request and its prompt, and return the row whose text is compared; with a leave in it,
-# also the stream that was left.
+# Both get a request and its prompt, and return the row whose text is compared. In an `Act` a client
+# leaves, and it also returns the stream that was left.
 Ask = Callable[[RequestSpec, str], RequestRow]
 Act = Callable[[RequestSpec, str], tuple[RequestRow, LiveStream]]
 
@@ -206,7 +206,7 @@ def in_queue(bench: Bench) -> Finding:
             raise CannotDecideError("a request that should queue was served: slots were free")
         leave_each(bench, [queued])
         rows_of(before)
-        bench.pause(TEXT_TOKENS * bench.step_s)  # if it is forgotten, it runs no longer
+        bench.pause(TEXT_TOKENS * bench.step_s)  # a forgotten request runs no longer than this
         return bench.ask(spec, text), queued
 
     return same_text(bench, bench.whole, act)

@@ -38,8 +38,8 @@ SHORT_STALL_STEPS: Final = 20  # of a reader that then leaves
 SIBLINGS: Final = 4
 SIBLING_TOKENS: Final = 40
 SILENT_STREAMS: Final = 2
-SILENCE_TIMES: Final = 1.1  # the time that is waited, which their answers must outlast
-UNDECLARED_TIMES: Final = 3  # the settle time: how long a silent client is waited for
+SILENCE_TIMES: Final = 1.1  # times the wait, which their answers must outlast
+UNDECLARED_TIMES: Final = 3  # times the settle time: the wait for a silent client
 LOOK_S: Final = 1.0
 
 
@@ -52,8 +52,8 @@ LOOK_S: Final = 1.0
     passes=f"the answer comes whole; or the server closes too, and {FREED}",
     methods="W P",
     remedy="answer a half-closed client, or abort its request",
-    why="HTTP allows it and a FIN does not tell the two apart. A server may take either view; a "
-    "server that stops sending and keeps computing takes both.",
+    why="HTTP allows it, and the FIN of a half-close looks like that of a leave. A server may take "
+    "either view; a server that stops sending and keeps computing takes both.",
     needs=("http",),
     quick=True,
     caught=reports("antirez/ds4#707"),
@@ -65,7 +65,7 @@ def half_close(bench: Bench) -> Finding:
     patience_s = bench.settle_s + 2 * HALF_CLOSED_TOKENS * bench.step_s
     row = stream.join(patience_s)
     if row is None:
-        said = f"{patience_s:.1f} s after the half-close the answer has neither ended nor gone on"
+        said = f"{patience_s:.1f} s after the half-close the answer has neither ended nor continued"
         return Finding(Failure.NEVER, said, {"waited_s": round(patience_s, 1)})
     if row.outcome is not Outcome.ABANDONED:
         raise CannotDecideError(f"the stream could not leave: {row.error or row.outcome}")
@@ -121,7 +121,7 @@ def stall(bench: Bench) -> Finding:
 
 
 def _tokens_of_a_stall(bench: Bench) -> int:
-    """Of an answer that no buffer between holds."""
+    """How many tokens an answer must have so that no buffer on its way holds it."""
     (look,) = start_greedy(bench, [1], LOOK_TOKENS)
     rows_of([look])
     bytes_a_token = max(1, look.exchange.bytes_read) / LOOK_TOKENS
@@ -129,8 +129,8 @@ def _tokens_of_a_stall(bench: Bench) -> int:
 
 
 def _pause(bench: Bench, tokens: int, *, runs_together: bool) -> str | None:
-    """A greedy answer is read with a pause: what is wrong with its text. `runs_together`: its
-    controls run beside it."""
+    """A greedy answer is read with a pause. Returns what is wrong with its text; None: nothing.
+    `runs_together`: its controls run at the same time."""
     room = (bench.facts.context or 1 << 20) - 4 * bench.short().prompt_tokens
     asked = max(LOOK_TOKENS, min(tokens, room))
     before = [] if runs_together else one_by_one(bench, [1, 1], asked)
@@ -188,8 +188,8 @@ def _length_of(row: RequestRow) -> tuple[int, int]:
     Level.MUST,
     "RST_STREAM ends one stream of an HTTP/2 connection.",
     wire="Four streams on one connection; RST_STREAM with CANCEL on one of them, or, in the "
-    "control, its end. Both again if a greedy text of the others differs. Then, all requests over "
-    "HTTP/2, four on a connection, the same behind full slots.",
+    "control, its end. Both again if a greedy text of the others differs. Then the same behind "
+    "full slots, where all requests go over HTTP/2, four on a connection.",
     passes=f"the other three are answered whole, with the text of the control; {FREED}",
     methods="P B",
     remedy="take RST_STREAM as the end of one request",
@@ -227,8 +227,9 @@ def _siblings(bench: Bench, *, leaves: bool) -> Rows:
     "shape/vanish",
     Level.SHOULD,
     "A client that falls silent is let go within a stated time.",
-    wire="Two streams read 8 tokens; then all packets of theirs are dropped before the kernel "
-    "acknowledges them, and nothing is sent. Each second as many probes as slots start at once.",
+    wire="Two streams read 8 tokens; then all packets of their connections are dropped before the "
+    "kernel acknowledges them, and nothing is sent. Each second as many probes as slots start at "
+    "once.",
     passes="no slot is held after the time that the target's file declares (`silence_s`); without "
     "it the reason says the time",
     methods="O",

@@ -21,13 +21,13 @@ from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 
 LOOK_TOKENS: Final = 64  # of the control, in which the longest silence is looked for
-LONG_SILENCE: Final = 3.0  # steps, below which an answer has none
+LONG_SILENCE: Final = 3.0  # steps; a shorter one does not count
 REMEDY: Final = "watch the connection itself, also while nothing is written to it"
 
 
 class Silence(NamedTuple):
-    """The longest of an answer: after `tokens` tokens, for `lasts_s`. `tokens` 0: before the first
-    one."""
+    """An answer's longest silence. It begins after `tokens` tokens (0: before the first one) and
+    lasts `lasts_s`."""
 
     tokens: int
     lasts_s: float
@@ -44,7 +44,8 @@ class Silence(NamedTuple):
         return cls(round(pieces * each), lasts_ns / 1e9)
 
     def wait(self, bench: Bench, stream: LiveStream) -> None:
-        """Until the middle of it. Raises CannotDecideError if this answer has none there."""
+        """Waits until the middle of the silence. Raises CannotDecideError if this answer has none
+        there."""
         if self.tokens and not stream.wait_tokens(self.tokens, READY_S):
             raise CannotDecideError(f"a stream did not get {self.tokens} tokens")
         bench.pause(self.lasts_s / 2)
@@ -116,8 +117,8 @@ def tool_call() -> dict[str, Any]:
     Level.SHOULD,
     "A client that leaves while a tool call is composed is noticed then, and harms no other call.",
     wire="Chat requests whose answer is a tool call. A control shows where their longest silence "
-    "is; streams close their connections in its middle, by the clock, behind full slots. Beside "
-    "one of them another tool call stays.",
+    "is; streams close their connections in its middle, by the clock, behind full slots. Before "
+    "that, one stream closes in its silence while another tool call runs, whose client stays.",
     passes=f"{FREED}; the call that stays is answered whole",
     methods="P B",
     why="The arguments of a call are parsed before they are sent, so a server may write nothing "

@@ -163,7 +163,7 @@ def lengths_of(rows: list[RequestRow]) -> list[int]:
 
 
 def _race(bench: Bench) -> int:
-    """A stream a slot; each leaves around its last token. Returns how many left in time."""
+    """One stream per slot; each leaves around its last token. Returns how many left in time."""
 
     def leave(stream: LiveStream, late_s: float) -> None:
         stream.wait_tokens(LAST_TOKENS - 1, 10.0)

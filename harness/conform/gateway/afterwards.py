@@ -1,4 +1,4 @@
-"""What leaves do to those who come after them, and to the gateway itself."""
+"""What leaves do to the clients that come after them, and to the gateway itself."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -100,8 +100,8 @@ def crowd(bench: GatewayBench, dialect: DialectName) -> Judged:
     wire="Twice, 20 clients leave at once; when all that they asked for is over, the upstream "
     "counts its connections.",
     passes="the second time adds at most 10 open connections to the first time's",
-    why="A connection that is neither closed nor used again is lost; a thousand of them are all "
-    "file handles there are.",
+    why="A connection that is neither closed nor used again is lost; a thousand lost connections "
+    "use up the file handles.",
     remedy="close a connection whose answer is not read to its end, or give it back to the pool",
     stage="one by one",
 )

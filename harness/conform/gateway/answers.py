@@ -27,7 +27,7 @@ BREAK_S: Final = 10.0  # within which a client must see that its answer was brok
     "A client that stays gets the whole stream.",
     wire="40 streams of 3 tokens, side by side, from an upstream that sends its headers at once.",
     passes="each stream has all its tokens and its end",
-    why="All other cases rest on it: a gateway that cuts streams lets everybody go.",
+    why="All other cases rest on it: a gateway that cuts streams seems to let every client go.",
     remedy="pass on what the provider sends until it ends",
     stage="first",
     quick=True,
@@ -95,7 +95,7 @@ def _is_all_there(answer: Answer) -> bool:
 @crossing(
     "hop/tax",
     Level.INFO,
-    "What a gateway adds to each token is said.",
+    "What a gateway adds to each token is reported.",
     wire="Eight streams of one token, one after the other.",
     passes="not judged; the reason says the milliseconds on the way in and on the way out",
     why="It is the price of a gateway that everybody pays.",
@@ -124,8 +124,8 @@ def tax(bench: GatewayBench, dialect: DialectName) -> Finding:
     wire="Whole and left requests, one after the other; before and after each the gateway is asked "
     "what was used.",
     passes="for each request: delivered tokens <= billed tokens <= tokens that the upstream made",
-    why="Who reads the answer and closes before its usage pays nothing; who leaves early pays for "
-    "all that was to come (GHSA-724j-f2pf-phf7).",
+    why="Otherwise a client that reads the answer and closes before its usage pays nothing, or one "
+    "that leaves early pays for all that was to come (GHSA-724j-f2pf-phf7).",
     remedy="count the tokens that are passed on, and bill for them when there is no usage",
     stage="one by one",
     limit_s=180.0,

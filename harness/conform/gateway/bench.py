@@ -51,7 +51,7 @@ class Leave(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Of a client that stays. `requests`: its requests in the upstream's log."""
+    """The answer to a client that stays. `requests`: its requests in the upstream's log."""
 
     row: RequestRow
     requests: Sequence[Request]
@@ -84,10 +84,10 @@ class RequestsLog(WireLog):
 
 
 class End(NamedTuple):
-    """Of a gateway that serves nobody any more."""
+    """Why nothing can be asked of a gateway any more: it serves nobody."""
 
     aftermath: Aftermath
-    told: str
+    reason: str
 
 
 Gauges = Mapping[str, float]
@@ -167,7 +167,7 @@ class GatewayBench:
     def leave_each(
         self, plan: LoadPlan, leave: Leave, clients: int, dialect: str = ""
     ) -> list[Crossing]:
-        """`clients` side by side. Raises CannotDecideError."""
+        """`clients` clients leave, side by side. Raises CannotDecideError."""
         with self.session(plan) as session:
             return together([partial(self._cross, session, leave, dialect)] * clients)
 
@@ -182,7 +182,7 @@ class GatewayBench:
         return self.start(session, leave.order, tokens, **spec)
 
     def await_turn(self, stream: LiveStream, leave: Leave) -> None:
-        """Until it is time to leave. Raises CannotDecideError."""
+        """Waits until it is time to leave. Raises CannotDecideError."""
         name = stream.spec.request_id
         if not self.ledger.wait(name, leave.after, ARRIVES_S, lambda: stream.has_ended):
             if stream.row is not None:
@@ -193,7 +193,8 @@ class GatewayBench:
         gevent.sleep((leave.steps + self.rng.random()) * self.step_s)
 
     def depart(self, stream: LiveStream, leave: Leave, dialect: str) -> int:
-        """It leaves now: t0. Raises CannotDecideError if it has ended by itself."""
+        """The client leaves now. Returns t0. Raises CannotDecideError if its stream has ended by
+        itself."""
         if leave.after == _FINISHED:
             return self._cut(stream, dialect)
         stream.leave(leave.way)
@@ -241,7 +242,7 @@ class GatewayBench:
                 )
 
     def _not_over(self, name: str) -> list[Request]:
-        """Those whose answer the gateway does not take, and does not end."""
+        """The requests with this id whose answer the gateway neither takes nor ends."""
         return msgspec.convert(self._truth(f"id={name}")["requests"], list[Request])
 
     def judge(self, crossings: Sequence[Crossing], leave: Leave) -> Judged:
@@ -263,7 +264,7 @@ class GatewayBench:
     def ask(
         self, session: LoadSession, order: Order, tokens: int = _BRIEF_TOKENS, **more: Any
     ) -> Answer:
-        """Read to its end, or for as long as it may take."""
+        """A request whose answer is read to its end, or for as long as it may take."""
         stream = self.start(session, order, tokens, role=Role.CANARY, **more)
         longest_s = tokens * self.step_s + ARRIVES_S
         if stream.join(longest_s) is None:
@@ -277,22 +278,22 @@ class GatewayBench:
     def ask_each(
         self, plan: LoadPlan, orders: Sequence[Order], tokens: int = _BRIEF_TOKENS, **more: Any
     ) -> list[Answer]:
-        """Side by side."""
+        """One request for each order, side by side."""
         with self.session(plan) as session:
             return together([partial(self.ask, session, one, tokens, **more) for one in orders])
 
     def find_end(self, dialect: DialectName) -> End | None:
-        """Of the gateway: new clients have no answer for as long as one that was left may take, or
-        no connection for a while."""
+        """The gateway's end, if it serves nobody any more: new clients get no answer for as long as
+        an answer that was left may take, or no connection for a while."""
         began_s = time.monotonic()
         while True:
             (answer,) = self.ask_each(self.plans[dialect], [Order()])
             if answer.row.status_code is not None:
                 return None
-            told = f"the gateway serves nobody any more: {why_ended(answer.row)}"
+            reason = f"the gateway serves nobody any more: {why_ended(answer.row)}"
             tried_s = time.monotonic() - began_s
             if tried_s > (self.answer_s if answer.is_late else _RESTARTS_S):
-                return End(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, told)
+                return End(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, reason)
             gevent.sleep(self.step_s)
 
     def connections(self) -> int:
@@ -340,8 +341,8 @@ Made = TypeVar("Made")
 
 
 def together(acts: Sequence[Callable[[], Made]]) -> list[Made]:
-    """What they return, side by side. Raises what the first that fails raises, when all are
-    done."""
+    """Runs the acts side by side, and returns what each returns. If some fail, raises the error of
+    the first of them when all are done."""
     jobs = [gevent.spawn(act) for act in acts]
     try:
         gevent.joinall(jobs)
@@ -351,7 +352,7 @@ def together(acts: Sequence[Callable[[], Made]]) -> list[Made]:
 
 
 def _names(tag: str) -> Iterator[str]:
-    """No other run has them."""
+    """Names that no other run has."""
     return (f"w{tag}-{number}" for number in count(1))
 
 

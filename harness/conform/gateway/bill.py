@@ -1,6 +1,6 @@
 """The bill: what a gateway says was used, held against what came to the client and what was made.
 
-One request after the other: what the gateway's sum grows by is what it bills for it.
+Requests run one after the other: what the gateway's sum grows by is the bill of the request.
 
     delivered <= billed <= generated
 """

@@ -23,8 +23,8 @@ Stage = Literal["first", "leaves", "one by one", "after all", "last"]
 
 
 class GatewayCase(NamedTuple):
-    """`stage`: "leaves": together with the others of its dialect; "last": it looks to a gateway as
-    if its provider failed, for which it may be shut out."""
+    """`stage`: when the case runs. "leaves": together with the others of its dialect; "last": the
+    provider seems to fail in it, and the gateway may then shut the provider out."""
 
     case: Case
     dialect: DialectName

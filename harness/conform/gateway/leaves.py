@@ -120,10 +120,11 @@ def last_token(bench: GatewayBench, dialect: DialectName) -> Judged:
 @crossing(
     "hop/half-close",
     Level.INFO,
-    "What a gateway does with a client that closes its sending side only is said.",
+    "What a gateway does with a client that closes its sending side only is reported.",
     wire="A stream is read; the client shuts down its sending direction and reads on.",
     passes="not judged: on HTTP/1.1 a leave and a half-closed client that still reads look alike",
-    why="Who serves the one serves a client that has left; who ends the other cuts a reader off.",
+    why="A gateway that serves such a client also serves clients that have left; one that ends its "
+    "request cuts a reader off.",
 )
 def half_close(bench: GatewayBench, dialect: DialectName) -> Judged:
     leave = Leave(way=Way.HALF_CLOSE, tokens=SIBLING_TOKENS)
@@ -139,7 +140,7 @@ def half_close(bench: GatewayBench, dialect: DialectName) -> Judged:
     elif row is not None and row.tokens_read + later >= SIBLING_TOKENS:
         said = "it serves a half-closed client to the answer's end"
     else:
-        said = "it cuts a half-closed client off, and lets the upstream go on"
+        said = "it cuts a half-closed client off, and lets the upstream run to the answer's end"
     return judged._replace(finding=Finding(None, said, judged.finding.evidence))
 
 

@@ -2,9 +2,9 @@
 run side by side.
 
 The order is that of `Stage`: first clients that stay; then the leaves, together; then the cases
-that want the gateway for themselves; then the cases that look back; last those in which the
+that want the gateway for themselves; then the cases that look back; last the cases in which the
 provider seems to fail. The leaves of a dialect begin when the clients of the previous dialect have
-left, and do not wait for what became of them.
+left, and do not wait for what became of these clients.
 """
 
 import random
@@ -46,12 +46,12 @@ _FEWEST_STEPS: Final = 0.5  # within which our own side must see a leave
 _CONTROLS: Final = 4
 _CONTRACT_S: Final = {"cancel": 12.0, "drain": 45.0, "resume": 45.0}  # of an answer
 _BY_TIME: Final = (Failure.LATE, Failure.NEVER)
-Tell = Callable[[Event], None]
+Report = Callable[[Event], None]
 Outcome = Judged | Finding | Exception
 
 
-def run_gateway(order: Order, plan: LoadPlan, tell: Tell) -> None:
-    """Tells of each case as soon as it is decided."""
+def run_gateway(order: Order, plan: LoadPlan, report: Report) -> None:
+    """Reports each case as soon as it is decided."""
     assert order.upstream is not None
     bench = _bench(order, plan)
     try:
@@ -59,13 +59,13 @@ def run_gateway(order: Order, plan: LoadPlan, tell: Tell) -> None:
         lacking = find_spoken(bench, order.upstream.port)
     except (CannotDecideError, TargetError) as error:
         is_gone = isinstance(error, TargetError)
-        tell(Event(event="gone" if is_gone else "unusable", why=str(error)))
+        report(Event(event="gone" if is_gone else "unusable", why=str(error)))
         return
     facts = {"step_s": bench.step_s, "ttft_s": bench.step_s, "lag_s": lag_s}
-    tell(Event(event="facts", facts=facts))
+    report(Event(event="facts", facts=facts))
     known = gateway_cases()
     cases = [known[name] for name in order.cases]
-    Turns(bench, Path(order.folder), lacking, tell).run(cases)
+    Turns(bench, Path(order.folder), lacking, report).run(cases)
 
 
 def _bench(order: Order, plan: LoadPlan) -> GatewayBench:
@@ -122,9 +122,13 @@ def _look_at_ourselves(bench: GatewayBench) -> float:
 
 class Turns:
     def __init__(
-        self, bench: GatewayBench, folder: Path, lacking: dict[DialectName, Exception], tell: Tell
+        self,
+        bench: GatewayBench,
+        folder: Path,
+        lacking: dict[DialectName, Exception],
+        report: Report,
     ) -> None:
-        self._bench, self._folder, self._lacking, self._tell = bench, folder, lacking, tell
+        self._bench, self._folder, self._lacking, self._report = bench, folder, lacking, report
         self._end: CaseResult | None = None  # the case after which nothing can be asked
 
     def run(self, cases: Sequence[GatewayCase]) -> None:
@@ -153,7 +157,7 @@ class Turns:
         if self._is_over():
             return
         began_s = time.monotonic()
-        self._tell(Event(event="started", id=one.case.id))
+        self._report(Event(event="started", id=one.case.id))
         plan = self._bench.plans[one.dialect]
         wire = RequestsLog(request_headers(plan.headers, plan.api_key_env))
         wire.begin(self._folder / wire_log_name(one.case.id))
@@ -165,13 +169,13 @@ class Turns:
         wire.end()
         took_s, end = time.monotonic() - began_s, _find_end(one, outcome, bench)
         if self._is_over():
-            return  # it was seen in another case
+            return  # another case has seen the gateway's end
         if end is None:
             self._decided(one, outcome, again, took_s)
             return
         self._end = end
-        self._tell_of(one, end, took_s)
-        self._tell(Event(event="unusable", why=end.reason))
+        self._report_case(one, end, took_s)
+        self._report(Event(event="unusable", why=end.reason))
 
     def _is_over(self) -> bool:
         return self._end is not None
@@ -185,14 +189,14 @@ class Turns:
             result.tries = outcome.tries
         if isinstance(outcome, Judged) and result.verdict is not Verdict.CANNOT_DECIDE:
             result.contract, result.cap_s = outcome.contract, outcome.cap_s
-        self._tell_of(one, result, took_s)
+        self._report_case(one, result, took_s)
 
-    def _tell_of(self, one: GatewayCase, result: CaseResult, took_s: float) -> None:
+    def _report_case(self, one: GatewayCase, result: CaseResult, took_s: float) -> None:
         result.way = "upstream"
         result.took_s, result.dialect = round(took_s, 2), one.dialect
         if took_s:
             result.wire_log = wire_log_name(one.case.id)
-        self._tell(Event(event="case", id=result.id, case=result))
+        self._report(Event(event="case", id=result.id, case=result))
 
 
 def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseResult | None:
@@ -212,9 +216,9 @@ def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseRe
 
 def _blamed(case: Case, end: End, left: int) -> CaseResult:
     if not left:
-        result = settle_case(case, CannotDecideError(f"before any client had left, {end.told}"))
+        result = settle_case(case, CannotDecideError(f"before any client had left, {end.reason}"))
     else:
-        said = f"after {quantity(left, 'clients')} had left in all, {end.told}"
+        said = f"after {quantity(left, 'clients')} had left in all, {end.reason}"
         result = settle_case(case, Finding(Failure.HARM, said, {}))
         result.verdict, result.kind = Verdict.FAIL, Failure.HARM  # of a case for information, too
         result.remedy = "find in the gateway's log what ended it when clients left"

@@ -27,7 +27,7 @@ _PACKAGE: Final = "harness.targets.usage"
 
 
 class UsageSource(Section):
-    """`page`: of the gateway, a path or a whole URL, with `headers`; `file`: JSON, an object a
+    """`page`: of the gateway, a path or a whole URL, with `headers`; `file`: one JSON object per
     line; `database`: SQLite, with a `query` whose one value is the sum. `rows`: the key of the list
     in the page, if it is not the page itself; `tokens`: the key of a row's count, with dots for
     inner ones; `metric`: of a page in Prometheus' format, instead of both. `settle_s`: how long

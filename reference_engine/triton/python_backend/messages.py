@@ -14,7 +14,7 @@ Control = tuple[str, str, int | float | str]  # a control input: name, data type
 
 
 class Initialize(msgspec.Struct, frozen=True, tag="initialize", array_like=True):
-    """`arguments` are those of the model's `initialize`."""
+    """`arguments` are passed to the model's `initialize`."""
 
     file: str
     arguments: dict[str, str]

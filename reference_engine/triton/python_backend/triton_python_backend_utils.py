@@ -1,7 +1,7 @@
 """The part of Triton's module of this name that models use: `import triton_python_backend_utils`.
 
-Names and behaviour are those of Triton's Python backend. Tensors live in the host's memory, and a
-model cannot call other models from here.
+Names and behaviour follow Triton's Python backend. Tensors live in the host's memory, and a model
+cannot call other models from here.
 """
 
 import logging

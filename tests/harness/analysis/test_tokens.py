@@ -144,15 +144,17 @@ def test_calibrated_events_are_tokens_already(run: RunBuilder) -> None:
     assert token_counting(requests[:2]) == "events_calibrated"
     assert taken_for(requests) == (4.0, 0.1)
     run.requests.pop()
-    assert remarks(run, ": 4 tokens an event; what those who left had read is known within", "info")
+    assert remarks(
+        run, ": 4 tokens an event; what the users who left had read is known within", "info"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (0.0, ": 1 token an event, as the server's own counts confirm"),
-        (0.25, "; what those who left had read is known within 25 % (median)"),
-        (1.0, "; how many tokens those who left had read is not known"),
+        (0.25, "; what the users who left had read is known within 25 % (median)"),
+        (1.0, "; how many tokens the users who left had read is not known"),
     ],
 )
 def test_it_is_said_how_sure_the_count_of_a_user_that_left_is(

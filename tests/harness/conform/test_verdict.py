@@ -106,7 +106,7 @@ def test_steps_that_a_slot_takes_after_an_end_too_are_not_the_leaves() -> None:
     """A server whose steps have room for one token of a prompt beside 255 streams."""
     found = judge_recovery(tried(24, 25, 24), CALM, Bound(), controls=tried(24))
     assert (found.failure, found.stops, found.steps) == (None, True, None)
-    assert "24 steps at the median, of which 24 steps also where answers ended" in found.reason
+    assert "24 steps at the median, and 24 steps after answers that ended" in found.reason
     late = judge_recovery(tried(34, 35, 34), CALM, Bound(), controls=tried(24, 24, 24))
     assert late.failure is Failure.LATE
 

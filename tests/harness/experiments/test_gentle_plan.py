@@ -227,9 +227,9 @@ def test_what_is_known_is_a_sentence() -> None:
         share_of_load=0.06,
     )
     assert known.sentence == (
-        "it stops; 82 leaves in 2.03 min beside other users; a stream is held for 226 ms after its "
-        "client left (221 ms to 231 ms); 0 % of the streams are still held after 330 ms (0 % to "
-        "8 %); 6 % of its load was ours"
+        "it stops; 82 leaves in 2.03 min alongside other users; a stream is held for 226 ms after "
+        "its client left (221 ms to 231 ms); 0 % of the streams are still held after 330 ms "
+        "(0 % to 8 %); 6 % of its load was ours"
     )
     below = known._replace(latency_s=0.002, floor_s=0.03)
     assert "; a stream is held for at most 30 ms, the least that can be seen;" in below.sentence
@@ -239,5 +239,5 @@ def test_what_is_known_is_a_sentence() -> None:
     assert unseen.sentence.endswith("of its load was ours; by memory it cannot be seen: too little")
     open_yet = Gentle(way="pace", stops=None, why="few leaves", seconds=9.0, moments=3, leaves=3)
     assert open_yet.sentence == (
-        "not known yet whether it stops: few leaves; 3 leaves in 9 s beside other users"
+        "not known yet whether it stops: few leaves; 3 leaves in 9 s alongside other users"
     )

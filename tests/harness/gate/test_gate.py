@@ -78,7 +78,7 @@ def test_what_is_wrong_usage(tmp_path: Path) -> None:
         (tmp_path / "none", "there is no such folder"),
         (tmp_path / "empty", "is not a run's folder (it has no manifest.json and no rows)"),
         (run / "manifest.json", "is a file; name the run's folder"),
-        (tmp_path / "runs", f"name one of those in it, such as {run}"),
+        (tmp_path / "runs", f"name a run's folder in it, such as {run}"),
     ):
         assert refusal(place).startswith(f"{place}: ")
         assert why in refusal(place)

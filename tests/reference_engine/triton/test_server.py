@@ -167,7 +167,7 @@ async def test_requests_of_one_stream_are_answered_side_by_side_and_an_error_is_
     assert len(answers.pop("d")) == 1
     assert set(answers) == {
         "count is below 0",
-        "model 'stream' has a bug: its server's log tells more",
+        "model 'stream' has a bug: see its server's log",
     }
     assert [record.getMessage() for record in caplog.records] == ["model 'stream' has a bug"]
     assert served.stream.why() == [None] * 4, "the client's half-close cancels nothing"
