@@ -18,7 +18,7 @@ import msgspec
 
 import harness
 import reference_engine
-from harness.errors import ConfigError, TargetError, WalkawayError
+from harness.errors import ConfigError, TargetError, WalkawayError, in_words
 from harness.simulate.cluster import cell_folder, gathered, rarely, run_cell
 from harness.simulate.memory import check_memory
 from harness.simulate.plan import Plan, read_plan
@@ -118,7 +118,7 @@ def _connected(address: str) -> Any:
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise TargetError(
-            f"the Ray cluster {address} cannot be reached ({error}); is `ray start --head` running "
+            f"the Ray cluster {address} cannot be reached ({in_words(error)}); is `ray start --head` running "
             "there, and does RAY_AUTH_TOKEN hold its token, if it has one?"
         ) from error
     return ray
