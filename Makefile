@@ -19,7 +19,7 @@
 # make truth  set up, then measure servers whose truth is known; a table, exit status 1 on a miss
 # make virtual  fit the simulation's lags to this machine, then measure live against simulated settings;
 #             a table in results/virtual.md, exit status 1 on a miss: keep the machine free for
-#             three quarters of an hour; TORCH=4 adds so many settings with a model on the CPU
+#             three quarters of an hour; TORCH=4 adds four settings with a model on the CPU
 # make faults-table  measure what each fault of the engine moves, and write docs/faults.md
 # make conform-faults  try each fault of the engine against the cases that it must turn red
 # make conform-kinds  run `walkaway conform` on kinds of servers, clean and defective, of 4, 64 and 256
@@ -40,7 +40,7 @@ INSTALL := $(BIN)/pip --disable-pip-version-check --quiet install --constraint c
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
-SOURCES := harness reference_engine dashboards workloads tests
+SOURCES := harness reference_engine dashboards workloads tests tools
 
 .PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix gateways truth virtual faults-table conform-faults conform-kinds conform-gateways conform-docs stream-docs gate-trials pictures clean
 .DELETE_ON_ERROR:
