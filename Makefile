@@ -30,6 +30,8 @@
 # make conform-docs  write docs/conform/*.md from the declarations of the cases
 # make stream-docs  write the table in docs/streams.md from the streams that the tests send
 # make gate-trials  try the gate on good builds and on bad ones, and write the table in docs/gate.md
+# make docs   the pages of docs/ as a site, into site/
+# make schemas  write docs/schemas from the records
 # make pictures  take the pictures of the documents again; PICTURE=NAME takes one kind of them
 # make clean  remove the virtual environment and the tools' caches (results stay)
 
@@ -42,7 +44,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c GPU)
 SOURCES := harness reference_engine dashboards workloads tests tools
 
-.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix gateways truth virtual faults-table conform-faults conform-kinds conform-gateways conform-docs stream-docs gate-trials pictures clean
+.PHONY: demo test test-all snapshots check unit bench bench-gpu engines gpu matrix gateways truth virtual faults-table conform-faults conform-kinds conform-gateways conform-docs stream-docs gate-trials docs schemas pictures clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-demo
@@ -122,8 +124,15 @@ gate-trials: $(VENV)/.installed-dev
 pictures: $(VENV)/.installed-dev
 	$(BIN)/python -m tools.pictures $(PICTURE)
 
+docs: $(VENV)/.python
+	@$(INSTALL) 'mkdocs-material>=9.5'
+	$(BIN)/mkdocs build --quiet
+
+schemas: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.schemas
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf site $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
