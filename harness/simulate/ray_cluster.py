@@ -118,8 +118,8 @@ def _connected(address: str) -> Any:
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise TargetError(
-            f"the Ray cluster {address} cannot be reached ({in_words(error)}); is `ray start --head` running "
-            "there, and does RAY_AUTH_TOKEN hold its token, if it has one?"
+            f"the Ray cluster {address} cannot be reached ({in_words(error)}); is `ray start "
+            "--head` running there, and does RAY_AUTH_TOKEN hold its token, if it has one?"
         ) from error
     return ray
 
