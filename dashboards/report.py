@@ -9,7 +9,7 @@ from dashboards import headline
 from dashboards.page import document, save
 from dashboards.request_sample import request_rows
 from dashboards.sections import arms, cancel, early_stop, load
-from dashboards.sections.section import Cell, Section, Table
+from dashboards.sections.section import Section, Table, TableCell
 from dashboards.sections.stages import stages
 from dashboards.sections.tables import (
     SIDE_BY_SIDE,
@@ -285,18 +285,18 @@ def _side_by_side(summary: ArmsSummary) -> Iterator[Table]:
             yield Table(title=title, shows=SIDE_BY_SIDE, columns=columns, rows=rows)
 
 
-def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | Cell, ...]:
+def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | TableCell, ...]:
     found = [metrics[name].of for metrics in summary.metrics.values() if name in metrics]
     of = f" ({found[0]})" if found and found[0] is not None else ""
     return (f"{spoken(name, key)}{of}", *(_cell(summary, name, key, arm) for arm in summary.arms))
 
 
-def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> Cell:
+def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> TableCell:
     metric = summary.arms[arm].metrics.get(name)
     if metric is None:
-        return Cell(text="not measurable")
+        return TableCell(text="not measurable")
     under = "the reference" if arm == summary.reference else None
     if (one := summary.difference(name, key, arm)) is not None and under is None:
         is_known = one.difference is not None
         under = arms.change(name, one) if is_known else None if one.n else one.note
-    return Cell(text=bounded(metric, key), under=() if under is None else (under,))
+    return TableCell(text=bounded(metric, key), under=() if under is None else (under,))

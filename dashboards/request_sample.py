@@ -55,7 +55,7 @@ _ENDS: Final = {"removed": "removed", "freed": "blocks_freed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RequestSample:
     """Positions of rows, the worst first, then the sample; `total`: the number of requests."""
 
     positions: Ints
@@ -80,14 +80,14 @@ def sample_requests(
     seed: int,
     worst: int = WORST,
     sample: int = SAMPLE,
-) -> Sample:
+) -> RequestSample:
     order = worst_first(requests, cancels)
     total = len(order)
     if total <= worst + sample:
-        return Sample(order, total, total, seed)
+        return RequestSample(order, total, total, seed)
     others = order[worst:]
     drawn = np.sort(np.random.default_rng(seed).choice(len(others), sample, replace=False))
-    return Sample(np.concatenate([order[:worst], others[drawn]]), worst, total, seed)
+    return RequestSample(np.concatenate([order[:worst], others[drawn]]), worst, total, seed)
 
 
 def worst_first(requests: pd.DataFrame, cancels: pd.DataFrame) -> Ints:
@@ -115,7 +115,7 @@ def _share(values: Floats) -> Floats:
     return np.asarray(ranks, dtype=np.float64)
 
 
-def request_rows(run: Run) -> tuple[Sample, Mapping[str, Any]]:
+def request_rows(run: Run) -> tuple[RequestSample, Mapping[str, Any]]:
     requests = run.frames.requests
     sample = sample_requests(requests, run.cancellations, seed=run.manifest.seed)
     rows = requests.iloc[sample.positions].reset_index(drop=True)

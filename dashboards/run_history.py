@@ -50,7 +50,7 @@ class PastRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RunGroup:
     workload: str
     engine: str
     model: str
@@ -74,7 +74,7 @@ def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
         yield text if of == both else f"{', '.join(of)}: {text}"
 
 
-def read_history(folder: Path) -> tuple[list[Group], list[tuple[str, str]]]:
+def read_history(folder: Path) -> tuple[list[RunGroup], list[tuple[str, str]]]:
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
@@ -91,7 +91,7 @@ def read_history(folder: Path) -> tuple[list[Group], list[tuple[str, str]]]:
         key = (of.workload, of.engine or "not known", of.model or "not known")
         by_key.setdefault(key, []).append(run)
     groups = [
-        Group(*key, runs=tuple(sorted(runs, key=lambda run: (run.at, run.name))))
+        RunGroup(*key, runs=tuple(sorted(runs, key=lambda run: (run.at, run.name))))
         for key, runs in sorted(by_key.items())
     ]
     return groups, skipped

@@ -16,7 +16,7 @@ from dashboards.figures.canvas import (
     whiskers,
 )
 from dashboards.page import document, save
-from dashboards.run_history import Group, PastRun, Point, Track, read_history, tracks
+from dashboards.run_history import PastRun, Point, RunGroup, Track, read_history, tracks
 from dashboards.sections.section import Picture, Section, Table
 from harness.errors import ConfigError
 from harness.formatting import DASH, between, bounded, quantity
@@ -54,7 +54,7 @@ def _why_no_run(folder: Path, skipped: Sequence[tuple[str, str]]) -> str:
     return f"{folder}: holds no run that can be drawn; the first of {len(skipped)}, {name}: {why}"
 
 
-def _trend(group: Group, anchor: str) -> dict[str, Any]:
+def _trend(group: RunGroup, anchor: str) -> dict[str, Any]:
     found, changes = tracks(group.runs), group.changes()
     limits = _limits(group.runs[-1])
     flawed = [(run.name, run.flaw) for run in group.runs if run.flaw is not None]
@@ -76,7 +76,7 @@ def _trend(group: Group, anchor: str) -> dict[str, Any]:
     }
 
 
-def _sentence(group: Group) -> str:
+def _sentence(group: RunGroup) -> str:
     newest, n = group.runs[-1], len(group.runs)
     if n == 1:
         return f"One run, of {newest.at:{WRITTEN}}: the first point of a trend."
@@ -139,7 +139,7 @@ def _of_each(figure: str) -> str:
     return f"A point is a run: the value that {share} of its samples did not exceed."
 
 
-def _table(group: Group, found: Mapping[Key, Sequence[Track]], changed: Container[str]) -> Table:
+def _table(group: RunGroup, found: Mapping[Key, Sequence[Track]], changed: Container[str]) -> Table:
     rows = []
     for run in reversed(group.runs):
         state = "valid" if run.flaw is None else run.flaw.partition(":")[0]

@@ -15,8 +15,7 @@ from harness.analysis.run_facts import ON_CPU
 from harness.errors import ConfigError
 from harness.export.library import Run
 from harness.formatting import DASH, figure_of, number, quantity, spoken_outcome
-from harness.gate.judge import Check, Judgement, judge, refuse
-from harness.gate.judge import Verdict as GateVerdict
+from harness.gate.judge import Check, GateVerdict, Judgement, judge, refuse
 from harness.gate.limits import (
     DEFAULT_LIMITS,
     fewest_abandons,
@@ -49,7 +48,7 @@ _MARK_OF: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ReportVerdict:
     """`mark` colours it; each of `lines` is a verdict and its checks. `checks`: a row for each
     limit, with its verdict, the measured value and the reason.
     """
@@ -61,7 +60,7 @@ class Verdict:
     checks: tuple[tuple[str, str, str, str], ...]
 
 
-def verdict_of(run: Run) -> Verdict | None:
+def verdict_of(run: Run) -> ReportVerdict | None:
     """None for arms without limits of their own: one of them may be meant to do badly. A limit
     against a baseline is left to `walkaway gate`: a report is about its run alone.
     """
@@ -83,7 +82,7 @@ def verdict_of(run: Run) -> Verdict | None:
     return _in_words(judgement, basis)
 
 
-def _in_words(judgement: Judgement, basis: str) -> Verdict:
+def _in_words(judgement: Judgement, basis: str) -> ReportVerdict:
     checks = gravest_first(judgement.checks)
     of = {verdict: [one for one in checks if one.verdict is verdict] for verdict in GateVerdict}
     undecided = of[GateVerdict.CANNOT_DECIDE]
@@ -94,7 +93,7 @@ def _in_words(judgement: Judgement, basis: str) -> Verdict:
         lines.append((GateVerdict.CANNOT_DECIDE, "; ".join(one.name for one in undecided)))
     if kept := len(of[GateVerdict.PASS]):
         lines.append((GateVerdict.PASS, f"{kept} of {len(checks)} checks"))
-    return Verdict(
+    return ReportVerdict(
         mark=_MARK_OF[judgement.verdict],
         word=str(judgement.verdict),
         basis=f"by {basis}, one by one below",

@@ -30,7 +30,7 @@ MOST_BLOCKS: Final = 65_536  # unless more are asked for: each takes some of the
 _BFLOAT16: Final = (8, 0)
 
 
-class Wanted(NamedTuple):
+class WantedSettings(NamedTuple):
     """`given`: the settings of EngineConfig on the command line. `num_workers`: of this engine on
     the device, which share `utilization` of its memory; 0: they are elsewhere, and have settings of
     their own.
@@ -55,7 +55,7 @@ class Chosen(NamedTuple):
     is_news: bool = False
 
 
-def choose(wanted: Wanted, look_around: Callable[[], Surroundings]) -> Chosen:
+def choose(wanted: WantedSettings, look_around: Callable[[], Surroundings]) -> Chosen:
     """Raises EngineConfigError for what cannot work here."""
     given = wanted.given
     check_values(given)  # before any is divided by
@@ -80,7 +80,7 @@ def choose(wanted: Wanted, look_around: Callable[[], Surroundings]) -> Chosen:
     return _on_cuda(wanted, gpu)
 
 
-def _on_cpu(wanted: Wanted, no_gpu: NoGpuError | None = None) -> Chosen:
+def _on_cpu(wanted: WantedSettings, no_gpu: NoGpuError | None = None) -> Chosen:
     given = wanted.given
     num_blocks = ON_CPU.num_blocks
     if wanted.kv_cache_memory is not None:
@@ -94,7 +94,7 @@ def _on_cpu(wanted: Wanted, no_gpu: NoGpuError | None = None) -> Chosen:
     return Chosen(config, f"{text}; not CUDA, because {no_gpu}", is_news=not no_gpu.is_usual)
 
 
-def _on_cuda(wanted: Wanted, gpu: Gpu) -> Chosen:
+def _on_cuda(wanted: WantedSettings, gpu: Gpu) -> Chosen:
     given = wanted.given
     can_bfloat16 = gpu.capability >= _BFLOAT16
     if given.get("dtype") == "bfloat16" and not can_bfloat16:
@@ -118,7 +118,7 @@ def _on_cuda(wanted: Wanted, gpu: Gpu) -> Chosen:
 
 
 def _take_first_that_fits(
-    models: Sequence[str], settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu
+    models: Sequence[str], settings: Mapping[str, Any], wanted: WantedSettings, gpu: Gpu
 ) -> EngineConfig:
     """Raises DoesNotFitError, with the sizes of the last."""
     refusals = []
@@ -133,7 +133,7 @@ def _take_first_that_fits(
     raise DoesNotFitError(f"neither {' nor '.join(models)} fits: {last.what}", [*advice])
 
 
-def _fit(settings: Mapping[str, Any], wanted: Wanted, gpu: Gpu) -> EngineConfig:
+def _fit(settings: Mapping[str, Any], wanted: WantedSettings, gpu: Gpu) -> EngineConfig:
     """Raises DoesNotFitError."""
     budget = int(gpu.total_bytes * wanted.utilization) // wanted.num_workers
     shape = shape_of(settings["model"], settings["dtype"])

@@ -15,7 +15,7 @@ from reference_engine.config import (
     RateLimits,
     StepCost,
 )
-from reference_engine.defaults import MODELS_ON_CUDA, ON_CPU, UTILIZATION, Wanted, choose
+from reference_engine.defaults import MODELS_ON_CUDA, ON_CPU, UTILIZATION, WantedSettings, choose
 from reference_engine.device import Surroundings, look_around
 from reference_engine.faults import fault_names, parse_faults
 from reference_engine.flag_types import (
@@ -284,10 +284,10 @@ def _add_sizes(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _read_wanted(given: Mapping[str, Any], args: argparse.Namespace) -> Wanted:
+def _read_wanted(given: Mapping[str, Any], args: argparse.Namespace) -> WantedSettings:
     if args.kv_cache_memory is not None and "num_blocks" in given:
         raise EngineConfigError("--kv-cache-memory and --num-blocks say the same: give one of them")
-    return Wanted(
+    return WantedSettings(
         given,
         num_workers=0 if args.connect else args.workers * (2 if args.disaggregated else 1),
         utilization=args.gpu_memory_utilization,

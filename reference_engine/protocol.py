@@ -111,7 +111,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", array_like=T
     config: EngineConfig | None = None
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """One line of the lifecycle log, without the fields that the frontend adds."""
 
     t_ns: int
@@ -193,7 +193,7 @@ class StepReport(
 
     step: StepRecord | None = None
     outputs: list[Output] = []
-    events: list[Event] = []
+    events: list[RequestEvent] = []
     num_running: int = 0
     num_waiting: int = 0
     free_blocks: int

@@ -59,7 +59,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class DrawnTry:
     """A part of the log, which other tries may overlap: streams live on from try to try. `number`
     counts from 1. `t0_ns`: its first act. `left`, `asked`: streams that leave, and the probes or
     checks after them. `answer`: the first token of a probe, or of the last check, after t0."""
@@ -134,7 +134,7 @@ class Try:
         return first, shown, len(runs) - first - len(shown)
 
 
-def tries(events: Iterable[WireEvent]) -> list[Try]:
+def tries(events: Iterable[WireEvent]) -> list[DrawnTry]:
     """The slowest first. Without any act, the whole log is one try."""
     log = sorted(events, key=lambda event: event.t_ns)
     acts = [event for event in log if event.what == "act"]
@@ -143,7 +143,7 @@ def tries(events: Iterable[WireEvent]) -> list[Try]:
     left = [act for act in acts if not act.stream.startswith("filler")] or acts
     groups = list(_acts_of_each_try(left, [token for token in waits.values() if token]))
     if not groups:
-        return [Try(1, log)] if log else []
+        return [DrawnTry(1, log)] if log else []
     ends = [*(group[0].t_ns for group in groups[1:]), log[-1].t_ns + 1]
     found = [
         _try(number, log, group, until, waits)
@@ -181,7 +181,7 @@ def _try(
     acts: Sequence[WireEvent],
     until: int,
     waits: Mapping[str, WireEvent | None],
-) -> Try:
+) -> DrawnTry:
     t0_ns, left = acts[0].t_ns, {act.stream for act in acts}
     start = next(event.t_ns for event in log if event.stream in left)
     within = [event for event in log if start <= event.t_ns < until]
@@ -200,7 +200,7 @@ def _try(
         end = max(event.t_ns for event in within if event.stream in own)
         within = [event for event in within if event.t_ns <= end]
     unanswered = len(asked) - len(answers)
-    return Try(number, within, t0_ns, len(left), probes or asked, answer, unanswered)
+    return DrawnTry(number, within, t0_ns, len(left), probes or asked, answer, unanswered)
 
 
 def _by_stream(events: Iterable[WireEvent]) -> dict[str, list[WireEvent]]:
@@ -210,7 +210,7 @@ def _by_stream(events: Iterable[WireEvent]) -> dict[str, list[WireEvent]]:
     return found
 
 
-def _lanes(one: Try, events: Iterable[WireEvent]) -> list[tuple[str, list[WireEvent]]]:
+def _lanes(one: DrawnTry, events: Iterable[WireEvent]) -> list[tuple[str, list[WireEvent]]]:
     """The stream that leaves comes first, then the probes and checks, the slowest first; then
     the streams that may be harmed."""
     found = _by_stream(events)
@@ -235,7 +235,7 @@ def _first_token(events: Iterable[WireEvent]) -> WireEvent | None:
     return next((event for event in events if event.what == "read" and event.tokens), None)
 
 
-def _draw(one: Try, start: int, end: int, caption: str) -> Drawing:
+def _draw(one: DrawnTry, start: int, end: int, caption: str) -> Drawing:
     def place(t_ns: float) -> float:
         return round(100 * min(1.0, max(0.0, (t_ns - start) / (end - start))), 2)
 
@@ -262,7 +262,7 @@ def _draw(one: Try, start: int, end: int, caption: str) -> Drawing:
 
 
 def _marks(
-    events: Iterable[WireEvent], place: Callable[[float], float], one: Try
+    events: Iterable[WireEvent], place: Callable[[float], float], one: DrawnTry
 ) -> dict[str, Any]:
     reads, glyphs = set(), []
     for event in events:

@@ -105,7 +105,7 @@ def is_frontier(workload: Mapping[str, Any]) -> bool:
     return bool(workload["load"]["kind"] == FRONTIER)
 
 
-class Chunk(NamedTuple):
+class ChunkLimit(NamedTuple):
     """The most tokens of a prompt in a step of an arm, and the setting that limits them."""
 
     size: int
@@ -143,7 +143,7 @@ def frontier_sentence(run: Run) -> str | None:
     )
 
 
-def _chunks(run: Run) -> dict[str, Chunk]:
+def _chunks(run: Run) -> dict[str, ChunkLimit]:
     """By arm, the smallest chunk first. Arms whose budget is not known are left out."""
     workload = run.manifest.workload
     chunks = {}
@@ -154,7 +154,7 @@ def _chunks(run: Run) -> dict[str, Chunk]:
         kind = WHOLE if engine.get("enable_chunked_prefill") is False else BUDGET
         if threshold := engine.get("long_prefill_token_threshold"):
             size, kind = threshold, THRESHOLD
-        chunks[arm["name"]] = Chunk(size, kind)
+        chunks[arm["name"]] = ChunkLimit(size, kind)
     return dict(sorted(chunks.items(), key=lambda item: item[1]))
 
 
@@ -203,7 +203,7 @@ def _cancel_by_chunk(run: Run) -> Iterator[Part]:
     )
 
 
-def _by_chunk(run: Run, name: str, key: str) -> dict[Chunk, float]:
+def _by_chunk(run: Run, name: str, key: str) -> dict[ChunkLimit, float]:
     found = {}
     for arm, chunk in _chunks(run).items():
         metric: Metric | None = run.of_arms.arms[arm].metrics.get(name)

@@ -16,7 +16,7 @@ from dashboards.figures.ladders import ladders
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
 from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
 from harness.analysis.run_facts import run_facts
-from harness.analysis.scraped import Readings, readings_of
+from harness.analysis.scraped import ScrapedReadings, readings_of
 from harness.analysis.timeline import level_of_all
 from harness.export.library import Run
 from harness.formatting import bounded, in_all
@@ -236,5 +236,5 @@ def _scraped(run: Run, role: str) -> Points | None:
     return run.clock.seconds(pd.Series(readings.t_ns)), readings.level
 
 
-def _readings(run: Run, role: str) -> Readings | None:
+def _readings(run: Run, role: str) -> ScrapedReadings | None:
     return readings_of(run.frames, run_facts(run.frames), role)

@@ -30,7 +30,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class TableCell:
     """A text with its unit in small type, and more lines and a warning (`flag`) under it."""
 
     text: str
@@ -44,7 +44,7 @@ class Table:
     title: str
     shows: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str | Cell, ...], ...]
+    rows: tuple[tuple[str | TableCell, ...], ...]
 
 
 Part = Picture | Table | str  # a text is the reason for what is missing

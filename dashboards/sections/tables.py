@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
-from dashboards.sections.section import Cell, Table
-from dashboards.verdict import Verdict
+from dashboards.sections.section import Table, TableCell
+from dashboards.verdict import ReportVerdict
 from harness.formatting import DASH, bounded, interval, quantity, unit_in_figure
 from harness.records import Agreement, ArmSummary, Audit, Metric, Summary, Value
 from harness.text.tables import (
@@ -30,7 +30,7 @@ SIDE_BY_SIDE: Final = (
 FIGURES: Final = ("n", "censored", "mean", "p50", "p90", "p95", "p99", "max", "method")
 
 
-def limits_table(verdict: Verdict) -> Table:
+def limits_table(verdict: ReportVerdict) -> Table:
     return Table(
         title="The limits, one by one",
         shows="The gate's verdict on each limit. A limit that lies within what the true value can "
@@ -109,7 +109,7 @@ def every_figure(sides: Mapping[str, Summary | ArmSummary]) -> Table:
     )
 
 
-def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:
+def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | TableCell, ...]:
     unit = unit_in_figure(metric.unit)
     remarks = [
         *([] if metric.of is None else [f"of {metric.of}"]),
@@ -120,7 +120,7 @@ def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:
         *(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),
     ]
     return (
-        Cell(text=name, unit=None if unit else metric.unit, flag=flag, under=tuple(remarks)),
+        TableCell(text=name, unit=None if unit else metric.unit, flag=flag, under=tuple(remarks)),
         f"{metric.n:,}",
         f"{metric.n_censored:,}",
         _over(
@@ -135,8 +135,8 @@ def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | Cell, ...]:
     )
 
 
-def _over(text: str, under: str | None) -> Cell:
-    return Cell(text=text, under=() if under is None else (under,))
+def _over(text: str, under: str | None) -> TableCell:
+    return TableCell(text=text, under=() if under is None else (under,))
 
 
 def _one_sided(metric: Metric) -> str | None:

@@ -16,8 +16,8 @@ from harness.analysis.cancellations import branches_of, ends_of
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.littles_law import Balance, sum_by_block
 from harness.analysis.open_requests import LEFT, let_go_ns
-from harness.analysis.probe_train import Train, probes
-from harness.analysis.run_facts import Facts, is_among
+from harness.analysis.probe_train import TrainLatencies, probes
+from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import log_of
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY
@@ -33,7 +33,7 @@ Bias = tuple[float, float]
 
 
 def agreement(
-    frames: RunFrames, figures: Figures, facts: Facts, outside: Outside
+    frames: RunFrames, figures: Figures, facts: RunFacts, outside: Outside
 ) -> list[Agreement]:
     if not facts.has_lifecycle or not facts.clocks_agree:
         return []
@@ -49,7 +49,7 @@ def agreement(
 
 
 @lru_cache(maxsize=1)  # asked for by the audit, too
-def left_on_the_server(frames: RunFrames, facts: Facts) -> pd.DataFrame:
+def left_on_the_server(frames: RunFrames, facts: RunFacts) -> pd.DataFrame:
     """One row for each request that its client left before the end.
 
     `t_ns`: when; `answers`: how many it asked for; `held_s`: how long the server still held these,
@@ -122,7 +122,7 @@ def _of_probes(frames: RunFrames, late_s: float) -> Iterator[Agreement]:
 
 
 def _of_the_train(
-    train: Train | NotMeasurable, left: pd.DataFrame, late_s: float
+    train: TrainLatencies | NotMeasurable, left: pd.DataFrame, late_s: float
 ) -> Iterator[Agreement]:
     if isinstance(train, NotMeasurable):
         return

@@ -37,7 +37,7 @@ from harness.analysis.open_requests import (
     most_open,
     open_in_run,
 )
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.scraped import readings_of
 from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import (
@@ -63,7 +63,7 @@ class Due(NamedTuple):
     tolerance: float = 0.0
 
 
-def audit(frames: RunFrames, facts: Facts, waste: Figure) -> Audit:
+def audit(frames: RunFrames, facts: RunFacts, waste: Figure) -> Audit:
     held = open_in_run(frames)
     roles = [*ROLES, *(role for role in CANCELS if role in facts.idle_after)]
     entries = [
@@ -133,7 +133,7 @@ def client_account(requests: pd.DataFrame) -> dict[str, float]:
 
 
 def _due(
-    frames: RunFrames, facts: Facts, role: str, held: OpenRequests, waste: Figure
+    frames: RunFrames, facts: RunFacts, role: str, held: OpenRequests, waste: Figure
 ) -> Due | None:
     most = most_open(held.started_ns, held.ended_ns)
     taken = len(held.started_ns)
@@ -152,7 +152,7 @@ def _due(
             return Due(0.0, 0.0)
 
 
-def _cancels_due(frames: RunFrames, facts: Facts, role: str) -> Due:
+def _cancels_due(frames: RunFrames, facts: RunFacts, role: str) -> Due:
     """A worker's counter by the log: once for each worker that had the request when its frontend
     sent the abort, unless that crossed the request's end."""
     requests, log = without_tokens(frames.requests), log_of(frames)
@@ -171,7 +171,7 @@ def _cancels_due(frames: RunFrames, facts: Facts, role: str) -> Due:
 
 
 def _tokens_due(
-    frames: RunFrames, facts: Facts, held: OpenRequests, waste: Figure, most: float
+    frames: RunFrames, facts: RunFacts, held: OpenRequests, waste: Figure, most: float
 ) -> Due:
     read = float(tokens_read(frames.requests).sum())
     if facts.has_lifecycle and facts.clocks_agree:
@@ -196,7 +196,7 @@ def _prompts_due(requests: pd.DataFrame, most: float) -> Due | None:
     return Due(low[0] - low[1], high[0] + high[1], most)
 
 
-def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> AuditEntry:
+def _entry(frames: RunFrames, facts: RunFacts, role: str, due: Due | None) -> AuditEntry:
     name, moved = facts.metric_names.get(role), facts.idle_change(role)
     verdict: AuditVerdict = "unknown"
     note = None
@@ -219,13 +219,13 @@ def _entry(frames: RunFrames, facts: Facts, role: str, due: Due | None) -> Audit
     )
 
 
-def _is_still_moving(facts: Facts, role: str) -> bool:
+def _is_still_moving(facts: RunFacts, role: str) -> bool:
     is_right_when_idle = role != "running" and facts.trust.get(role) == "exact_when_idle"
     return is_right_when_idle and (facts.idle_change("running") or 0) > 0
 
 
 def _verdict(
-    frames: RunFrames, facts: Facts, role: str, due: Due, moved: float
+    frames: RunFrames, facts: RunFacts, role: str, due: Due, moved: float
 ) -> tuple[AuditVerdict, str | None]:
     low, high, slack = due
     if role == "running" and not _has_moved(frames, facts):
@@ -249,7 +249,7 @@ def _verdict(
     return "exact", None
 
 
-def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> Iterator[str]:
+def _signs_of_lateness(frames: RunFrames, facts: RunFacts, role: str, due: Due) -> Iterator[str]:
     if role == "running":
         return
     later = facts.idle_later.get(role)
@@ -270,7 +270,7 @@ def _signs_of_lateness(frames: RunFrames, facts: Facts, role: str, due: Due) -> 
         yield f"in the run it lay up to {missing:.0f} tokens below what clients had read"
 
 
-def _has_moved(frames: RunFrames, facts: Facts) -> bool:
+def _has_moved(frames: RunFrames, facts: RunFacts) -> bool:
     readings = readings_of(frames, facts, "running")
     if readings is None or np.ptp(readings.level):
         return True

@@ -24,10 +24,10 @@ from harness.analysis.littles_law import (
     pooled,
     unread_tokens,
 )
-from harness.analysis.occupancy import NO_ROUNDS, Rounds, ghost_rate_of, rounds_of
+from harness.analysis.occupancy import NO_ROUNDS, RoundTotals, ghost_rate_of, rounds_of
 from harness.analysis.open_requests import LEFT, is_unopened, num_abandoned, open_in_run
-from harness.analysis.probe_train import NO_PROBES, Train, cancel_latency, train_of
-from harness.analysis.run_facts import Facts
+from harness.analysis.probe_train import NO_PROBES, TrainLatencies, cancel_latency, train_of
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.metrics import CANCEL_LATENCY, GHOST_RATE
@@ -51,7 +51,7 @@ class Ghosts:
     still_generating: float | None = None
 
 
-def ghosts_by_gauge(frames: RunFrames, facts: Facts) -> Ghosts | NotMeasurable:
+def ghosts_by_gauge(frames: RunFrames, facts: RunFacts) -> Ghosts | NotMeasurable:
     """(running + waiting, idle after the settle time - before), of the requests that were left.
 
     The gauge counts a lost slot like a ghost. If the server is known to compute nothing any more,
@@ -126,8 +126,8 @@ class Outside:
 
     num_left: int
     num_abandoned: int
-    train: Train | NotMeasurable
-    rounds: Rounds | NotMeasurable
+    train: TrainLatencies | NotMeasurable
+    rounds: RoundTotals | NotMeasurable
     total: Balance | NotMeasurable
     ghosts: Ghosts | NotMeasurable
     waste: Metric | NotMeasurable
@@ -135,7 +135,7 @@ class Outside:
     step_s: float | None
 
 
-def seen_from_outside(frames: RunFrames, facts: Facts) -> Outside:
+def seen_from_outside(frames: RunFrames, facts: RunFacts) -> Outside:
     why = why_no_lag(frames, facts, "running")
     return Outside(
         num_left=open_in_run(frames).n_left,

@@ -20,7 +20,7 @@ from harness.analysis.figure import (
     same_reason,
     sampled,
 )
-from harness.analysis.run_facts import Facts, Need
+from harness.analysis.run_facts import Need, RunFacts
 from harness.metrics import (
     CANCEL_LATENCY,
     CANCEL_LATENCY_STEPS,
@@ -89,7 +89,7 @@ _IN_PREFILL: Final = {
 }
 
 
-def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
+def cancel_figures(cancels: pd.DataFrame, facts: RunFacts) -> Figures:
     if cancels.empty:
         return same_reason(_FIGURES, NOBODY_LEFT)
     if (why := facts.lacks("lifecycle")) is not None:
@@ -111,7 +111,7 @@ def cancel_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
 
 
 def _figure(
-    name: str, row: str, cancels: pd.DataFrame, censored: dict[str, Sample], facts: Facts
+    name: str, row: str, cancels: pd.DataFrame, censored: dict[str, Sample], facts: RunFacts
 ) -> Figure:
     column = _FIGURES[row]
     if (why := facts.lacks(*column.needs)) is not None:
@@ -124,7 +124,7 @@ def _figure(
     return sampled(name, sample, column.why_empty, method=column.method, bound=bound)
 
 
-def _of_tier(name: str, cancels: pd.DataFrame, facts: Facts) -> Figure:
+def _of_tier(name: str, cancels: pd.DataFrame, facts: RunFacts) -> Figure:
     """A request that a tier never let go of is censored where its cancel latency is."""
     column = _OF_TIERS[name]
     if (why := facts.lacks(*column.needs)) is not None:
@@ -193,7 +193,7 @@ def latency_by(column: str, cancels: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def storm_figures(cancels: pd.DataFrame, facts: Facts) -> Figures:
+def storm_figures(cancels: pd.DataFrame, facts: RunFacts) -> Figures:
     storms = cancels[(cancels["role"] == Role.USER) & cancels["trial"].notna()]
     if storms.empty:
         return {}

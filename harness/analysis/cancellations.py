@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.open_requests import RACE, reset_by_us_ns
-from harness.analysis.run_facts import Facts, is_among, run_facts
+from harness.analysis.run_facts import RunFacts, is_among, run_facts
 from harness.analysis.timeline import KILLED, OF_WORKERS, StepTimes, WorkerSteps, log_of, timeline
 from harness.analysis.tokens import tokens_read, without_tokens
 from harness.analysis.waste import wasted
@@ -196,7 +196,7 @@ def _last_worker(ids: pd.Series, events: pd.DataFrame) -> pd.Series:
 
 
 def _phase(
-    cancels: pd.DataFrame, frames: RunFrames, steps: WorkerSteps | None, facts: Facts
+    cancels: pd.DataFrame, frames: RunFrames, steps: WorkerSteps | None, facts: RunFacts
 ) -> pd.Series:
     phase = pd.Series(None, index=cancels.index, dtype=object)
     if not facts.clocks_agree:
@@ -221,7 +221,7 @@ def _phase(
     return phase
 
 
-def _ended_with_its_step(cancels: pd.DataFrame, steps: WorkerSteps, facts: Facts) -> pd.Series:
+def _ended_with_its_step(cancels: pd.DataFrame, steps: WorkerSteps, facts: RunFacts) -> pd.Series:
     """Whether the request ended naturally with no whole step between its end and the server's
     seeing the disconnect (or t0, if the server saw it only after the end).
 
@@ -241,7 +241,7 @@ def _ended_with_its_step(cancels: pd.DataFrame, steps: WorkerSteps, facts: Facts
     return is_natural & cancels["removed_ns"].notna() & (at_once | (cancels["plan"] == RACE))
 
 
-def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def _with_latency(cancels: pd.DataFrame, requests: pd.DataFrame, facts: RunFacts) -> pd.DataFrame:
     """Add the cancel latency, censored, ghost and was_reset_by_us.
 
     Only a request that was aborted within the settle time has a latency that is known. Any other is
@@ -298,7 +298,7 @@ def _stages(cancels: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _in_steps(
-    cancels: pd.DataFrame, steps: WorkerSteps | None, facts: Facts
+    cancels: pd.DataFrame, steps: WorkerSteps | None, facts: RunFacts
 ) -> dict[str, pd.Series]:
     """`removal_s` is the part of `wait_s` that follows the step boundary: unknown without a step
     after it."""

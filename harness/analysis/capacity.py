@@ -7,7 +7,7 @@ import pandas as pd
 
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, reading, sampled
 from harness.analysis.gpu import change_times_ns, gpu_figures
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.scraped import readings_of, scrape_times_ns
 from harness.analysis.timeline import num_sampled
 from harness.analysis.tokens import tokens_read
@@ -15,7 +15,7 @@ from harness.stats import Floats
 from harness.store.frames import RunFrames
 
 
-def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
+def capacity_figures(frames: RunFrames, facts: RunFacts) -> Figures:
     in_window = steps_in_window(frames.steps, facts)
     throughput = _throughput(frames, in_window, facts)
     return {
@@ -25,7 +25,7 @@ def capacity_figures(frames: RunFrames, facts: Facts) -> Figures:
     }
 
 
-def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
+def series_of(frames: RunFrames, facts: RunFacts) -> dict[str, Floats]:
     steps = steps_in_window(frames.steps, facts)
     in_window = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
     return {
@@ -36,7 +36,7 @@ def series_of(frames: RunFrames, facts: Facts) -> dict[str, Floats]:
     }
 
 
-def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
+def series_figures(series: Mapping[str, Floats], facts: RunFacts) -> Figures:
     scraped = "there were fewer than two scrapes" if facts.has_scrapes else "the run did not scrape"
     about = {
         "step_s": ("exact", facts.lacks("steps") or "no step in the load window"),
@@ -50,7 +50,7 @@ def series_figures(series: Mapping[str, Floats], facts: Facts) -> Figures:
     }
 
 
-def steps_in_window(steps: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def steps_in_window(steps: pd.DataFrame, facts: RunFacts) -> pd.DataFrame:
     started = np.maximum(steps["started_ns"].to_numpy(dtype=np.int64), facts.load_started_ns)
     ended = np.minimum(steps["ended_ns"].to_numpy(dtype=np.int64), facts.load_ended_ns)
     slot_s = steps["num_running"] * ((ended - started) / 1e9)
@@ -58,7 +58,7 @@ def steps_in_window(steps: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     return overlapping
 
 
-def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:
+def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: RunFacts) -> Figure:
     name = "slot_utilisation"
     if facts.slots is None:
         return NotMeasurable(f"{facts.engine} does not show its number of batch slots")
@@ -78,7 +78,7 @@ def _slot_utilisation(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) 
     return reading(name, float(levels.mean()) / facts.slots, method="gauge", n=len(levels))
 
 
-def _throughput(frames: RunFrames, in_window: pd.DataFrame, facts: Facts) -> Figure:
+def _throughput(frames: RunFrames, in_window: pd.DataFrame, facts: RunFacts) -> Figure:
     name, n = "throughput_tps", len(frames.requests)
     if (why := facts.lacks("load")) is not None:
         return NotMeasurable(why)

@@ -12,7 +12,7 @@ import pandas as pd
 from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, with_other
 from harness.analysis.open_requests import LEFT, num_abandoned
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import prompt_total, tokens_read
 from harness.metrics import WASTED_TOKENS
 from harness.records import GAUGES, Metric, Outcome
@@ -20,7 +20,7 @@ from harness.records import GAUGES, Metric, Outcome
 _ROUNDING: Final = 1e-9  # of a gauge that is a share
 
 
-def count_figures(lifecycle: pd.DataFrame, facts: Facts) -> Figures:
+def count_figures(lifecycle: pd.DataFrame, facts: RunFacts) -> Figures:
     preemptions = idle_figure("preemptions", facts, "preemptions")
     if facts.has_lifecycle:
         seen = int((lifecycle["event"] == "preempted").sum())
@@ -33,7 +33,7 @@ def count_figures(lifecycle: pd.DataFrame, facts: Facts) -> Figures:
     }
 
 
-def wasted_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
+def wasted_by_counter(requests: pd.DataFrame, facts: RunFacts) -> Figure:
     """Requests left were abandoned, cut off or timed out: the counter does not distinguish these.
     A counter that moved by less than was read says nothing about waste."""
     generated = _idle_change(facts, "generated_tokens")
@@ -70,7 +70,7 @@ def _mean_waste(others: dict[str, float], n: int, *, bound: str, method: str = "
     return reading(WASTED_TOKENS, mean, method=method, n=n, bound=bound, others=others)
 
 
-def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
+def wasted_prompts_by_counter(requests: pd.DataFrame, facts: RunFacts) -> Figure:
     computed = _idle_change(facts, "prompt_tokens")
     if isinstance(computed, NotMeasurable):
         return computed
@@ -102,7 +102,7 @@ def wasted_prompts_by_counter(requests: pd.DataFrame, facts: Facts) -> Figure:
     )
 
 
-def idle_figure(name: str, facts: Facts, role: str, *, sign: int = 1) -> Figure:
+def idle_figure(name: str, facts: RunFacts, role: str, *, sign: int = 1) -> Figure:
     change = _idle_change(facts, role)
     if isinstance(change, NotMeasurable):
         return change
@@ -117,7 +117,7 @@ def idle_figure(name: str, facts: Facts, role: str, *, sign: int = 1) -> Figure:
     return reading(name, missing, method=method, bound=_bound(facts, role))
 
 
-def _idle_change(facts: Facts, role: str) -> float | NotMeasurable:
+def _idle_change(facts: RunFacts, role: str) -> float | NotMeasurable:
     change = facts.idle_change(role)
     if change is None and role in facts.metric_names:
         name = facts.metric_names[role]
@@ -129,18 +129,18 @@ def _idle_change(facts: Facts, role: str) -> float | NotMeasurable:
     return change
 
 
-def not_shown(facts: Facts, role: str) -> str:
+def not_shown(facts: RunFacts, role: str) -> str:
     noun = "running requests" if role == "running" else role.replace("_", " ")
     return f"{facts.engine} does not show its {noun}"
 
 
-def _bound(facts: Facts, role: str) -> str:
+def _bound(facts: RunFacts, role: str) -> str:
     trust = facts.trust.get(role, "exact")
     is_idle = not facts.idle_change("running")
     return "lower" if trust == "lower" or (trust == "exact_when_idle" and not is_idle) else "point"
 
 
-def _bound_of_tokens(facts: Facts, role: str) -> str:
+def _bound_of_tokens(facts: RunFacts, role: str) -> str:
     """What still runs after the settle time will be computed for, unless the server is at rest."""
     goes_on = facts.still_computing
     if goes_on is None:

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.figure import Figures, NotMeasurable, proportion, reading, same_reason
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, TaskSavings
 from harness.stats import Ints, ratio_ci95
 from harness.store.frames import RunFrames
-from harness.workload.tasks import Task, parse_text
+from harness.workload.tasks import WorkloadTask, parse_text
 
 EARLY_STOP_FIGURES = SAVED, SAVED_OF_MAX, CUT_SHORT, ANSWERS = (
     "early_stop_saved_share",
@@ -28,11 +28,11 @@ EARLY_STOP_FIGURES = SAVED, SAVED_OF_MAX, CUT_SHORT, ANSWERS = (
 # Average tokens saved against max_tokens, as published:
 # "vLLM v1 Request Cancellation and Early Stopping: Freeing Resources Mid-Generation".
 SOURCE_SAVED: Final = {
-    Task.CHAT: 0.35,
-    Task.SUMMARIZATION: 0.60,
-    Task.CLASSIFICATION: 0.95,
-    Task.EXTRACTION: 0.70,
-    Task.CODE: 0.40,
+    WorkloadTask.CHAT: 0.35,
+    WorkloadTask.SUMMARIZATION: 0.60,
+    WorkloadTask.CLASSIFICATION: 0.95,
+    WorkloadTask.EXTRACTION: 0.70,
+    WorkloadTask.CODE: 0.40,
 }
 
 
@@ -62,7 +62,7 @@ def answered_tasks(frames: RunFrames) -> pd.DataFrame:
     )
 
 
-def early_stop_figures(tasks: pd.DataFrame, facts: Facts) -> Figures:
+def early_stop_figures(tasks: pd.DataFrame, facts: RunFacts) -> Figures:
     if tasks.empty:
         return {}
     if (why := _why_unknown(tasks, facts)) is not None:
@@ -74,7 +74,7 @@ def early_stop_figures(tasks: pd.DataFrame, facts: Facts) -> Figures:
     return found
 
 
-def whole_answers_rate(tasks: pd.DataFrame, facts: Facts) -> Figures:
+def whole_answers_rate(tasks: pd.DataFrame, facts: RunFacts) -> Figures:
     if tasks.empty:
         return {}
     if (why := _why_unknown(tasks, facts) or facts.lacks("load")) is not None:
@@ -83,7 +83,7 @@ def whole_answers_rate(tasks: pd.DataFrame, facts: Facts) -> Figures:
     return {ANSWERS: reading(ANSWERS, num_whole / facts.load_s, method="exact", n=num_whole)}
 
 
-def savings_by_task(tasks: pd.DataFrame, facts: Facts) -> dict[str, list[TaskSavings]]:
+def savings_by_task(tasks: pd.DataFrame, facts: RunFacts) -> dict[str, list[TaskSavings]]:
     """An entry of a summary's breakdown; empty if there is nothing to say."""
     if tasks.empty or _why_unknown(tasks, facts) is not None:
         return {}
@@ -98,13 +98,13 @@ def savings_by_task(tasks: pd.DataFrame, facts: Facts) -> dict[str, list[TaskSav
             cut_short=float(_is_cut_short(rows).mean()),
             source_saved=SOURCE_SAVED[task],
         )
-        for task in Task
+        for task in WorkloadTask
         if len(rows := tasks[tasks["task"] == task])
     ]
     return {"early_stop_by_task": savings}
 
 
-def _why_unknown(tasks: pd.DataFrame, facts: Facts) -> str | None:
+def _why_unknown(tasks: pd.DataFrame, facts: RunFacts) -> str | None:
     if not facts.says_known_texts or (tasks["generated"] > tasks["whole"]).any():
         return (
             f"{facts.engine} says texts of its own, not those of plan `task`: what early stopping "

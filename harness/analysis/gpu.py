@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, same_reason
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.metrics import ENERGY_PER_TOKEN
 from harness.records import Metric
 from harness.stats import Bools, Floats, Ints
@@ -43,13 +43,13 @@ class EnergyCurve:
         return end - start
 
 
-def energy_curves(frames: RunFrames, facts: Facts) -> list[EnergyCurve]:
+def energy_curves(frames: RunFrames, facts: RunFacts) -> list[EnergyCurve]:
     """The best first."""
     both = _counted(frames.gpu, facts), _integrated(frames.gpu)
     return [one for one in both if one is not None]
 
 
-def _counted(gpu: pd.DataFrame, facts: Facts) -> EnergyCurve | None:
+def _counted(gpu: pd.DataFrame, facts: RunFacts) -> EnergyCurve | None:
     total = _of_all(gpu, "energy_j")
     points = total[_has_moved(total)]
     if facts.is_in_load(_t_ns(points)).sum() < FEWEST_CHANGES or (np.diff(points) < 0).any():
@@ -77,7 +77,7 @@ def _curve(t_ns: Ints, joules: Floats, method: str) -> EnergyCurve:
     )
 
 
-def change_times_ns(frames: RunFrames, facts: Facts) -> Ints:
+def change_times_ns(frames: RunFrames, facts: RunFacts) -> Ints:
     """When the readings during the load were new ones: an exporter renews them by its own clock."""
     for column in ("energy_j", "power_w"):
         values = _of_all(frames.gpu, column)
@@ -87,7 +87,7 @@ def change_times_ns(frames: RunFrames, facts: Facts) -> Ints:
     return times[facts.is_in_load(times)]
 
 
-def gpu_figures(frames: RunFrames, facts: Facts, throughput: Figure) -> Figures:
+def gpu_figures(frames: RunFrames, facts: RunFacts, throughput: Figure) -> Figures:
     if (why := facts.lacks("GPU", "load")) is not None:
         return same_reason([*_LEVELS, "gpu_energy_j", ENERGY_PER_TOKEN], why)
     energy = _energy(frames, facts)
@@ -105,7 +105,7 @@ _LEVELS: Final = {
 }
 
 
-def _level(name: str, gpu: pd.DataFrame, facts: Facts) -> Figure:
+def _level(name: str, gpu: pd.DataFrame, facts: RunFacts) -> Figure:
     column = _LEVELS[name]
     values = _of_all(gpu, column)
     inside = values[facts.is_in_load(_t_ns(values))].to_numpy()
@@ -118,7 +118,7 @@ def _level(name: str, gpu: pd.DataFrame, facts: Facts) -> Figure:
     return reading(name, value, method="gauge", n=len(inside), max=float(inside.max()))
 
 
-def _energy(frames: RunFrames, facts: Facts) -> Figure:
+def _energy(frames: RunFrames, facts: RunFacts) -> Figure:
     """A lower bound if the readings do not cover the whole load."""
     load = facts.load_started_ns, facts.load_ended_ns
     found: list[Metric] = []
@@ -140,7 +140,7 @@ def _energy(frames: RunFrames, facts: Facts) -> Figure:
     return best
 
 
-def _per_token(energy: Figure, throughput: Figure, facts: Facts) -> Figure:
+def _per_token(energy: Figure, throughput: Figure, facts: RunFacts) -> Figure:
     if isinstance(energy, NotMeasurable) or isinstance(throughput, NotMeasurable):
         return energy if isinstance(energy, NotMeasurable) else throughput
     tokens = (throughput.mean or 0.0) * facts.load_s

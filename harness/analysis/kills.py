@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.figure import Figures, Sample, proportion, sampled
-from harness.analysis.run_facts import Facts, is_among
+from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import OF_WORKERS, log_of
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome
@@ -51,7 +51,7 @@ def _kills(frames: RunFrames) -> list[_Kill]:
     ]
 
 
-def kill_effects(frames: RunFrames, facts: Facts) -> KillEffects:
+def kill_effects(frames: RunFrames, facts: RunFacts) -> KillEffects:
     kills, requests = _kills(frames), without_tokens(frames.requests)
     log = log_of(frames)
     of_workers = log[log["event"].isin(OF_WORKERS)]
@@ -98,7 +98,7 @@ def _went_through(
     return found
 
 
-def _left_by(held: pd.DataFrame, kill: _Kill, facts: Facts) -> pd.DataFrame:
+def _left_by(held: pd.DataFrame, kill: _Kill, facts: RunFacts) -> pd.DataFrame:
     if kill.kind == "frontend":
         mine = held[held["request_id"].str.startswith((f"{kill.name}-", f"{kill.name}."))]
     else:

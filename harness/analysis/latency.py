@@ -21,7 +21,7 @@ from harness.analysis.figure import (
     same_reason,
     sampled,
 )
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.timeline import computed_tokens
 from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
 from harness.records import Metric, Outcome, Remark, Role
@@ -47,7 +47,7 @@ _WHY_EMPTY: Final = {
 }
 
 
-def latency_figures(requests: pd.DataFrame, facts: Facts) -> Figures:
+def latency_figures(requests: pd.DataFrame, facts: RunFacts) -> Figures:
     """TTFT, ITL, TPOT and E2E of survivors; goodput and start delay of all users.
 
     An open loop also has TTFT and E2E from the intended start: what a user felt who came when the
@@ -99,7 +99,7 @@ def _survivors(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def _while_read(
-    requests: pd.DataFrame, survivors: pd.DataFrame, users: pd.DataFrame, facts: Facts
+    requests: pd.DataFrame, survivors: pd.DataFrame, users: pd.DataFrame, facts: RunFacts
 ) -> Figures:
     is_survivor = requests.index.to_series().isin(survivors.index)
     why = facts.lacks("token lists")
@@ -111,7 +111,7 @@ def _while_read(
     }
 
 
-def _from_intended(users: pd.DataFrame, survivors: pd.DataFrame, facts: Facts) -> Figures:
+def _from_intended(users: pd.DataFrame, survivors: pd.DataFrame, facts: RunFacts) -> Figures:
     to_stay = facts.missed_to_stay_s
     everybody = to_stay + facts.missed_to_leave_s
     samples = {
@@ -183,7 +183,7 @@ def _delay(users: pd.DataFrame) -> Sample:
     return Sample(values=(users["sent_ns"] - users[_INTENDED]).to_numpy(dtype=float) / 1e9)
 
 
-def _goodput(users: pd.DataFrame, facts: Facts) -> Figure:
+def _goodput(users: pd.DataFrame, facts: RunFacts) -> Figure:
     if (why := facts.lacks("load")) is not None:
         return NotMeasurable(why)
     in_window = users["ended_ns"].between(facts.load_started_ns, facts.load_ended_ns)
@@ -248,7 +248,7 @@ def asking_again_figures(requests: pd.DataFrame) -> Figures:
     return {name: _beside(again, "asked_first", first), "attempts_per_answer": _attempts(users)}
 
 
-def cached_again_figures(frames: RunFrames, facts: Facts) -> Figures:
+def cached_again_figures(frames: RunFrames, facts: RunFacts) -> Figures:
     repeats = _repeats(frames.requests)
     if repeats.empty:
         return {}

@@ -15,7 +15,7 @@ from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.counters import idle_figure, not_shown
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.open_requests import num_abandoned, open_in_run
-from harness.analysis.run_facts import Facts, is_among
+from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.records import Metric
 from harness.stats import Floats, theil_sen
@@ -29,7 +29,7 @@ _GAUGES: Final = {
 }
 
 
-def leak_figures(facts: Facts) -> Figures:
+def leak_figures(facts: RunFacts) -> Figures:
     figures = {
         f"leaked_{noun}": idle_figure(f"leaked_{noun}", facts, role, sign=sign)
         for noun, (role, sign) in _GAUGES.items()
@@ -48,7 +48,7 @@ def leak_figures(facts: Facts) -> Figures:
     return figures
 
 
-def _with_those_in_use(figure: Figure, facts: Facts, noun: str) -> Figure:
+def _with_those_in_use(figure: Figure, facts: RunFacts, noun: str) -> Figure:
     """Blocks that a running request holds are missing like lost ones. Where only gauges are known
     and something may run, no more are lost than are missing."""
     if not isinstance(figure, Metric) or not figure.mean or not _may_be_in_use(facts):
@@ -63,14 +63,14 @@ def _with_those_in_use(figure: Figure, facts: Facts, noun: str) -> Figure:
     return figure
 
 
-def _may_be_in_use(facts: Facts) -> bool:
+def _may_be_in_use(facts: RunFacts) -> bool:
     if facts.has_lifecycle or facts.still_computing is False:
         return False
     return facts.still_there is None or bool(facts.idle_change("running"))
 
 
 def leaks_in_use(
-    frames: RunFrames, facts: Facts, figures: Mapping[str, Figure]
+    frames: RunFrames, facts: RunFacts, figures: Mapping[str, Figure]
 ) -> dict[str, float]:
     leaked = {name: figures.get(f"leaked_{name}") for name in ("slots", "blocks")}
     missing = {name: one.mean or 0.0 for name, one in leaked.items() if isinstance(one, Metric)}
@@ -82,7 +82,7 @@ def leaks_in_use(
     return {name: value for name, value in in_use.items() if value > 0}
 
 
-def leaks_lost(facts: Facts) -> list[str]:
+def leaks_lost(facts: RunFacts) -> list[str]:
     """Which of `slots` and `blocks` are lost when they are missing, rather than still in use.
 
     The exact log shows what is in use. Without it, the proof is that the server computes nothing
@@ -99,7 +99,7 @@ def _running(frames: RunFrames) -> pd.DataFrame:
     return lives[is_ours & lives["out_ns"].isna()].reset_index(drop=True)
 
 
-def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: Facts) -> int:
+def _blocks_of(running: pd.DataFrame, frames: RunFrames, facts: RunFacts) -> int:
     if running.empty or facts.block_size is None or facts.lacks("steps", "token lists"):
         return 0
     computed = computed_tokens(frames.steps, pd.Index(running["server_request_id"]))
@@ -152,7 +152,7 @@ _NOT_THE_SERVER: Final = ("machine", "load")  # and "load 0", "load 1", ...
 _ELSEWHERE: Final = "the server's processes are not on this machine, or not ours to see"
 
 
-def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
+def growth_figures(frames: RunFrames, facts: RunFacts) -> Figures:
     """A server also grows by what it keeps on purpose (caches, logs of a bounded size) until these
     are full: the first loops of a short run show that."""
     leaked = {f"leaked_{noun}_per_abandon": gauge for noun, gauge in _GAUGES.items()}
@@ -163,7 +163,7 @@ def growth_figures(frames: RunFrames, facts: Facts) -> Figures:
     }
 
 
-def _leak_slope(name: str, frames: RunFrames, facts: Facts, role: str, sign: int) -> Figure:
+def _leak_slope(name: str, frames: RunFrames, facts: RunFacts, role: str, sign: int) -> Figure:
     if role not in facts.idle_before:
         return NotMeasurable(not_shown(facts, role))
     loops = [(t_ns, values[role]) for t_ns, values in facts.idle_loops if role in values]
@@ -177,7 +177,7 @@ def _leak_slope(name: str, frames: RunFrames, facts: Facts, role: str, sign: int
     return slope
 
 
-def _growth(name: str, frames: RunFrames, facts: Facts, column: str) -> Figure:
+def _growth(name: str, frames: RunFrames, facts: RunFacts, column: str) -> Figure:
     times = [t_ns for t_ns, _ in facts.idle_loops]
     if (why := _why_no_slope(frames, len(times), "calm", FEWEST_CALM)) is not None:
         return NotMeasurable(why)

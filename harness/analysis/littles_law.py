@@ -41,8 +41,8 @@ from scipy import special
 
 from harness.analysis.figure import Figure, NotMeasurable
 from harness.analysis.open_requests import OpenRequests, most_open, open_in_run, open_requests
-from harness.analysis.run_facts import Facts
-from harness.analysis.scraped import Readings, met_step_s, readings_of
+from harness.analysis.run_facts import RunFacts
+from harness.analysis.scraped import ScrapedReadings, met_step_s, readings_of
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
 from harness.records import Metric
 from harness.stats import Z95, Floats, Ints, ratio_ci95
@@ -200,7 +200,7 @@ MOST_BLOCKS: Final = 20
 FEWEST_IN_BLOCK: Final = 5  # clients that leave, on average
 
 
-def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
+def held_after_leaving(frames: RunFrames, facts: RunFacts) -> Balance | NotMeasurable:
     held = open_in_run(frames)
     if not held.n_left:
         return NotMeasurable("no request was left before its end")
@@ -217,7 +217,7 @@ def held_after_leaving(frames: RunFrames, facts: Facts) -> Balance | NotMeasurab
     return replace(found, sums=found.sums - added_s * found.counts, bias=bias)
 
 
-def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
+def unread_tokens(frames: RunFrames, facts: RunFacts) -> Balance | NotMeasurable:
     held = open_requests(frames.requests.assign(n=1))
     generated = readings_of(frames, facts, "generated_tokens")
     change = facts.idle_change("generated_tokens")
@@ -238,7 +238,7 @@ def unread_tokens(frames: RunFrames, facts: Facts) -> Balance | NotMeasurable:
 
 
 def _lateness(
-    frames: RunFrames, facts: Facts, held: OpenRequests, running: Readings
+    frames: RunFrames, facts: RunFacts, held: OpenRequests, running: ScrapedReadings
 ) -> tuple[float, Limits]:
     changes = len(held.started_ns) / held.n_left
     late, step_s = facts.late.get("running"), met_step_s(frames) or 0.0
@@ -253,7 +253,7 @@ def _lateness(
 
 
 def _unusable_gauges(
-    running: Readings, waiting: Readings | None, held: OpenRequests, facts: Facts
+    running: ScrapedReadings, waiting: ScrapedReadings | None, held: OpenRequests, facts: RunFacts
 ) -> str | None:
     inside = running.level[running.t_ns <= facts.load_ended_ns]
     if facts.is_disaggregated:
@@ -268,7 +268,9 @@ def _unusable_gauges(
     return None
 
 
-def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) -> Balance:
+def _area(
+    readings: ScrapedReadings, excess: Floats, held: OpenRequests, facts: RunFacts
+) -> Balance:
     start, end = facts.load_started_ns, max(facts.observed_until_ns, facts.load_ended_ns)
     inside = (readings.t_ns >= start) & (readings.t_ns <= end)
     t_ns, excess = readings.t_ns[inside], excess[inside]
@@ -286,7 +288,7 @@ def _area(readings: Readings, excess: Floats, held: OpenRequests, facts: Facts) 
     )
 
 
-def _edges(held: OpenRequests, facts: Facts) -> Ints:
+def _edges(held: OpenRequests, facts: RunFacts) -> Ints:
     n = int(np.clip(held.n_left // FEWEST_IN_BLOCK, 1, MOST_BLOCKS))
     return np.linspace(facts.load_started_ns, facts.load_ended_ns, n + 1).astype(np.int64)[:-1]
 

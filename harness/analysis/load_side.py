@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.analysis.figure import Figure
 from harness.analysis.open_requests import most_open
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import read_by
 from harness.formatting import quantity
 from harness.records import LoadSide, Metric, Role, Steady
@@ -21,7 +21,7 @@ from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames
 
 
-def losses(manifest: Mapping[str, Any], facts: Facts) -> Iterator[str]:
+def losses(manifest: Mapping[str, Any], facts: RunFacts) -> Iterator[str]:
     for one in _died(manifest):
         died_s = (one["last_seen_ns"] - facts.load_started_ns) / 1e9
         yield (
@@ -62,7 +62,7 @@ STRETCH_NS: Final = 10_000_000_000
 _EVERY_NS: Final = 1_000_000_000  # from where one stretch begins to where the next does
 
 
-def load_sides(frames: RunFrames, facts: Facts) -> list[LoadSide]:
+def load_sides(frames: RunFrames, facts: RunFacts) -> list[LoadSide]:
     is_inside = frames.client["t_ns"].between(facts.load_started_ns, facts.load_ended_ns)
     ticks = frames.client[is_inside]
     processes = [of_one for _, of_one in ticks.groupby(["host", "pid"])]
@@ -133,7 +133,7 @@ def sent_of_schedule(frames: RunFrames) -> dict[str, int] | None:
     return {"planned": int(arrivals["planned"]), "sent": sent}
 
 
-def why_schedule_means_nothing(frames: RunFrames, facts: Facts) -> Iterator[str]:
+def why_schedule_means_nothing(frames: RunFrames, facts: RunFacts) -> Iterator[str]:
     counted = sent_of_schedule(frames)
     missed = len(facts.missed_to_stay_s) + len(facts.missed_to_leave_s)
     if counted is None or missed <= _MOST_MISSED * (counted["sent"] + missed):
@@ -190,7 +190,7 @@ FEWEST_TOKENS: Final = 400  # two a part, on average
 RULE: Final = "MSER-5 on the tokens read in 200 parts of the load window"
 
 
-def steady_window(frames: RunFrames, facts: Facts) -> Steady:
+def steady_window(frames: RunFrames, facts: RunFacts) -> Steady:
     if facts.load_s <= 0 or frames.requests.empty:
         return Steady(rule=RULE, note="there was no load")
     if (why := facts.lacks("token lists")) is not None:

@@ -19,7 +19,7 @@ from harness.stats import rate_interval
 NO_ROUNDS: Final = "the workload has no rounds in which all leave"
 
 
-class Rounds(NamedTuple):
+class RoundTotals(NamedTuple):
     """Sums over the rounds of a run that came to their end. `left`: streams that left; `ghosts` of
     them held their slot beyond the deadline, `lost` slots beyond the natural end."""
 
@@ -29,7 +29,7 @@ class Rounds(NamedTuple):
     lost: int
 
 
-def rounds_of(requests: pd.DataFrame) -> Rounds | NotMeasurable:
+def rounds_of(requests: pd.DataFrame) -> RoundTotals | NotMeasurable:
     rows = without_tokens(requests)
     rows = rows[rows["arm"] == TrialArm.OCCUPANCY]
     checks = rows[rows["reference_ns"].notna()]
@@ -44,10 +44,10 @@ def rounds_of(requests: pd.DataFrame) -> Rounds | NotMeasurable:
     ghosts = int((checks["first_token_ns"] > checks["reference_ns"]).sum())
     left = rows[(rows["outcome"] == Outcome.ABANDONED) & rows["first_token_ns"].notna()]
     is_counted = left["abandoned_ns"] <= checks["sent_ns"].max()
-    return Rounds(checks["trial"].nunique(), int(is_counted.sum()), ghosts, lost)
+    return RoundTotals(checks["trial"].nunique(), int(is_counted.sum()), ghosts, lost)
 
 
-def ghost_rate_of(found: Sequence[Rounds], method: str) -> Figure:
+def ghost_rate_of(found: Sequence[RoundTotals], method: str) -> Figure:
     hits, n = sum(one.ghosts for one in found), sum(one.left for one in found)
     if not n:
         return NotMeasurable("no stream left before its end")
@@ -56,10 +56,10 @@ def ghost_rate_of(found: Sequence[Rounds], method: str) -> Figure:
     return figure
 
 
-def occupancy_figures(requests: pd.DataFrame, found: Rounds | NotMeasurable) -> Figures:
+def occupancy_figures(requests: pd.DataFrame, found: RoundTotals | NotMeasurable) -> Figures:
     """`leaked_slots` and `leaked_kv_share`, as far as the run counted them."""
     figures: Figures = {}
-    if isinstance(found, Rounds):
+    if isinstance(found, RoundTotals):
         lost = float(found.lost)
         figures["leaked_slots"] = reading("leaked_slots", lost, method="probe", n=found.rounds)
     rows = requests[requests["arm"] == TrialArm.CAPACITY]

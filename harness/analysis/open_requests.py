@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import without_tokens
 from harness.records import Outcome, Way, WireClose
 from harness.stats import NEVER, Floats, Ints
@@ -90,7 +90,7 @@ def open_in_run(frames: RunFrames) -> OpenRequests:
 _HELD: Final = [way for way in Way if way.stays_open]
 
 
-def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> Ints:
+def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: RunFacts) -> Ints:
     """For each request that was left: the earliest moment at which the load may have reset its
     connection, NEVER if the connection ended as the client left.
 
@@ -109,7 +109,7 @@ def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: Facts) -> 
     return np.where(left["way"].isin(_HELD), resets, NEVER)
 
 
-def reset_warnings(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+def reset_warnings(requests: pd.DataFrame, cancels: pd.DataFrame, facts: RunFacts) -> Iterator[str]:
     held = int(requests.loc[requests["abandoned_ns"].notna(), "way"].isin(_HELD).sum())
     if not held:
         return

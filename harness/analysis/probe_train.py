@@ -49,7 +49,7 @@ _TOLD_APART_SD: Final = 3.0  # standard deviations between two shares of dropped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
+class TrainLatencies:
     """`latency_s` of the cancels at `t0_ns` that could be read; where `censored`, longer than that.
     `ready_low_s` to `ready_high_s`: when the server was ready. `dropped`: readings in a burst, of
     how many, after cancels and in controls."""
@@ -115,7 +115,7 @@ def probe_figures(requests: pd.DataFrame) -> Figures:
     return found
 
 
-def train_of(requests: pd.DataFrame, late_s: float) -> Train | NotMeasurable:
+def train_of(requests: pd.DataFrame, late_s: float) -> TrainLatencies | NotMeasurable:
     rows = without_tokens(requests)
     sample_rows = rows[
         (rows["role"] == Role.PROBE)
@@ -148,7 +148,7 @@ def train_of(requests: pd.DataFrame, late_s: float) -> Train | NotMeasurable:
     low = np.maximum(free_ns - gap_ns - t0_ns, 0.0) / 1e9
     never = sample_rows[~is_served]
     never_s = (never["ended_ns"] - never["reference_ns"]).to_numpy(dtype=np.float64) / 1e9
-    return Train(
+    return TrainLatencies(
         t0_ns=np.concatenate([t0_ns.astype(np.int64), never["reference_ns"].to_numpy(np.int64)]),
         latency_s=np.concatenate([latency, never_s]),
         censored=np.concatenate([is_cut, np.ones(len(never_s), bool)]),
@@ -178,7 +178,7 @@ def _first_own_end(rows: pd.DataFrame, since_ns: Floats, until_ns: Floats) -> Fl
     return np.where(first <= until_ns, first, np.nan)
 
 
-def cancel_latency(trains: Sequence[Train], method: str) -> Figure:
+def cancel_latency(trains: Sequence[TrainLatencies], method: str) -> Figure:
     """Over all runs together. The interval's low end allows for the way to the client."""
     late_s = max(train.late_s for train in trains)
     values = np.concatenate([train.latency_s for train in trains])

@@ -16,7 +16,7 @@ import pandas as pd
 
 from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.figure import Figures, Sample, proportion, same_reason, sampled
-from harness.analysis.run_facts import Facts, is_among
+from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import StepTimes, timeline
 from harness.stats import Ints
 from harness.store.frames import RunFrames
@@ -74,7 +74,7 @@ def pair_refills(
     return refills + list(open_slots)
 
 
-def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
+def slot_refills(frames: RunFrames, facts: RunFacts) -> pd.DataFrame:
     """One row for each wanted slot: request_id (the client's, of the request that had it),
     refill_s, censored, next_schedule (whether the very next schedule took it)."""
     lives, log = timeline(frames), frames.steps
@@ -85,7 +85,7 @@ def slot_refills(frames: RunFrames, facts: Facts) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: RunFacts) -> pd.DataFrame:
     """A request that is handed over gives its slot back before its blocks, and is not cancelled."""
     steps = StepTimes.of(log)
     is_handed_over = lives["reason"] == "handed_over"
@@ -142,14 +142,16 @@ def _schedules(
     return schedules
 
 
-def refills_after_abandons(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def refills_after_abandons(
+    frames: RunFrames, cancels: pd.DataFrame, facts: RunFacts
+) -> pd.DataFrame:
     if cancels.empty or facts.lacks("lifecycle", "steps"):
         return pd.DataFrame({name: [] for name in _REFILL_COLUMNS})
     refills = slot_refills(frames, facts)
     return refills[is_among(refills["request_id"], cancels["request_id"])]
 
 
-def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Figures:
+def refill_figures(refills: pd.DataFrame, cancels: pd.DataFrame, facts: RunFacts) -> Figures:
     why = NOBODY_LEFT if cancels.empty else facts.lacks("lifecycle", "steps")
     if why is not None:
         return same_reason(("slot_refill_s", "refilled_next_schedule"), why)

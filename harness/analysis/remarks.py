@@ -27,8 +27,8 @@ from harness.analysis.plan_failure import (
     planned_to_leave,
     textless_answers,
 )
-from harness.analysis.probe_train import Train
-from harness.analysis.run_facts import Facts
+from harness.analysis.probe_train import TrainLatencies
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.scraped import readings_of, typical_step_s
 from harness.analysis.tokens import (
     COUNTED_BY,
@@ -72,8 +72,8 @@ _BROKEN_OFF: Final = {
 
 def remarks(
     frames: RunFrames,
-    observed: tuple[pd.DataFrame, KillEffects, Train | NotMeasurable],
-    facts: Facts,
+    observed: tuple[pd.DataFrame, KillEffects, TrainLatencies | NotMeasurable],
+    facts: RunFacts,
     figures: Figures,
     summary: Summary,
 ) -> list[Remark]:
@@ -185,7 +185,7 @@ def _about_simulation(simulated: Simulated) -> Iterator[str]:
     )
 
 
-def _about_the_server(facts: Facts) -> Iterator[str]:
+def _about_the_server(facts: RunFacts) -> Iterator[str]:
     busy = facts.idle_before.get("running", 0) + facts.idle_before.get("waiting", 0)
     if busy:
         yield (
@@ -196,7 +196,7 @@ def _about_the_server(facts: Facts) -> Iterator[str]:
         yield f"{facts.lacks('clock')}; figures that rest on both are not measurable"
 
 
-def _not_in_the_log(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+def _not_in_the_log(cancels: pd.DataFrame, facts: RunFacts) -> Iterator[str]:
     if cancels.empty or not facts.has_lifecycle:
         return
     if unseen := int(cancels["arrived_ns"].isna().sum()):
@@ -211,7 +211,7 @@ def _not_in_the_log(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
         )
 
 
-def _ended_before(cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+def _ended_before(cancels: pd.DataFrame, facts: RunFacts) -> Iterator[str]:
     if facts.has_lifecycle and (ended := int((cancels["phase"] == "ended").sum())):
         yield (
             f"{ended} abandoned requests were finished by the server before their user left, or "
@@ -226,7 +226,7 @@ def _about_leaks(in_use: Mapping[str, float]) -> Iterator[str]:
         yield f"{names}: of these, {what} are held by requests that are still running (ghosts)"
 
 
-def _too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+def _too_little_left(frames: RunFrames, cancels: pd.DataFrame, facts: RunFacts) -> Iterator[str]:
     """An abandoned request must have twice the settle time left to run on its own. Races for the
     last token have not, by their plan."""
     step_s, settle_s = typical_step_s(frames), facts.settle_s
@@ -258,7 +258,7 @@ def _remedy(frames: RunFrames, step_s: float, settle_s: float) -> str:
     )
 
 
-def _about_queued(frames: RunFrames, facts: Facts) -> Iterator[str]:
+def _about_queued(frames: RunFrames, facts: RunFacts) -> Iterator[str]:
     planned = int((frames.requests["plan"] == QUEUED).sum())
     if not planned or facts.has_lifecycle or "waiting" not in facts.metric_names:
         return
@@ -276,8 +276,8 @@ def _about_queued(frames: RunFrames, facts: Facts) -> Iterator[str]:
         )
 
 
-def _about_the_train(train: Train | NotMeasurable) -> Iterator[str]:
-    if isinstance(train, Train) and train.drops_differ():
+def _about_the_train(train: TrainLatencies | NotMeasurable) -> Iterator[str]:
+    if isinstance(train, TrainLatencies) and train.drops_differ():
         (after, n), (controls, m) = train.dropped, train.dropped_controls
         yield (
             f"the stall guard dropped {after} of {n} readings after a cancel, but {controls} of "
@@ -291,7 +291,7 @@ def _unwatched_load(frames: RunFrames) -> Iterator[str]:
         yield "the load did not watch itself: how late its stamps are is not known"
 
 
-def _about_leftovers(facts: Facts, figures: Mapping[str, Figure]) -> Iterator[str]:
+def _about_leftovers(facts: RunFacts, figures: Mapping[str, Figure]) -> Iterator[str]:
     ghosts = figures.get("ghost_rate")
     left = facts.idle_change("running")
     if not isinstance(ghosts, Metric) or ghosts.method == "exact" or not left or left < 0:
@@ -365,7 +365,7 @@ def _about_warm_up(steady: Steady | None) -> Iterator[str]:
         )
 
 
-def _about_races(requests: pd.DataFrame, cancels: pd.DataFrame, facts: Facts) -> Iterator[str]:
+def _about_races(requests: pd.DataFrame, cancels: pd.DataFrame, facts: RunFacts) -> Iterator[str]:
     raced = requests[requests["plan"] == RACE]
     late = int((raced["outcome"] == Outcome.COMPLETED).sum())
     left = cancels[cancels["plan"] == RACE]

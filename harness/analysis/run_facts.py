@@ -19,7 +19,7 @@ ON_CPU: Final = "the engine computes on the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Facts:
+class RunFacts:
     """Nanoseconds are of the monotonic clock; nothing of the server is known after
     `observed_until_ns`.
 
@@ -128,7 +128,7 @@ def _change(before: dict[str, float], after: dict[str, float], role: str) -> flo
     return after[role] - before[role] if role in before and role in after else None
 
 
-def run_facts(frames: RunFrames) -> Facts:
+def run_facts(frames: RunFrames) -> RunFacts:
     manifest = frames.manifest
     target = manifest.get("target") or {}
     config, spec = target.get("config") or {}, target.get("spec") or {}
@@ -145,7 +145,7 @@ def run_facts(frames: RunFrames) -> Facts:
     workers = config.get("workers") or ()
     has_two_tiers = is_disaggregated(workers)
     num_workers = max(1, len(workers)) * (1 + has_two_tiers)
-    return Facts(
+    return RunFacts(
         status=manifest.get("status", "complete"),
         engine=target.get("engine") or "the server",
         settle_s=float("inf") if settle_s is None else float(settle_s),

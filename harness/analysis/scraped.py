@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from harness.analysis.run_facts import Facts
+from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import token_gaps
 from harness.records import has_labels, page_of
 from harness.stats import Floats, Ints
@@ -19,7 +19,7 @@ from harness.store.frames import RunFrames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class ScrapedReadings:
     """Values at ascending times (ns). A change had happened up to `lag_ns` before it shows.
 
     A time is the middle of a reading; it was begun at `began_ns` and took `took_ns`.
@@ -36,7 +36,7 @@ class Readings:
         return len(self.t_ns)
 
 
-def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
+def readings_of(frames: RunFrames, facts: RunFacts, role: str) -> ScrapedReadings | None:
     """All scrapes of a role, summed over its series, or of one page alone if each page repeats it;
     None if the target never showed it.
 
@@ -61,7 +61,7 @@ def readings_of(frames: RunFrames, facts: Facts, role: str) -> Readings | None:
     shown = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"]
     values = shown.sum().reindex(np.unique(turns)).ffill().fillna(0.0)
     began_ns = (samples["t_ns"] - samples["duration_ns"] // 2).groupby(turns).min()
-    return Readings(
+    return ScrapedReadings(
         t_ns=scrape_times_ns(frames),
         began_ns=began_ns.to_numpy().astype(np.int64),
         took_ns=samples["duration_ns"].groupby(turns).max().to_numpy().astype(np.int64),
@@ -77,7 +77,7 @@ def scrape_times_ns(frames: RunFrames) -> Ints:
     return samples["t_ns"].groupby(_turns(frames)).mean().to_numpy().astype(np.int64)
 
 
-def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
+def lag_ns(frames: RunFrames, facts: RunFacts, role: str) -> int:
     """How old a role's value can be by its target's refresh rule, plus half the time of a scrape:
     the page is made at some moment during it. Without a known step, a rule in steps adds nothing:
     see `why_no_lag`."""
@@ -88,7 +88,7 @@ def lag_ns(frames: RunFrames, facts: Facts, role: str) -> int:
     return half_ns + int((steps * step_s + seconds) * 1e9)
 
 
-def why_no_lag(frames: RunFrames, facts: Facts, role: str) -> str | None:
+def why_no_lag(frames: RunFrames, facts: RunFacts, role: str) -> str | None:
     steps, _ = facts.lags.get(role, (0.0, 0.0))
     if not steps or met_step_s(frames) is not None:
         return None

@@ -50,7 +50,7 @@ from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import refill_figures, refills_after_abandons
 from harness.analysis.remarks import flags, remarks
 from harness.analysis.replicas import by_replica, over_replicas
-from harness.analysis.run_facts import Facts, run_facts
+from harness.analysis.run_facts import RunFacts, run_facts
 from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
 from harness.metrics import METRICS, WASTED_TOKENS
 from harness.records import Metric, Outcome, Simulated, Summary
@@ -64,7 +64,7 @@ _MORE_THAN_TRIALS: Final = 10**12
 class Observed:
     """The data of a run behind the figures of samples, without its logs: runs can be pooled."""
 
-    facts: Facts
+    facts: RunFacts
     requests: pd.DataFrame
     probes: pd.DataFrame
     cancels: pd.DataFrame
@@ -198,7 +198,7 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
     return figures
 
 
-def _over_read(requests: pd.DataFrame, facts: Facts) -> Figures:
+def _over_read(requests: pd.DataFrame, facts: RunFacts) -> Figures:
     why = facts.lacks("token lists")
     return over_read_figures(requests) if why is None else same_reason(("over_read_tokens",), why)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.gpu import energy_curves
-from harness.analysis.run_facts import Facts, is_among
+from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames
@@ -27,7 +27,7 @@ _SINCE_T0: Final = (
 
 
 def wasted(
-    cancels: pd.DataFrame, branches: pd.DataFrame, frames: RunFrames, facts: Facts
+    cancels: pd.DataFrame, branches: pd.DataFrame, frames: RunFrames, facts: RunFacts
 ) -> pd.DataFrame:
     """The waste of each abandoned request, over all its branches; NaN if not known.
 
@@ -47,7 +47,7 @@ def wasted(
     )
 
 
-def _spent(branches: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFrame:
+def _spent(branches: pd.DataFrame, frames: RunFrames, facts: RunFacts) -> pd.DataFrame:
     n, t0 = len(branches), branches["t0_ns"].to_numpy(dtype=np.int64)
     spent = pd.DataFrame(np.nan, index=branches.index, columns=["sampled", *_SINCE_T0])
     if not facts.has_lifecycle:
@@ -83,7 +83,7 @@ def _spent(branches: pd.DataFrame, frames: RunFrames, facts: Facts) -> pd.DataFr
     return spent
 
 
-def _end_of(stamps: pd.Series, t0: Ints, facts: Facts) -> Ints:
+def _end_of(stamps: pd.Series, t0: Ints, facts: RunFacts) -> Ints:
     last = np.maximum(t0, facts.observed_until_ns)
     return np.where(stamps.isna(), last, stamps.to_numpy(dtype=np.int64, na_value=0))
 

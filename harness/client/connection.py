@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import httpx
 
 from harness.client.connect import Tls
-from harness.client.http1 import MAX_HEAD_BYTES, Answer, endless
+from harness.client.http1 import MAX_HEAD_BYTES, Http1Response, endless
 from harness.client.receiver import Take, receiver
 from harness.errors import in_words
 
@@ -121,7 +121,7 @@ class RelayProcess(MortalProcess):
             self.place = f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-class Connection(Answer):
+class Http1Connection(Http1Response):
     """`received_ns` is when the latest bytes came, before anything was done with them. `limit` may
     be changed at any time: it holds in addition to `timeout_s`, the longest wait for the next
     bytes. `pass_on` takes the connection over when it could carry another request."""
@@ -138,7 +138,7 @@ class Connection(Answer):
         self.sock = sock
         self.tls = tls
         self.owner: ClientProcess | None = None
-        self.pass_on: Callable[[Connection], None] | None = None
+        self.pass_on: Callable[[Http1Connection], None] | None = None
         self.leaves_at_ns: int | None = None
         self.received_ns = 0
         self.received_bytes = 0  # before the headers were complete

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from harness.client.chunk import EXPIRED, CancellationInfo, Choice, Chunk, Look
 from harness.client.loose import shown
 from harness.client.server_error import NO_REASON
-from harness.client.states import Signal
+from harness.client.states import StreamSignal
 from harness.client.words import end_of, is_abort, is_error_text, is_failure
 
 ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
@@ -17,8 +17,8 @@ NO_STREAM: Final = "the server sent no stream of events, but"
 _MOST_UNREAD: Final = 1000  # events in a row
 
 
-class Failure(NamedTuple):
-    signal: Signal
+class StreamFailure(NamedTuple):
+    signal: StreamSignal
     why: str
 
 
@@ -27,7 +27,7 @@ def says_something(look: Look) -> bool:
     return any(said) or look.is_done or look.ends
 
 
-class Ending:
+class StreamEnding:
     """`reason`: the last finish reason. `means_nothing`: text came after a finish reason of all
     answers, so reasons that come with text end nothing. `unread`: the first data that made no
     sense. `_notice`: the last message that was neither an error nor text, and the tokens read by
@@ -59,7 +59,7 @@ class Ending:
         """A server may not know `n`."""
         self._unfinished = number
 
-    def note(self, look: Look, tokens_read: int) -> Failure | None:
+    def note(self, look: Look, tokens_read: int) -> StreamFailure | None:
         """What an event says that is no part of the answer."""
         if look.notice is not None:
             self._notice = (look.notice, tokens_read)
@@ -72,9 +72,9 @@ class Ending:
         if self._unread_in_a_row <= _MOST_UNREAD:
             return None
         error = f"{_MOST_UNREAD} events without a token make no sense"
-        return Failure(Signal.ERROR, self.with_unread(error, tokens_read))
+        return StreamFailure(StreamSignal.ERROR, self.with_unread(error, tokens_read))
 
-    def finish(self, chunk: Chunk, tokens_read: int) -> Failure | None:
+    def finish(self, chunk: Chunk, tokens_read: int) -> StreamFailure | None:
         """By the finish reasons of its choices. `tokens_read`: with the chunk's own."""
         for choice in chunk.choices:
             reason = end_of(choice.finish_reason)
@@ -87,14 +87,14 @@ class Ending:
             self._unfinished -= 1
         return None
 
-    def _failure(self, reason: str, info: CancellationInfo | None) -> Failure | None:
+    def _failure(self, reason: str, info: CancellationInfo | None) -> StreamFailure | None:
         why = info.reason if info else None
         if is_abort(reason):
-            signal = Signal.EXPIRE if why == EXPIRED else Signal.ABORT
-            return Failure(signal, f"the server aborted the request: {why or NO_REASON}")
+            signal = StreamSignal.EXPIRE if why == EXPIRED else StreamSignal.ABORT
+            return StreamFailure(signal, f"the server aborted the request: {why or NO_REASON}")
         if is_failure(reason):
             error = f"the server ended the answer with the finish reason {reason!r}"
-            return Failure(Signal.ERROR, f"{error}: {why}" if why else error)
+            return StreamFailure(StreamSignal.ERROR, f"{error}: {why}" if why else error)
         return None
 
     def is_an_end(self, choices: Sequence[Choice]) -> bool:

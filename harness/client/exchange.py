@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
-from harness.client.connection import Connection
+from harness.client.connection import Http1Connection
 from harness.client.conversation import Conversation, limits
 from harness.client.discarded import Discarded
 from harness.client.http_requests import HttpClient
@@ -55,7 +55,7 @@ class StreamClient(HttpClient):
         wire: WireLog | None = None,
     ) -> None:
         super().__init__(plan, api_key=api_key, wire=wire)
-        self.lingering: list[Connection] = []
+        self.lingering: list[Http1Connection] = []
         self.give_up = give_up
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class StreamClient(HttpClient):
         return sum(frontend.transport.num_reused for frontend in self._frontends)
 
     def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> Conversation:
-        return Exchange(self, self.build(spec, prompt), spec, leave_rule)
+        return Http1Exchange(self, self.build(spec, prompt), spec, leave_rule)
 
     def build(self, spec: RequestSpec, prompt: str) -> WireRequest:
         raw_path, fields, encoded = self.message(spec, prompt)
@@ -97,7 +97,7 @@ class StreamClient(HttpClient):
         )
 
 
-def _read_refusal(connection: Connection) -> bytes:
+def _read_refusal(connection: Http1Connection) -> bytes:
     """The body of an error, as far as it comes; its status has already decided the outcome. For a
     redirect and a compressed body, an explanation instead."""
     if 300 <= connection.status_code < 400 and (place := connection.header(b"location")):
@@ -114,7 +114,7 @@ def _read_refusal(connection: Connection) -> bytes:
     return body
 
 
-class Exchange:
+class Http1Exchange:
     """Sends one request, and reads the answer until it ends, or its user leaves after `_think_ns`
     (None: reads on)."""
 
@@ -142,7 +142,7 @@ class Exchange:
         self._has_tokens = False
         self._leaves_at_once = self._is_leaving = self._waits = False
         self._resumed: Event | None = None  # of a user that reads nothing for a while
-        self._connection: Connection | None = None
+        self._connection: Http1Connection | None = None
         self._discarded: Discarded | None = None
         self.bytes_read = 0  # of the body
 
@@ -238,7 +238,7 @@ class Exchange:
             t0_ns = time.perf_counter_ns()
             self.stream.leave(t0_ns, think_ns=think_ns or 0, wire_close=WireClose.UNOPENED)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: Http1Connection) -> None:
         stream, self._connection = self.stream, connection
 
         def take(chunk: bytes, t_ns: int) -> bool:
@@ -279,7 +279,7 @@ class Exchange:
         self.stream.finish()
         self.stream.body_ended(now_ns)
 
-    def _take(self, connection: Connection, chunk: bytes, t_ns: int) -> bool:
+    def _take(self, connection: Http1Connection, chunk: bytes, t_ns: int) -> bool:
         """Read; return whether to read on at once, as after most tokens."""
         stream = self.stream
         self.bytes_read += len(chunk)
@@ -293,7 +293,7 @@ class Exchange:
             return False
         return self._think_ns is None and stream.outcome is None and not self.is_stalled
 
-    def _think_and_leave(self, connection: Connection, think_ns: int) -> None:
+    def _think_and_leave(self, connection: Http1Connection, think_ns: int) -> None:
         stream, self._is_leaving = self.stream, True
         if not self._read_last(connection, think_ns):
             return
@@ -313,7 +313,7 @@ class Exchange:
         if self._way.reads_on:
             self._read_on(connection)
 
-    def _read_last(self, connection: Connection, think_ns: int) -> bool:
+    def _read_last(self, connection: Http1Connection, think_ns: int) -> bool:
         """Read what comes while the user thinks. False: the answer has ended by then."""
         if self._discarded is not None:
             self._discarded.take(connection.receive_raw_present())
@@ -326,7 +326,7 @@ class Exchange:
             self._read_until(connection, leaves_at_ns)
         return self.stream.can_leave and not connection.is_complete
 
-    def _read_until(self, connection: Connection, leaves_at_ns: int) -> None:
+    def _read_until(self, connection: Http1Connection, leaves_at_ns: int) -> None:
         """Read while the user thinks, then what has arrived by then. Bytes that arrive during this
         last read stay unread: a server that never pauses would otherwise keep the user for ever."""
         stream = self.stream
@@ -339,7 +339,7 @@ class Exchange:
         while stream.can_leave and (chunk := next(present, None)) is not None:
             self._reader.read(chunk, connection.received_ns)
 
-    def _ask_to_cancel(self, connection: Connection, think_ns: int) -> None:
+    def _ask_to_cancel(self, connection: Http1Connection, think_ns: int) -> None:
         request = self._client.build_cancel(self._spec)
         asking = self.frontend.transport.connect(request)
         try:
@@ -359,12 +359,12 @@ class Exchange:
         finally:
             asking.close()
 
-    def _read_on(self, connection: Connection) -> None:
+    def _read_on(self, connection: Http1Connection) -> None:
         with suppress(httpx.TimeoutException):
             self._read_to_the_end(connection)
             self._reader.end()
 
-    def _read_to_the_end(self, connection: Connection) -> None:
+    def _read_to_the_end(self, connection: Http1Connection) -> None:
         """However it ends; raises a time-out only."""
         try:
             if not connection.has_head:

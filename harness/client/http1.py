@@ -18,7 +18,7 @@ _SHOWN_BYTES: Final = 24
 _SENT_AS_IT_IS: Final = frozenset({b"", b"identity"})
 
 
-class Answer:
+class Http1Response:
     """`headers` are the final answer's, without trailers. `may_go_on`: the connection could carry
     another answer. `broken`: the error to raise when the bytes before it (`_body`) have been taken.
     """

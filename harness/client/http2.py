@@ -31,7 +31,7 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 
 from harness.client.connect import Tls, connect, dns_of
-from harness.client.http_requests import Frontend, HttpClient
+from harness.client.http_requests import HttpClient, TargetFrontend
 from harness.client.reader import Reader, StreamReader, TappedReader
 from harness.client.sse import EndlessEventError
 from harness.client.wire_log import WireLog
@@ -153,7 +153,7 @@ class Http2Client(HttpClient):
     def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Http2Exchange":
         return Http2Exchange(self, spec, prompt, leave_rule)
 
-    def connection(self, frontend: Frontend) -> Http2Connection:
+    def connection(self, frontend: TargetFrontend) -> Http2Connection:
         """One with room. Raises httpx.TransportError, and NoHttp2Error."""
         for one in self._connections:
             if one.why_lost is None and len(one.calls) < STREAMS:

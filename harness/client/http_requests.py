@@ -16,7 +16,7 @@ from harness.workload.target import Target
 Message = tuple[bytes, list[tuple[bytes, bytes]], bytes]  # path, header fields, body
 
 
-class Frontend:
+class TargetFrontend:
     """One of the server's frontends. A user keeps to one."""
 
     def __init__(self, url: str, number: int, plan: LoadPlan, api_key: str | None) -> None:
@@ -40,13 +40,13 @@ class HttpClient(LoadClient):
         super().__init__(plan)
         self.wire = wire
         urls = enumerate(plan.urls or [plan.url])
-        self._frontends = [Frontend(url, number, plan, api_key) for number, url in urls]
+        self._frontends = [TargetFrontend(url, number, plan, api_key) for number, url in urls]
 
     def close(self) -> None:
         for frontend in self._frontends:
             frontend.transport.close()
 
-    def frontend_of(self, user: int) -> Frontend:
+    def frontend_of(self, user: int) -> TargetFrontend:
         return self._frontends[user % len(self._frontends)]
 
     def machine(self, spec: RequestSpec, sent_ns: int) -> StreamMachine:

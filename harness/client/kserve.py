@@ -74,7 +74,7 @@ def use_gevent() -> None:
     init_gevent()
 
 
-class Endpoint:
+class KServeEndpoint:
     """A server's place, and the channel that most calls share. `address`: of its host, if the run
     has found it. `is_connected`: a request has gone out on that channel."""
 
@@ -121,13 +121,13 @@ class KServeClient(LoadClient):
         assert plan.target.kserve is not None
         self.source = plan.target.kserve
         self._endpoints = [
-            Endpoint(url, plan.ca_file, plan.address) for url in plan.urls or [plan.url]
+            KServeEndpoint(url, plan.ca_file, plan.address) for url in plan.urls or [plan.url]
         ]
         self.metadata = [(name.lower(), value) for name, value in plan.headers.items()]
         if api_key is not None:
             self.metadata.append(("authorization", f"Bearer {api_key}"))
 
-    def frontend_of(self, user: int) -> tuple[int, Endpoint]:
+    def frontend_of(self, user: int) -> tuple[int, KServeEndpoint]:
         number = user % len(self._endpoints)
         return number, self._endpoints[number]
 
@@ -135,11 +135,11 @@ class KServeClient(LoadClient):
         for endpoint in self._endpoints:
             endpoint.shared.close()
 
-    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "Call":
+    def begin(self, spec: RequestSpec, prompt: str, leave_rule: LeaveRule) -> "KServeCall":
         way = None if spec.way is None else spec.way.over(Protocol.GRPC)
         model = self.source.model or self.plan.model
         request = infer_request(self.source, model, spec, prompt)
-        return Call(self, request, replace(spec, way=way), leave_rule)
+        return KServeCall(self, request, replace(spec, way=way), leave_rule)
 
 
 def infer_request(
@@ -156,7 +156,7 @@ def infer_request(
     return request
 
 
-class Call:
+class KServeCall:
     """`_leaves_at_ns`: when the user leaves; None: not known yet, or never. `_is_out`: the request
     has left this process, so that the server can have it."""
 

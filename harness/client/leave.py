@@ -7,7 +7,7 @@
                    server this host is gone. Linux only, without a privilege; elsewhere it is
                    STOP_READING, and `wire_close` says so
     KILLED         the process that owns the connection gets a SIGKILL
-    CANCEL         the server's cancel endpoint is asked, and the stream read on (`Exchange`)
+    CANCEL         the server's cancel endpoint is asked, and the stream read on (`Http1Exchange`)
 
 The ways over gRPC are in kserve.py. To add a way: name it in `Way` with its properties
 (harness/records.py), act on it in `_act` below, label it in dashboards/sections/cancel.py, and give
@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from harness.client.connection import Connection
+from harness.client.connection import Http1Connection
 from harness.errors import in_words
 from harness.records import Way, WireClose
 
@@ -45,14 +45,14 @@ class CloseResult(NamedTuple):
     wire_close: WireClose
 
 
-def leave(way: Way, connection: Connection) -> CloseResult:
+def leave(way: Way, connection: Http1Connection) -> CloseResult:
     left = _act(way, connection)
     # On a shared core the server should wake up to the close before this process continues.
     os.sched_yield()
     return left
 
 
-def _act(way: Way, connection: Connection) -> CloseResult:
+def _act(way: Way, connection: Http1Connection) -> CloseResult:
     match way:
         case Way.FIN:
             t0_ns = time.perf_counter_ns()
@@ -80,7 +80,7 @@ def _act(way: Way, connection: Connection) -> CloseResult:
             raise ValueError(f"{way} is no act on the connection itself")
 
 
-def _half_close(connection: Connection) -> CloseResult:
+def _half_close(connection: Http1Connection) -> CloseResult:
     t0_ns = time.perf_counter_ns()
     connection.say_last()
     try:
@@ -90,7 +90,7 @@ def _half_close(connection: Connection) -> CloseResult:
     return CloseResult(t0_ns, WireClose.FIN)
 
 
-def _vanish(connection: Connection) -> CloseResult:
+def _vanish(connection: Http1Connection) -> CloseResult:
     connection.is_kept = True
     instructions = ctypes.create_string_buffer(_DROP_ALL)
     program = struct.pack("HP", 1, ctypes.addressof(instructions))

@@ -14,7 +14,7 @@ import gevent
 from gevent.event import Event
 
 from harness.client.conversation import Conversation
-from harness.client.exchange import Exchange
+from harness.client.exchange import Http1Exchange
 from harness.client.session import LoadSession
 from harness.client.transport import GaveUpError
 from harness.records import RequestRow, Way
@@ -97,21 +97,21 @@ class LiveStream:
         return () if self._conversation is None else self._conversation.stream.event_tokens
 
     def set_aside(self) -> bool:
-        """See Exchange. False over other protocols, too."""
-        return isinstance(self._conversation, Exchange) and self._conversation.set_aside()
+        """See Http1Exchange. False over other protocols, too."""
+        return isinstance(self._conversation, Http1Exchange) and self._conversation.set_aside()
 
     @property
     def is_unread(self) -> bool:
         """Its tokens are not taken in: it is drained, or its user does not read for a while."""
-        return isinstance(self._conversation, Exchange) and self._conversation.is_stalled
+        return isinstance(self._conversation, Http1Exchange) and self._conversation.is_stalled
 
     def discard(self) -> None:
         self.exchange.discard()
 
     @property
-    def exchange(self) -> Exchange:
+    def exchange(self) -> Http1Exchange:
         """Over HTTP/1.1 alone."""
-        assert isinstance(self._conversation, Exchange)
+        assert isinstance(self._conversation, Http1Exchange)
         return self._conversation
 
     def join(self, timeout_s: float | None = None) -> RequestRow | None:

@@ -22,7 +22,7 @@ class State(Enum):
     REFUSED = auto()
 
 
-class Signal(Enum):
+class StreamSignal(Enum):
     ACCEPT = auto()
     TURN_AWAY = auto()
     REFUSE = auto()
@@ -38,39 +38,39 @@ class Signal(Enum):
     CUT = auto()  # the run ended
 
 
-Targets = dict[Signal, State | Outcome]
+Targets = dict[StreamSignal, State | Outcome]
 _UNANSWERED: Final[Targets] = {
-    Signal.TIMEOUT: Outcome.TIMED_OUT,
-    Signal.BREAK: Outcome.FAILED,
-    Signal.CUT: Outcome.CUT_OFF,
+    StreamSignal.TIMEOUT: Outcome.TIMED_OUT,
+    StreamSignal.BREAK: Outcome.FAILED,
+    StreamSignal.CUT: Outcome.CUT_OFF,
 }
 _IN_STREAM: Final[Targets] = {
-    Signal.ERROR: Outcome.FAILED,
-    Signal.ABORT: Outcome.FAILED,
-    Signal.EXPIRE: Outcome.TIMED_OUT,
-    Signal.FINISH: State.FINISHED,
-    Signal.TOKEN: State.READING,
+    StreamSignal.ERROR: Outcome.FAILED,
+    StreamSignal.ABORT: Outcome.FAILED,
+    StreamSignal.EXPIRE: Outcome.TIMED_OUT,
+    StreamSignal.FINISH: State.FINISHED,
+    StreamSignal.TOKEN: State.READING,
 }
 _STREAMING: Final[Targets] = {
     **_UNANSWERED,
     **_IN_STREAM,
-    Signal.BODY_END: Outcome.FAILED,
-    Signal.LEAVE: Outcome.ABANDONED,
+    StreamSignal.BODY_END: Outcome.FAILED,
+    StreamSignal.LEAVE: Outcome.ABANDONED,
 }
 
 
 def _however_it_ends(outcome: Outcome) -> Targets:
-    ends = (Signal.BODY_END, Signal.TIMEOUT, Signal.BREAK, Signal.CUT)
+    ends = (StreamSignal.BODY_END, StreamSignal.TIMEOUT, StreamSignal.BREAK, StreamSignal.CUT)
     return dict.fromkeys(ends, outcome)
 
 
 TRANSITIONS: Final[dict[State, Targets]] = {
     State.SENT: {
         **_UNANSWERED,
-        Signal.ACCEPT: State.ACCEPTED,
-        Signal.TURN_AWAY: State.BUSY,
-        Signal.REFUSE: State.REFUSED,
-        Signal.LEAVE: Outcome.ABANDONED,
+        StreamSignal.ACCEPT: State.ACCEPTED,
+        StreamSignal.TURN_AWAY: State.BUSY,
+        StreamSignal.REFUSE: State.REFUSED,
+        StreamSignal.LEAVE: Outcome.ABANDONED,
     },
     State.ACCEPTED: _STREAMING,
     State.READING: _STREAMING,

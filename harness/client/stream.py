@@ -21,12 +21,12 @@ from typing import Final, Literal
 from harness.client.chunk import NONSENSE, Choice, Chunk, Look, Usage
 from harness.client.dialect import COMPLETIONS, Dialect
 from harness.client.ending import ENDED_EARLY as ENDED_EARLY
-from harness.client.ending import NO_ANSWER, NO_STREAM, Ending, Failure, says_something
+from harness.client.ending import NO_ANSWER, NO_STREAM, StreamEnding, StreamFailure, says_something
 from harness.client.length import Length
 from harness.client.loose import shown, values_of
 from harness.client.server_error import error_message, refusal_message
 from harness.client.sse import STRAY
-from harness.client.states import TRANSITIONS, IllegalSignalError, Signal, State
+from harness.client.states import TRANSITIONS, IllegalSignalError, State, StreamSignal
 from harness.client.token_count import TokenCount
 from harness.client.words import end_of, is_error_name, is_error_text
 from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
@@ -75,7 +75,7 @@ class StreamMachine:
             asked=asked,
         )
         self._count = self._tokens.of
-        self._ending = Ending(spec.n)
+        self._ending = StreamEnding(spec.n)
         self._last_event = b""
         self._keeps_text = spec.role is Role.CANARY
         self._length = Length(spec.max_tokens, spec.n, keeps_text=self._keeps_text)
@@ -89,7 +89,7 @@ class StreamMachine:
 
     @property
     def can_leave(self) -> bool:
-        return self.outcome is None and Signal.LEAVE in TRANSITIONS[self.state]
+        return self.outcome is None and StreamSignal.LEAVE in TRANSITIONS[self.state]
 
     @property
     def token_times_ns(self) -> Sequence[int]:
@@ -153,9 +153,11 @@ class StreamMachine:
     def headers(self, status_code: int) -> None:
         self._status_code = status_code
         if status_code == 200:
-            self._apply(Signal.ACCEPT)
+            self._apply(StreamSignal.ACCEPT)
         else:
-            self._apply(Signal.TURN_AWAY if status_code in _BUSY_STATUSES else Signal.REFUSE)
+            self._apply(
+                StreamSignal.TURN_AWAY if status_code in _BUSY_STATUSES else StreamSignal.REFUSE
+            )
 
     def event(self, data: bytes, t_ns: int, name: bytes = b"") -> None:
         """Nearly every token takes the first of three ways; the second is for whatever the quick
@@ -192,22 +194,22 @@ class StreamMachine:
         self.event(data, t_ns, name)
 
     def accept(self) -> None:
-        self._apply(Signal.ACCEPT)
+        self._apply(StreamSignal.ACCEPT)
 
     def turn_away(self, t_ns: int, why: str) -> None:
-        self._apply(Signal.TURN_AWAY)
-        self._end(Signal.BODY_END, t_ns, why)
+        self._apply(StreamSignal.TURN_AWAY)
+        self._end(StreamSignal.BODY_END, t_ns, why)
 
     def chunk(self, chunk: Chunk, t_ns: int) -> None:
         if self.outcome is Outcome.ABANDONED:
             self._late_chunk(chunk)
         elif chunk.error is not None:
-            self._end(Signal.ERROR, t_ns, error_message(chunk.error))
+            self._end(StreamSignal.ERROR, t_ns, error_message(chunk.error))
         else:
             self._read_chunk(chunk, t_ns)
 
     def finish(self) -> None:
-        self._apply(Signal.FINISH)
+        self._apply(StreamSignal.FINISH)
 
     def answer(self, body: bytes, t_ns: int) -> None:
         """An answer in one piece."""
@@ -218,13 +220,13 @@ class StreamMachine:
         look = next(iter(self._look(body, b"")), Look(unread=f"{shown(body)} is no answer"))
         self._ending.unread = look.unread
         if look.error is not None:
-            self._end(Signal.ERROR, t_ns, look.error)
+            self._end(StreamSignal.ERROR, t_ns, look.error)
         else:
             self._read_answer(look, t_ns)
 
     def refusal(self, body: bytes, t_ns: int) -> None:
         assert self._status_code is not None
-        self._end(Signal.BODY_END, t_ns, refusal_message(self._status_code, body))
+        self._end(StreamSignal.BODY_END, t_ns, refusal_message(self._status_code, body))
 
     def body_ended(self, t_ns: int) -> None:
         """The response to an accepted stream is complete; after leaving also one that broke."""
@@ -237,21 +239,23 @@ class StreamMachine:
         ending = self._ending
         is_open = self.state in (State.ACCEPTED, State.READING)
         if is_open and ending.has_finished_by(self.tokens_read):
-            self._apply(Signal.FINISH)
-        self._end(Signal.BODY_END, t_ns, ending.with_last_words(ENDED_EARLY, self.tokens_read))
+            self._apply(StreamSignal.FINISH)
+        self._end(
+            StreamSignal.BODY_END, t_ns, ending.with_last_words(ENDED_EARLY, self.tokens_read)
+        )
 
     # Events of the user, the line and the run
 
     def leave(self, t0_ns: int, *, think_ns: int, wire_close: WireClose) -> None:
-        self._end(Signal.LEAVE, t0_ns, None)
+        self._end(StreamSignal.LEAVE, t0_ns, None)
         self._think_ns = think_ns
         self._wire_close = wire_close
 
     def time_out(self, t_ns: int, why: str) -> None:
-        self._break(Signal.TIMEOUT, t_ns, why)
+        self._break(StreamSignal.TIMEOUT, t_ns, why)
 
     def break_off(self, t_ns: int, why: str) -> None:
-        self._break(Signal.BREAK, t_ns, why)
+        self._break(StreamSignal.BREAK, t_ns, why)
 
     def complain(self, problem: str) -> None:
         self._error = problem
@@ -260,7 +264,7 @@ class StreamMachine:
         if self.outcome is Outcome.ABANDONED:  # reads on, so that this ends the request
             self.outcome, self._ended_ns = Outcome.CUT_OFF, t_ns
         else:
-            self._end(Signal.CUT, t_ns, None)
+            self._end(StreamSignal.CUT, t_ns, None)
 
     def row(self) -> RequestRow:
         if self.outcome is None or self._ended_ns is None:
@@ -311,7 +315,7 @@ class StreamMachine:
 
     # Decisions
 
-    def _apply(self, signal: Signal) -> None:
+    def _apply(self, signal: StreamSignal) -> None:
         target = None if self.outcome else TRANSITIONS[self.state].get(signal)
         if target is None:
             raise IllegalSignalError(f"{signal.name} cannot happen to {self!r}")
@@ -320,16 +324,16 @@ class StreamMachine:
         else:
             self.outcome = target
 
-    def _end(self, signal: Signal, t_ns: int, error: str | None) -> None:
+    def _end(self, signal: StreamSignal, t_ns: int, error: str | None) -> None:
         self._apply(signal)
         self._ended_ns = t_ns
         self._error = error
 
-    def _break(self, signal: Signal, t_ns: int, why: str) -> None:
+    def _break(self, signal: StreamSignal, t_ns: int, why: str) -> None:
         if self.outcome is not None or not self._look_again(t_ns):
             self._end(signal, t_ns, why)
 
-    def _fail(self, failure: Failure, t_ns: int) -> None:
+    def _fail(self, failure: StreamFailure, t_ns: int) -> None:
         self._end(failure.signal, t_ns, failure.why)
 
     def _read_look(self, look: Look, t_ns: int) -> None:
@@ -337,7 +341,7 @@ class StreamMachine:
         if look.error is not None:
             is_in_place = look.is_plain and self.state is State.ACCEPTED
             error = f"{NO_STREAM} {look.error!r}" if is_in_place else look.error
-            self._end(Signal.ERROR, t_ns, error)
+            self._end(StreamSignal.ERROR, t_ns, error)
         elif failure is not None:
             self._fail(failure, t_ns)
         elif look.is_done:
@@ -348,7 +352,7 @@ class StreamMachine:
                     choice.message = None
             self._read_chunk(look, t_ns)
             if look.ends and self.outcome is None and self._has_answer():
-                self._apply(Signal.FINISH)
+                self._apply(StreamSignal.FINISH)
 
     def _look_again(self, t_ns: int) -> bool:
         """What the quick reader may have passed over in the last event with text, if no other has
@@ -358,14 +362,14 @@ class StreamMachine:
             return False
         for look in self._look(self._last_event, b"")[:1]:
             if look.error is not None:
-                self._end(Signal.ERROR, t_ns, look.error)
+                self._end(StreamSignal.ERROR, t_ns, look.error)
                 return True
             if look.usage is not None:
                 self._fill_in(look.usage)
                 self._usage = look.usage
             self._note_finish(look, t_ns)
             if look.ends and self.outcome is None:
-                self._apply(Signal.FINISH)
+                self._apply(StreamSignal.FINISH)
         return self.outcome is not None
 
     def _has_answer(self) -> bool:
@@ -378,12 +382,12 @@ class StreamMachine:
             return
         ending, words = self._ending, self._ending.doubt(self.tokens_read)
         if words is not None:
-            self._end(Signal.ERROR, t_ns, words)
+            self._end(StreamSignal.ERROR, t_ns, words)
         elif self._has_answer() or ending.reason is not None:
-            self._apply(Signal.FINISH)
+            self._apply(StreamSignal.FINISH)
             self._is_done = True
         else:
-            self._end(Signal.ERROR, t_ns, ending.with_last_words(NO_ANSWER, self.tokens_read))
+            self._end(StreamSignal.ERROR, t_ns, ending.with_last_words(NO_ANSWER, self.tokens_read))
 
     def _read_late_account(self, data: bytes, name: bytes) -> None:
         """After `[DONE]` nothing but the count of tokens is still read."""
@@ -443,7 +447,7 @@ class StreamMachine:
     def _take(self, tokens: int, so_far: int, t_ns: int) -> None:
         """`so_far`: the length of the answer."""
         if so_far > self._most_tokens:
-            self._end(Signal.ERROR, t_ns, self._length.complaint(so_far))
+            self._end(StreamSignal.ERROR, t_ns, self._length.complaint(so_far))
         elif tokens:
             self.tokens_read += tokens
             self._token_times_ns.append(t_ns)
@@ -453,7 +457,7 @@ class StreamMachine:
         self._ending.begin_again(had_finished=self.state is State.FINISHED)
         self._shows_reasoning |= any(choice.is_reasoning for choice in choices)
         self._comes_in_messages = any(choice.message and not choice.delta for choice in choices)
-        self._apply(Signal.TOKEN)
+        self._apply(StreamSignal.TOKEN)
 
     def _fill_in(self, usage: Usage) -> None:
         """What an account leaves out is as it was before."""
@@ -469,7 +473,7 @@ class StreamMachine:
         has_text = [choice.has_text() for choice in answer.choices]
         tokens = self._tokens.of_whole(has_text, counted)
         if tokens > self._most_tokens:
-            self._end(Signal.ERROR, t_ns, self._length.complaint(tokens))
+            self._end(StreamSignal.ERROR, t_ns, self._length.complaint(tokens))
             return
         self.tokens_read = tokens
         self._ending.has_answers(len(answer.choices))
@@ -477,9 +481,9 @@ class StreamMachine:
         if self.outcome is None:
             has_ended = self._ending.reason is not None and self._ending.all_finished
             if any(has_text) or tokens or has_ended:
-                self._apply(Signal.FINISH)
+                self._apply(StreamSignal.FINISH)
             why = answer.notice or "the answer has no text, finish reason or count of tokens"
-            self._end(Signal.BODY_END, t_ns, self._ending.with_unread(why, tokens))
+            self._end(StreamSignal.BODY_END, t_ns, self._ending.with_unread(why, tokens))
 
     def _late_event(self, data: bytes, name: bytes) -> None:
         self._late_tokens = self._late_tokens or 0
@@ -503,4 +507,4 @@ class StreamMachine:
         if failure is not None:
             self._fail(failure, t_ns)
         elif self._ending.is_an_end(chunk.choices) and self._has_answer():
-            self._apply(Signal.FINISH)
+            self._apply(StreamSignal.FINISH)

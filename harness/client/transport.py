@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import httpx
 
 from harness.client.connect import connect, dns_of
-from harness.client.connection import Connection, Deadline
+from harness.client.connection import Deadline, Http1Connection
 from harness.client.wire_log import Tap
 from harness.http_client import tls_context
 from harness.records import Way
@@ -70,11 +70,11 @@ class SocketTransport:
         # Read now: the tens of ms would otherwise be in the first request's time to first token.
         self._context = tls_context(ca_file) if url.scheme == "https" else None
         self._keep_alive = keep_alive
-        self._pool: list[Connection] = []
+        self._pool: list[Http1Connection] = []
         self.num_reused = 0
 
     @contextlib.contextmanager
-    def open(self, request: WireRequest) -> Iterator[Connection]:
+    def open(self, request: WireRequest) -> Iterator[Http1Connection]:
         """Wait for the headers, or as long as the request's patience lasts. The connection is
         closed on the way out, unless it is to be kept. Raises httpx.TransportError and GaveUpError.
 
@@ -90,7 +90,7 @@ class SocketTransport:
         finally:
             connection.close()
 
-    def connect(self, request: WireRequest) -> Connection:
+    def connect(self, request: WireRequest) -> Http1Connection:
         with _in_time(request, request.connect_s) as longest_s:
             sock, tls = connect(
                 self._dns,
@@ -101,7 +101,7 @@ class SocketTransport:
         request.is_opened = True
         if request.tap is not None:
             request.tap.connected(time.perf_counter_ns())
-        return Connection(sock, request.next_byte_s, tls=tls)
+        return Http1Connection(sock, request.next_byte_s, tls=tls)
 
     def close(self) -> None:
         for connection in self._pool:
@@ -111,12 +111,12 @@ class SocketTransport:
     def _may_share(self, request: WireRequest) -> bool:
         return self._keep_alive and request.way is None
 
-    def _ask_again(self, request: WireRequest) -> Connection | None:
+    def _ask_again(self, request: WireRequest) -> Http1Connection | None:
         used = self._pooled()
         if used is None:
             return None
         request.is_opened = True
-        connection = Connection(used.sock, request.next_byte_s, tls=used.tls)
+        connection = Http1Connection(used.sock, request.next_byte_s, tls=used.tls)
         try:
             self._ask(request, connection)
         except (httpx.NetworkError, httpx.RemoteProtocolError):
@@ -127,7 +127,7 @@ class SocketTransport:
         self.num_reused += 1
         return connection
 
-    def _pooled(self) -> Connection | None:
+    def _pooled(self) -> Http1Connection | None:
         while self._pool:
             connection = self._pool.pop()
             if not connection.has_input():
@@ -135,7 +135,7 @@ class SocketTransport:
             connection.sock.close()
         return None
 
-    def _ask(self, request: WireRequest, connection: Connection) -> None:
+    def _ask(self, request: WireRequest, connection: Http1Connection) -> None:
         try:
             is_whole = False
             with (

@@ -33,7 +33,7 @@ def give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
-class Pages(NamedTuple):
+class PageUrls(NamedTuple):
     """`logs`: the frontends of a server with exact logs. With `worker_logs` its processes are
     killed on purpose: its workers' own logs are followed too, and a page that cannot be read is
     only noted."""
@@ -82,7 +82,7 @@ class Collector:
         *,
         rows_dir: Path,
         client: httpx.Client,
-        pages: Pages,
+        pages: PageUrls,
         scrape_pause_s: Callable[[], float] | None,
         clock_ns: Callable[[], int],
         notes: Notes,

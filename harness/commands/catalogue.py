@@ -16,14 +16,14 @@ from harness.errors import ConfigError, did_you_mean
 from harness.store.output import is_stdout, write_output
 
 if TYPE_CHECKING:
-    from harness.workload.values import Section
+    from harness.workload.values import TomlTable
 
 WIDEST: Final = 100  # longer lines are hard to read
 TEMPLATE: Final = "workload_template.toml"
 MANAGED: Final = ("up", "down", "install")
 
 # From a name or path to its file's content, lines for the list, and lines for one alone.
-Describe = Callable[[str], tuple["Section", list[str], list[str]]]
+Describe = Callable[[str], tuple["TomlTable", list[str], list[str]]]
 
 
 def workloads(
@@ -43,7 +43,7 @@ def workloads(
     """
     from harness.workload.workload import SHIPPED_WORKLOADS, load_workload
 
-    def describe(name: str) -> tuple["Section", list[str], list[str]]:
+    def describe(name: str) -> tuple["TomlTable", list[str], list[str]]:
         one = load_workload(name)
         more = [f"Run it: walkaway run {name} (--set section.key=value changes any key)"]
         if arms := ", ".join(arm.name for arm in one.arms):
@@ -103,7 +103,7 @@ def targets(
         )
     from harness.workload.workload import SHIPPED_TARGETS, load_target
 
-    def describe(name: str) -> tuple["Section", list[str], list[str]]:
+    def describe(name: str) -> tuple["TomlTable", list[str], list[str]]:
         one = load_target(name)
         flags = "" if one.lifecycle else f" --target URL --engine {name}"
         brief = [one.description, f"metrics: {', '.join(one.metrics) or 'none known'}"]

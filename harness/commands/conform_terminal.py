@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.conform.case import Case
-    from harness.conform.pacing import Standing
+    from harness.conform.pacing import SuiteStanding
     from harness.store.conform_result import CaseResult, ConformResult
 
 SIGNS: Final = {
@@ -55,7 +55,7 @@ class Terminal:
             self._print(Text(f"  {note}", style="dim"))
         self._show("measuring the idle server: its first token, its step, its slots")
 
-    def started(self, case: "Case", place: "Standing") -> None:
+    def started(self, case: "Case", place: "SuiteStanding") -> None:
         self._show(f"{place}: {case.id}: {case.requirement}")
 
     def decided(self, result: "CaseResult") -> None:

@@ -25,7 +25,7 @@ WIDEST: Final = 100
 INDENT: Final = " " * 20
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
     """One requirement of the demo; `mend` says what to do if it is missing."""
 
     name: str
@@ -54,7 +54,7 @@ def doctor(*, as_json: JsonResult = False) -> None:
         raise ConfigError(f"`walkaway demo` cannot run here; missing: {', '.join(lacking)}")
 
 
-def lines(findings: Sequence[Finding], *, width: int) -> Iterator[str]:
+def lines(findings: Sequence[DoctorFinding], *, width: int) -> Iterator[str]:
     for one in findings:
         head = f"{'ok' if one.mend is None else 'MISSING':<9}{one.name:<11}"
         yield from textwrap.wrap(one.text, width, initial_indent=head, subsequent_indent=INDENT)
@@ -66,7 +66,7 @@ def lines(findings: Sequence[Finding], *, width: int) -> Iterator[str]:
         yield "`walkaway demo` can run here."
 
 
-def packages() -> Finding:
+def packages() -> DoctorFinding:
     python = ".".join(map(str, sys.version_info[:3]))
     try:
         needed = [line for line in requires("walkaway") or [] if "extra ==" not in line]
@@ -75,8 +75,8 @@ def packages() -> Finding:
     names = [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed]
     lacking = [name for name in names if not _is_installed(name)]
     if not lacking:
-        return Finding(name="python", text=f"{python}, with all packages of walkaway")
-    return Finding(
+        return DoctorFinding(name="python", text=f"{python}, with all packages of walkaway")
+    return DoctorFinding(
         name="python",
         text=f"{python} lacks {', '.join(lacking)}",
         mend="install walkaway again: pip install walkaway (from its sources: pip install -e .)",
@@ -91,15 +91,15 @@ def _is_installed(package: str) -> bool:
     return True
 
 
-def loopback(host: str = "127.0.0.1") -> Finding:
+def loopback(host: str = "127.0.0.1") -> DoctorFinding:
     try:
         with (
             socket.create_server((host, 0)) as listener,
             socket.create_connection(listener.getsockname(), timeout=5),
         ):
-            return Finding(name="loopback", text=f"{host} answers")
+            return DoctorFinding(name="loopback", text=f"{host} answers")
     except OSError as error:
-        return Finding(
+        return DoctorFinding(
             name="loopback",
             text=f"no connection over {host}: {in_words(error)}",
             mend="let this process listen and connect there (ip link set lo up; a sandbox may "
@@ -107,20 +107,20 @@ def loopback(host: str = "127.0.0.1") -> Finding:
         )
 
 
-def results(folder: Path) -> Finding:
+def results(folder: Path) -> DoctorFinding:
     existing = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=existing):
-            return Finding(name="results", text=f"{folder} can be written")
+            return DoctorFinding(name="results", text=f"{folder} can be written")
     except OSError as error:
-        return Finding(
+        return DoctorFinding(
             name="results",
             text=f"{folder} cannot be written: {in_words(error)}",
             mend="change to a folder that you may write to, or name one with --out",
         )
 
 
-def torch(script: str = ASK_TORCH) -> Finding:
+def torch(script: str = ASK_TORCH) -> DoctorFinding:
     """Load torch in a process of its own, as the harness never imports it.
 
     The demo runs without torch, but not with a torch that fails to load.
@@ -128,17 +128,17 @@ def torch(script: str = ASK_TORCH) -> Finding:
     from harness.run.server import INSTALL_TORCH
 
     if find_spec("torch") is None:
-        return Finding(
+        return DoctorFinding(
             name="torch", text=f"not installed: the engine simulates its model; {INSTALL_TORCH}"
         )
     answer, is_good = _asked([sys.executable, "-c", script])
     if not is_good:
         text = f"installed, but it does not load: {answer}"
-        return Finding(name="torch", text=text, mend=INSTALL_TORCH)
-    return Finding(name="torch", text=answer)
+        return DoctorFinding(name="torch", text=text, mend=INSTALL_TORCH)
+    return DoctorFinding(name="torch", text=answer)
 
 
-def engine(*settings: str) -> Finding:
+def engine(*settings: str) -> DoctorFinding:
     """Which device and model the demo's engine would take, as the engine itself says."""
     from harness.run.server import choose_runner, engine_command
     from harness.workload.workload import load_workload
@@ -147,12 +147,12 @@ def engine(*settings: str) -> Finding:
     command = engine_command(wanted, choose_runner(wanted), model=None)
     answer, is_good = _asked([*command, "--check"])
     if not is_good:
-        return Finding(
+        return DoctorFinding(
             name="engine", text=answer, mend="change [engine] with --set, or mend what it names"
         )
     if answer.startswith("cuda") and find_spec("pynvml") is None:
         answer += "; to read the GPU's counters: pip install 'walkaway[gpu]'"
-    return Finding(name="engine", text=answer)
+    return DoctorFinding(name="engine", text=answer)
 
 
 def _asked(command: Sequence[str]) -> tuple[str, bool]:

@@ -25,9 +25,9 @@ from harness.gate.baseline import (
 )
 from harness.gate.judge import (
     EXIT_CODES,
+    GateVerdict,
     Judgement,
     Measured,
-    Verdict,
     judge,
     num_rounds,
     refuse,
@@ -56,9 +56,9 @@ from harness.store.run_folder import RunFolder, UnusableRunError
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
 LEAST_LIMIT, WIDTH_OF_OTHERS = 10, 47  # on a narrower terminal than 80 columns
 _STYLES: Final = {
-    Verdict.PASS: "green",
-    Verdict.FAIL: "bold red",
-    Verdict.CANNOT_DECIDE: "yellow",
+    GateVerdict.PASS: "green",
+    GateVerdict.FAIL: "bold red",
+    GateVerdict.CANNOT_DECIDE: "yellow",
 }
 
 
@@ -120,7 +120,7 @@ def print_judgement(console: Console, judgement: Judgement, saved: str | None) -
     table.add_column("measured, or why not", overflow="fold")
     for one in gravest_first(judgement.checks):
         lines = [one.measured or one.reason]
-        if one.verdict is Verdict.CANNOT_DECIDE:
+        if one.verdict is GateVerdict.CANNOT_DECIDE:
             lines += [one.reason] if one.measured else []
             lines += [f"would decide: {one.to_decide}"] if one.to_decide else []
         table.add_row(
@@ -195,7 +195,7 @@ def _baseline(order: GateOrder, measured: Measured) -> Measured | None:
 def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | None:
     if not order.saves_baseline:
         return None
-    if judgement.verdict is not Verdict.PASS:
+    if judgement.verdict is not GateVerdict.PASS:
         return "not saved as the baseline: only a passing run is saved"
     path = order.baseline or place_of(measured.conditions.workload)
     save_baseline(measured, path, may_overwrite=order.may_overwrite)

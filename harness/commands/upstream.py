@@ -90,11 +90,11 @@ def upstream(  # noqa: PLR0913  one argument a flag
     import asyncio
 
     from harness.client.fd_limit import allow_streams
-    from harness.upstream.scheduler import Pace
+    from harness.upstream.scheduler import ServingPace
     from harness.upstream.server import Settings, serve
 
     settings = Settings(
-        pace=Pace(
+        pace=ServingPace(
             slots=slots,
             step_ms=step_ms,
             prefill_ms=prefill_ms,

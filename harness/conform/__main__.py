@@ -27,9 +27,9 @@ from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gateway.run import run_gateway
 from harness.conform.gently import GENTLE_ID, watch_gently
 from harness.conform.known import Known
-from harness.conform.messages import Event, Order
-from harness.conform.pages import Pages
-from harness.conform.turn import Turns
+from harness.conform.messages import SuiteEvent, SuiteRequest
+from harness.conform.pages import MetricsPages
+from harness.conform.turn import CaseTurns
 from harness.errors import TargetError
 from harness.experiments.idle_server import COUNT_S, QUICK_COUNT_S, find_facts
 from harness.experiments.outcome import CannotDecideError
@@ -45,7 +45,7 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         return
-    order = msgspec.json.decode(line, type=Order)
+    order = msgspec.json.decode(line, type=SuiteRequest)
     plan = LoadPlan.model_validate_json(bytes(order.plan))
     gevent.spawn(_end_with_input)
     headers = request_headers(plan.headers, plan.api_key_env)
@@ -67,7 +67,7 @@ def main() -> None:
         api_key=read_api_key(plan.api_key_env),
         tell=known.note,
         enough=lambda: None,
-        give_up=lambda why: report(Event(event="gone", why=why)),
+        give_up=lambda why: report(SuiteEvent(event="gone", why=why)),
         wire=wire,
     )
     if order.gentle_s is not None:
@@ -78,10 +78,10 @@ def main() -> None:
         bench = _bench(order, plan, session, lag, wire, known)
     except (CannotDecideError, TargetError) as error:
         is_gone = isinstance(error, TargetError)
-        report(Event(event="gone" if is_gone else "unusable", why=str(error)))
+        report(SuiteEvent(event="gone" if is_gone else "unusable", why=str(error)))
         return
     report(
-        Event(
+        SuiteEvent(
             event="facts",
             facts=bench.facts._asdict() | {"lag_s": bench.lag_s, "settle_s": bench.settle_s},
         )
@@ -90,18 +90,20 @@ def main() -> None:
     session.close()
 
 
-def _watch_gently(order: Order, session: LoadSession, report: Callable[[Event], None]) -> None:
+def _watch_gently(
+    order: SuiteRequest, session: LoadSession, report: Callable[[SuiteEvent], None]
+) -> None:
     def decided(result: CaseResult) -> None:
-        report(Event(event="case", id=result.id, case=result))
+        report(SuiteEvent(event="case", id=result.id, case=result))
 
     def so_far(result: CaseResult) -> None:
-        report(Event(event="so_far", id=result.id, case=result))
+        report(SuiteEvent(event="so_far", id=result.id, case=result))
 
-    report(Event(event="started", id=GENTLE_ID))
+    report(SuiteEvent(event="started", id=GENTLE_ID))
     try:
         watch_gently(order, session, decided, so_far)
     except TargetError as error:
-        report(Event(event="gone", why=str(error)))
+        report(SuiteEvent(event="gone", why=str(error)))
     session.close()
 
 
@@ -110,30 +112,30 @@ def _run_cases(
     bench: Bench,
     folder: Path,
     secrets: list[str],
-    report: Callable[[Event], None],
+    report: Callable[[SuiteEvent], None],
 ) -> None:
     def decided(result: CaseResult) -> None:
-        report(Event(event="case", id=result.id, case=result))
+        report(SuiteEvent(event="case", id=result.id, case=result))
 
-    turns = Turns(bench, folder, secrets, bench.patience, decided)
+    turns = CaseTurns(bench, folder, secrets, bench.patience, decided)
     for number, case in enumerate(cases):
-        report(Event(event="started", id=case.id))
+        report(SuiteEvent(event="started", id=case.id))
         for result in turns.run(case, cases[number + 1 :]):
             decided(result)
         if turns.end is not None:
-            report(Event(event="unusable", why=turns.end))
+            report(SuiteEvent(event="unusable", why=turns.end))
             return
 
 
 def _bench(
-    order: Order,
+    order: SuiteRequest,
     plan: LoadPlan,
     session: LoadSession,
     lag: LagWatch,
     wire: WireLog,
     known: Known,
 ) -> Bench:
-    pages = Pages(plan, judged=order.metrics_urls, every=order.page_urls)
+    pages = MetricsPages(plan, judged=order.metrics_urls, every=order.page_urls)
     count_s = QUICK_COUNT_S if order.quick else COUNT_S
     facts = find_facts(session, slots=order.slots, context=order.context, count_s=count_s)
     bench = Bench(session, facts, order, lag, wire, pages, known)
@@ -149,7 +151,7 @@ def _claim_output() -> int:
     return output
 
 
-def _report(event: Event, *, output: int, secrets: list[str]) -> None:
+def _report(event: SuiteEvent, *, output: int, secrets: list[str]) -> None:
     event.why = masked(event.why, secrets)
     if (result := event.case) is not None:
         result.reason = masked(result.reason, secrets)

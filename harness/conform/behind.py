@@ -10,7 +10,7 @@ import msgspec
 from harness.conform.config import ConformConfig
 from harness.conform.contact import Contact
 from harness.conform.gateway.usage import read_usage
-from harness.conform.messages import Order, UpstreamAt
+from harness.conform.messages import SuiteRequest, UpstreamAt
 from harness.errors import ConfigError
 from harness.http_client import why_unreached
 from harness.records import Protocol
@@ -32,7 +32,7 @@ _LONGEST_S: Final = 86_400.0
 
 def order_for_gateway(
     config: ConformConfig, contact: Contact, result: ConformResult, children: ExitStack
-) -> Order:
+) -> SuiteRequest:
     """The order, with no case in it yet. Raises ConfigError and TargetError."""
     assert config.upstream is not None
     target, url = contact.target, contact.access.url
@@ -63,7 +63,7 @@ def order_for_gateway(
         headers=config.headers,
         ca_file=config.ca_file,
     )
-    return Order(
+    return SuiteRequest(
         plan=msgspec.Raw(plan.model_dump_json().encode()),
         cases=[],
         folder=str(contact.folder.path.resolve()),

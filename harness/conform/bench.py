@@ -24,15 +24,15 @@ from harness.client.wire_log import WireLog
 from harness.collect.source import SourceError
 from harness.conform.cleaning import Cleaning
 from harness.conform.known import Known
-from harness.conform.messages import Order
-from harness.conform.pages import Pages
+from harness.conform.messages import SuiteRequest
+from harness.conform.pages import MetricsPages
 from harness.conform.recoveries import Recoveries
 from harness.experiments.admission import Admission
 from harness.experiments.capacity import Capacity
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Held
-from harness.experiments.idle_server import MOST_SLOTS, Facts, find_facts
+from harness.experiments.idle_server import MOST_SLOTS, ServerFacts, find_facts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.pace import PaceWatcher
@@ -51,11 +51,11 @@ class Bench(Streams):
     def __init__(
         self,
         session: LoadSession,
-        facts: Facts,
-        asked: Order,
+        facts: ServerFacts,
+        asked: SuiteRequest,
         lag: LagWatch,
         wire: WireLog,
-        pages: Pages,
+        pages: MetricsPages,
         known: Known | None = None,
     ) -> None:
         super().__init__(session, facts, asked.settle_s, lag=lag)

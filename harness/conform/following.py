@@ -17,8 +17,8 @@ import msgspec
 from harness.client.wire_log import masked
 from harness.conform.case import Case, Selection
 from harness.conform.config import ConformConfig
-from harness.conform.messages import Event, Order
-from harness.conform.pacing import Standing, time_left, typical_times
+from harness.conform.messages import SuiteEvent, SuiteRequest
+from harness.conform.pacing import SuiteStanding, time_left, typical_times
 from harness.conform.sentence import sentence
 from harness.conform.verdict import (
     Expectation,
@@ -47,7 +47,7 @@ class Show(Protocol):
     of it later."""
 
     def begin(self, result: ConformResult, cases: Sequence[Case]) -> None: ...
-    def started(self, case: Case, place: Standing) -> None: ...
+    def started(self, case: Case, place: SuiteStanding) -> None: ...
     def decided(self, result: CaseResult) -> None: ...
 
 
@@ -59,7 +59,7 @@ class Suite:
 
     config: ConformConfig
     secrets: Sequence[str]
-    order: Order
+    order: SuiteRequest
     selection: Selection
     result: ConformResult
     folder: RunFolder
@@ -134,7 +134,7 @@ class Suite:
         while self._rest or current is not None:
             reports = child.read_reports(_POLL_S)
             for line in reports or ():
-                current = self._take(msgspec.json.decode(line, type=Event))
+                current = self._take(msgspec.json.decode(line, type=SuiteEvent))
                 until_s = self.clock_s() + (_REST_S if current is None else self._limit_s(current))
             if self._is_over():
                 return
@@ -148,7 +148,7 @@ class Suite:
         longest_s = case.longest_s(self.order.settle_s, self.result.ttft_s or 0.0)
         return _MOST_RUNS * (longest_s + _REST_S)
 
-    def _take(self, event: Event) -> Case | None:
+    def _take(self, event: SuiteEvent) -> Case | None:
         """Returns the case that now runs, if one does."""
         match event.event:
             case "facts":
@@ -181,7 +181,7 @@ class Suite:
     def _case(self, name: str) -> Case:
         return next(case for case in self.selection.cases if case.id == name)
 
-    def _place(self) -> Standing:
+    def _place(self) -> SuiteStanding:
         total = len(self.selection.cases)
         took = {one.id: one.took_s for one in self.result.cases if one.took_s}
         typical = typical_times(quick=self.order.quick)
@@ -190,7 +190,7 @@ class Suite:
         elif self.config.gentle:
             typical = {case.id: case.limit_s for case in self._rest}
         left_s = time_left([case.id for case in self._rest], took, typical)
-        return Standing(total - len(self._rest) + 1, total, left_s)
+        return SuiteStanding(total - len(self._rest) + 1, total, left_s)
 
     def _give_up(self, current: Case | None, child: Child, code: int | None) -> None:
         if self._lost is not None or (code == 0 and not self._rest):

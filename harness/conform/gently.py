@@ -11,9 +11,9 @@ from harness.client.session import LoadSession
 from harness.conform.case import ABORT, Case, never_checked
 from harness.conform.cases.leaks import MOST_GHOSTS
 from harness.conform.finding import Evidence, Finding
-from harness.conform.messages import Order
+from harness.conform.messages import SuiteRequest
 from harness.conform.verdict import settle_case
-from harness.experiments.gentle import Terms, serves, watch
+from harness.experiments.gentle import GentleTerms, serves, watch
 from harness.experiments.gentle_plan import Gentle, is_look
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
@@ -48,7 +48,7 @@ def gentle_case(max_seconds: float) -> Case:
 
 
 def watch_gently(
-    order: Order,
+    order: SuiteRequest,
     session: LoadSession,
     decided: Callable[[CaseResult], None],
     so_far: Callable[[CaseResult], None],
@@ -56,7 +56,7 @@ def watch_gently(
     """See `follow`. Raises TargetError if the server does not serve from the beginning."""
     assert order.gentle_s is not None
     case, contract = gentle_case(order.gentle_s), session.plan.target.disconnect
-    terms = Terms(
+    terms = GentleTerms(
         max_seconds=order.gentle_s,
         settle_s=order.settle_s,
         slots=order.slots,

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Self
 
 from harness.conform.finding import Evidence, Finding
 from harness.conform.stopping import AT_MEDIAN, HARM_S, Stopping, judge_stalls, judge_stopping
-from harness.experiments.full_slots import Try
+from harness.experiments.full_slots import SlotTry
 from harness.experiments.holds import Holds
 from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.formatting import quantity
@@ -39,7 +39,7 @@ class Bound(NamedTuple):
 AT_ONCE: Final = Bound()
 
 
-class Conditions(NamedTuple):
+class CaseConditions(NamedTuple):
     """One case, in seconds: the steps just before the first leave and after the last.
     `flush_tokens`: tokens that come at once."""
 
@@ -81,11 +81,11 @@ class _Counted(NamedTuple):
 
 
 def judge_recovery(
-    tries: Sequence[Try],
-    now: Conditions,
+    tries: Sequence[SlotTry],
+    now: CaseConditions,
     bound: Bound,
     *,
-    controls: Sequence[Try],
+    controls: Sequence[SlotTry],
     natural_s: float | None = None,
 ) -> Finding:
     """By full slots. Raises CannotDecideError where both questions are open."""
@@ -112,14 +112,14 @@ def judge_holds(holds: Holds, step_s: float, bound: Bound) -> Finding:
     stopping = judge_stopping(holds, bound.steps * step_s + HARM_S)
     floor = quantity(max(holds.floor_s, step_s), "s")
     counted = _open(f"nothing shorter than {floor} is seen this way")
-    now = Conditions(step_s, step_s, step_s, 0.0)
+    now = CaseConditions(step_s, step_s, step_s, 0.0)
     return _settled(holds, stopping, counted, _evidence(holds, stopping), now)
 
 
 def holds_of(
-    tries: Sequence[Try],
-    controls: Sequence[Try],
-    now: Conditions,
+    tries: Sequence[SlotTry],
+    controls: Sequence[SlotTry],
+    now: CaseConditions,
     natural_s: float | None = None,
 ) -> Holds:
     """Slots that change hands together are one try: the one that came last."""
@@ -137,8 +137,8 @@ def holds_of(
     )
 
 
-def _last_of_waves(tries: Sequence[Try]) -> list[Try]:
-    last: dict[int, Try] = {}
+def _last_of_waves(tries: Sequence[SlotTry]) -> list[SlotTry]:
+    last: dict[int, SlotTry] = {}
     for number, one in enumerate(tries):
         wave = -1 - number if one.wave is None else one.wave
         if wave not in last or _wait_of(one) > _wait_of(last[wave]):
@@ -146,7 +146,7 @@ def _last_of_waves(tries: Sequence[Try]) -> list[Try]:
     return list(last.values())
 
 
-def _less_controls(tries: Sequence[Try], controls: Sequence[Try]) -> list[Try]:
+def _less_controls(tries: Sequence[SlotTry], controls: Sequence[SlotTry]) -> list[SlotTry]:
     """Of many probes at once the last ones wait for the prompts of the first, after leaves as after
     ends: what a control took for the probe of the same rank is not the leave's."""
     if all(one.rank == 0 for one in tries):
@@ -164,7 +164,11 @@ def _less_controls(tries: Sequence[Try], controls: Sequence[Try]) -> list[Try]:
 
 
 def _unless_usual(
-    counted: _Counted, tries: Sequence[Try], controls: Sequence[Try], now: Conditions, bound: Bound
+    counted: _Counted,
+    tries: Sequence[SlotTry],
+    controls: Sequence[SlotTry],
+    now: CaseConditions,
+    bound: Bound,
 ) -> _Counted:
     """Where a slot is late after an answer's own end, too, that is not the leave's: a server with
     full slots may have little room for a prompt in each step."""
@@ -186,16 +190,16 @@ def _unless_usual(
     )
 
 
-def _wait_of(one: Try) -> float:
+def _wait_of(one: SlotTry) -> float:
     return inf if one.recovery_s is None else one.recovery_s
 
 
-def _harm_s(now: Conditions, bound: Bound) -> float:
+def _harm_s(now: CaseConditions, bound: Bound) -> float:
     return bound.steps * max(now.step_s, now.step_after_s) + HARM_S
 
 
 def _settled(
-    holds: Holds, stopping: Stopping, counted: _Counted, evidence: Evidence, now: Conditions
+    holds: Holds, stopping: Stopping, counted: _Counted, evidence: Evidence, now: CaseConditions
 ) -> Finding:
     def finding(failure: Failure | None, reason: str) -> Finding:
         return Finding(
@@ -243,7 +247,7 @@ def _ms(seconds: float) -> float:
     return round(1e3 * max(0.0, seconds), 2)
 
 
-def _count_steps(tries: Sequence[Try], now: Conditions, bound: Bound) -> _Counted:
+def _count_steps(tries: Sequence[SlotTry], now: CaseConditions, bound: Bound) -> _Counted:
     came_s = [one.recovery_s for one in tries if one.recovery_s is not None]
     if not came_s or len(came_s) < len(tries):
         return _open("a slot that does not come back has no steps to count")
@@ -281,7 +285,7 @@ def in_steps(steps: float) -> str:
     return "within one step" if steps < 1 else quantity(steps, "steps")
 
 
-def disturbance(now: Conditions) -> CannotDecideError | None:
+def disturbance(now: CaseConditions) -> CannotDecideError | None:
     """Why no steps of this case can be counted; None if they can."""
     if now.step_s < LEAST_STEP_S:
         return CannotDecideError("the streams show no step: their tokens come in one piece")

@@ -17,7 +17,7 @@ class UpstreamAt(msgspec.Struct, kw_only=True):
     step_s: float
 
 
-class Order(msgspec.Struct, kw_only=True):
+class SuiteRequest(msgspec.Struct, kw_only=True):
     """`plan`: a LoadPlan. `slots`: None if they are still to be counted. `folder`: of the results.
     `metrics_urls`: pages for the cases that judge the server's own counters, and for no others;
     empty if no metric of these pages is understood. `page_urls`: the pages, understood or not.
@@ -44,7 +44,7 @@ class Order(msgspec.Struct, kw_only=True):
     usage: dict[str, Any] | None = None  # a UsageSource
 
 
-class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SuiteEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`case`: as soon as it is decided, and again when it is known what it left behind. `so_far`:
     what is known of a case that still runs. `unusable`: no further case can be decided; `gone`: the
     server does not serve."""

@@ -11,7 +11,7 @@ from harness.formatting import quantity
 _PRIOR_S: Final = 10.0  # the weight of the typical times against the times of this run
 
 
-class Standing(NamedTuple):
+class SuiteStanding(NamedTuple):
     """Where a run stands. `left_s`: with the case that now runs."""
 
     number: int

@@ -33,7 +33,7 @@ class Polled:
             gevent.sleep(_POLL_S)
 
 
-class Pages:
+class MetricsPages:
     """`judged`: the pages whose metrics are understood; `every`: all pages."""
 
     def __init__(self, plan: LoadPlan, *, judged: Sequence[str], every: Sequence[str]) -> None:

@@ -15,13 +15,13 @@ from harness.conform.finding import Finding
 from harness.conform.judgement import (
     AT_ONCE,
     Bound,
-    Conditions,
+    CaseConditions,
     holds_of,
     judge_holds,
     judge_recovery,
 )
 from harness.conform.stopping import ANOTHER_LOAD, HARM_S, is_suspicious
-from harness.experiments.full_slots import READ_TOKENS, FullSlots, Try
+from harness.experiments.full_slots import READ_TOKENS, FullSlots, SlotTry
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, HarnessError
@@ -125,7 +125,11 @@ class Recoveries:
         return finding
 
     def by_turns(
-        self, one_try: Callable[[int], list[Try]], bound: Bound = AT_ONCE, *, is_alone: bool = False
+        self,
+        one_try: Callable[[int], list[SlotTry]],
+        bound: Bound = AT_ONCE,
+        *,
+        is_alone: bool = False,
     ) -> Finding:
         """By full slots: a look, and the test if the look does not acquit (see
         harness/conform/stopping.py). Raises CannotDecideError."""
@@ -143,14 +147,14 @@ class Recoveries:
 
     def _turns(
         self,
-        one_try: Callable[[int], list[Try]],
+        one_try: Callable[[int], list[SlotTry]],
         bound: Bound,
         *,
         is_alone: bool,
         is_look: bool = False,
-    ) -> list[Try]:
+    ) -> list[SlotTry]:
         """Tries and controls by turns; in a look only one control, and no try after a long one."""
-        slots, tries = self._full_slots, list[Try]()
+        slots, tries = self._full_slots, list[SlotTry]()
         slots.begin()
         for number in range(self.tries):
             if not is_look or not number:
@@ -161,10 +165,10 @@ class Recoveries:
                 break
         return tries
 
-    def _is_suspicious(self, tries: Sequence[Try], bound: Bound) -> bool:
+    def _is_suspicious(self, tries: Sequence[SlotTry], bound: Bound) -> bool:
         streams, slots = self._streams, self._full_slots
         step_s = streams.step_s
-        now = Conditions(step_s, step_s, step_s, streams.lag_s, streams.facts.flush_tokens)
+        now = CaseConditions(step_s, step_s, step_s, streams.lag_s, streams.facts.flush_tokens)
         holds = holds_of(tries, slots.controls, now, slots.natural_s)
         return is_suspicious(holds, bound.steps * step_s + HARM_S, step_s, now.flush_s)
 
@@ -190,7 +194,7 @@ class Recoveries:
 
     def judged(
         self,
-        tries: Sequence[Try],
+        tries: Sequence[SlotTry],
         bound: Bound = AT_ONCE,
         *,
         before: Sequence[float] = (),
@@ -202,7 +206,7 @@ class Recoveries:
         # A slot that did not come back has no steps to count.
         is_missing = any(one.recovery_s is None for one in tries)
         after = before if before and is_missing else slots.steps_at_rest(_AFTER_STEPS)
-        now = Conditions.of(before or after, after, streams.lag_s, streams.facts.flush_tokens)
+        now = CaseConditions.of(before or after, after, streams.lag_s, streams.facts.flush_tokens)
         finding = judge_recovery(
             tries, now, bound, controls=slots.controls, natural_s=slots.natural_s
         )
@@ -236,7 +240,7 @@ class Recoveries:
         said = f"slots whose answers ended by themselves served another within {worst_ms:g} ms"
         return Finding(None, said, {"control_worst_ms": worst_ms})
 
-    def _one_control(self) -> Try:
+    def _one_control(self) -> SlotTry:
         """A slot that is free already, since a request that had left came to its end meanwhile,
         is served, too."""
         slots, streams = self._full_slots, self._streams

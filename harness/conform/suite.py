@@ -22,7 +22,7 @@ from harness.conform.following import Show, Suite
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gently import GENTLE_ID
-from harness.conform.messages import Order
+from harness.conform.messages import SuiteRequest
 from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import check_target_url
@@ -165,7 +165,7 @@ def _prepare_server(
     chosen: list[Case],
     secrets: list[str],
     children: ExitStack,
-) -> tuple[Order, Selection]:
+) -> tuple[SuiteRequest, Selection]:
     client = children.enter_context(contact.new_client())
     server = contact.find_server(client, children, model=config.model, own_engine=config.own_engine)
     contact.ask_first(client, server, secrets)
@@ -194,7 +194,7 @@ def _order(
     client: httpx.Client,
     server: Server,
     published: Published,
-) -> Order:
+) -> SuiteRequest:
     """The order, with no case in it yet."""
     plan = contact.load_plan(
         client,
@@ -205,7 +205,7 @@ def _order(
         ca_file=config.ca_file,
     )
     target, urls = contact.target, published.metrics_urls
-    return Order(
+    return SuiteRequest(
         plan=msgspec.Raw(plan.model_dump_json().encode()),
         cases=[],
         folder=str(contact.folder.path.resolve()),
@@ -224,7 +224,9 @@ def _order(
     )
 
 
-def _choose(config: ConformConfig, order: Order, target: Target, chosen: list[Case]) -> Selection:
+def _choose(
+    config: ConformConfig, order: SuiteRequest, target: Target, chosen: list[Case]
+) -> Selection:
     """Raises ConfigError if nothing is left to run."""
     given = {
         "pid": order.pid is not None,

@@ -20,7 +20,7 @@ from harness.conform.finding import Finding
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
 from harness.conform.verdict import accuse, by_contract, settle_case
-from harness.experiments.idle_server import Facts, recount
+from harness.experiments.idle_server import ServerFacts, recount
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
 from harness.records import Disconnect
@@ -46,7 +46,7 @@ _SPARE_S: Final = 5.0  # by which streams last longer, where many slots are fill
 
 
 @dataclass(slots=True)
-class Turns:
+class CaseTurns:
     """`decided` gets a result before it is known what the case left behind. `end`: why no further
     case can be decided; None while it can."""
 
@@ -55,7 +55,7 @@ class Turns:
     secrets: list[str]
     patience: Patience
     decided: Callable[[CaseResult], object]
-    recount: Callable[[LoadSession, Facts], Facts] = recount
+    recount: Callable[[LoadSession, ServerFacts], ServerFacts] = recount
     end: str | None = None
     _recounts: int = 0
     _last: CaseResult | None = None  # the latest in which a client left

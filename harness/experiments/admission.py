@@ -13,7 +13,7 @@ from typing import Final
 from harness.client.live_stream import LiveStream
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.holds import Holds, Leaver
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused
@@ -35,7 +35,7 @@ class Admission:
         self._rng = rng
         self.refusals = 0
 
-    def can_judge(self, facts: Facts) -> str | None:
+    def can_judge(self, facts: ServerFacts) -> str | None:
         if facts.slots is None:
             return facts.why
         return None if facts.refuses else "the server queues requests: it refuses none"

@@ -31,7 +31,7 @@ _DRAWS: Final = 400
 _MISSED: Final = 6  # polls in a row without a reading, and the window is left out
 
 
-class Window(NamedTuple):
+class LeaveWindow(NamedTuple):
     """Around t0, in seconds. `poll_s`: between two readings. `level_s`: over which a level is
     averaged. `after_s`: the longest time from a leave to its fall that is looked for."""
 
@@ -76,7 +76,7 @@ class Interval(NamedTuple):
         return self.high - self.low
 
 
-class Estimate(NamedTuple):
+class MeanEstimate(NamedTuple):
     """A mean of `n` values and its standard error."""
 
     mean: float
@@ -106,10 +106,10 @@ class Averaged(NamedTuple):
     place_s: float
     place_ci95: Interval
     seen_by_s: float
-    freed: Estimate
-    at_once: Estimate
-    control: Estimate | None
-    seen: Estimate | None
+    freed: MeanEstimate
+    at_once: MeanEstimate
+    control: MeanEstimate | None
+    seen: MeanEstimate | None
 
 
 def student(level: float, degrees: int) -> float:
@@ -127,7 +127,7 @@ def average(
     leaves: Sequence[Leave],
     times_s: Array,
     values: Array,
-    window: Window,
+    window: LeaveWindow,
     rng: np.random.Generator,
 ) -> Averaged | None:
     """`values`: of the reading at `times_s`, in the unit in which one stream counts 1, and in which
@@ -146,8 +146,8 @@ def average(
         place_s=max(0.0, float(place_s)),
         place_ci95=Interval(max(0.0, float(low)), max(0.0, float(high))),
         seen_by_s=max(0.0, float(place_s)) + window.poll_s + window.level_s,
-        freed=Estimate.of(freed),
-        at_once=Estimate.of(at_once),
+        freed=MeanEstimate.of(freed),
+        at_once=MeanEstimate.of(at_once),
         control=_control(whole, max(0.0, float(place_s)), (times_s, values), window, rng),
         seen=_seen(whole, (times_s, values), window),
     )
@@ -158,7 +158,7 @@ class _Curves:
     drift; a row a leave."""
 
     def __init__(
-        self, leaves: Sequence[Leave], times_s: Array, values: Array, window: Window
+        self, leaves: Sequence[Leave], times_s: Array, values: Array, window: LeaveWindow
     ) -> None:
         self._window = window
         self._grid = np.arange(-window.before_s, window.whole_after_s, _GRID_S)
@@ -207,7 +207,7 @@ def _slope(at_s: Array, levels: Array) -> float:
     return float((apart * levels).sum() / (apart**2).sum())
 
 
-def _is_read(t0_s: float, times_s: Array, window: Window) -> bool:
+def _is_read(t0_s: float, times_s: Array, window: LeaveWindow) -> bool:
     """Whether there is no gap from the last reading before the window to the first after it."""
     first = int(np.searchsorted(times_s, t0_s - window.before_s)) - 1
     last = int(np.searchsorted(times_s, t0_s + window.whole_after_s))
@@ -220,9 +220,9 @@ def _control(
     leaves: Sequence[Leave],
     place_s: float,
     read: tuple[Array, Array],
-    window: Window,
+    window: LeaveWindow,
     rng: np.random.Generator,
-) -> Estimate | None:
+) -> MeanEstimate | None:
     """`freed` at a random moment before each leave, while all our streams ran. The drift is not
     taken off: this is to show it."""
     after_s = place_s + window.poll_s + window.level_s
@@ -234,10 +234,12 @@ def _control(
             before = _level(read, at_s - window.before_s, window.level_s)
             after = _level(read, at_s + place_s + window.poll_s, window.level_s)
             found.append((before - after) / one.streams)
-    return Estimate.of(np.array(found)) if len(found) >= FEWEST else None
+    return MeanEstimate.of(np.array(found)) if len(found) >= FEWEST else None
 
 
-def _seen(leaves: Sequence[Leave], read: tuple[Array, Array], window: Window) -> Estimate | None:
+def _seen(
+    leaves: Sequence[Leave], read: tuple[Array, Array], window: LeaveWindow
+) -> MeanEstimate | None:
     """How much the reading rose, read a little after the beginning: a gauge may be late."""
     found = [
         _level(read, one.began_s + window.before_s, window.level_s)
@@ -246,7 +248,7 @@ def _seen(leaves: Sequence[Leave], read: tuple[Array, Array], window: Window) ->
         if _is_read(one.asked_s, read[0], window)
     ]
     streams = [one.streams for one in leaves if _is_read(one.asked_s, read[0], window)]
-    return Estimate.of(np.array(found) / np.array(streams)) if len(found) >= FEWEST else None
+    return MeanEstimate.of(np.array(found) / np.array(streams)) if len(found) >= FEWEST else None
 
 
 def _level(read: tuple[Array, Array], since_s: float, span_s: float) -> float:

@@ -32,7 +32,7 @@ class LeavePlan:
         return f"tokens:{self.tokens}" if self.where == "decode" else self.where
 
 
-class Beat:
+class TrainBeat:
     """A cycle's rows: what they say is known only when they end."""
 
     def __init__(self) -> None:

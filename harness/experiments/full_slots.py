@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from harness.client.live_stream import LiveStream
 from harness.experiments.flushes import latest_gaps
 from harness.experiments.holds import Leaver
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import FIRST_TOKENS, QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused, refill
@@ -42,7 +42,7 @@ _STALL_STEPS: Final = 8
 _CONTROLS: Final = 2  # times that a control is begun
 
 
-class Try(NamedTuple):
+class SlotTry(NamedTuple):
     """One slot that changed hands. `recovery_s`: from t0 to the probe's first token, less the
     probe's time on an idle server and the client's lag; None: not within `waited_s`. `others`: the
     tokens that another stream got in that time, a measure in steps; None: there was no other.
@@ -77,10 +77,10 @@ class FullSlots:
         self._may_stall = False  # a stream that stayed stood still as others left the last time
         self.resets = 0
         self.before: list[float] = []
-        self.controls: list[Try] = []
+        self.controls: list[SlotTry] = []
         self.natural_s: float | None = None
 
-    def can_judge(self, facts: Facts) -> str | None:
+    def can_judge(self, facts: ServerFacts) -> str | None:
         if not facts.can_fill:
             return facts.why
         return None if facts.has_queue else "the server refuses a request instead of queueing it"
@@ -210,7 +210,7 @@ class FullSlots:
         """Call it right before a leave; the first call after `begin` counts."""
         self.before = self.before or self.steps_now()
 
-    def leave_behind_probe(self, way: Leaver, number: int) -> list[Try]:
+    def leave_behind_probe(self, way: Leaver, number: int) -> list[SlotTry]:
         """Probes queue, and then as many streams leave."""
         server = self._streams
         leavers = self._begin_leavers(way, 1 if way.is_alone else self._crowd)
@@ -223,7 +223,7 @@ class FullSlots:
         server.pause(self._rng.random() * server.step_s)
         return self._leave_and_time(way, leavers, probes)
 
-    def leave_before_probe(self, way: Leaver, number: int) -> list[Try]:
+    def leave_before_probe(self, way: Leaver, number: int) -> list[SlotTry]:
         """The probes are sent at t0: the streams leave too early for one to queue behind them."""
         leavers = self._begin_leavers(way, 1 if way.is_alone else self._crowd)
         self._wait_ready(way, leavers, number)
@@ -233,7 +233,7 @@ class FullSlots:
         """The control of a probe that needs no slot of a stream that left: nobody leaves."""
         self.controls.append(self.time_probe(probe, idle_s=idle_s))
 
-    def hand_over(self, more_tokens: int = 0, *, alone: bool = False) -> Try:
+    def hand_over(self, more_tokens: int = 0, *, alone: bool = False) -> SlotTry:
         """Slots change hands because their answers have ended: the control of leaves. Returns the
         last of them."""
         count = 1 if alone else self._crowd
@@ -252,7 +252,7 @@ class FullSlots:
         flush = int(server.facts.flush_tokens)
         return int(2 * server.ttft_s / server.step_s) + 2 * QUEUED_STEPS + count // 2 + 4 + flush
 
-    def _hand_over(self, count: int, tokens: int) -> list[Try]:
+    def _hand_over(self, count: int, tokens: int) -> list[SlotTry]:
         server = self._streams
         self.fill(server.slots - count)
         enders = [server.start(server.short(tokens, role=Role.FILLER)) for _ in range(count)]
@@ -296,7 +296,7 @@ class FullSlots:
 
     def _leave_and_time(
         self, way: Leaver, leavers: Sequence[LiveStream], probes: list[LiveStream]
-    ) -> list[Try]:
+    ) -> list[SlotTry]:
         """Without `probes`, they are sent right after the leaves."""
         server = self._streams
         if (ended := next((one for one in leavers if one.has_ended), None)) is not None:
@@ -330,7 +330,7 @@ class FullSlots:
         since: Callable[[], int | None] = lambda: 0,
         *,
         idle_s: float | None = None,
-    ) -> Try:
+    ) -> SlotTry:
         """See `time_probes`."""
         (tried,) = self.time_probes([probe], lambda: [since()], idle_s=idle_s)
         return tried
@@ -341,7 +341,7 @@ class FullSlots:
         since: Callable[[], Sequence[int | None]],
         *,
         idle_s: float | None = None,
-    ) -> list[Try]:
+    ) -> list[SlotTry]:
         """Wait for their first tokens. `since`: the moments (ns) from which slots could work for
         them, if not from their sending; asked for when the wait is over. `idle_s`: the first-token
         time of such a probe where nothing is in its way, if it is no short request."""
@@ -357,7 +357,7 @@ class FullSlots:
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
         self._waves += 1
         if (cut := self._cut_instead(probes, moments)) is not None:
-            return [Try(None, 0.0, None, None, cut, self._waves)]
+            return [SlotTry(None, 0.0, None, None, cut, self._waves)]
         firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
         # A busy client may read a last token after the first one of the stream in its place. Later
         # probes may have the slots of earlier ones.
@@ -415,16 +415,16 @@ class FullSlots:
 
     def _tried(
         self, t0_ns: int, since_ns: int, first_ns: int | None, idle_s: float, patience_s: float
-    ) -> Try:
+    ) -> SlotTry:
         server = self._streams
         read = self.metronomes
         others = sum(at_ns > since_ns for at_ns in read[0].token_times_ns) if read else None
         stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut()
         if first_ns is None:
-            return Try(None, patience_s, others, stall_s, cut, self._waves)
+            return SlotTry(None, patience_s, others, stall_s, cut, self._waves)
         waited_s = (first_ns - since_ns) / 1e9
         recovery_s = waited_s - idle_s - server.lag_s
-        return Try(recovery_s, waited_s, others, stall_s, cut, self._waves)
+        return SlotTry(recovery_s, waited_s, others, stall_s, cut, self._waves)
 
     def _stall_s(self, from_ns: int, until_ns: int | None) -> float | None:
         """The longest gap in which no stream that stayed had a token, until then or until now."""

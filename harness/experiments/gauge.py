@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream
 from harness.experiments.holds import Holds, Leaver
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.readings import (
@@ -68,7 +68,7 @@ class GaugeWatcher:
         self._urls = urls
         self._rng = rng
 
-    def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
+    def can_judge(self, facts: ServerFacts) -> str | None:  # noqa: ARG002  other ways need them
         return why_no_gauge(self._streams.session.plan.target, self._urls)
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:

@@ -42,9 +42,9 @@ from harness.experiments.gentle_plan import (
     NO_CONTEXT,
     Gentle,
     GhostRate,
-    Judged,
-    Turns,
-    Wanted,
+    JudgedLeaves,
+    StreamTurns,
+    WantedPrecision,
     figures,
     is_due,
     is_look,
@@ -80,7 +80,7 @@ _TWIN_STEPS: Final = 10  # of a level: one token may be read late
 _FASTER: Final = 1.5  # than now: a twin must last for a whole turn
 
 
-class Terms(NamedTuple):
+class GentleTerms(NamedTuple):
     """`max_seconds`: when the watch ends; it ends earlier only if all is as sure as `wanted`.
     `settle_s`: the time in which a server has to let go; at most 2 s of it are watched. `slots` and
     `context` (tokens): the server's, where they are known."""
@@ -89,11 +89,11 @@ class Terms(NamedTuple):
     settle_s: float
     slots: int | None = None
     context: int | None = None
-    wanted: Wanted | None = None
+    wanted: WantedPrecision | None = None
 
 
 def watch(
-    session: LoadSession, urls: Sequence[str], terms: Terms, rng: random.Random
+    session: LoadSession, urls: Sequence[str], terms: GentleTerms, rng: random.Random
 ) -> Iterator[Gentle]:
     """Yields what is known after each leave; the last one is final. `urls`: the metrics pages.
 
@@ -101,7 +101,7 @@ def watch(
     """
     step_s = _first_look(session)
     gauge, cost_s = _gauge_of(session.plan, urls)
-    turns = Turns.of(
+    turns = StreamTurns.of(
         step_s=step_s,
         poll_s=step_s if gauge is None else _poll_s(session.plan.target, step_s, cost_s),
         settle_s=terms.settle_s,
@@ -139,7 +139,7 @@ def memory_first(
             yield found._replace(why_no_memory=why_no_memory)
 
 
-def _by_memory(visitors: Visitors, urls: Sequence[str], terms: Terms) -> ByMemory:
+def _by_memory(visitors: Visitors, urls: Sequence[str], terms: GentleTerms) -> ByMemory:
     """Raises UnseenError."""
     plan, turns = visitors.session.plan, visitors.turns
     if (why := why_no_gauge(plan.target, urls, "kv_usage")) is not None:
@@ -172,11 +172,14 @@ def _poll_s(target: Target, step_s: float, cost_s: float) -> float:
 
 
 def _watch(
-    seen: "_ByGauge | _ByTwin | ByMemory", terms: Terms, began_s: float, levels: Iterator[float]
+    seen: "_ByGauge | _ByTwin | ByMemory",
+    terms: GentleTerms,
+    began_s: float,
+    levels: Iterator[float],
 ) -> Iterator[Gentle]:
     """`levels`: the confidence levels of the intervals at its looks."""
     stops, why, counted, least = None, "too few leaves yet", 0, None
-    judged: Judged | None = None
+    judged: JudgedLeaves | None = None
     is_over = False
     while not is_over:
         seen.turn()
@@ -251,7 +254,7 @@ class _ByGauge:
         if departure is not None:
             self._leaves.append(departure)
 
-    def judge(self) -> Judged | None:
+    def judge(self) -> JudgedLeaves | None:
         window = self.visitors.turns.window
         averaged = average(self._leaves, *self._readings.arrays(), window, self._draws)
         if averaged is None:
@@ -259,7 +262,7 @@ class _ByGauge:
         usual_s = _usual_lag_s(self._target, self.visitors.step_s)
         return _judged(averaged, GhostRate.by_gauge(averaged), usual_s)
 
-    def figures(self, judged: Judged | None) -> Gentle:
+    def figures(self, judged: JudgedLeaves | None) -> Gentle:
         times_s, values = self._readings.arrays()
         all_s = float((np.diff(times_s) * values[1:]).sum())
         floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
@@ -271,8 +274,8 @@ class _ByGauge:
         )
 
 
-def _judged(averaged: Averaged, ghosts: GhostRate, usual_s: float = 0.0) -> Judged:
-    judged = Judged(ghosts, None, None, averaged.seen_by_s, averaged)
+def _judged(averaged: Averaged, ghosts: GhostRate, usual_s: float = 0.0) -> JudgedLeaves:
+    judged = JudgedLeaves(ghosts, None, None, averaged.seen_by_s, averaged)
     if averaged.freed.interval().low <= 0:  # there is no fall that has a place
         return judged
     low, high = (max(0.0, one - usual_s) for one in averaged.place_ci95)
@@ -337,7 +340,7 @@ class _ByTwin:
         self._twin = None if started is None else started[0]
         return started is not None
 
-    def judge(self) -> Judged | None:
+    def judge(self) -> JudgedLeaves | None:
         parts = [*self._earlier, *([] if self._twin is None else [_paces(self._twin)])]
         if not parts or min(len(self._leaves), len(self._ends)) < FEWEST:
             return None
@@ -353,7 +356,7 @@ class _ByTwin:
         ghosts = GhostRate.by_pace(left, ended)
         return _judged(left, ghosts)._replace(why_not=why_not)
 
-    def figures(self, judged: Judged | None) -> Gentle:
+    def figures(self, judged: JudgedLeaves | None) -> Gentle:
         leaves = len(self._leaves)
         return figures("pace", leaves, leaves, self.visitors.most, judged)._replace(
             floor_s=self.visitors.step_s

@@ -15,13 +15,13 @@ from typing import Final, NamedTuple, NoReturn, Self
 import numpy as np
 
 from harness.experiments.averaged import FEWEST, Interval, Leave
-from harness.experiments.gentle_plan import MANY_GHOSTS, Gentle, Judged, figures
+from harness.experiments.gentle_plan import MANY_GHOSTS, Gentle, JudgedLeaves, figures
 from harness.experiments.memory_falls import (
     Array,
     Falls,
+    FallTally,
     Mistaken,
     Needed,
-    Tally,
     median_interval,
     needed,
 )
@@ -57,7 +57,7 @@ class UnseenError(CannotDecideError):
     """By memory nothing can be seen."""
 
 
-class Holds(NamedTuple):
+class HeldShare(NamedTuple):
     """The share of the memory that a stream of ours holds, at least and at most."""
 
     least: float
@@ -105,7 +105,7 @@ class ByMemory:
         self._readings = Readings(gauge.read, poll_s=poll_s, rng=rng)
         self._poll_s = poll_s
         self._lag_s = gauge_lag_s(visitors.session.plan.target, visitors.step_s, "kv_usage")
-        self._holds = Holds(0.0, 0.0)
+        self._holds = HeldShare(0.0, 0.0)
         self._others = deque[Array](maxlen=_SPANS)  # their changes while nothing of ours moved
         self._mistaken = Mistaken()
         self._places_s: list[float] = []
@@ -145,16 +145,16 @@ class ByMemory:
         else:
             self._leave()
 
-    def judge(self) -> Judged | None:
+    def judge(self) -> JudgedLeaves | None:
         if self.moments < FEWEST and not self.is_over:
             return None
         tally, seen_by_s = self.tally, self.visitors.turns.window.after_s
         if len(self._places_s) < FEWEST:
-            return Judged(tally, None, None, seen_by_s, loses=self.is_over)
+            return JudgedLeaves(tally, None, None, seen_by_s, loses=self.is_over)
         low, high = median_interval(self._places_s)
         middle = sorted(self._places_s)[len(self._places_s) // 2]
         usual = self._late_s
-        return Judged(
+        return JudgedLeaves(
             tally,
             max(0.0, middle - usual),
             Interval(max(0.0, low - usual), max(0.0, high - usual)),
@@ -163,10 +163,10 @@ class ByMemory:
         )
 
     @property
-    def tally(self) -> Tally:
-        return Tally(self.moments, self._ghosts, self._unclear, self._ends, self._missed)
+    def tally(self) -> FallTally:
+        return FallTally(self.moments, self._ghosts, self._unclear, self._ends, self._missed)
 
-    def figures(self, judged: Judged | None) -> Gentle:
+    def figures(self, judged: JudgedLeaves | None) -> Gentle:
         seconds = time.perf_counter() - self._began_s
         requests_s = self._gauge.requests * seconds
         return figures("gauge", self.moments, self.moments, 1, judged)._replace(
@@ -226,7 +226,7 @@ class ByMemory:
             ended.t0_s + late_s, span_s
         )
         need = self._needed()
-        self._holds = Holds.of(rise, fall, need, self.visitors.prompt_tokens)
+        self._holds = HeldShare.of(rise, fall, need, self.visitors.prompt_tokens)
         return need
 
     def _level(self, since_s: float, span_s: float) -> float:
@@ -328,7 +328,7 @@ def natural_end(t0_s: float, tokens_left: int, steps: Interval, late_s: float) -
     return Interval(t0_s + soonest_s / _UNSTEADY, t0_s + latest_s * _UNSTEADY + late_s)
 
 
-def is_lost(tally: Tally) -> bool:
+def is_lost(tally: FallTally) -> bool:
     """Whether what leaves held stayed away often enough to show that the server does not stop."""
     fewest, _ = rate_interval(tally.unclear, tally.leaves, 1 - _LOST_RISK)
     return fewest > MANY_GHOSTS and tally.loses(_LOST_RISK)

@@ -7,8 +7,8 @@ import math
 import random
 from typing import Final, Literal, NamedTuple, Self
 
-from harness.experiments.averaged import LEVEL_STEPS, Averaged, Estimate, Interval, Window
-from harness.experiments.memory_falls import Tally
+from harness.experiments.averaged import LEVEL_STEPS, Averaged, Interval, LeaveWindow, MeanEstimate
+from harness.experiments.memory_falls import FallTally
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 
@@ -34,12 +34,12 @@ def most_streams(slots: int | None) -> int:
     return max(FEWEST_STREAMS, (slots or 0) // SLOTS_A_STREAM)
 
 
-class Turns(NamedTuple):
+class StreamTurns(NamedTuple):
     """Streams begin together, run for a random time, and leave together. `dwell_s`: the shortest
     and the longest such time, from the last one's first token. The next turn begins when the
     streams would have ended by themselves: until then a forgotten one counts as ours."""
 
-    window: Window
+    window: LeaveWindow
     dwell_s: Interval
     most_tokens: int
 
@@ -57,7 +57,9 @@ class Turns(NamedTuple):
         short for any window."""
         most_tokens = (context or NO_CONTEXT) * 3 // 4
         after_s = max(min(settle_s, _LONGEST_AFTER_S), _SHORTEST_AFTER_STEPS * step_s)
-        window = Window.of(poll_s=poll_s, step_s=step_s, after_s=after_s, level_steps=level_steps)
+        window = LeaveWindow.of(
+            poll_s=poll_s, step_s=step_s, after_s=after_s, level_steps=level_steps
+        )
         width_s = max(_DWELL_S, _DWELL_STEPS * step_s)
         while True:
             turns = cls(window, _dwell(window, width_s), most_tokens)
@@ -93,7 +95,7 @@ class Turns(NamedTuple):
         return max(self.window.whole_after_s, _FASTER * tokens_left * step_s)
 
 
-def _dwell(window: Window, width_s: float) -> Interval:
+def _dwell(window: LeaveWindow, width_s: float) -> Interval:
     shortest_s = 2 * window.before_s + _CONTROL_S
     return Interval(shortest_s, shortest_s + width_s)
 
@@ -121,8 +123,8 @@ class GhostRate(NamedTuple):
     """The share of the leaves that nothing followed from: 1 less `freed`, and at most 1 less
     `at_once` (see `Averaged`)."""
 
-    freed: Estimate
-    at_once: Estimate
+    freed: MeanEstimate
+    at_once: MeanEstimate
 
     @classmethod
     def by_gauge(cls, left: Averaged) -> Self:
@@ -144,13 +146,13 @@ class GhostRate(NamedTuple):
         return Interval(1 - wide.high, max(1 - wide.high, 1 - max(wide.low, sharp.low)))
 
 
-def _over(left: Estimate, ended: Estimate) -> Estimate:
+def _over(left: MeanEstimate, ended: MeanEstimate) -> MeanEstimate:
     share = left.mean / ended.mean
     error = math.hypot(left.error, share * ended.error) / abs(ended.mean)
-    return Estimate(share, error, min(left.n, ended.n))
+    return MeanEstimate(share, error, min(left.n, ended.n))
 
 
-def decide(ghosts: GhostRate | Tally, level: float) -> bool | None:
+def decide(ghosts: GhostRate | FallTally, level: float) -> bool | None:
     """Whether the server stops; None: not yet known."""
     low, high = ghosts.interval(level)
     if low > MANY_GHOSTS:
@@ -171,7 +173,7 @@ def drifts(averaged: Averaged, level: float) -> bool:
     return low > 0 or high < 0
 
 
-class Wanted(NamedTuple):
+class WantedPrecision(NamedTuple):
     """How sure to be before the end of the time: `latency`, the width of its interval over itself;
     `ghosts`, the width of the rate's."""
 
@@ -185,11 +187,11 @@ class Wanted(NamedTuple):
         return is_narrow and ghosts.width <= self.ghosts
 
 
-class Judged(NamedTuple):
+class JudgedLeaves(NamedTuple):
     """`averaged`: None where each leave was seen by itself. `why_not`: nothing can be said, since
     no natural end is seen either. `loses`: the memory of leaves is never given back."""
 
-    ghosts: GhostRate | Tally
+    ghosts: GhostRate | FallTally
     latency_s: float | None
     latency: Interval | None
     seen_by_s: float
@@ -218,7 +220,7 @@ class Judged(NamedTuple):
         low, high = (_share(one) for one in self.ghosts.interval(level))
         return None, f"too few leaves yet: {low} to {high} of them may be forgotten"
 
-    def is_sure(self, wanted: Wanted, step_s: float) -> bool:
+    def is_sure(self, wanted: WantedPrecision, step_s: float) -> bool:
         if self.latency_s is None or self.latency is None:
             return False
         return wanted.is_met(
@@ -291,7 +293,7 @@ class Gentle(NamedTuple):
 
 
 def figures(
-    way: Literal["gauge", "pace"], moments: int, leaves: int, most: int, judged: Judged | None
+    way: Literal["gauge", "pace"], moments: int, leaves: int, most: int, judged: JudgedLeaves | None
 ) -> Gentle:
     found = Gentle(
         way=way,

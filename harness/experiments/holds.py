@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from harness.client.live_stream import LiveStream
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.store.conform_result import Way
 from harness.workload.abandon import RequestSpec
@@ -74,6 +74,6 @@ class Watcher(Protocol):
     @property
     def way(self) -> Way: ...
 
-    def can_judge(self, facts: Facts) -> str | None: ...
+    def can_judge(self, facts: ServerFacts) -> str | None: ...
 
     def holds(self, leaver: Leaver, tries: int) -> Holds: ...

@@ -53,7 +53,7 @@ class _FullError(Exception):
         self.slots, self.turn_steps = slots, turn_steps
 
 
-class Facts(NamedTuple):
+class ServerFacts(NamedTuple):
     """The server when it is idle. `slots`: None if none were found, and `why`. `refuses`: beyond
     its slots it refuses a request instead of queueing it. `flush_tokens`: how many tokens come at
     once. `ran_at_once`: the most requests that were seen to run together, where no slots were
@@ -126,7 +126,7 @@ def was_closed(row: RequestRow) -> bool:
 
 def find_facts(
     session: LoadSession, *, slots: int | None, context: int | None, count_s: float = COUNT_S
-) -> Facts:
+) -> ServerFacts:
     """The idle server's first-token time, its step, and its slots, if they were not named: counted
     for `count_s` at most.
 
@@ -147,7 +147,7 @@ def find_facts(
         _first(session, _FIRST_TOKENS)  # it may have died of the trials
     if found.number is not None and 1 < found.number <= MOST_SLOTS:
         step_s = _step_beside(session, found.number, max(TOGETHER_TOKENS, fewest)) or step_s
-    return Facts(
+    return ServerFacts(
         slots=found.number,
         step_s=step_s,
         ttft_s=ttft_s,
@@ -161,7 +161,7 @@ def find_facts(
     )
 
 
-def recount(session: LoadSession, facts: Facts) -> Facts:
+def recount(session: LoadSession, facts: ServerFacts) -> ServerFacts:
     """`facts` with the number of slots that the server has now, if it has changed."""
     fewest = max(1, int(TOGETHER_FLUSHES * facts.flush_tokens))
 
@@ -171,7 +171,7 @@ def recount(session: LoadSession, facts: Facts) -> Facts:
     return recounted(trial, facts)
 
 
-def recounted(trial: Callable[[int, int], Trial], facts: Facts) -> Facts:
+def recounted(trial: Callable[[int, int], Trial], facts: ServerFacts) -> ServerFacts:
     """A count that finds no slots is believed if more requests than slots ran at once."""
     assert facts.slots is not None
     try:

@@ -15,7 +15,7 @@ _MORE: Final = 4  # times as many streams, while all run at once and time allows
 _CLEAR: Final = 4  # times the usual distance of two first tokens, and of two steps
 
 
-class Look(NamedTuple):
+class ParallelLook(NamedTuple):
     """Requests that started at once. `is_clear`: the requests that waited came long after the
     others. `spacing`: the steps between two first tokens, as where prompts take turns."""
 
@@ -25,7 +25,7 @@ class Look(NamedTuple):
     spacing: float
 
 
-def look_at(answers: Iterable[Sequence[int]], tokens: int) -> Look | None:
+def look_at(answers: Iterable[Sequence[int]], tokens: int) -> ParallelLook | None:
     """`answers`: the token times of each answer, of some only the first token's; each answer has
     `tokens` tokens. None: no answer shows when it ended."""
     times = [one for one in answers if one]
@@ -40,7 +40,7 @@ def look_at(answers: Iterable[Sequence[int]], tokens: int) -> Look | None:
     late = firsts[len(running) :]
     spacing = (running[-1] - running[0]) / max(1, len(running) - 1)
     is_clear = bool(late) and late[0] - running[-1] > _CLEAR * max(spacing, step)
-    return Look(len(running), len(late), is_clear, spacing / step if step else 0.0)
+    return ParallelLook(len(running), len(late), is_clear, spacing / step if step else 0.0)
 
 
 def four_times(streams: int) -> int:
@@ -81,7 +81,7 @@ def is_limit(
 
 def _clear_look(
     ask: Callable[[int, int], Iterable[Sequence[int]]], streams: int, spacing: float
-) -> Look | None:
+) -> ParallelLook | None:
     tokens = FIRST_TOKENS + ceil(streams * spacing)
     while tokens <= MOST_TOKENS:
         seen = look_at(ask(streams, tokens), tokens)

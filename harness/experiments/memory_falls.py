@@ -103,7 +103,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     return Interval(ordered[max(low, 1) - 1], ordered[min(high, n) - 1])
 
 
-class Tally(NamedTuple):
+class FallTally(NamedTuple):
     """`held`: leaves after which the memory fell only when the answer ended. `unclear`: leaves
     after which it fell neither then nor before. `ends`: answers that ended by themselves;
     `missed`: how many of these showed no fall."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from harness.client.live_stream import LiveStream, join_all
 from harness.experiments.holds import Holds, Leaver, has_no_end
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace_share import follow_slowness, still_computed
 from harness.experiments.patience import READY_S
@@ -109,7 +109,7 @@ class PaceWatcher:
         self.others, self.ratio = 0, 1.0
         self.alone_s = self.beside_s = streams.step_s
 
-    def can_judge(self, facts: Facts) -> str | None:
+    def can_judge(self, facts: ServerFacts) -> str | None:
         """Whether others slow a stream is known only once they run: `holds` finds that out."""
         if facts.slots == 1:
             return "pace needs two streams at once, and this server runs one"

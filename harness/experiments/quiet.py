@@ -18,7 +18,7 @@ from harness.client.live_stream import LiveStream
 from harness.collect.gpu import Gpus, open_nvml
 from harness.collect.source import Notes, SourceError
 from harness.experiments.holds import Holds, Leaver, has_no_end
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import Reading, Readings
@@ -154,7 +154,7 @@ class QuietWatcher:
         self.rest: Rest | None = None
         self._meter: Meter | None = None  # that showed it
 
-    def can_judge(self, facts: Facts) -> str | None:  # noqa: ARG002  other ways need them
+    def can_judge(self, facts: ServerFacts) -> str | None:  # noqa: ARG002  other ways need them
         return None if self._meters else "the server's process is not known (--pid)"
 
     def holds(self, leaver: Leaver, tries: int) -> Holds:

@@ -15,7 +15,7 @@ from harness.experiments.idle_server import (
     MOST_SLOTS,
     PROBE_TOKENS,
     PROMPT_TOKENS,
-    Facts,
+    ServerFacts,
     was_closed,
     was_refused,
 )
@@ -41,7 +41,7 @@ class Streams:
     last `forget`. `fillers`: the streams that keep the slots full, from try to try."""
 
     def __init__(
-        self, session: LoadSession, facts: Facts, settle_s: float, *, lag: LagWatch
+        self, session: LoadSession, facts: ServerFacts, settle_s: float, *, lag: LagWatch
     ) -> None:
         self.session = session
         self.facts = facts

@@ -32,7 +32,7 @@ import gevent
 
 from harness.client.live_stream import LiveStream
 from harness.client.session import LoadSession
-from harness.experiments.beat import Beat, LeavePlan
+from harness.experiments.beat import LeavePlan, TrainBeat
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import Patience
 from harness.experiments.streams import refill
@@ -62,7 +62,7 @@ class _VoidError(Exception):
     """This cycle gives no sample."""
 
 
-class Train:
+class ProbeTrain:
     """`recoveries_s`: each sample's wait; infinite: longer than a probe is waited for. `_ttft_ns`:
     a probe's time to first token on the idle server, which the train measures first. `_seats`: how
     many fillers fit in addition to what the cycle needs; a slot that does not come back makes them
@@ -104,7 +104,7 @@ class Train:
     def step_ns(self) -> int:
         return self._session.client.step.median_ns()
 
-    def run(self, until: Callable[["Train"], bool]) -> None:
+    def run(self, until: Callable[["ProbeTrain"], bool]) -> None:
         """Raises CannotDecideError; the streams have ended then, too."""
         try:
             self._look()
@@ -138,7 +138,7 @@ class Train:
 
     def _rotate(self, trial: int) -> None:
         leaver = self._next_to_leave()
-        beat = Beat()
+        beat = TrainBeat()
         probe = self._start(Role.PROBE, arm=TrialArm.ABANDON, trial=trial, edit=beat.edit)
         self._pace(1)
         next_filler = self._start_filler(arm=TrialArm.CONTROL, trial=trial, edit=beat.edit_control)
@@ -159,7 +159,7 @@ class Train:
             if not short.wait_tokens(1, self._patience.filler_s):
                 short.leave()
                 raise _VoidError("no slot was free")
-        beat = Beat()
+        beat = TrainBeat()
         leaver = self._start(
             Role.FILLER, trial=trial, max_tokens=self._answer_tokens, **self._planned()
         )
@@ -182,7 +182,7 @@ class Train:
             raise
         self._observe(beat, probe, self._short)
 
-    def _leave_in_time(self, short: LiveStream, leaver: LiveStream, beat: Beat) -> None:
+    def _leave_in_time(self, short: LiveStream, leaver: LiveStream, beat: TrainBeat) -> None:
         self._wait_until_queued(leaver)
         _check_is_running(short)
         if self._leaves.where == "queued":
@@ -215,7 +215,7 @@ class Train:
             wait_ns = int(self._ttft_ns + (self._leaves.tokens + next(self._phases)) * self.step_ns)
         gevent.sleep(max(0, began_ns + wait_ns - time.perf_counter_ns()) / 1e9)
 
-    def _observe(self, beat: Beat, probe: LiveStream, follower: LiveStream) -> bool:
+    def _observe(self, beat: TrainBeat, probe: LiveStream, follower: LiveStream) -> bool:
         """Wait for the probe's first token, and for its follower's: False if its slot is lost."""
         has_begun = self._has_begun(beat, probe, follower)
         since_ns = beat.since_ns
@@ -240,7 +240,7 @@ class Train:
             self._give_up_slot()
         return is_kept
 
-    def _has_begun(self, beat: Beat, probe: LiveStream, follower: LiveStream) -> bool:
+    def _has_begun(self, beat: TrainBeat, probe: LiveStream, follower: LiveStream) -> bool:
         until_ns = time.perf_counter_ns() + self._ttft_ns + int(self._patience.probe_s * 1e9)
         while not probe.wait_tokens(1, 2 * self.step_ns / 1e9) and not probe.has_ended:
             if follower.tokens:  # it holds the slot for as long as it likes

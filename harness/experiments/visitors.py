@@ -13,7 +13,7 @@ import gevent
 from harness.client.live_stream import LiveStream, join_all
 from harness.client.session import LoadSession
 from harness.experiments.averaged import Interval, Leave
-from harness.experiments.gentle_plan import Turns
+from harness.experiments.gentle_plan import StreamTurns
 from harness.experiments.idle_server import PROMPT_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import gaps_of
@@ -37,7 +37,13 @@ class Visitors:
     time."""
 
     def __init__(
-        self, session: LoadSession, turns: Turns, rng: random.Random, *, step_s: float, most: int
+        self,
+        session: LoadSession,
+        turns: StreamTurns,
+        rng: random.Random,
+        *,
+        step_s: float,
+        most: int,
     ) -> None:
         self.session = session
         self.turns = turns

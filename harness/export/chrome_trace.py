@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from harness.analysis.run_facts import Facts, run_facts
+from harness.analysis.run_facts import RunFacts, run_facts
 from harness.analysis.scraped import readings_of
 from harness.analysis.timeline import level_of_all, log_of
 from harness.analysis.tokens import without_tokens
@@ -157,7 +157,7 @@ def _steps(steps: pd.DataFrame, rows: Rows) -> Iterator[Event]:
             yield _counter(name, what, start_ns, int(levels[column][place]))
 
 
-def _scraped(frames: RunFrames, facts: Facts) -> Iterator[Event]:
+def _scraped(frames: RunFrames, facts: RunFacts) -> Iterator[Event]:
     for role in ("running", "waiting"):
         if (readings := readings_of(frames, facts, role)) is not None:
             for t_ns, level in zip(readings.t_ns, readings.level, strict=True):

@@ -12,7 +12,7 @@ import msgspec
 from harness.compare.comparable import depends_on_machine, other_machine
 from harness.compare.pairs import FEWEST_ROUNDS
 from harness.errors import ConfigError, in_words
-from harness.gate.judge import Measured, Side
+from harness.gate.judge import GateSide, Measured
 from harness.gate.limits import BASELINE, Limit
 from harness.metrics import METRICS
 from harness.records import SCHEMA_VERSION
@@ -58,7 +58,7 @@ def load_baseline(path: Path, *, workload: str) -> Measured:
     return measured
 
 
-def figures_to_hold_to(side: Side) -> list[str]:
+def figures_to_hold_to(side: GateSide) -> list[str]:
     found = []
     for figure in AGAINST_BASELINE:
         metric, _, key = figure.partition(".")

@@ -31,7 +31,7 @@ _THE_RUN: Final = "the run"
 _MENDED: Final = "a new run, once the cause named here is gone"
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class GateSide(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a run, or of one of its arms.
 
     `per_round`: {metric: {figure: a value a round}}; a run without arms is one round.
@@ -57,28 +57,28 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     is_wedged: bool
     invalid: list[str]
     conditions: Conditions
-    sides: dict[str, Side]
+    sides: dict[str, GateSide]
     simulated: str | None = None
 
 
-def num_rounds(side: Side) -> int:
+def num_rounds(side: GateSide) -> int:
     return max((len(values) for of in side.per_round.values() for values in of.values()), default=0)
 
 
-class Verdict(StrEnum):
+class GateVerdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     CANNOT_DECIDE = "cannot decide"
 
 
-EXIT_CODES: Final = {Verdict.PASS: 0, Verdict.FAIL: 3, Verdict.CANNOT_DECIDE: 4}
+EXIT_CODES: Final = {GateVerdict.PASS: 0, GateVerdict.FAIL: 3, GateVerdict.CANNOT_DECIDE: 4}
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """`measured` and `reason` are in words; `to_decide` says what would decide an undecided one."""
 
     name: str
-    verdict: Verdict
+    verdict: GateVerdict
     measured: str = ""
     reason: str
     to_decide: str = ""
@@ -89,7 +89,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     workload: str | None
-    verdict: Verdict
+    verdict: GateVerdict
     checks: list[Check]
     baseline: str | None = None
     left_out: list[str] = []
@@ -130,26 +130,26 @@ def refuse(run: str, reason: str, to_decide: str) -> Judgement:
     return Judgement(run=run, workload=None, verdict=overall(checks), checks=checks)
 
 
-def overall(checks: Iterable[Check]) -> Verdict:
+def overall(checks: Iterable[Check]) -> GateVerdict:
     found = {one.verdict for one in checks}
-    for verdict in (Verdict.FAIL, Verdict.CANNOT_DECIDE):
+    for verdict in (GateVerdict.FAIL, GateVerdict.CANNOT_DECIDE):
         if verdict in found:
             return verdict
-    return Verdict.PASS if found else Verdict.CANNOT_DECIDE
+    return GateVerdict.PASS if found else GateVerdict.CANNOT_DECIDE
 
 
 def _undecided(name: str, reason: str, to_decide: str) -> Check:
-    return Check(name=name, verdict=Verdict.CANNOT_DECIDE, reason=reason, to_decide=to_decide)
+    return Check(name=name, verdict=GateVerdict.CANNOT_DECIDE, reason=reason, to_decide=to_decide)
 
 
 def _check_limit(limit: Limit, found: Range) -> Check:
     holds = {limit.holds(found.low), limit.holds(found.high)}
-    verdict, reason = Verdict.CANNOT_DECIDE, found.reason
+    verdict, reason = GateVerdict.CANNOT_DECIDE, found.reason
     if holds == {True} and (limit.operator != "==" or found.low == found.high):
-        verdict, reason = Verdict.PASS, "within the limit"
+        verdict, reason = GateVerdict.PASS, "within the limit"
     elif holds == {False} and not found.low < limit.number < found.high:
-        verdict, reason = Verdict.FAIL, "beyond the limit"
-    to_decide = found.to_decide if verdict is Verdict.CANNOT_DECIDE else ""
+        verdict, reason = GateVerdict.FAIL, "beyond the limit"
+    to_decide = found.to_decide if verdict is GateVerdict.CANNOT_DECIDE else ""
     return Check(
         name=limit.text, verdict=verdict, measured=found.shown, reason=reason, to_decide=to_decide
     )
@@ -158,7 +158,7 @@ def _check_limit(limit: Limit, found: Range) -> Check:
 def _check_run(measured: Measured) -> Check:
     if measured.is_wedged:
         reason = "the server calls itself healthy after the load and answers no request"
-        return Check(name=_THE_RUN, verdict=Verdict.FAIL, reason=reason)
+        return Check(name=_THE_RUN, verdict=GateVerdict.FAIL, reason=reason)
     if measured.invalid:
         parts = [without_advice(one) for one in measured.invalid]
         advice = "; ".join(advice for _, advice in parts if advice)
@@ -166,7 +166,9 @@ def _check_run(measured: Measured) -> Check:
     if measured.status != "complete":
         what = measured.status.replace("_", " ")
         return _undecided(_THE_RUN, f"it ended early: {what}", "a run that is complete")
-    return Check(name=_THE_RUN, verdict=Verdict.PASS, reason="complete, and its figures are valid")
+    return Check(
+        name=_THE_RUN, verdict=GateVerdict.PASS, reason="complete, and its figures are valid"
+    )
 
 
 def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
@@ -174,12 +176,12 @@ def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
     client can cause, however slow."""
     is_sound = measured.status == "complete" and not measured.invalid
     is_certain = not measured.invalid or METRICS[limit.metric].from_server_alone
-    is_kept = is_sound or (one.verdict is Verdict.FAIL and is_certain)
-    if is_kept or one.verdict is Verdict.CANNOT_DECIDE:
+    is_kept = is_sound or (one.verdict is GateVerdict.FAIL and is_certain)
+    if is_kept or one.verdict is GateVerdict.CANNOT_DECIDE:
         return one
     return msgspec.structs.replace(
         one,
-        verdict=Verdict.CANNOT_DECIDE,
+        verdict=GateVerdict.CANNOT_DECIDE,
         reason="the run is not one to judge by",
         to_decide="a run that is complete and valid",
     )
@@ -215,7 +217,7 @@ def _range(limit: Limit, measured: Measured, baseline: Measured | None) -> Range
     return _why_not_since(limit, mine, before) or _of_rounds(limit, mine, before)
 
 
-def _why_not_since(limit: Limit, mine: Side, before: Side) -> Range | None:
+def _why_not_since(limit: Limit, mine: GateSide, before: GateSide) -> Range | None:
     if why := why_not_conditions(mine.conditions, before.conditions):
         return Range(reason=f"not comparable: {why}", to_decide="a baseline of the same")
     if unlike := _why_unlike(limit, mine, before):
@@ -230,7 +232,7 @@ def _why_not_since(limit: Limit, mine: Side, before: Side) -> Range | None:
     )
 
 
-def _why_unlike(limit: Limit, mine: Side, other: Side) -> Range | None:
+def _why_unlike(limit: Limit, mine: GateSide, other: GateSide) -> Range | None:
     metric, theirs = mine.metrics[limit.metric], other.metrics.get(limit.metric)
     if theirs is None:
         return _missing(limit, other, "two that can measure it", of=f"{limit.against}: ")
@@ -244,7 +246,7 @@ def _why_unlike(limit: Limit, mine: Side, other: Side) -> Range | None:
     )
 
 
-def _of_rounds(limit: Limit, mine: Side, other: Side) -> Range:
+def _of_rounds(limit: Limit, mine: GateSide, other: GateSide) -> Range:
     rounds = _rounds(mine, limit), _rounds(other, limit)
     is_paired, is_ratio = limit.against != BASELINE, limit.relation == "/"
     one = compare_rounds(limit.arm, str(limit.against), *rounds, paired=is_paired)
@@ -267,7 +269,7 @@ def _of_rounds(limit: Limit, mine: Side, other: Side) -> Range:
     )
 
 
-def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Range:
+def _missing(limit: Limit, side: GateSide, to_decide: str, of: str = "") -> Range:
     why = side.not_measurable.get(limit.metric, "the summary does not have it")
     instead = (name for name in METRICS[limit.metric].instead if name in side.metrics)
     if (nearest := next(instead, None)) is not None:
@@ -275,5 +277,5 @@ def _missing(limit: Limit, side: Side, to_decide: str, of: str = "") -> Range:
     return Range(reason=f"{of}not measurable: {why}", to_decide=to_decide)
 
 
-def _rounds(side: Side, limit: Limit) -> Sequence[float | None]:
+def _rounds(side: GateSide, limit: Limit) -> Sequence[float | None]:
     return side.per_round.get(limit.metric, {}).get(limit.key, [])

@@ -6,9 +6,9 @@ from typing import Final, Literal, NamedTuple
 from xml.etree import ElementTree as ET
 
 from harness.formatting import DASH
-from harness.gate.judge import Check, Judgement, Verdict
+from harness.gate.judge import Check, GateVerdict, Judgement
 
-SIGNS: Final = {Verdict.PASS: "✅", Verdict.FAIL: "❌", Verdict.CANNOT_DECIDE: "❔"}
+SIGNS: Final = {GateVerdict.PASS: "✅", GateVerdict.FAIL: "❌", GateVerdict.CANNOT_DECIDE: "❔"}
 LEFT_OUT: Final = "not compared, being times of another machine than the baseline's"
 MARKDOWN_MARK: Final = b" walkaway gate: "  # in the head of each such file, as the next one
 JUNIT_MARK: Final = b'<testsuite name="walkaway '
@@ -35,7 +35,7 @@ def as_markdown(judgement: Judgement) -> str:
 
 
 def gravest_first(checks: Sequence[Check]) -> list[Check]:
-    order = [Verdict.FAIL, Verdict.CANNOT_DECIDE, Verdict.PASS]
+    order = [GateVerdict.FAIL, GateVerdict.CANNOT_DECIDE, GateVerdict.PASS]
     return sorted(checks, key=lambda one: order.index(one.verdict))
 
 
@@ -58,10 +58,10 @@ def markdown_code(text: str) -> str:
 
 
 Tag = Literal["system-out", "failure", "error", "skipped"]
-_TAGS: Final[dict[Verdict, Tag]] = {
-    Verdict.PASS: "system-out",
-    Verdict.FAIL: "failure",
-    Verdict.CANNOT_DECIDE: "error",
+_TAGS: Final[dict[GateVerdict, Tag]] = {
+    GateVerdict.PASS: "system-out",
+    GateVerdict.FAIL: "failure",
+    GateVerdict.CANNOT_DECIDE: "error",
 }
 _NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from harness.compare.comparable import Conditions, conditions_of
 from harness.errors import ConfigError
-from harness.gate.judge import Measured, Side
+from harness.gate.judge import GateSide, Measured
 from harness.gate.limits import RUN
 from harness.records import FIGURES_PER_ROUND, ArmsSummary, ArmSummary, Metric, Outcome, Summary
 from harness.store import run_folder
@@ -82,8 +82,8 @@ def _one_round(metrics: Mapping[str, Metric]) -> PerRound:
     }
 
 
-def _side(part: Summary | ArmSummary, per_round: PerRound, conditions: Conditions) -> Side:
-    return Side(
+def _side(part: Summary | ArmSummary, per_round: PerRound, conditions: Conditions) -> GateSide:
+    return GateSide(
         conditions=conditions,
         metrics=part.metrics,
         not_measurable=part.not_measurable,

@@ -12,7 +12,7 @@ from typing import Final
 from harness.experiments.beat import LeavePlan
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.rounds import Rounds
-from harness.experiments.train import Train
+from harness.experiments.train import ProbeTrain
 from harness.locust.users import Director
 from harness.records import Delivery
 from harness.workload.load import OccupancyLoad, SlotRecoveryLoad
@@ -28,7 +28,7 @@ class SlotRecoveryDirector(Director):
         assert isinstance(load, SlotRecoveryLoad)
         assert load.slots is not None  # the server was asked before the load
         low, high = load.prompt_tokens
-        train = Train(
+        train = ProbeTrain(
             session,
             load.slots,
             _leave_plan(load),
@@ -57,7 +57,7 @@ def _leave_plan(load: SlotRecoveryLoad) -> LeavePlan:
             return LeavePlan(tokens=load.abandon_after_tokens, changes={"delivery": Delivery.UNARY})
 
 
-def _is_enough(train: Train, load: SlotRecoveryLoad) -> bool:
+def _is_enough(train: ProbeTrain, load: SlotRecoveryLoad) -> bool:
     if load.trials is not None and len(train.recoveries_s) >= load.trials:
         return True
     width_s = None if load.width_s is None else median_width_s(train.recoveries_s)

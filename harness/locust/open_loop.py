@@ -39,7 +39,7 @@ _READY: Final = 64  # requests prepared ahead: many may come at the same moment
 Prepared = tuple[int, Callable[[], object]]  # when it is due, and what sends it
 
 
-class Share(msgspec.Struct, kw_only=True):
+class ScheduleShare(msgspec.Struct, kw_only=True):
     """The part of the schedule that a process sends, and its beginning by the named clock."""
 
     begins_ns: int
@@ -50,7 +50,7 @@ class Share(msgspec.Struct, kw_only=True):
 
 class OpenLoopDirector(Director):
     fixed_count = 0  # as many as there are workers
-    share: ClassVar[Share | None] = None  # from the master; alone: None
+    share: ClassVar[ScheduleShare | None] = None  # from the master; alone: None
     _directed: ClassVar[LoadSession | None] = None
 
     def run_load(self) -> None:
@@ -60,12 +60,12 @@ class OpenLoopDirector(Director):
         if cls.share is None and isinstance(self.environment.runner, WorkerRunner):
             raise StopUser  # this worker connected after the shares were sent
         cls._directed = session
-        share = cls.share or Share(begins_ns=_soon_ns(), clock=local_clock())
+        share = cls.share or ScheduleShare(begins_ns=_soon_ns(), clock=local_clock())
         cls.share = None  # it holds for this load only
         _send_all(session, share)
 
 
-def _send_all(session: LoadSession, share: Share) -> None:
+def _send_all(session: LoadSession, share: ScheduleShare) -> None:
     schedule = session.plan.schedule
     assert schedule is not None
     streams = Pool(-(-schedule.max_streams // share.workers))
@@ -107,7 +107,7 @@ def _alarm() -> Iterator[Callable[[int], None]]:
         alarm.close()
 
 
-def _prepare_all(session: LoadSession, share: Share, ready: "Queue[Prepared]") -> None:
+def _prepare_all(session: LoadSession, share: ScheduleShare, ready: "Queue[Prepared]") -> None:
     try:
         for arrival in islice(session.plan.planned_arrivals(), share.worker, None, share.workers):
             ready.put(_prepared(session, arrival, share.begins_ns))
@@ -164,12 +164,14 @@ def _send_shares(runner: MasterRunner, **_: Any) -> None:
     clients, begins_ns = runner.clients, _soon_ns()
     ids = [one.id for one in (*clients.ready, *clients.spawning, *clients.running)]
     for number, client_id in enumerate(ids):
-        share = Share(begins_ns=begins_ns, clock=local_clock(), worker=number, workers=len(ids))
+        share = ScheduleShare(
+            begins_ns=begins_ns, clock=local_clock(), worker=number, workers=len(ids)
+        )
         runner.send_message(_START, msgspec.to_builtins(share), client_id)
 
 
 def _take_share(msg: Any, **_: Any) -> None:
-    share = msgspec.convert(msg.data, Share)
+    share = msgspec.convert(msg.data, ScheduleShare)
     if share.clock != local_clock():
         share.begins_ns = _soon_ns()
     OpenLoopDirector.share = share

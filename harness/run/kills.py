@@ -21,7 +21,7 @@ BACK_S: Final = 60.0
 _POLL_S: Final = 0.02
 
 
-class Fleet:
+class AnnouncedFleet:
     """The processes of one kind, by what the launcher has announced. `pids`: of the processes that
     serve, by index."""
 
@@ -65,7 +65,7 @@ class Killer:
         kills: list[Kill],
         clock_ns: Callable[[], int],
     ) -> None:
-        self._fleet = Fleet(kind)
+        self._fleet = AnnouncedFleet(kind)
         self._kind: ProcessKind = kind
         self._name_of = name_of
         self._every_ns = int(every_s * 1e9)

@@ -56,7 +56,7 @@ def together(processes: int) -> list[str]:
     ]
 
 
-class Watcher(Protocol):
+class LoadWatcher(Protocol):
     """The part of a measurement that a load uses."""
 
     folder: RunFolder
@@ -89,7 +89,7 @@ class LoadProcess:
             child = Child("load", self.command(folder, 1), folder.log("load"), quit_s=0)
             self._waiting = until_over.enter_context(child)
 
-    def run(self, plan: LoadPlan, run: Watcher, *, until_settled: ExitStack) -> None:
+    def run(self, plan: LoadPlan, run: LoadWatcher, *, until_settled: ExitStack) -> None:
         """Run a load to its end, or until interrupted.
 
         Connections that its users left open are reset when `until_settled` is closed. Raises
@@ -107,7 +107,7 @@ class LoadProcess:
             load.say(plan.model_dump_json().encode())
         self._follow(plan, load, run)
 
-    def _follow(self, plan: LoadPlan, load: Child, run: Watcher) -> None:
+    def _follow(self, plan: LoadPlan, load: Child, run: LoadWatcher) -> None:
         folder = run.folder
         shards = ShardReader(folder.shards, RequestRow)
         marks = ShardReader(folder.shards, ProcessMark)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from harness.collect.collector import Collector, Pages
+from harness.collect.collector import Collector, PageUrls
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import jittered
 from harness.records import RequestRow
@@ -231,7 +231,7 @@ class Measurement(RunState):
         collector = self._collector = Collector(
             rows_dir=self.folder.shards,
             client=self.new_client(5.0),
-            pages=Pages(
+            pages=PageUrls(
                 metrics=metrics_urls,
                 logs=server.urls if self._is_exact else (),
                 worker_logs=server.worker_urls if self._is_exact and self._kills else (),

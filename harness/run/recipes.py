@@ -30,7 +30,7 @@ PATHS: Final[Mapping[DialectName, str]] = {
 }
 
 
-class Route(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class GatewayRoute(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How a gateway is asked in one dialect. `headers`: added to the gateway's own."""
 
     path: str = ""
@@ -38,7 +38,7 @@ class Route(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
 
 
-class Call(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SetupCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request that sets up a gateway, once it is ready. `body` is JSON; `takes`: for the texts
     after it, a name and the keys that lead to its value in the answer, with dots."""
 
@@ -73,9 +73,9 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     served: str = "random"
     ready: str = ""
     ready_text: str = ""
-    calls: list[Call] = []
+    calls: list[SetupCall] = []
     metrics: list[str] = []
-    routes: dict[DialectName, Route] = {}
+    routes: dict[DialectName, GatewayRoute] = {}
     headers: dict[str, str] = {}
     http2: bool = False
     usage: str = ""  # of `walkaway conform --usage`

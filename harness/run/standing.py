@@ -27,7 +27,15 @@ from harness.http_client import check_target_url
 from harness.place import address_elsewhere, look_up, split_place
 from harness.run.installation import is_installed, tail
 from harness.run.process import Interruption
-from harness.run.recipes import PATHS, Recipe, Route, engines_home, filled, places, write_files
+from harness.run.recipes import (
+    PATHS,
+    GatewayRoute,
+    Recipe,
+    engines_home,
+    filled,
+    places,
+    write_files,
+)
 from harness.run.tiny_model import SHAPES, Format, make_model
 from harness.workload.target import DialectName
 
@@ -84,7 +92,7 @@ class Up(msgspec.Struct, kw_only=True):
     metrics_urls: list[str] = []
     slots: int | None = None
     direct: str | None = None
-    routes: dict[DialectName, Route] = {}  # of a gateway: how it is asked in each dialect
+    routes: dict[DialectName, GatewayRoute] = {}  # of a gateway: how it is asked in each dialect
     http2: bool = False  # without TLS, on the same port
     target: str | None = None  # of a gateway: a target's file, for `walkaway conform --engine`
     usage: str | None = None  # of a gateway: what to name as `walkaway conform --usage`
@@ -280,11 +288,11 @@ def _set_up(recipe: Recipe, client: httpx.Client, known: dict[str, str]) -> dict
     return known
 
 
-def _routes(recipe: Recipe, known: Mapping[str, str]) -> dict[DialectName, Route]:
+def _routes(recipe: Recipe, known: Mapping[str, str]) -> dict[DialectName, GatewayRoute]:
     """Of a recipe that names no dialect: all of them."""
-    named = recipe.routes or {dialect: Route() for dialect in PATHS}
+    named = recipe.routes or {dialect: GatewayRoute() for dialect in PATHS}
     return {
-        dialect: Route(
+        dialect: GatewayRoute(
             path=filled(one.path or PATHS[dialect], known),
             model=filled(one.model, known),
             headers={

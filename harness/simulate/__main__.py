@@ -1,8 +1,8 @@
 """`python -m harness.simulate FOLDER`: carries out the folder's plan, in virtual time.
 
-Progress goes to standard output, a line of JSON each (`progress.Line`); the rows of cell k to
-FOLDER/cell-k. Ctrl-C ends it early: what was simulated so far is kept, and `cell.json` says how far
-that is. A second one ends it at once.
+Progress goes to standard output, a line of JSON each (`progress.ProgressLine`); the rows of cell k
+to FOLDER/cell-k. Ctrl-C ends it early: what was simulated so far is kept, and `cell.json` says how
+far that is. A second one ends it at once.
 """
 
 import argparse

@@ -21,7 +21,7 @@ from harness.workload.schedule import Arrival, planned_arrivals
 _OWN: Final = 1000  # tokens of a prompt's own are above the two that are filled in
 
 
-class Asked(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """`number`: the request's own in its cell. Its prompt begins with `shared_tokens` that all
     requests share, or is made of numbered `pages` of `page_tokens` each (a trace)."""
 
@@ -60,10 +60,10 @@ class Asking:
         rng = random.Random(f"{self._seed}/thinning")
         return sorted(rng.sample(users, max(1, round(share * len(users)))))
 
-    def of_user(self, user: int, n: int, *, number: int, seen: ObservedLatency) -> Asked:
+    def of_user(self, user: int, n: int, *, number: int, seen: ObservedLatency) -> SimulatedRequest:
         """The n-th request of a user of a closed loop."""
         spec = self._load.draw_request(seed=self._seed, user=user, n=n, seen=seen)
-        return Asked(number, spec, self._shared(spec))
+        return SimulatedRequest(number, spec, self._shared(spec))
 
     def arrivals(self, arrivals: OpenArrivals) -> Iterator[Arrival]:
         """Raises ConfigError if a trace cannot be read."""
@@ -71,12 +71,12 @@ class Asking:
         found = _simulated(self._plan, arrivals)
         return (one for one in found if cell_of(one.number) == self._cell)
 
-    def on_arrival(self, arrival: Arrival, *, seen: ObservedLatency) -> Asked:
+    def on_arrival(self, arrival: Arrival, *, seen: ObservedLatency) -> SimulatedRequest:
         spec = arrival.draw_request(self._load, seed=self._seed, seen=seen)
         replayed = arrival.replayed
         if replayed is None or not replayed.pages:
-            return Asked(arrival.number, spec, self._shared(spec))
-        return Asked(arrival.number, spec, 0, replayed.pages, replayed.page_tokens)
+            return SimulatedRequest(arrival.number, spec, self._shared(spec))
+        return SimulatedRequest(arrival.number, spec, 0, replayed.pages, replayed.page_tokens)
 
     def _shared(self, spec: RequestSpec) -> int:
         return min(self._load.shared_prefix_tokens, spec.prompt_tokens)

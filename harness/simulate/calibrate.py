@@ -31,7 +31,7 @@ from harness.simulate.machine import (
     FitError,
     Growth,
     Lags,
-    Machine,
+    SimulatedMachine,
 )
 from harness.store.frames import RunFrames
 from harness.store.run_folder import open_run
@@ -50,7 +50,7 @@ LEAST_FIXED_S: Final = 1e-6
 TERMS: Final = ("fixed_s", "prefill_token_s", "decode_token_s", "context_token_s")
 
 
-class Steps(NamedTuple):
+class MeasuredSteps(NamedTuple):
     """A row a step: the work (TERMS), the cost stated for it, and the time it took until its tokens
     were there, and until the next began."""
 
@@ -67,7 +67,7 @@ class Fit(NamedTuple):
     error: FitError
 
 
-def calibrate(runs: Mapping[str, RunFrames], name: str) -> Machine:
+def calibrate(runs: Mapping[str, RunFrames], name: str) -> SimulatedMachine:
     """`runs`: by the name they are to be cited with. Raises ConfigError."""
     for one, frames in runs.items():
         facts = run_facts(frames)
@@ -83,7 +83,7 @@ def calibrate(runs: Mapping[str, RunFrames], name: str) -> Machine:
     fit = fit_steps(steps)
     lags = lags_of(list(runs.values()), steps, fit.beyond_s)
     frames, is_stated = next(iter(runs.values())), bool(steps.stated_s.any())
-    return Machine(
+    return SimulatedMachine(
         name=name,
         title=f"{_model_of(frames)}, measured",
         kind="measured",
@@ -148,16 +148,16 @@ def read_runs(paths: Sequence[Path]) -> dict[str, RunFrames]:
 # Steps
 
 
-def step_work(frames: RunFrames) -> Steps:
+def step_work(frames: RunFrames) -> MeasuredSteps:
     parts = [_worker_steps(rows, frames) for _, rows in frames.steps.groupby("worker")]
-    return _pooled(parts) if parts else Steps(np.empty((0, len(TERMS))), *[np.empty(0)] * 4)
+    return _pooled(parts) if parts else MeasuredSteps(np.empty((0, len(TERMS))), *[np.empty(0)] * 4)
 
 
-def _pooled(parts: Sequence[Steps]) -> Steps:
-    return Steps(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+def _pooled(parts: Sequence[MeasuredSteps]) -> MeasuredSteps:
+    return MeasuredSteps(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _worker_steps(steps: pd.DataFrame, frames: RunFrames) -> Steps:
+def _worker_steps(steps: pd.DataFrame, frames: RunFrames) -> MeasuredSteps:
     """Steps after which requests were left: the next one then began as soon as it could."""
     steps = steps.sort_values("step", kind="stable").reset_index(drop=True)
     number = steps["step"].to_numpy(dtype=np.int64)
@@ -172,7 +172,7 @@ def _worker_steps(steps: pd.DataFrame, frames: RunFrames) -> Steps:
     stated_s = work @ stated
     computed_s = (steps["ended_ns"].to_numpy(dtype=np.int64) - started) / 1e9
     running = steps["num_running"].to_numpy(dtype=float)
-    return Steps(*(one[goes_on] for one in (work, stated_s, computed_s, took_s, running)))
+    return MeasuredSteps(*(one[goes_on] for one in (work, stated_s, computed_s, took_s, running)))
 
 
 def _computed(steps: pd.DataFrame, frames: RunFrames) -> pd.DataFrame:
@@ -237,12 +237,12 @@ def _stated_cost(frames: RunFrames) -> Floats:
     return np.array([(cost or {}).get(term, 0.0) for term in TERMS])
 
 
-def fit_steps(steps: Steps) -> Fit:
+def fit_steps(steps: MeasuredSteps) -> Fit:
     terms = _terms(steps.work, steps.computed_s - steps.stated_s)
     return Fit(terms, _beyond(steps, terms), _cross_validated(steps))
 
 
-def _beyond(steps: Steps, terms: Floats) -> Floats:
+def _beyond(steps: MeasuredSteps, terms: Floats) -> Floats:
     return np.maximum(0.0, steps.computed_s - steps.stated_s - steps.work @ terms)
 
 
@@ -259,13 +259,13 @@ def _terms(work: Floats, took_s: Floats) -> Floats:
     return terms
 
 
-def _cross_validated(steps: Steps) -> FitError:
+def _cross_validated(steps: MeasuredSteps) -> FitError:
     """Folds of steps that follow each other, so that none is judged by its neighbours."""
     fold = np.arange(len(steps.took_s)) * FOLDS // len(steps.took_s)
     expected = np.empty(len(steps.took_s))
     for number in range(FOLDS):
         own = fold == number
-        rest = Steps(*(column[~own] for column in steps))
+        rest = MeasuredSteps(*(column[~own] for column in steps))
         terms = _terms(rest.work, rest.computed_s - rest.stated_s)
         beyond_s = (_beyond(rest, terms) + rest.took_s - rest.computed_s).mean()
         expected[own] = steps.stated_s[own] + steps.work[own] @ terms + beyond_s
@@ -281,7 +281,7 @@ def _cross_validated(steps: Steps) -> FitError:
 # Lags
 
 
-def lags_of(runs: Sequence[RunFrames], steps: Steps, beyond_s: Floats) -> Lags:
+def lags_of(runs: Sequence[RunFrames], steps: MeasuredSteps, beyond_s: Floats) -> Lags:
     """`beyond_s`: what each step took beyond its terms."""
     cancels = pd.concat(map(_cancel_lags, runs))
     signals = _joined([cancels["signal_s"]])
@@ -497,7 +497,7 @@ def _span(values: Floats) -> list[float]:
     return [float(values.min()), float(values.max())]
 
 
-def _assumptions(steps: Steps, lags: Lags) -> list[str]:
+def _assumptions(steps: MeasuredSteps, lags: Lags) -> list[str]:
     names = ("", "tokens of prompts", "tokens of answers", "tokens of context")
     said = [
         f"the number of {what} never changed: their time is in fixed_s"
@@ -547,7 +547,7 @@ def _engine_of(runs: Iterable[RunFrames]) -> EngineDefaults:
     )
 
 
-def as_toml(machine: Machine) -> str:
+def as_toml(machine: SimulatedMachine) -> str:
     """The machine's file."""
     plain = machine.model_dump(exclude_none=True, exclude={"name"})
     tables = {key: value for key, value in plain.items() if isinstance(value, dict)}

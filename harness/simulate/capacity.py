@@ -27,7 +27,7 @@ from harness.run.process import Interruption
 from harness.run.progress import PrefixedProgress, Progress
 from harness.run.run_config import RunConfig
 from harness.simulate.claims import claims
-from harness.simulate.machine import Machine
+from harness.simulate.machine import SimulatedMachine
 from harness.simulate.plan import Plan
 from harness.simulate.simulation import (
     Computing,
@@ -185,7 +185,7 @@ def at_once(work: Callable[[T], R], each: Sequence[T], processes: int) -> list[R
         return list(pool.map(work, each))
 
 
-def first_guess(workload: Workload, machine: Machine, treatment: Treatment) -> float:
+def first_guess(workload: Workload, machine: SimulatedMachine, treatment: Treatment) -> float:
     """Little's law, were all slots always full."""
     load, slots = workload.load, workload.engine.max_num_seqs or 8
     assert isinstance(load, AbandonLoad)
@@ -230,7 +230,7 @@ def need_of(
     found: Sequence[tuple[float, Seen]],
     load_rate: float,
     price: float | None,
-    machine: Machine,
+    machine: SimulatedMachine,
 ) -> Need:
     rates = [rate for rate, _ in found]
     rate = estimate(rates)
@@ -286,7 +286,7 @@ def _mean_figures(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # The search, simulated
 
 
-class Pace:
+class CapacityPace:
     """How many parts (searches, and a whole run of each treatment) have ended, and how long the
     others will take at their pace."""
 
@@ -328,7 +328,7 @@ class Search:
     interruption: Interruption
     processes: int = 1
     done: list[Seen] = field(default_factory=list)
-    pace: Pace = field(default_factory=lambda: Pace(time.monotonic))
+    pace: CapacityPace = field(default_factory=lambda: CapacityPace(time.monotonic))
 
     def attempt(self, treatment: Treatment, seed: int, rate: float, *, keep: str = "thin") -> Seen:
         """Raises InterruptedRunError."""
@@ -419,7 +419,7 @@ def _capacity(config: RunConfig, question: Question, search: Search) -> Capacity
     )
 
 
-def _question(load_rate: float, machine: Machine) -> str:
+def _question(load_rate: float, machine: SimulatedMachine) -> str:
     unit = "GPUs" if machine.gpus else "replicas"
     return (
         f"How many {unit} does a load of {load_rate:,g} requests a second need, if cancellation is "
@@ -438,7 +438,7 @@ def _too_few(needs: Sequence[Need]) -> str | None:
     )
 
 
-def _assumptions(question: Question, machine: Machine) -> Iterator[str]:
+def _assumptions(question: Question, machine: SimulatedMachine) -> Iterator[str]:
     if machine.gpus and question.price_hour is not None:
         yield f"a GPU's hour costs {question.price_hour:g}, a month has {HOURS_A_MONTH:g} hours"
     yield (
@@ -447,7 +447,7 @@ def _assumptions(question: Question, machine: Machine) -> Iterator[str]:
     )
 
 
-def _no_money(question: Question, machine: Machine) -> str | None:
+def _no_money(question: Question, machine: SimulatedMachine) -> str | None:
     if not machine.gpus:
         return f"machine {machine.name} has no GPU: replicas are counted, and no money"
     if question.price_hour is None:

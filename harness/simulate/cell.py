@@ -11,7 +11,7 @@ from typing import Final
 
 from harness.simulate.agenda import Agenda, Kind
 from harness.simulate.asking import Asking
-from harness.simulate.frontend import Common, Frontend
+from harness.simulate.frontend import Common, SimulatedFrontend
 from harness.simulate.lags import NS, Lag
 from harness.simulate.outage import Outages, coarse_shares
 from harness.simulate.plan import Plan
@@ -21,7 +21,7 @@ from harness.simulate.rows import CellFacts, Gauges, Sink
 from harness.simulate.users import Users
 from harness.workload.observed_latency import StepEstimate
 from reference_engine.model.runners import VOCAB_SIZE
-from reference_engine.model.teacher import Line, Teacher
+from reference_engine.model.teacher import Teacher, TeacherLine
 from reference_engine.protocol import StepRecord
 
 START_NS: Final = 1_000_000_000
@@ -49,13 +49,13 @@ class Cell:
         self._end_ns: int | None = None
         self._num_steps = self._num_scheduled = self._num_generated = 0
         self._reached_ns = START_NS
-        lines = [Line(prompt=plan.prompt_of(text), text=text.text) for text in plan.texts]
+        lines = [TeacherLine(prompt=plan.prompt_of(text), text=text.text) for text in plan.texts]
         self._teacher = Teacher(lines, VOCAB_SIZE) if lines else None
         self._boundaries: dict[Replica, int | None] = {}
         self.replicas: dict[str, Replica] = {}
         common = self._common
         router = ReplicaRouter(plan.cluster.router, common.random("router"))
-        self.frontend = Frontend(common, router, self._wake)
+        self.frontend = SimulatedFrontend(common, router, self._wake)
         self.users = self.frontend.clients = Users(
             common,
             asking or Asking(plan, number),

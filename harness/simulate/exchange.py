@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.records import Delivery, Outcome, RequestRow, TokenCounting, Way, WireClose
-from harness.simulate.asking import Asked
+from harness.simulate.asking import SimulatedRequest
 from harness.simulate.lags import TokenLags
 from harness.simulate.replica import Replica, StepLog
 from harness.workload.abandon import RequestSpec
 from reference_engine.context import CancelReason
-from reference_engine.dynamo.router import Instance
+from reference_engine.dynamo.router import RoutedInstance
 
 WIRE_CLOSES: Final = {  # what the kernel sends, by way of leaving
     Way.FIN: WireClose.FIN,
@@ -40,7 +40,7 @@ class Sending(NamedTuple):
     attempt: int
 
 
-class Exchange:
+class SimulatedExchange:
     """One request from the sending to its row.
 
     `made_ns`: when each token was made that is known so far, by the steps up to `last_step` of its
@@ -49,7 +49,11 @@ class Exchange:
     """
 
     def __init__(
-        self, asked: Asked, spec: RequestSpec, sending: Sending, repeats: "Exchange | None" = None
+        self,
+        asked: SimulatedRequest,
+        spec: RequestSpec,
+        sending: Sending,
+        repeats: "SimulatedExchange | None" = None,
     ) -> None:
         """`spec`: of the request as it is issued."""
         self.asked, self.spec, self.sending = asked, spec, sending
@@ -61,9 +65,9 @@ class Exchange:
         self.has_arrived = self.has_ended = self.has_left = False
         self.cancel_reason: CancelReason | None = None
         self.replica: Replica | None = None
-        self.instance: Instance[str] | None = None
+        self.instance: RoutedInstance[str] | None = None
         self.arrives_ns = sending.sent_ns
-        self.prompted: Asked = asked if repeats is None else repeats.prompted
+        self.prompted: SimulatedRequest = asked if repeats is None else repeats.prompted
         self._num_moves = 0
         self._closed_ns = 0
         self._think_ns: int | None = None

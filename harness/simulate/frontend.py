@@ -16,7 +16,7 @@ import msgspec
 
 from harness.records import Way
 from harness.simulate.agenda import Agenda, Kind
-from harness.simulate.exchange import Exchange
+from harness.simulate.exchange import SimulatedExchange
 from harness.simulate.lags import NS, Lag
 from harness.simulate.plan import Plan
 from harness.simulate.replica import FRONTEND, Replica, Stepped
@@ -27,9 +27,9 @@ from reference_engine.context import Cancellation, CancelReason, Context, Detect
 from reference_engine.core.early_stop import EarlyStopping
 from reference_engine.core.request import FinishReason, Sampling
 from reference_engine.model.tokenizer import encode_bytes
-from reference_engine.protocol import AddRequest, Event, Output
+from reference_engine.protocol import AddRequest, Output, RequestEvent
 from reference_engine.serve.supervisor import WORKER_LOST
-from reference_engine.worker.inbox import Added, Cancelled
+from reference_engine.worker.inbox import Added, CancelCommand
 
 MOST_RESUBMISSIONS: Final = 5  # as live
 _SEES: Final = Way.FIN  # how it sees a client go that has no way of its own
@@ -38,13 +38,13 @@ _SEES: Final = Way.FIN  # how it sees a client go that has no way of its own
 class Clients(Protocol):
     """The other end of the exchanges."""
 
-    def grown(self, exchange: Exchange) -> None: ...
+    def grown(self, exchange: SimulatedExchange) -> None: ...
 
-    def ended(self, exchange: Exchange, output: Output, t_ns: int) -> None: ...
+    def ended(self, exchange: SimulatedExchange, output: Output, t_ns: int) -> None: ...
 
-    def refused(self, exchange: Exchange, t_ns: int) -> None: ...
+    def refused(self, exchange: SimulatedExchange, t_ns: int) -> None: ...
 
-    def lost(self, exchange: Exchange, why: str, t_ns: int) -> None: ...
+    def lost(self, exchange: SimulatedExchange, why: str, t_ns: int) -> None: ...
 
 
 class Common(NamedTuple):
@@ -86,7 +86,7 @@ def _sampling(max_tokens: int, known: KnownAnswer | None) -> Sampling:
     return Sampling(max_tokens=max_tokens, stop=known.stop, early_stopping=known.early_stop)
 
 
-class Frontend:
+class SimulatedFrontend:
     """`_replicas`: the replicas that are there, by name; the router knows which of them take
     requests. `_watched`: by replica, the exchanges to look at after a step."""
 
@@ -109,11 +109,11 @@ class Frontend:
         self._router = router
         self._sink = common.sink
         self._wake = wake
-        self._live: dict[str, Exchange] = {}
+        self._live: dict[str, SimulatedExchange] = {}
         self._client_ids: dict[str, str] = {}
         self._count = 0
         self._replicas: dict[str, Replica] = {}
-        self._watched: dict[Replica, defaultdict[int, list[Exchange]]] = {}
+        self._watched: dict[Replica, defaultdict[int, list[SimulatedExchange]]] = {}
 
     def add(self, replica: Replica) -> None:
         self._replicas[replica.name] = replica
@@ -122,7 +122,7 @@ class Frontend:
 
     # Requests
 
-    def arrive(self, exchange: Exchange, t_ns: int) -> None:
+    def arrive(self, exchange: SimulatedExchange, t_ns: int) -> None:
         if not self._router.names:
             self.clients.refused(exchange, t_ns)
             return
@@ -133,7 +133,9 @@ class Frontend:
         self._client_ids[exchange.engine_id] = exchange.request_id
         self._dispatch(exchange, "arrived", t_ns)
 
-    def _dispatch(self, exchange: Exchange, event: str, t_ns: int, why: str | None = None) -> None:
+    def _dispatch(
+        self, exchange: SimulatedExchange, event: str, t_ns: int, why: str | None = None
+    ) -> None:
         exchange.instance = self._router.route(exchange.prompted)
         exchange.replica = replica = self._replicas[exchange.instance.name]
         self._note(exchange, event, t_ns, why)
@@ -149,7 +151,7 @@ class Frontend:
 
     # Leaving
 
-    def leave(self, exchange: Exchange, t_ns: int, way: Way = _SEES) -> None:
+    def leave(self, exchange: SimulatedExchange, t_ns: int, way: Way = _SEES) -> None:
         """The client has done its part; this is when the frontend sees it."""
         running = exchange.replica.scheduler.num_slots_used if exchange.replica else 0
         times = self._growth.times(self._growth.detect_request, running)
@@ -159,11 +161,11 @@ class Frontend:
         at_ns = max(detected_ns, exchange.arrives_ns + 1)
         self._agenda.put(at_ns, Kind.LEAVE, partial(act, exchange))
 
-    def _asked_to_cancel(self, exchange: Exchange, t_ns: int) -> None:
+    def _asked_to_cancel(self, exchange: SimulatedExchange, t_ns: int) -> None:
         if exchange.has_arrived:  # else it was refused
             self._cancel(exchange, CancelReason.API, t_ns)
 
-    def _disconnected(self, exchange: Exchange, t_ns: int) -> None:
+    def _disconnected(self, exchange: SimulatedExchange, t_ns: int) -> None:
         if not exchange.has_arrived or exchange.has_ended or exchange.has_left:
             return
         exchange.has_left = True
@@ -177,7 +179,7 @@ class Frontend:
         else:
             act(t_ns)
 
-    def _is_ignored(self, exchange: Exchange, t_ns: int) -> bool:
+    def _is_ignored(self, exchange: SimulatedExchange, t_ns: int) -> bool:
         faults = self._faults
         return (
             faults.ignore_disconnect
@@ -185,7 +187,7 @@ class Frontend:
             or (faults.ignore_disconnect_while_waiting and exchange.made_by(t_ns) == 0)
         )
 
-    def _cancel(self, exchange: Exchange, reason: CancelReason, t_ns: int) -> None:
+    def _cancel(self, exchange: SimulatedExchange, reason: CancelReason, t_ns: int) -> None:
         if exchange.has_ended or exchange.cancel_reason is not None:
             return
         exchange.cancel_reason = reason
@@ -194,7 +196,7 @@ class Frontend:
         replica = exchange.replica
         assert replica is not None
         heard_ns = t_ns + self._signal.draw(self._random)
-        replica.hear(heard_ns, Cancelled(exchange.engine_id, why))
+        replica.hear(heard_ns, CancelCommand(exchange.engine_id, why))
         self._wake(replica)
 
     # Reports of replicas
@@ -227,7 +229,7 @@ class Frontend:
             if output.ending is not None:
                 self._ended(self._live[output.request_id], output, t_ns)
 
-    def _look(self, exchange: Exchange) -> None:
+    def _look(self, exchange: SimulatedExchange) -> None:
         """At the step that makes the token after which its user leaves, at the earliest."""
         wanted, replica = exchange.leaves_after, exchange.replica
         assert replica is not None
@@ -239,29 +241,31 @@ class Frontend:
         elif not exchange.has_ended and replica.request(exchange.engine_id) is not None:
             self._watched[replica][replica.num_steps + missing].append(exchange)
 
-    def _tell(self, events: list[Event], replica: Replica) -> None:
+    def _tell(self, events: list[RequestEvent], replica: Replica) -> None:
         ids = self._client_ids
         self._sink.events(events, replica.name, ids)
         for event in events:
             if event.event == "blocks_freed":
                 ids.pop(event.request_id, None)
 
-    def _ended(self, exchange: Exchange, output: Output, t_ns: int) -> None:
+    def _ended(self, exchange: SimulatedExchange, output: Output, t_ns: int) -> None:
         exchange.has_ended = True
         self._close(exchange, t_ns)
         self.clients.ended(exchange, output, t_ns)
 
-    def _close(self, exchange: Exchange, t_ns: int) -> None:
+    def _close(self, exchange: SimulatedExchange, t_ns: int) -> None:
         del self._live[exchange.engine_id]
         if exchange.instance is not None:
             exchange.instance.ended()
         if exchange.replica in self._draining:
             self._see_drained(exchange.replica, t_ns)
 
-    def _note(self, exchange: Exchange, event: str, t_ns: int, reason: str | None = None) -> None:
+    def _note(
+        self, exchange: SimulatedExchange, event: str, t_ns: int, reason: str | None = None
+    ) -> None:
         replica = exchange.replica
         assert replica is not None
-        noted = Event(
+        noted = RequestEvent(
             t_ns=t_ns,
             event=event,
             request_id=exchange.engine_id,
@@ -301,19 +305,19 @@ class Frontend:
             else:
                 self._dispatch(exchange, "resubmitted", t_ns, "worker_lost")
 
-    def _end_aborted(self, exchange: Exchange, t_ns: int) -> None:
+    def _end_aborted(self, exchange: SimulatedExchange, t_ns: int) -> None:
         for event in ("removed", "blocks_freed"):
             self._note(exchange, event, t_ns, "worker_lost")
         self._note(exchange, "finished", t_ns, FinishReason.ABORT)
         self._forget(exchange, t_ns)
         self.clients.lost(exchange, WORKER_LOST, t_ns)
 
-    def _fail(self, exchange: Exchange, t_ns: int) -> None:
+    def _fail(self, exchange: SimulatedExchange, t_ns: int) -> None:
         self._note(exchange, "finished", t_ns, FinishReason.ERROR)
         self._forget(exchange, t_ns)
         self.clients.lost(exchange, WORKER_LOST, t_ns)
 
-    def _forget(self, exchange: Exchange, t_ns: int) -> None:
+    def _forget(self, exchange: SimulatedExchange, t_ns: int) -> None:
         exchange.has_ended = True
         self._close(exchange, t_ns)
         self._client_ids.pop(exchange.engine_id, None)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from harness.errors import ConfigError
 from harness.workload.toml_file import read_toml, validate
-from harness.workload.values import Blocks, Count, Section, Slots, Tokens
+from harness.workload.values import Blocks, Count, Slots, Tokens, TomlTable
 from harness.workload.workload import find_file
 
 SHIPPED_MACHINES: Final = "harness.machines"
@@ -45,7 +45,7 @@ Quantiles = Annotated[
 Span = Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2, max_length=2)]
 
 
-class Cost(Section):
+class Cost(TomlTable):
     """Seconds. Each term must be stated, 0 too: a forgotten one would be free."""
 
     fixed_s: Annotated[float, Field(gt=0, le=LONGEST_TERM_S)]
@@ -59,7 +59,7 @@ class Cost(Section):
         return self.fixed_s + tokens_s + self.context_token_s * context
 
 
-class Covered(Section):
+class Covered(TomlTable):
     """The least and the most that the figures rest on; beyond it a step is extrapolated."""
 
     running: Span | None = None
@@ -77,7 +77,7 @@ class Covered(Section):
         return found
 
 
-class EngineDefaults(Section):
+class EngineDefaults(TomlTable):
     """An engine's settings that fit this machine."""
 
     max_num_seqs: Slots | None = None
@@ -90,7 +90,7 @@ class EngineDefaults(Section):
 GrowthShare = Annotated[float, Field(ge=0, le=1000)]
 
 
-class Growth(Section):
+class Growth(TomlTable):
     """The share by which a lag grows: `deliver_s` with each token that its step sampled,
     `detect_s`, `between_s` and `schedule_s` with each request that runs, and `schedule_s` with each
     token of the prompts admitted to its step, too. More than `up_to` requests or tokens of a step
@@ -108,7 +108,7 @@ class Growth(Section):
         return 1 + share * min(requests, self.up_to)
 
 
-class Lags(Section):
+class Lags(TomlTable):
     """`send_s`: the client sends → the worker hears. `deliver_s`: a step ends → the client reads
     its token. `detect_s`, by way of leaving: t0 → the frontend sees it. `signal_s`: from there to
     the worker. `step_s`: what a step takes beyond its cost. `between_s`: its end → the next
@@ -126,7 +126,7 @@ class Lags(Section):
     growth: Growth = Field(default_factory=Growth)
 
 
-class FitError(Section):
+class FitError(TomlTable):
     """Relative errors of predicted against measured step lengths, by cross-validation: the mean of
     their sizes, the 99th percentile of these, and the signed mean."""
 
@@ -136,7 +136,7 @@ class FitError(Section):
     bias: float
 
 
-class Machine(Section):
+class SimulatedMachine(TomlTable):
     name: str
     title: Annotated[str, Field(min_length=1)]
     kind: Kind
@@ -175,19 +175,21 @@ class Machine(Section):
         )
 
 
-def load_machine(name_or_path: str) -> Machine:
+def load_machine(name_or_path: str) -> SimulatedMachine:
     """With its lags, wherever they come from. Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_MACHINES, noun="machine")
-    machine = validate(Machine, {"name": path.stem, **read_toml(path)}, source=str(path))
+    machine = validate(SimulatedMachine, {"name": path.stem, **read_toml(path)}, source=str(path))
     if (machine.lags is None) == (machine.lags_from is None):
         raise ConfigError(f"{path}: give either a section [lags] or `lags_from`, a machine's name")
     return machine if machine.lags_from is None else _with_lags(machine, path)
 
 
-def _with_lags(machine: Machine, path: Path) -> Machine:
+def _with_lags(machine: SimulatedMachine, path: Path) -> SimulatedMachine:
     assert machine.lags_from is not None
     giver = find_file(machine.lags_from, package=SHIPPED_MACHINES, noun="machine")
-    lags = validate(Machine, {"name": giver.stem, **read_toml(giver)}, source=str(giver)).lags
+    lags = validate(
+        SimulatedMachine, {"name": giver.stem, **read_toml(giver)}, source=str(giver)
+    ).lags
     if lags is None:
         raise ConfigError(
             f"{path}: `lags_from`: {machine.lags_from} has no [lags] of its own; name one that has"

@@ -12,13 +12,13 @@ from random import Random
 from typing import Final
 
 from harness.errors import ConfigError, in_words
-from harness.simulate.machine import Lags, Machine
+from harness.simulate.machine import Lags, SimulatedMachine
 from harness.workload.abandon import TaskPlan
 from harness.workload.arrivals import OpenArrivals
 from harness.workload.cluster import UNLOOKING, ClusterSettings
 from harness.workload.load import AbandonLoad
 from harness.workload.tasks import TaskText
-from harness.workload.values import Section
+from harness.workload.values import TomlTable
 from harness.workload.workload import Workload
 from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import FaultError, Faults, parse_faults
@@ -31,12 +31,12 @@ _NOT_HERE: Final = (
 )
 
 
-class Plan(Section):
+class Plan(TomlTable):
     """`simulation.json`. The workload has the engine's settings that its machine gives it, and the
     files of its load are read. After the load the engines are watched for `settle_s`."""
 
     workload: Workload
-    machine: Machine
+    machine: SimulatedMachine
     arm: str
     settle_s: float
 

@@ -20,7 +20,7 @@ class Reached(NamedTuple):
     tokens: int
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ProgressLine(msgspec.Struct, frozen=True, kw_only=True):
     """`virtual_s`: the mean over all cells, of `of_s`. `tokens_per_s` is by the wall clock."""
 
     virtual_s: float
@@ -74,10 +74,10 @@ class Board:
         self._next_s = now_s + LINES_EVERY_S
         self._write(msgspec.json.encode(self._line(now_s - self._began_s)).decode() + "\n")
 
-    def _line(self, elapsed_s: float) -> Line:
+    def _line(self, elapsed_s: float) -> ProgressLine:
         latest = self._latest.values()
         tokens = sum(one.tokens for one in latest)
-        return Line(
+        return ProgressLine(
             virtual_s=round(sum(one.virtual_s for one in latest) / self._num_cells, 3),
             of_s=self._of_s,
             cells_done=len(self._done),

@@ -25,8 +25,8 @@ from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.model.teacher import Teacher
 from reference_engine.model.tokenizer import FIRST_WORD
-from reference_engine.protocol import Event, Output, StepRecord, StepReport
-from reference_engine.worker.engine import EngineIO, Share
+from reference_engine.protocol import Output, RequestEvent, StepRecord, StepReport
+from reference_engine.worker.engine import EngineIO, FrontendShare
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Command, Heard
 
@@ -118,7 +118,7 @@ class Stepped(NamedTuple):
 
     record: StepRecord | None
     outputs: list[Output]
-    events: list[Event]
+    events: list[RequestEvent]
 
 
 class Replica:
@@ -143,7 +143,7 @@ class Replica:
         self._free_ns = start_ns
         self._num_blocks = config.num_blocks
         self._latest: StepReport | None = None
-        self._share = Share([], [])
+        self._share = FrontendShare([], [])
         runner = VirtualRunner(config.step_cost, lambda s: self.scheduler.sleep_rest(s), teacher)
         self.scheduler = TimedScheduler(
             config, runner.tokenizer.eos_token_ids, self.clock, lags, random
@@ -184,7 +184,7 @@ class Replica:
             t_ns, _, command = heappop(inbox)
             heard.append(Heard(t_ns, command))
         self.clock.ns = boundary_ns
-        self._share, before = Share([], []), self._latest
+        self._share, before = FrontendShare([], []), self._latest
         self._engine.step(boundary_ns, heard)
         latest = self._latest
         record = None if latest is None or latest is before else latest.step
@@ -218,7 +218,7 @@ class Replica:
             waiting=0 if latest is None else latest.num_waiting,
         )
 
-    def _take_report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+    def _take_report(self, report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
         self._latest = report
         self._share = shares.get(FRONTEND, self._share)
 

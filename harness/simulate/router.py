@@ -10,9 +10,9 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from harness.simulate.asking import Asked
+from harness.simulate.asking import SimulatedRequest
 from harness.workload.cluster import Router as Policy
-from reference_engine.dynamo.router import Instance, NoInstanceError, Router
+from reference_engine.dynamo.router import NoInstanceError, RoutedInstance, Router
 
 LOAD_FACTOR: Final = 1.25
 
@@ -24,13 +24,13 @@ class ReplicaRouter(Router[str]):
         super().__init__(random)
         self._policy = policy
 
-    def route(self, asked: Asked) -> Instance[str]:
-        """Raises NoInstanceError. The request counts as open until `Instance.ended`."""
+    def route(self, asked: SimulatedRequest) -> RoutedInstance[str]:
+        """Raises NoInstanceError. The request counts as open until `RoutedInstance.ended`."""
         if self._policy == "prefix_affine":
             return self._nearest(prefix_of(asked))
         return self.choose(self._policy)
 
-    def _nearest(self, prefix: str) -> Instance[str]:
+    def _nearest(self, prefix: str) -> RoutedInstance[str]:
         instances = self._up.values()
         if not instances:
             raise NoInstanceError("no instance is up")
@@ -40,7 +40,7 @@ class ReplicaRouter(Router[str]):
         return self._taken(max(with_room, key=lambda instance: _weight(prefix, instance.name)))
 
 
-def prefix_of(asked: Asked) -> str:
+def prefix_of(asked: SimulatedRequest) -> str:
     """A prompt begins with it: a known text's, its first page, or what all requests share, or its
     own words."""
     if asked.spec.text is not None:

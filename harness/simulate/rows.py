@@ -14,7 +14,7 @@ import msgspec
 
 from harness.records import LifecycleEvent, RequestRow, StepRow
 from harness.store.parquet import TableWriter
-from reference_engine.protocol import Event, StepRecord
+from reference_engine.protocol import RequestEvent, StepRecord
 
 ROWS_AT_ONCE: Final = 20_000
 VALUES_AT_ONCE: Final = 1_000_000  # in the lists of the rows of one group
@@ -74,7 +74,7 @@ class Sink(Protocol):
     def request(self, row: RequestRow) -> None: ...
 
     def events(
-        self, events: Iterable[Event], worker: str, client_ids: Mapping[str, str]
+        self, events: Iterable[RequestEvent], worker: str, client_ids: Mapping[str, str]
     ) -> None: ...
 
     def step(self, record: StepRecord) -> None: ...
@@ -123,7 +123,9 @@ class CellFiles:
             row.token_times_ns, row.event_tokens = [], []
         self._requests.append(row, 2 * len(row.token_times_ns))
 
-    def events(self, events: Iterable[Event], worker: str, client_ids: Mapping[str, str]) -> None:
+    def events(
+        self, events: Iterable[RequestEvent], worker: str, client_ids: Mapping[str, str]
+    ) -> None:
         for one in events:
             self._seq += 1
             self._lifecycle.append(

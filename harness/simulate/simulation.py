@@ -29,7 +29,7 @@ from harness.run.run_state import begin_manifest, choose_folder
 from harness.run.server import Server
 from harness.run.settle import settle_seconds, silence_seconds
 from harness.simulate.cells import cell_folders, join_cells, load_window, read_facts, seen_by
-from harness.simulate.machine import LIVE_SIMULATED, Machine, load_machine
+from harness.simulate.machine import LIVE_SIMULATED, SimulatedMachine, load_machine
 from harness.simulate.plan import SIMULATION, Plan
 from harness.simulate.rows import CellFacts, Gauges
 from harness.store.manifest import (
@@ -115,7 +115,7 @@ def prepare(workload: Workload, resolved: ResolvedRun) -> Plan:
     return plan
 
 
-def _settle_s(workload: Workload, machine: Machine, target: Target) -> float:
+def _settle_s(workload: Workload, machine: SimulatedMachine, target: Target) -> float:
     slots = workload.engine.max_num_seqs or 1
     step_s = machine.cost.step_s(prefill=0, decode=slots, context=0)
     return settle_seconds(target, workload.settle, step_s) + silence_seconds(target, workload)
@@ -151,7 +151,7 @@ def _refusals(workload: Workload, ways: Collection[str]) -> Iterator[str]:
             yield f"way `{plan.way}`: the lags have no `detect_s` of it; they have: {known}"
 
 
-def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
+def _machine_of(workload: Workload, cluster: ClusterSettings) -> SimulatedMachine:
     machine = load_machine(cluster.machine or LIVE_SIMULATED)
     if not machine.adds_to_stated:
         return machine
@@ -174,7 +174,7 @@ def _machine_of(workload: Workload, cluster: ClusterSettings) -> Machine:
     )
 
 
-def _engine_of(engine: EngineSettings, machine: Machine) -> EngineSettings:
+def _engine_of(engine: EngineSettings, machine: SimulatedMachine) -> EngineSettings:
     stated = machine.engine.model_dump(exclude_none=True)
     defaults = {key: value for key, value in stated.items() if getattr(engine, key) is None}
     cost = {key: getattr(machine.cost, term) * 1e3 for key, term in _TERMS.items()}

@@ -15,9 +15,9 @@ from typing import Final, Protocol
 from harness.errors import ConfigError
 from harness.records import Outcome
 from harness.simulate.agenda import Kind
-from harness.simulate.asking import Asked, Asking
-from harness.simulate.exchange import READS_ON, Exchange, Sending
-from harness.simulate.frontend import Common, Frontend
+from harness.simulate.asking import Asking, SimulatedRequest
+from harness.simulate.exchange import READS_ON, Sending, SimulatedExchange
+from harness.simulate.frontend import Common, SimulatedFrontend
 from harness.simulate.lags import NS, Lag, TokenLags
 from harness.workload.arrivals import OpenArrivals
 from harness.workload.observed_latency import ObservedLatency, StepEstimate
@@ -32,11 +32,11 @@ _PLACES: Final = 1 << 30
 class Send(Protocol):
     def __call__(
         self,
-        asked: Asked,
+        asked: SimulatedRequest,
         t_ns: int,
         *,
         intended_ns: int | None = None,
-        repeats: Exchange | None = None,
+        repeats: SimulatedExchange | None = None,
         attempt: int = 0,
     ) -> None: ...
 
@@ -50,7 +50,7 @@ class Loop(Protocol):
 
     def begin(self, t_ns: int) -> None: ...
 
-    def over(self, exchange: Exchange, t_ns: int) -> None: ...
+    def over(self, exchange: SimulatedExchange, t_ns: int) -> None: ...
 
     def end(self, t_ns: int) -> None: ...
 
@@ -76,7 +76,7 @@ class ClosedLoop:
         for user in self._asking.users():
             self._next(user, t_ns, None)
 
-    def over(self, exchange: Exchange, t_ns: int) -> None:
+    def over(self, exchange: SimulatedExchange, t_ns: int) -> None:
         outcome = exchange.outcome
         assert outcome is not None
         again = exchange if outcome in self._load.ask_again_after else None
@@ -86,12 +86,12 @@ class ClosedLoop:
     def end(self, t_ns: int) -> None:
         pass
 
-    def _next(self, user: int, t_ns: int, repeats: Exchange | None) -> None:
+    def _next(self, user: int, t_ns: int, repeats: SimulatedExchange | None) -> None:
         self.planned += 1
         at_ns = t_ns + self._rest.draw(self._random)
         self._agenda.put(at_ns, Kind.ARRIVAL, partial(self._ask, user, repeats))
 
-    def _ask(self, user: int, repeats: Exchange | None, t_ns: int) -> None:
+    def _ask(self, user: int, repeats: SimulatedExchange | None, t_ns: int) -> None:
         n = self._asked[user]
         self._asked[user] += 1
         asked = self._asking.of_user(user, n, number=next(self._numbers), seen=self._seen)
@@ -128,7 +128,7 @@ class OpenLoop:
         self._begins_ns = t_ns
         self._next(t_ns)
 
-    def over(self, exchange: Exchange, t_ns: int) -> None:
+    def over(self, exchange: SimulatedExchange, t_ns: int) -> None:
         self._num_open -= 1
         is_asked_again = exchange.outcome in self._load.ask_again_after
         if is_asked_again and exchange.sending.attempt < MOST_RESENT:
@@ -164,11 +164,11 @@ class OpenLoop:
         self._send(self._asked(arrival), t_ns, intended_ns=self._intended_ns(arrival))
         self._next(t_ns)
 
-    def _send_again(self, exchange: Exchange, t_ns: int) -> None:
+    def _send_again(self, exchange: SimulatedExchange, t_ns: int) -> None:
         self._num_open += 1
         self._send(exchange.asked, t_ns, repeats=exchange, attempt=exchange.sending.attempt + 1)
 
-    def _asked(self, arrival: Arrival) -> Asked:
+    def _asked(self, arrival: Arrival) -> SimulatedRequest:
         return self._asking.on_arrival(arrival, seen=self._seen)
 
     def _intended_ns(self, arrival: Arrival) -> int:
@@ -183,11 +183,11 @@ class Users:
         common: Common,
         asking: Asking,
         *,
-        frontend: Frontend,
+        frontend: SimulatedFrontend,
         step: StepEstimate,
         stop: Callable[[int], object],
     ) -> None:
-        self.open: dict[str, Exchange] = {}
+        self.open: dict[str, SimulatedExchange] = {}
         self.outcomes: Counter[Outcome] = Counter()
         self.sent = self.retries = 0
         self._plan = plan = common.plan
@@ -215,11 +215,11 @@ class Users:
 
     def send(
         self,
-        asked: Asked,
+        asked: SimulatedRequest,
         t_ns: int,
         *,
         intended_ns: int | None = None,
-        repeats: Exchange | None = None,
+        repeats: SimulatedExchange | None = None,
         attempt: int = 0,
     ) -> None:
         if self._has_stopped:
@@ -235,7 +235,7 @@ class Users:
             repeats=None if repeats is None else repeats.request_id,
         )
         place = self._random.randrange(_PLACES)
-        exchange = Exchange(asked, spec, Sending(t_ns, place, attempt), repeats)
+        exchange = SimulatedExchange(asked, spec, Sending(t_ns, place, attempt), repeats)
         self.open[exchange.request_id] = exchange
         exchange.arrives_ns = t_ns + self._send_lag.draw(self._random)
         self._agenda.put(
@@ -245,7 +245,7 @@ class Users:
             self._leave_after_pause(exchange, t_ns)
         self._set_timers(exchange)
 
-    def _check_length(self, asked: Asked) -> None:
+    def _check_length(self, asked: SimulatedRequest) -> None:
         """Raises ConfigError."""
         tokens = asked.spec.prompt_tokens + asked.spec.max_tokens
         most = self._plan.engine.max_model_len
@@ -255,7 +255,7 @@ class Users:
                 f"`engine.max_model_len` ({most})"
             )
 
-    def _set_timers(self, exchange: Exchange) -> None:
+    def _set_timers(self, exchange: SimulatedExchange) -> None:
         first_s, total_s = self._run.first_token_timeout_s, self._run.total_timeout_s
         if first_s is not None and exchange.is_stream:
             why = f"no token came {first_s:g} s after the sending"
@@ -266,25 +266,25 @@ class Users:
             act = partial(self._time_out, exchange, why)
             self._agenda.put(exchange.sending.sent_ns + round(total_s * NS), Kind.LEAVE, act)
 
-    def _lose_patience(self, exchange: Exchange, why: str, t_ns: int) -> None:
+    def _lose_patience(self, exchange: SimulatedExchange, why: str, t_ns: int) -> None:
         if exchange.first_read_ns(self._read_lags, before=t_ns) is None:
             self._time_out(exchange, why, t_ns)
 
-    def _time_out(self, exchange: Exchange, why: str, t_ns: int) -> None:
+    def _time_out(self, exchange: SimulatedExchange, why: str, t_ns: int) -> None:
         if exchange.outcome is None:
             self._catch_up(exchange)
             exchange.close(Outcome.TIMED_OUT, t_ns, error=why)
             self._frontend.leave(exchange, t_ns)
             self._over(exchange, t_ns)
 
-    def _leave_after_pause(self, exchange: Exchange, since_ns: int) -> None:
+    def _leave_after_pause(self, exchange: SimulatedExchange, since_ns: int) -> None:
         rule = exchange.spec.leave_rule(self._load.think, self._step)
         pause_ns = rule(exchange.leaves_after or 0)
         assert pause_ns is not None
         act = partial(self._leave, exchange, pause_ns)
         self._agenda.put(since_ns + pause_ns, Kind.LEAVE, act)
 
-    def _leave(self, exchange: Exchange, pause_ns: int, t_ns: int) -> None:
+    def _leave(self, exchange: SimulatedExchange, pause_ns: int, t_ns: int) -> None:
         if exchange.outcome is not None:
             return  # the answer ended while the user was thinking
         way = exchange.spec.way
@@ -295,7 +295,7 @@ class Users:
         if way not in READS_ON or exchange.has_ended:
             self._over(exchange, t_ns)
 
-    def _catch_up(self, exchange: Exchange) -> None:
+    def _catch_up(self, exchange: SimulatedExchange) -> None:
         """Know all its tokens that have been made by now."""
         replica = exchange.replica
         request = None if replica is None else replica.request(exchange.engine_id)
@@ -304,21 +304,21 @@ class Users:
 
     # News from the frontend
 
-    def grown(self, exchange: Exchange) -> None:
+    def grown(self, exchange: SimulatedExchange) -> None:
         """It has the tokens after which its user leaves."""
         tokens = exchange.leaves_after
         if exchange.outcome is None and tokens is not None and exchange.is_stream:
             read_ns = exchange.read_ns(self._read_lags)
             self._leave_after_pause(exchange, int(read_ns[tokens - 1]))
 
-    def ended(self, exchange: Exchange, output: Output, t_ns: int) -> None:
+    def ended(self, exchange: SimulatedExchange, output: Output, t_ns: int) -> None:
         """Read when its last token is, or as much later as a token would be."""
         tokens = exchange.read_ns(self._read_lags)
         at_ns = max(t_ns, int(tokens[-1])) if len(tokens) else t_ns
         act = partial(self._read_end, exchange, output)
         self._agenda.put(at_ns, Kind.COMPLETION, act)
 
-    def _read_end(self, exchange: Exchange, output: Output, t_ns: int) -> None:
+    def _read_end(self, exchange: SimulatedExchange, output: Output, t_ns: int) -> None:
         reason = output.finish_reason
         assert reason is not None
         if exchange.outcome is None:
@@ -333,14 +333,14 @@ class Users:
             exchange.server_ended(t_ns, reason.value)
             self._over(exchange, t_ns)
 
-    def refused(self, exchange: Exchange, t_ns: int) -> None:
+    def refused(self, exchange: SimulatedExchange, t_ns: int) -> None:
         if exchange.outcome is None:
             said = "HTTP 503: no worker of the engine is connected"
             exchange.close(Outcome.REJECTED, t_ns, error=said)
         if exchange.request_id in self.open:
             self._over(exchange, t_ns)
 
-    def lost(self, exchange: Exchange, why: str, t_ns: int) -> None:
+    def lost(self, exchange: SimulatedExchange, why: str, t_ns: int) -> None:
         if exchange.outcome is None:
             self._catch_up(exchange)
             exchange.close(Outcome.FAILED, t_ns, error=why)
@@ -349,7 +349,7 @@ class Users:
 
     # The end
 
-    def _over(self, exchange: Exchange, t_ns: int) -> None:
+    def _over(self, exchange: SimulatedExchange, t_ns: int) -> None:
         del self.open[exchange.request_id]
         row = exchange.row(self._read_lags)
         self._sink.request(row)

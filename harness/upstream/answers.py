@@ -31,7 +31,7 @@ def error_body(path: str, status: int, message: str) -> bytes:
     return _encode({"error": {**error, "param": None, "code": status}})
 
 
-class Answer:
+class DialectAnswer:
     """`number` names it; `created`: in seconds since 1970."""
 
     def __init__(self, asked: Asked, number: int, created: int) -> None:
@@ -66,7 +66,7 @@ class Answer:
         return self.asked.usage != "none"
 
 
-class _Older(Answer):
+class _Older(DialectAnswer):
     """Completions; of `_Chat` the other names."""
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
@@ -133,7 +133,7 @@ def _named(event: _Event) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _encode(event))
 
 
-class _Responses(Answer):
+class _Responses(DialectAnswer):
     def opening(self) -> bytes:
         part = {"type": "response.content_part.added", **self._place, "part": self._part("")}
         events: list[_Event] = [
@@ -220,7 +220,7 @@ class _Responses(Answer):
         }
 
 
-class _Messages(Answer):
+class _Messages(DialectAnswer):
     def opening(self) -> bytes:
         block = {"type": "text", "text": ""}
         message = self._message([], None, {"output_tokens": 1})
@@ -266,7 +266,7 @@ class _Messages(Answer):
         return message | ({"usage": usage} if self.is_counted else {})
 
 
-_OF_DIALECT: Final[dict[DialectName, type[Answer]]] = {
+_OF_DIALECT: Final[dict[DialectName, type[DialectAnswer]]] = {
     "completions": _Older,
     "chat": _Chat,
     "responses": _Responses,
@@ -274,5 +274,5 @@ _OF_DIALECT: Final[dict[DialectName, type[Answer]]] = {
 }
 
 
-def answer_to(asked: Asked, number: int, created: int) -> Answer:
+def answer_to(asked: Asked, number: int, created: int) -> DialectAnswer:
     return _OF_DIALECT[asked.dialect](asked, number, created)

@@ -30,7 +30,7 @@ _RESET_AT_CLOSE: Final = struct.pack("ii", 1, 0)
 Headers = Iterable[tuple[str, str]]
 
 
-class Request(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """`headers`: their names in small letters."""
 
     method: str
@@ -41,7 +41,7 @@ class Request(NamedTuple):
     keeps_alive: bool
 
 
-class Watcher(Protocol):
+class ConnectionWatcher(Protocol):
     """Who answers a request on the connection, and learns what becomes of it. `closed` may be
     called after the answer, and both ways may come one after the other."""
 
@@ -82,7 +82,7 @@ class HangUps:
             self._calls[descriptor]()
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """`serve` gets each request when the answer before it has ended. It answers by `whole`, or by
     `start`, `send` and `finish`; whoever needs to learn of the client's leaving is the `watcher`.
 
@@ -93,21 +93,21 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         number: int,
-        serve: Callable[["Connection", Request], None],
+        serve: Callable[["UpstreamConnection", ReceivedRequest], None],
         hang_ups: HangUps,
         *,
         keeps_half_closed: bool,
-        among: set["Connection"],
+        among: set["UpstreamConnection"],
     ) -> None:
         self.number = number
         self.num_requests = 0
         self.unsent_bytes = 0  # which the kernel had not taken after the newest write
-        self.watcher: Watcher | None = None
+        self.watcher: ConnectionWatcher | None = None
         self._serve, self._hang_ups, self._among = serve, hang_ups, among
         self._keeps_half_closed = keeps_half_closed
         self._parser = httptools.HttpRequestParser(self)
-        self._ready = deque[Request]()
-        self._request: Request | None = None  # that is being answered
+        self._ready = deque[ReceivedRequest]()
+        self._request: ReceivedRequest | None = None  # that is being answered
         self._is_chunked = self._has_fin = False
         self.on_message_begin()
 
@@ -282,7 +282,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         parser: Any = self._parser
-        request = Request(
+        request = ReceivedRequest(
             method=parser.get_method().decode(),
             target=self._target.decode("latin-1"),
             headers=self._fields,

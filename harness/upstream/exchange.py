@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from harness.upstream.answers import Answer, error_body
-from harness.upstream.connection import MOST_UNSENT_BYTES, Connection
+from harness.upstream.answers import DialectAnswer, error_body
+from harness.upstream.connection import MOST_UNSENT_BYTES, UpstreamConnection
 from harness.upstream.scheduler import NS_PER_MS, Work
 from harness.upstream.truth import Record, Truth
 
@@ -26,13 +26,13 @@ class Host(Protocol):
 
     truth: Truth
 
-    def submit(self, exchange: "Exchange") -> None: ...
-    def leave(self, exchange: "Exchange") -> None: ...
+    def submit(self, exchange: "UpstreamExchange") -> None: ...
+    def leave(self, exchange: "UpstreamExchange") -> None: ...
     def call_later(self, delay_s: float, call: Callable[[], None]) -> Timer: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class AnswerTerms:
     """`has_early_head`: the head of a stream is sent at its arrival, else with its first token.
     `end_ms`: from the last token to the end of the answer, with its usage. `keeps_half_closed`: a
     FIN is no leave."""
@@ -43,9 +43,14 @@ class Terms:
     keeps_half_closed: bool
 
 
-class Exchange:
+class UpstreamExchange:
     def __init__(
-        self, host: Host, connection: Connection, record: Record, answer: Answer, terms: Terms
+        self,
+        host: Host,
+        connection: UpstreamConnection,
+        record: Record,
+        answer: DialectAnswer,
+        terms: AnswerTerms,
     ) -> None:
         self.record, self.asked = record, answer.asked
         order = self.asked.order

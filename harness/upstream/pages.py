@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
-from harness.upstream.scheduler import Scheduler
+from harness.upstream.scheduler import UpstreamScheduler
 from harness.upstream.truth import PAGE, Truth
 
 _JSON: Final = "application/json"
@@ -24,7 +24,7 @@ class PageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
+class UpstreamPages:
     """`settings`: of the server, for the log's reader. `connections`: how many are open, and how
     many there have been. `num_shown`: how often each page was asked for, as routers do that look
     whether the server is there."""
@@ -33,7 +33,7 @@ class Pages:
     version: str
     settings: Mapping[str, Any]
     truth: Truth
-    scheduler: Scheduler
+    scheduler: UpstreamScheduler
     connections: Callable[[], tuple[int, int]]
     num_shown: Counter[str] = field(default_factory=Counter)
 

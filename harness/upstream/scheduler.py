@@ -13,7 +13,7 @@ NS_PER_MS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ServingPace:
     """`prefill_ms`: in a slot, before the first token; and `prefill_token_ms` more for each token
     of the prompt."""
 
@@ -46,10 +46,10 @@ class Changes(NamedTuple):
     admitted: list[Work]
 
 
-class Scheduler:
+class UpstreamScheduler:
     """`due_ns`: when the running step ends; None: the server is idle."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: ServingPace) -> None:
         self.due_ns: int | None = None
         self._slots = pace.slots
         self._step_ns = round(pace.step_ms * NS_PER_MS)

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 from harness.upstream.answers import answer_to, error_body
 from harness.upstream.asked import Asked, AskedError, is_answered, read_asked
-from harness.upstream.connection import Connection, HangUps, Request
-from harness.upstream.exchange import JSON, Exchange, Terms
-from harness.upstream.pages import PageError, Pages
-from harness.upstream.scheduler import Changes, Pace, Scheduler, Work
+from harness.upstream.connection import HangUps, ReceivedRequest, UpstreamConnection
+from harness.upstream.exchange import JSON, AnswerTerms, UpstreamExchange
+from harness.upstream.pages import PageError, UpstreamPages
+from harness.upstream.scheduler import Changes, ServingPace, UpstreamScheduler, Work
 from harness.upstream.truth import KEPT, Record, Truth
 
 BACKLOG: Final = 2048
@@ -34,19 +34,19 @@ class Settings:
     client that has closed its sending side gets its answer, until a write fails; else it has left.
     `kept`: records in memory."""
 
-    pace: Pace = field(default_factory=Pace)
+    pace: ServingPace = field(default_factory=ServingPace)
     model: str = "upstream"
     has_early_headers: bool = True
     end_ms: float = 0.0
     keeps_half_closed: bool = False
     kept: int = KEPT
 
-    def terms(self, asked: Asked) -> Terms:
+    def terms(self, asked: Asked) -> AnswerTerms:
         """Where the request's order says nothing else."""
         order, pace = asked.order, self.pace
         prefill_ms = pace.prefill_ms + pace.prefill_token_ms * asked.prompt_tokens
         is_early = self.has_early_headers if order.headers is None else order.headers == "early"
-        return Terms(
+        return AnswerTerms(
             has_early_head=is_early,
             prefill_ms=prefill_ms if order.prefill_ms is None else order.prefill_ms,
             end_ms=self.end_ms if order.end_ms is None else order.end_ms,
@@ -65,13 +65,13 @@ class Upstream:
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         self.truth = Truth(time.perf_counter_ns, kept=settings.kept, file=file)
-        self._scheduler = Scheduler(settings.pace)
-        self._exchanges: dict[Work, Exchange] = {}
-        self._connections = set[Connection]()
+        self._scheduler = UpstreamScheduler(settings.pace)
+        self._exchanges: dict[Work, UpstreamExchange] = {}
+        self._connections = set[UpstreamConnection]()
         self._num_connections = 0
         self._hang_ups = HangUps(self._loop)
         self._timer: asyncio.TimerHandle | None = None
-        self._pages = Pages(
+        self._pages = UpstreamPages(
             model=settings.model,
             version=version("walkaway"),
             settings=settings.shown(),
@@ -87,7 +87,7 @@ class Upstream:
     def close(self) -> None:
         """End all connections; requests that are open stop now."""
         for connection in list(self._connections):
-            if isinstance(connection.watcher, Exchange):
+            if isinstance(connection.watcher, UpstreamExchange):
                 connection.watcher.stop("shutdown")
             connection.cut()
         if self._timer is not None:
@@ -96,11 +96,11 @@ class Upstream:
 
     # What an exchange needs
 
-    def submit(self, exchange: Exchange) -> None:
+    def submit(self, exchange: UpstreamExchange) -> None:
         self._exchanges[exchange.work] = exchange
         self._apply(self._scheduler.submit(exchange.work, self.truth.clock_ns()))
 
-    def leave(self, exchange: Exchange) -> None:
+    def leave(self, exchange: UpstreamExchange) -> None:
         self._scheduler.leave(exchange.work)
         self._exchanges.pop(exchange.work, None)
 
@@ -134,9 +134,9 @@ class Upstream:
 
     # Requests
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> UpstreamConnection:
         self._num_connections += 1
-        return Connection(
+        return UpstreamConnection(
             self._num_connections,
             self._serve,
             self._hang_ups,
@@ -144,7 +144,7 @@ class Upstream:
             among=self._connections,
         )
 
-    def _serve(self, connection: Connection, request: Request) -> None:
+    def _serve(self, connection: UpstreamConnection, request: ReceivedRequest) -> None:
         path = urlsplit(request.target).path
         if request.method in ("GET", "HEAD"):
             self._show_page(connection, request.target)
@@ -160,7 +160,7 @@ class Upstream:
             return
         self._answer(connection, request, asked)
 
-    def _show_page(self, connection: Connection, target: str) -> None:
+    def _show_page(self, connection: UpstreamConnection, target: str) -> None:
         try:
             page = self._pages.page(target)
         except PageError as error:
@@ -172,7 +172,9 @@ class Upstream:
             return
         connection.whole(200, (("content-type", page[0]),), page[1])
 
-    def _refuse(self, connection: Connection, request: Request, status: int, why: str) -> None:
+    def _refuse(
+        self, connection: UpstreamConnection, request: ReceivedRequest, status: int, why: str
+    ) -> None:
         """What is wrong with a request is the client's to read, and stands in the log."""
         record = self._arrived(connection, request, None)
         connection.whole(status, JSON, error_body(record.route, status, why))
@@ -181,13 +183,17 @@ class Upstream:
         self.truth.note(record, "ended")
         self.truth.note(record, "over")
 
-    def _answer(self, connection: Connection, request: Request, asked: Asked) -> None:
+    def _answer(
+        self, connection: UpstreamConnection, request: ReceivedRequest, asked: Asked
+    ) -> None:
         record = self._arrived(connection, request, asked)
         created = int(datetime.now(UTC).timestamp())
         answer = answer_to(asked, record.number, created)
-        Exchange(self, connection, record, answer, self._settings.terms(asked)).begin()
+        UpstreamExchange(self, connection, record, answer, self._settings.terms(asked)).begin()
 
-    def _arrived(self, connection: Connection, request: Request, asked: Asked | None) -> Record:
+    def _arrived(
+        self, connection: UpstreamConnection, request: ReceivedRequest, asked: Asked | None
+    ) -> Record:
         order = None if asked is None else asked.order
         name = (order.id if order else "") or request.headers.get("x-request-id", "")
         return self.truth.arrived(

@@ -73,7 +73,7 @@ def tell(event: str, **message: Any) -> None:
             line = line[os.write(_STDOUT, line) :]
 
 
-class Stop(threading.Event):
+class UserStop(threading.Event):
     """Set when the users have stopped. If none has started yet, the page has ended, and so `early`
     is called: no load is to be waited for."""
 
@@ -92,7 +92,7 @@ class Stop(threading.Event):
 class PageLoad:
     """`cut_short`: settings that end a load at the moment when this one was stopped."""
 
-    def __init__(self, stop: Stop) -> None:
+    def __init__(self, stop: UserStop) -> None:
         self.cut_short: list[str] = []
         self._stop = stop
 
@@ -147,7 +147,7 @@ class MessageProgress(Progress):
         tell("phase", text=text)
 
 
-def record(resolved: ResolvedRun, stop: Stop) -> None:
+def record(resolved: ResolvedRun, stop: UserStop) -> None:
     load = PageLoad(stop)
     with Interruption() as interruption:
         stop.early = partial(interruption.handle, signal.SIGTERM, None)
@@ -245,7 +245,7 @@ def main() -> None:
         if not (line := stdin.readline()):
             return
         try:
-            record(resolve(json.loads(line)), Stop(stdin))
+            record(resolve(json.loads(line)), UserStop(stdin))
         except WalkawayError as error:
             tell("refused", why=in_form_words(error))
 

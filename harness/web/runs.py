@@ -35,7 +35,7 @@ JUDGED_S: Final = 120.0  # a stopped run settles, is judged and drawn within thi
 NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and start another"
 
 
-class Recorder:
+class RecorderProcess:
     """The child that measures one run. `has_answered`: it has sent its plan or a refusal.
     `is_over`: it has ended. `on_lost` is called when the server is gone."""
 
@@ -126,8 +126,8 @@ class WebRuns:
         self._environment = environment
         self._config = config
         self._starting = BoundedSemaphore()
-        self._next: Recorder | None = None
-        self._recorder: Recorder | None = None
+        self._next: RecorderProcess | None = None
+        self._recorder: RecorderProcess | None = None
         self._plan: LoadPlan | None = None
         self._not_started: str | None = None  # why the last start was refused
         self.tally: Counter[str] = Counter()  # as the users' processes report it
@@ -204,7 +204,7 @@ class WebRuns:
     def _prepare(self, fields: Form) -> None:
         if self._recorder is not None:  # its server may still be busy with abandoned requests
             self._recorder.is_over.wait()
-        following = Recorder(self._numbered_config(), fields, on_lost=self._stop_users)
+        following = RecorderProcess(self._numbered_config(), fields, on_lost=self._stop_users)
         self._next = following
         following.has_answered.wait()
         self._next = None
@@ -233,6 +233,6 @@ class WebRuns:
         assert self._environment.runner is not None
         gevent.spawn(self._environment.runner.stop)
 
-    def _stop_if(self, recorder: Recorder) -> None:
+    def _stop_if(self, recorder: RecorderProcess) -> None:
         if recorder is self._recorder:
             self._stop_users()

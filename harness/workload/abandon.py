@@ -29,8 +29,8 @@ from pydantic import BeforeValidator, Field, PlainValidator
 
 from harness.records import Delivery, Role, Way
 from harness.workload.observed_latency import ObservedLatency, StepEstimate
-from harness.workload.tasks import LONGEST_TEXT, NUM_TEXTS, Task, TaskText
-from harness.workload.values import LONGEST_S, MOST_TOKENS, Section, Share, is_number
+from harness.workload.tasks import LONGEST_TEXT, NUM_TEXTS, TaskText, WorkloadTask
+from harness.workload.values import LONGEST_S, MOST_TOKENS, Share, TomlTable, is_number
 
 MOST_ANSWERS: Final = 128
 
@@ -146,7 +146,7 @@ def _parse_counts(value: object) -> list[int]:
 TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 Counts = Annotated[list[int], PlainValidator(_parse_counts)]
 Tasks = Annotated[
-    list[Annotated[Task, Field(strict=False)]],
+    list[Annotated[WorkloadTask, Field(strict=False)]],
     BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
     Field(min_length=1),
 ]
@@ -154,7 +154,7 @@ Shares = Annotated[list[float], _range_parser(1, "a share")]
 SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
 
 
-class AbandonPlan(Section):
+class AbandonPlan(TomlTable):
     """`weight`: the plan's share of the requests that leave, over the sum of weights. `n`: answers
     to one request; the plan counts the tokens of all of them together."""
 
@@ -374,7 +374,7 @@ class TaskPlan(AbandonPlan):
 
     is_read = True
     plan: Literal["task"]
-    task: Tasks = Field(default_factory=lambda: list(Task))
+    task: Tasks = Field(default_factory=lambda: list(WorkloadTask))
     after_answer: Share
     early_stop: bool = True
 
@@ -386,7 +386,7 @@ class TaskPlan(AbandonPlan):
             return f"a text has up to {LONGEST_TEXT} tokens, but `stay_tokens` is {stay_tokens}"
         if self.n > 1:
             return "a known text is one answer: leave `n` out"
-        if self.delivery is Delivery.UNARY and self.early_stop and Task.CHAT in self.task:
+        if self.delivery is Delivery.UNARY and self.early_stop and WorkloadTask.CHAT in self.task:
             return "the user of a chat leaves when it has read enough: a unary answer shows nothing"
         return None
 
@@ -398,7 +398,7 @@ class TaskPlan(AbandonPlan):
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         text = rng.choice(self.texts)
         spec = replace(asked, plan=text.plan, text=text)
-        if text.task is Task.CHAT and self.early_stop:
+        if text.task is WorkloadTask.CHAT and self.early_stop:
             return self._leaving(spec, text.plan, text.num_answer)
         return spec
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from harness.workload.abandon import TaskPlan
 from harness.workload.load import AbandonLoad, Load
 from harness.workload.traces import TimeUnit
-from harness.workload.values import MOST_RATE, Duration, Seconds, Section, Streams, number_or
+from harness.workload.values import MOST_RATE, Duration, Seconds, Streams, TomlTable, number_or
 
 MOST_ARRIVALS: Final = 10_000_000
 MOST_SIMULATED: Final = 100_000_000  # of which a cluster's replicas each have a share
@@ -63,11 +63,11 @@ class Stretch(NamedTuple):
         return min(2 * area / (self.from_rate + root), self.seconds)
 
 
-class ClosedArrivals(Section):
+class ClosedArrivals(TomlTable):
     kind: Literal["closed"] = "closed"
 
 
-class OpenArrivals(Section):
+class OpenArrivals(TomlTable):
     kind: str
     max_streams: Streams = MAX_STREAMS
 
@@ -183,14 +183,14 @@ class RampArrivals(_SpacedArrivals):
         return [Stretch(self.seconds, self.from_rate, self.to_rate)]
 
 
-class Step(Section):
+class RateStep(TomlTable):
     rate: RateOrNone
     seconds: Duration
 
 
 class StepsArrivals(_SpacedArrivals):
     kind: Literal["steps"]
-    steps: Annotated[list[Step], Field(min_length=1)]
+    steps: Annotated[list[RateStep], Field(min_length=1)]
 
     @property
     def stretches(self) -> Sequence[Stretch]:

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.workload.values import Duration, Seconds, Section, Share
+from harness.workload.values import Duration, Seconds, Share, TomlTable
 
 MOST_REPLICAS: Final = 100_000
 
@@ -15,7 +15,7 @@ UNLOOKING: Final = ("random", "round_robin")
 Replicas = Annotated[int, Field(ge=1, le=MOST_REPLICAS)]
 
 
-class Outage(Section):
+class Outage(TomlTable):
     """At `at_s` a `share` of the replicas goes: `die` at once, with all their requests, or `drain`:
     take no new request and go when the last has ended. `rolling`: one after the other. Each is back
     `back_after_s` after it went; absent: never."""
@@ -27,7 +27,7 @@ class Outage(Section):
     rolling: bool = False
 
 
-class ClusterSettings(Section):
+class ClusterSettings(TomlTable):
     """`replicas` share the whole load. Only `simulated` of them are computed, with their part;
     absent: all. `keep`: `thin` rows have no lists of tokens, so that an hour at scale fits."""
 

@@ -9,7 +9,7 @@ from harness.errors import ConfigError
 from harness.records import Protocol, Way
 from harness.workload.arrivals import MAX_STREAMS
 from harness.workload.load import AbandonLoad
-from harness.workload.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS, Section
+from harness.workload.values import LARGEST_INT, LONGEST_S, MOST_STREAMS, MOST_TOKENS, TomlTable
 from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, RunSettings, Workload
 
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
@@ -122,7 +122,7 @@ def _range_of(key: str) -> str:
     section, _, name = key.partition(".")
     if not key:
         return ""
-    model: type[Section] = RunSettings if section == "run" else AbandonLoad
+    model: type[TomlTable] = RunSettings if section == "run" else AbandonLoad
     ends = model.model_fields[name].metadata
     limits = {by: getattr(end, by) for end in ends for by in ("gt", "ge", "le") if hasattr(end, by)}
     least = f"more than {limits['gt']}" if "gt" in limits else f"from {limits['ge']}"

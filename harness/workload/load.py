@@ -25,13 +25,13 @@ from harness.workload.values import (
     Count,
     Duration,
     Seconds,
-    Section,
     Share,
     Slots,
     Streams,
     Think,
     TokenRange,
     Tokens,
+    TomlTable,
 )
 
 # After a refusal or a failure a user tries again after a pause: a dead server would otherwise get
@@ -40,7 +40,7 @@ RETRY_PAUSE_S: Final = 0.5
 NOT_A_FAILURE: Final = frozenset({Outcome.COMPLETED, Outcome.ABANDONED, Outcome.CUT_OFF})
 
 
-class Load(Section):
+class Load(TomlTable):
     """A load has prompts, and answers of one length or several (`_answers`, by their keys).
     `protocol`: None for the target's own.
     `_streams`: the keys that add up to the streams open at once."""

@@ -15,13 +15,13 @@ from harness.workload.load import AbandonLoad, AnyLoad
 from harness.workload.prompts import BYTES_ARE_TOKENS, PromptScale
 from harness.workload.schedule import Arrival, planned_arrivals
 from harness.workload.target import Target
-from harness.workload.values import Section
+from harness.workload.values import TomlTable
 from harness.workload.workload import RunSettings
 
 ONLY_ARM: Final = "main"  # of a workload without arms
 
 
-class LoadPlan(Section):
+class LoadPlan(TomlTable):
     """`urls`: of all frontends, if there are several, which share the users evenly. `rows_dir` must
     exist; None keeps no rows. Prompts follow from `run.seed` and `prompt_salt`, all other draws
     from the seed alone. `left_open_outlive`: connections that users left open end with standard

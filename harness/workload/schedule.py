@@ -122,7 +122,7 @@ def _factor(trace: TraceArrivals) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally:
+class ReplayTally:
     """The effect of a replay on its part of a trace, in requests and in tokens (after
     `prompt_factor`)."""
 
@@ -137,8 +137,8 @@ class Tally:
     has_pages: bool = False
 
 
-def tally(requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad) -> Tally:
-    found = Tally()
+def tally(requests: Iterable[Recorded], trace: TraceArrivals, load: AbandonLoad) -> ReplayTally:
+    found = ReplayTally()
     for _, request in window(requests, trace):
         if not request.is_whole:
             found.left_out += 1

@@ -14,7 +14,7 @@ from harness.workload.values import (
     ExtraValue,
     ScrapeInterval,
     Seconds,
-    Section,
+    TomlTable,
     UrlPath,
 )
 
@@ -37,7 +37,7 @@ MetricRole = Literal[
 DialectName = Literal["completions", "chat", "responses", "messages"]
 
 
-class LateSteps(Section):
+class LateSteps(TomlTable):
     """How many steps late the metrics page shows that a request came (from the beginning of the
     step that takes it in), ended by itself (from the client's last token), and was let go after its
     client left (from the moment it was)."""
@@ -47,7 +47,7 @@ class LateSteps(Section):
     left: Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 
 
-class MetricSource(Section):
+class MetricSource(TomlTable):
     """`repeated`: each frontend's page shows that of the whole server. `optional`: not every server
     of the kind shows it, or not at all times."""
 
@@ -62,12 +62,12 @@ class MetricSource(Section):
     optional: bool = False
 
 
-class LabelSource(Section):
+class LabelSource(TomlTable):
     name: Annotated[str, Field(min_length=1)]
     label: Annotated[str, Field(min_length=1)]
 
 
-class PageSource(Section):
+class PageSource(TomlTable):
     """A text under a key of one of the server's own pages (JSON)."""
 
     path: UrlPath
@@ -84,7 +84,7 @@ _TENSORS: Final[dict[str, tuple[str, Any]]] = {
 }
 
 
-class TensorSource(Section):
+class TensorSource(TomlTable):
     """An input of one element. In `value`, {prompt} and {max_tokens} stand for the request's."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -107,7 +107,7 @@ class TensorSource(Section):
         return field, read(self.value.replace("{max_tokens}", str(max_tokens)))
 
 
-class KServeSource(Section):
+class KServeSource(TomlTable):
     """How a model that generates is asked over KServe v2."""
 
     model: str | None = None
@@ -117,7 +117,7 @@ class KServeSource(Section):
     tokens_parameter: str | None = None
 
 
-class ResumeSource(Section):
+class ResumeSource(TomlTable):
     """How an answer whose client has left is named, read back and stopped. In the paths, {id}
     stands for the name that the request had in `header`."""
 
@@ -127,7 +127,7 @@ class ResumeSource(Section):
     stop_method: Literal["POST", "DELETE"] = "DELETE"
 
 
-class RouteSource(Section):
+class RouteSource(TomlTable):
     """How a gateway is asked in one dialect. `model`: None: as in the others."""
 
     path: UrlPath
@@ -138,7 +138,7 @@ class RouteSource(Section):
 NO_LIMIT_KEY: Final = "none"  # no length of answers is asked for
 
 
-class Target(Section):
+class Target(TomlTable):
     name: str
     description: str
     http: bool = True

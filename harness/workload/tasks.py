@@ -17,7 +17,7 @@ from typing import Any, Final
 from harness.workload.prompts import BYTES_ARE_TOKENS, WORDS, PromptScale, prompt
 
 
-class Task(StrEnum):
+class WorkloadTask(StrEnum):
     CHAT = "chat"  # its user leaves when it has read the answer
     SUMMARIZATION = "summarization"
     CLASSIFICATION = "classification"
@@ -45,7 +45,7 @@ _SEED: Final = 0  # every run asks the same
 class TaskText:
     """One text of a task. `after_answer`: the share of its words that come after the answer."""
 
-    task: Task
+    task: WorkloadTask
     number: int
     after_answer: float
     stops_early: bool = True
@@ -70,11 +70,11 @@ class TaskText:
         """The fields of the request that end its answer. `has_tasks`: the server knows the early
         stops of the bundled engine, which others refuse."""
         fields: dict[str, Any] = {"ignore_eos": False} if has_tasks else {}
-        if self.stops_early and self.task is Task.CODE:
+        if self.stops_early and self.task is WorkloadTask.CODE:
             fields["stop"] = [FENCE]
-        elif self.stops_early and self.task is not Task.CHAT and has_tasks:
+        elif self.stops_early and self.task is not WorkloadTask.CHAT and has_tasks:
             fields["early_stop"] = {"task": self.task}
-            if self.task is Task.CLASSIFICATION:
+            if self.task is WorkloadTask.CLASSIFICATION:
                 fields["early_stop"]["labels"] = list(LABELS)
         return fields
 
@@ -98,20 +98,20 @@ def parse_text(plan: str) -> TaskText | None:
     """The text of a row's plan; None for other plans."""
     match plan.split(":"):
         case [("task" | "whole") as kind, task, number, share]:
-            return TaskText(Task(task), int(number), float(share), kind == "task")
+            return TaskText(WorkloadTask(task), int(number), float(share), kind == "task")
         case _:
             return None
 
 
-def _answer(task: Task, num_tokens: int) -> list[str]:
+def _answer(task: WorkloadTask, num_tokens: int) -> list[str]:
     match task:
-        case Task.CHAT | Task.SUMMARIZATION:
+        case WorkloadTask.CHAT | WorkloadTask.SUMMARIZATION:
             return [*_words(num_tokens - 1), "."]
-        case Task.CLASSIFICATION:
+        case WorkloadTask.CLASSIFICATION:
             return [*_words(num_tokens - 1), f" {LABELS[0]}"]
-        case Task.CODE:
+        case WorkloadTask.CODE:
             return [*_words(num_tokens - len(FENCE)), f"\n{FENCE[0]}", *FENCE[1:]]
-        case Task.EXTRACTION:
+        case WorkloadTask.EXTRACTION:
             # A bracket within a string closes nothing.
             inside = [" ]", *_words(num_tokens)][: num_tokens - 4]
             return ["[", '"', *inside, '"', "]"]

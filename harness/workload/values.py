@@ -110,7 +110,7 @@ Name = Annotated[
 ]
 
 
-class Section(BaseModel):
+class TomlTable(BaseModel):
     """A table of a TOML file: unknown keys are refused, and values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

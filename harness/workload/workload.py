@@ -37,13 +37,13 @@ from harness.workload.values import (
     Name,
     ScrapeInterval,
     Seconds,
-    Section,
     Seed,
     Share,
     Size,
     Slots,
     Streams,
     Tokens,
+    TomlTable,
 )
 
 MOST_LOOPS: Final = 1000
@@ -65,13 +65,13 @@ _OF_GRPC: Final = ("grpc", "tritonclient")
 _RATE_COSTS: Final = "each takes a port of this host, which may be free again only a minute after"
 
 
-class GateSettings(Section):
+class GateSettings(TomlTable):
     limits: list[str] = Field(default_factory=list)
     noise: Annotated[float, Field(gt=0, le=10)] = 0.1
     min_abandons: Annotated[int, Field(ge=0, le=LARGEST_INT)] = 100
 
 
-class ValueSettings(Section):
+class ValueSettings(TomlTable):
     """`[value]`: the worth of cancellation, from an arm that honours it and one that ignores it."""
 
     honoured: Name
@@ -80,7 +80,7 @@ class ValueSettings(Section):
     assumed_ms_per_token: Milliseconds = 20.0
 
 
-class RunSettings(Section):
+class RunSettings(TomlTable):
     seed: Seed = 0
     processes: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] = 1
     rounds: Count = 1
@@ -97,7 +97,7 @@ class RunSettings(Section):
     keep_alive: bool = False
 
 
-class EngineSettings(Section):
+class EngineSettings(TomlTable):
     runner: Literal["auto", "torch", "simulated"] = "auto"
     device: Device = "auto"
     model: str | None = None
@@ -152,7 +152,7 @@ class EngineSettings(Section):
         return f"{tier}-{index % self.workers}"
 
 
-class SettleSettings(Section):
+class SettleSettings(TomlTable):
     """`[settle]`: the wait for the server after the load, instead of the target's."""
 
     seconds: Seconds | None = None
@@ -160,14 +160,14 @@ class SettleSettings(Section):
     steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
 
 
-class CollectSettings(Section):
+class CollectSettings(TomlTable):
     scrape_interval_s: ScrapeInterval | None = None
     scrape: bool = True
     exact: bool = True
     gpu_metrics_url: Annotated[str, Field(min_length=1)] | None = None
 
 
-class ArmTarget(Section):
+class ArmTarget(TomlTable):
     """`[arms.target]`: the server of this arm. Absent keys come from the command line, except the
     metrics pages (`--header` holds for all servers)."""
 
@@ -191,7 +191,7 @@ class ArmTarget(Section):
         return self.url or f"`{self.command}`"
 
 
-class ArmSettings(Section):
+class ArmSettings(TomlTable):
     """`[[arms]]`: a variant of the workload. Its values are checked when the arm is resolved
     (`harness.workload.arms`)."""
 
@@ -203,7 +203,7 @@ class ArmSettings(Section):
     collect: dict[str, Any] = Field(default_factory=dict)
 
 
-class Workload(Section):
+class Workload(TomlTable):
     name: Name
     question: Annotated[str, Field(min_length=1)]
     run: RunSettings

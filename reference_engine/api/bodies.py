@@ -156,7 +156,7 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fiel
     text: str
 
 
-class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+class ChatRequestMessage(msgspec.Struct, forbid_unknown_fields=True):
     """`name` changes nothing; the fields that need tools are null."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -176,7 +176,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(Body):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatRequestMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Length | None = None
 
 

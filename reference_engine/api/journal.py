@@ -17,7 +17,7 @@ PAGE_BYTES: Final = 1024 * 1024  # more would hold up the event loop, and with i
 _LINE_BYTES: Final = sys.getsizeof(b"") + 24
 
 
-class Page(NamedTuple):
+class JournalPage(NamedTuple):
     """Lines after a number; `next_after` is the number for the next page.
 
     `first` and `last` number the entries in the log; `dropped` of the requested ones are gone.
@@ -61,7 +61,7 @@ class Log:
         while self._num_bytes > self._capacity_bytes:
             self._drop_oldest()
 
-    def after(self, number: int, limit: int) -> Page:
+    def after(self, number: int, limit: int) -> JournalPage:
         """At most `limit` entries from number + 1 on, or from the oldest that is left.
 
         A page has at most PAGE_BYTES, or one entry.
@@ -76,7 +76,7 @@ class Log:
             if lines and num_bytes > PAGE_BYTES:
                 break
             lines.append(line)
-        return Page(lines, first, last, start + len(lines) - 1, start - number - 1)
+        return JournalPage(lines, first, last, start + len(lines) - 1, start - number - 1)
 
     def _drop_oldest(self) -> None:
         self._num_bytes -= len(self._lines[self._num_blank]) + _LINE_BYTES

@@ -106,12 +106,12 @@ class Detector:
         )
         self._loops = None if wanted.repetition is None else Loops(wanted.repetition)
         self._probabilities = deque[float](maxlen=_last(wanted))
-        self._task: Summary | Label | JSONValue | None = None
+        self._task: SummaryAnswer | Label | JSONValue | None = None
         match wanted.task:
             case None:
                 pass
             case Task.SUMMARIZATION:
-                self._task = Summary(num_prompt_tokens)
+                self._task = SummaryAnswer(num_prompt_tokens)
             case Task.CLASSIFICATION:
                 self._task = Label(wanted.labels)
             case Task.EXTRACTION:
@@ -199,7 +199,7 @@ class Loops:
         return any(n >= self._wanted.repeats * length for length, n in num_equal.items())
 
 
-class Summary:
+class SummaryAnswer:
     """Ends at a share of the prompt's length, or at the end of a sentence once long enough."""
 
     def __init__(self, num_prompt_tokens: int) -> None:

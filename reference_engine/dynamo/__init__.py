@@ -35,7 +35,7 @@ from reference_engine.dynamo.client import (
 )
 from reference_engine.dynamo.discovery import Instance, discovery_folder, read_path, registered
 from reference_engine.dynamo.router import NoInstanceError
-from reference_engine.dynamo.serving import Handler, Served, Server
+from reference_engine.dynamo.serving import Handler, HandlerServer, Served
 from reference_engine.wire import Beats
 
 __all__ = [
@@ -78,7 +78,7 @@ class DistributedRuntime:
         self.host = host or os.environ.get("DYN_TCP_RPC_HOST") or "127.0.0.1"
         self.instance_id = secrets.randbits(63)
         self.links = Links(f"{socket.gethostname()}-{os.getpid()}-{self.instance_id:x}", beats)
-        self._server = Server(self.instance_id, secrets.token_hex(16), beats)
+        self._server = HandlerServer(self.instance_id, secrets.token_hex(16), beats)
         self._is_shut_down = asyncio.Event()
         self._has_counts = False
 

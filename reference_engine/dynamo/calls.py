@@ -4,10 +4,10 @@
     Hello(version, peer, secret)  ──▶
                                   ◀──        Serving, or Failed
     Call                          ──▶        the handler starts
-                                  ◀──        Item, one for each yield
+                                  ◀──        StreamItem, one for each yield
     Taken, as the consumer reads  ──▶        a handler is held back while WINDOW_BYTES are not taken
-    Cancel(stop or kill)          ──▶        the handler's context is cancelled
-                                  ◀──        End, once the handler has ended
+    CancelCall(stop or kill)      ──▶        the handler's context is cancelled
+                                  ◀──        StreamEnd, once the handler has ended
 
 The calls of a process share one connection; each has a number.
 """
@@ -35,7 +35,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", array_like=Tru
     signal: Signal | None = None
 
 
-class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel", array_like=True):
+class CancelCall(msgspec.Struct, frozen=True, kw_only=True, tag="cancel", array_like=True):
     number: int
     signal: Signal
     why: Cancellation | None = None
@@ -50,18 +50,18 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, tag="serving", array_li
     instance_id: int
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True, tag="item", array_like=True):
+class StreamItem(msgspec.Struct, frozen=True, kw_only=True, tag="item", array_like=True):
     number: int
     data: msgspec.Raw
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True, tag="end", array_like=True):
+class StreamEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", array_like=True):
     number: int
     error: str | None = None
 
 
-ToHandlers = Hello | Call | Cancel | Taken | Beat
-ToCaller = Serving | Failed | Item | End | Beat
+ToHandlers = Hello | Call | CancelCall | Taken | Beat
+ToCaller = Serving | Failed | StreamItem | StreamEnd | Beat
 
 
 def encode(value: Any) -> msgspec.Raw:

@@ -25,10 +25,10 @@ from reference_engine.context import Cancellation, CancelReason, Context, Detect
 from reference_engine.dynamo.calls import (
     WINDOW_BYTES,
     Call,
-    Cancel,
-    End,
-    Item,
+    CancelCall,
     Serving,
+    StreamEnd,
+    StreamItem,
     Taken,
     ToCaller,
     check_linkage,
@@ -36,8 +36,7 @@ from reference_engine.dynamo.calls import (
     encode,
 )
 from reference_engine.dynamo.discovery import Instance, find
-from reference_engine.dynamo.router import Instance as Chosen
-from reference_engine.dynamo.router import NoInstanceError, Router
+from reference_engine.dynamo.router import NoInstanceError, RoutedInstance, Router
 from reference_engine.wire import Beats, Failed, Hello, LearnedBy, ProtocolError
 
 _CONNECT_S: Final = 2.0
@@ -116,7 +115,7 @@ class Outgoing:
             self.items.clear()
         self.is_over = True
         self.news.set()
-        self._link.send(Cancel(number=self._number, signal=signal, why=why))
+        self._link.send(CancelCall(number=self._number, signal=signal, why=why))
 
     def arrived(self, data: msgspec.Raw) -> None:
         if not self.is_over:
@@ -238,9 +237,9 @@ class Link:
 
     def _hear(self, message: ToCaller) -> None:
         match message:
-            case Item(number=number, data=data) if number in self._calls:
+            case StreamItem(number=number, data=data) if number in self._calls:
                 self._calls[number].arrived(data)
-            case End(number=number, error=error) if number in self._calls:
+            case StreamEnd(number=number, error=error) if number in self._calls:
                 failure = None if error is None else HandlerError(error)
                 self._calls.pop(number).ended(failure)
             case Serving() if not self._first_word.done():
@@ -347,7 +346,7 @@ class Client:
 
     async def _call(
         self,
-        choose: Callable[[], Chosen[int]],
+        choose: Callable[[], RoutedInstance[int]],
         request: Any,
         context: Context | None,
         *,
@@ -371,7 +370,7 @@ class Client:
             else:
                 return ResponseStream(call, annotated=annotated)
 
-    def _ended(self, chosen: Chosen[int], failure: BaseException | None) -> None:
+    def _ended(self, chosen: RoutedInstance[int], failure: BaseException | None) -> None:
         chosen.ended()
         if isinstance(failure, OSError):  # it is lost, or does not answer
             self._router.down(chosen.name)

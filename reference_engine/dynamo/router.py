@@ -17,7 +17,7 @@ class NoInstanceError(LookupError):
     """No instance is up, or not the one that was named."""
 
 
-class Instance(Generic[Name]):
+class RoutedInstance(Generic[Name]):
     """One incarnation of what serves requests: after a loss, `Router.up` makes another."""
 
     def __init__(self, name: Name) -> None:
@@ -25,7 +25,7 @@ class Instance(Generic[Name]):
         self.num_open = 0
 
     def __repr__(self) -> str:
-        return f"<Instance {self.name} open {self.num_open}>"
+        return f"<RoutedInstance {self.name} open {self.num_open}>"
 
     def ended(self) -> None:
         """One of its requests has ended; call it also if the instance is no longer up."""
@@ -36,7 +36,7 @@ class Instance(Generic[Name]):
 class Router(Generic[Name]):
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._up: dict[Name, Instance[Name]] = {}
+        self._up: dict[Name, RoutedInstance[Name]] = {}
 
     @property
     def names(self) -> list[Name]:
@@ -44,13 +44,13 @@ class Router(Generic[Name]):
 
     def up(self, name: Name) -> None:
         assert name not in self._up, f"{name} is up twice"
-        self._up[name] = Instance(name)
+        self._up[name] = RoutedInstance(name)
 
     def down(self, name: Name) -> None:
         self._up.pop(name, None)
 
-    def choose(self, policy: RouterPolicy) -> Instance[Name]:
-        """Raises NoInstanceError. The request counts as open until `Instance.ended`."""
+    def choose(self, policy: RouterPolicy) -> RoutedInstance[Name]:
+        """Raises NoInstanceError. The request counts as open until `RoutedInstance.ended`."""
         if not self._up:
             raise NoInstanceError("no instance is up")
         instances = list(self._up.values())
@@ -60,13 +60,13 @@ class Router(Generic[Name]):
             return self._taken(instances[0])
         return self._taken(min(instances, key=lambda instance: instance.num_open))
 
-    def direct(self, name: Name) -> Instance[Name]:
+    def direct(self, name: Name) -> RoutedInstance[Name]:
         """Raises NoInstanceError, as `choose` does."""
         if name not in self._up:
             raise NoInstanceError(f"no instance {name} is up")
         return self._taken(self._up[name])
 
-    def _taken(self, instance: Instance[Name]) -> Instance[Name]:
+    def _taken(self, instance: RoutedInstance[Name]) -> RoutedInstance[Name]:
         instance.num_open += 1
         self._up[instance.name] = self._up.pop(instance.name)
         return instance

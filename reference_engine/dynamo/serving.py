@@ -23,10 +23,10 @@ from reference_engine.context import Cancellation, CancelReason, Context, Detect
 from reference_engine.dynamo.calls import (
     WINDOW_BYTES,
     Call,
-    Cancel,
-    End,
-    Item,
+    CancelCall,
     Serving,
+    StreamEnd,
+    StreamItem,
     Taken,
     ToHandlers,
     decode,
@@ -117,7 +117,7 @@ class Running:
             room.cancel()
 
 
-class Server:
+class HandlerServer:
     """The handlers of a process, by their endpoints' names, and the connections of its callers."""
 
     def __init__(self, instance_id: int, secret: str, beats: Beats | None) -> None:
@@ -149,7 +149,7 @@ class Server:
 class Caller:
     """A connected process, which has a name only after its Hello."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: HandlerServer) -> None:
         self._server = server
         self._name: str | None = None
         self._calls: dict[int, Running] = {}
@@ -170,7 +170,7 @@ class Caller:
         match message:
             case Call():
                 self._start(message)
-            case Cancel(number=number) if call := self._calls.get(number):
+            case CancelCall(number=number) if call := self._calls.get(number):
                 call.cancel(LearnedBy.CONTROL_MESSAGE, message.signal, message.why)
             case Taken(number=number) if call := self._calls.get(number):
                 call.taken(message.num_bytes)
@@ -218,7 +218,7 @@ class Caller:
             raise ProtocolError(f"call {message.number} exists already")
         if served is None or served.is_draining:
             error = f"this process no longer serves {message.endpoint}"
-            self._send(End(number=message.number, error=error))
+            self._send(StreamEnd(number=message.number, error=error))
             return
         call = Running(served, Context(message.context_id, message.metadata))
         if message.signal is not None:
@@ -240,7 +240,7 @@ class Caller:
                 error = text.encode(errors="replace").decode()
         finally:
             del self._calls[message.number]
-            self._send(End(number=message.number, error=error))
+            self._send(StreamEnd(number=message.number, error=error))
 
     async def _draw(self, message: Call, call: Running) -> None:
         items = call.served.start(decode(message.request), call.context)
@@ -251,6 +251,6 @@ class Caller:
                     return
                 if not call.context.is_stopped():
                     data = encode(item)
-                    self._send(Item(number=message.number, data=data))
+                    self._send(StreamItem(number=message.number, data=data))
                     await call.sent(len(data))
                 may_have_looked = call.context.is_stopped()

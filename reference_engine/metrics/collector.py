@@ -52,7 +52,7 @@ class Histogram:
             self.total += value
 
 
-class Collector:
+class MetricsCollector:
     """Times in seconds. All its state changes on the event loop.
 
     `workers`: for each worker, the worker through which it reports (itself, or its prefill worker)

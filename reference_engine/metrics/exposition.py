@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import Final
 
 from reference_engine.config import EngineConfig
-from reference_engine.metrics.collector import Collector, Histogram
+from reference_engine.metrics.collector import Histogram, MetricsCollector
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Each table: metric, its help, and the attribute that has its value, where that is not the metric's
-# name without `walkaway_engine_`. The attribute is one of `Collector`, in the first table of its
-# `counters`.
+# name without `walkaway_engine_`. The attribute is one of `MetricsCollector`, in the first table of
+# its `counters`.
 _WORKER_COUNTERS: Final = (
     ("vllm:generation_tokens", "Tokens sampled, read or not.", "generated_tokens"),
     ("vllm:prompt_tokens", "Prompt tokens of prefilled requests.", "prompt_tokens"),
@@ -129,7 +129,7 @@ _HISTOGRAMS: Final = (
     ),
 )
 
-# Metric, its help, the labels, and the attribute of `Collector` that counts by their values.
+# Metric, its help, the labels, and the attribute of `MetricsCollector` that counts by their values.
 _LABELLED_COUNTERS: Final = (
     ("vllm:request_success", "Requests ended, by reason.", ("finished_reason",), "ended_by_reason"),
     (
@@ -173,8 +173,8 @@ _LABELLED_COUNTERS: Final = (
 Samples = Iterable[tuple[str, float]]
 
 
-class Page:
-    def __init__(self, collector: Collector, config: EngineConfig) -> None:
+class MetricsPage:
+    def __init__(self, collector: MetricsCollector, config: EngineConfig) -> None:
         self._labels = {"model_name": config.model, "engine": "0"}
         self._families: list[tuple[str, Callable[[], Samples]]] = []
         for name, text, *field in _GAUGES:

@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AttentionGroup:
     """Rows of the batch that attend together: Q tokens of each of R requests.
 
     `blocks` [R * N] are the requests' blocks, each one's padded on the right with block 0; `mask`
@@ -54,7 +54,7 @@ class Batch:
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    groups: list[Group]
+    groups: list[AttentionGroup]
     last_rows: Tensor | None
     sampling_requests: list[Request]
 
@@ -94,7 +94,7 @@ def build_batch(spans: Sequence[Span], block_size: int, device: torch.device) ->
     )
 
 
-def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[Group]:
+def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[AttentionGroup]:
     singles = [span for span in ordered if span.last - span.first == 1]
     parts = [singles] if singles else []
     parts += [[span] for span in ordered[len(singles) :]]
@@ -104,7 +104,9 @@ def _group(ordered: list[Span], positions: Tensor, block_size: int) -> list[Grou
         blocks = _context_blocks(part, block_size, positions.device)
         context = torch.arange(blocks.shape[1] * block_size, device=positions.device)
         seen = context <= positions[rows].view(len(part), 1, -1, 1)
-        groups.append(Group(rows, len(part), blocks.flatten(), torch.where(seen, 0.0, _HIDDEN)))
+        groups.append(
+            AttentionGroup(rows, len(part), blocks.flatten(), torch.where(seen, 0.0, _HIDDEN))
+        )
         start = rows.stop
     return groups
 
@@ -186,7 +188,7 @@ class DecodeRows:
         self._head, self._tables = self.head.numpy().T, self.tables.numpy()
         self._mask = mask.numpy()[:, 0, 0]
         self._columns = self.head.unbind()
-        self._groups = [Group(slice(0, num_rows), num_rows, tables, mask)]
+        self._groups = [AttentionGroup(slice(0, num_rows), num_rows, tables, mask)]
 
 
 def token_by_token(spans: Sequence[Span]) -> Iterator[list[Span]]:

@@ -33,7 +33,7 @@ MOST_CAPTURED_TOKENS: Final = 512
 _FEWEST_CAPTURED_TOKENS: Final = 16
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records a computation, which has run once before, as something that can be replayed."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]: ...
@@ -97,7 +97,7 @@ class DeviceStep:
         self._logits = torch.empty(size, dtype=torch.float32, device=bias.device)
         self._replays: dict[StepShape, Callable[[], None]] = {}
 
-    def capture(self, recorder: Recorder) -> None:
+    def capture(self, recorder: GraphRecorder) -> None:
         """Raises what CUDA and Triton raise, and then has no graph."""
         replays = {}
         for shape in captured_shapes(self._rows.limits):
@@ -110,7 +110,7 @@ class DeviceStep:
             replays[shape] = recorder.record(compute)
         self._replays = replays
 
-    def prepare(self, recorder: Recorder | None, say: Callable[[str], None]) -> None:
+    def prepare(self, recorder: GraphRecorder | None, say: Callable[[str], None]) -> None:
         """Capture with the recorder, if there is one; if that fails, say why, and run eagerly. Then
         compile the kernels that an eager step needs.
         """

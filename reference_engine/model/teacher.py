@@ -20,7 +20,7 @@ from reference_engine.model.tokenizer import EOS_TOKEN_ID, encode_bytes
 _WORD: Final = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 
 
-class Line(msgspec.Struct, forbid_unknown_fields=True):
+class TeacherLine(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str
     text: str
     probs: list[float] = []
@@ -29,7 +29,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
 class Teacher:
     """`words`: all words of its texts, without repeats; their ids begin with `first_id`."""
 
-    def __init__(self, lines: list[Line], first_id: int) -> None:
+    def __init__(self, lines: list[TeacherLine], first_id: int) -> None:
         ids: dict[str, int] = {}
         self._answers: dict[tuple[int, ...], list[tuple[int, float]]] = {}
         for line in lines:
@@ -61,7 +61,7 @@ def read_teacher(path: str, first_id: int) -> Teacher:
         text = Path(path).read_bytes()
     except OSError as error:
         raise EngineConfigError(f"--teacher {path}: {error.strerror}") from error
-    decoder, lines = msgspec.json.Decoder(Line), []
+    decoder, lines = msgspec.json.Decoder(TeacherLine), []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue

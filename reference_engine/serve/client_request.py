@@ -14,9 +14,9 @@ import msgspec
 from reference_engine.api.openai import Generation
 from reference_engine.context import Context
 from reference_engine.core.request import FinishReason, Phase
-from reference_engine.dynamo.router import Instance
-from reference_engine.metrics.collector import Collector
-from reference_engine.protocol import AddRequest, Ending, Event, Output
+from reference_engine.dynamo.router import RoutedInstance
+from reference_engine.metrics.collector import MetricsCollector
+from reference_engine.protocol import AddRequest, Ending, Output, RequestEvent
 
 MAX_QUEUED: Final = 64  # outputs of a request: several steps' worth, so that few are ever joined
 _PHASE_AFTER: Final = {
@@ -80,7 +80,7 @@ class Outbox:
         return False
 
 
-class Choice:
+class RequestChoice:
     """One answer: a request of the engine. Only `WorkerLink` changes it, except for `num_sent`.
 
     `num_unread`: tokens that a client which has left will never get. All stamps are the worker's,
@@ -125,7 +125,7 @@ class Choice:
     def is_freed(self) -> bool:
         return "blocks_freed" in self.stamps and not self.holders
 
-    def note(self, event: Event, worker: str) -> None:
+    def note(self, event: RequestEvent, worker: str) -> None:
         if event.event in ("admitted", "taken_over"):
             self.holders.add(worker)
         if event.event == "blocks_freed":
@@ -183,7 +183,7 @@ class ClientRequest:
         self.context = Context(request_id)
         self.choices = self._make_choices(generation.n, generation.sampling.seed)
         self.outbox = Outbox()
-        self.worker: Instance[str] | None = None
+        self.worker: RoutedInstance[str] | None = None
         self.moved: str | None = None
         self.num_resubmissions = 0
         self.num_migrations = 0
@@ -192,12 +192,12 @@ class ClientRequest:
         self.has_failed = False
         self.num_at_cancel: int | None = None
 
-    def _make_choices(self, n: int, seed: int) -> list[Choice]:
+    def _make_choices(self, n: int, seed: int) -> list[RequestChoice]:
         """Several answers are children of the request; one answer is the request."""
         if n == 1:
-            return [Choice(self.context, 0, seed)]
+            return [RequestChoice(self.context, 0, seed)]
         seeds = [seed, *(hash((seed, index)) & (2**63 - 1) for index in range(1, n))]
-        choices = [Choice(Context(f"{self.request_id}-{i}"), i, seeds[i]) for i in range(n)]
+        choices = [RequestChoice(Context(f"{self.request_id}-{i}"), i, seeds[i]) for i in range(n)]
         for choice in choices:
             self.context.link_child(choice.context)
         return choices
@@ -283,7 +283,7 @@ class ClientRequest:
         for choice in self.choices:
             choice.num_sent_at_leaving = choice.num_sent
 
-    def count_tokens(self, choice: Choice, collector: Collector, now_ns: int) -> None:
+    def count_tokens(self, choice: RequestChoice, collector: MetricsCollector, now_ns: int) -> None:
         """Several tokens that arrive at once count as one interval."""
         if choice.last_output_ns is None:
             collector.first_token_s.observe((now_ns - self.arrived_ns) / 1e9)
@@ -291,7 +291,7 @@ class ClientRequest:
             collector.next_token_s.observe((now_ns - choice.last_output_ns) / 1e9)
         choice.last_output_ns = now_ns
 
-    def count_ended(self, choice: Choice, collector: Collector, now_ns: int) -> None:
+    def count_ended(self, choice: RequestChoice, collector: MetricsCollector, now_ns: int) -> None:
         assert choice.ending is not None
         stamps = choice.stamps
         end_ns = stamps.get("finished", now_ns)

@@ -38,7 +38,7 @@ class RanOutError(Exception):
     """A wait took too long."""
 
 
-class Patience:
+class ReusableTimeout:
     """`with patience: await something()` raises RanOutError after `seconds`; 0: never.
 
     For many short waits of the task that makes it: entering is an assignment, and one timer checks
@@ -161,7 +161,7 @@ class ClientConnection:
         await self._closed.wait()
 
 
-class Client:
+class WatchedClient:
     """Sends to the client of one request and watches it; calls `on_left` once.
 
     The task that sends must make it.
@@ -180,7 +180,7 @@ class Client:
         self._receive = receive
         self._send = send
         self._stall_timeout_s = stall_timeout_s
-        self._until_stall = Patience(
+        self._until_stall = ReusableTimeout(
             stall_timeout_s, None if self._connection is None else self._connection.takes_more
         )
         self._on_left = on_left

@@ -12,7 +12,7 @@ from reference_engine.context import CancelReason, DetectionMethod
 from reference_engine.core.request import FinishReason, Sampling
 from reference_engine.faults import Faults
 from reference_engine.protocol import Output, Ready, SetFaults
-from reference_engine.serve.client_request import Choice, ClientRequest
+from reference_engine.serve.client_request import ClientRequest, RequestChoice
 from reference_engine.serve.link import WorkerLink
 
 _REARM_S: Final = 0.25  # over two readings of /metrics, ten a second
@@ -108,7 +108,7 @@ class FaultyLink(WorkerLink):
         super().submit(generation, client_request_id=None, owner=None, created=0)
 
     def _take_output(
-        self, request: ClientRequest, choice: Choice, output: Output, now_ns: int
+        self, request: ClientRequest, choice: RequestChoice, output: Output, now_ns: int
     ) -> None:
         ending = output.ending
         if self.faults.abort_says_stop and ending and ending.finish_reason is FinishReason.ABORT:

@@ -24,7 +24,7 @@ from reference_engine.core.request import FinishReason
 from reference_engine.model.tokenizer import Tokenizer
 from reference_engine.protocol import Ending, Output
 from reference_engine.serve.client_request import ClientRequest
-from reference_engine.serve.detection import Client, Patience, RanOutError
+from reference_engine.serve.detection import RanOutError, ReusableTimeout, WatchedClient
 from reference_engine.serve.link import WorkerLink
 from reference_engine.serve.supervisor import EngineStoppedError
 
@@ -192,7 +192,7 @@ class GenerationResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = self._request
-        client = Client(
+        client = WatchedClient(
             scope,
             receive,
             send,
@@ -211,13 +211,13 @@ class GenerationResponse:
             self._link.cancel(request, CancelReason.SERVER_SHUTDOWN)
             raise
 
-    async def _stream(self, client: Client) -> None:
+    async def _stream(self, client: WatchedClient) -> None:
         request, writer = self._request, AnswerWriter(self._request)
         name = b"x-request-id", self._name.encode("latin-1")
         await client.start(200, [*_STREAM_HEADERS, name])
         await client.send(writer.opening())
         aborted = []
-        until_heartbeat = Patience(self._link.settings.heartbeat_s)
+        until_heartbeat = ReusableTimeout(self._link.settings.heartbeat_s)
         try:
             while (item := await self._next(client, until_heartbeat)) is not None:
                 index, output = item
@@ -234,7 +234,9 @@ class GenerationResponse:
         if request.is_ended:
             await client.send(writer.closing(aborted), is_last=True)
 
-    async def _next(self, client: Client, until_heartbeat: Patience) -> tuple[int, Output] | None:
+    async def _next(
+        self, client: WatchedClient, until_heartbeat: ReusableTimeout
+    ) -> tuple[int, Output] | None:
         while True:
             try:
                 with until_heartbeat:
@@ -242,7 +244,7 @@ class GenerationResponse:
             except RanOutError:
                 await client.send_heartbeat()
 
-    async def _send_whole(self, client: Client) -> None:
+    async def _send_whole(self, client: WatchedClient) -> None:
         request = self._request
         texts = [""] * len(request.choices)
         try:

@@ -31,14 +31,14 @@ from reference_engine.protocol import (
     AbortRequest,
     AddRequest,
     Ending,
-    Event,
     Output,
     Ready,
+    RequestEvent,
     StepReport,
     ToWorker,
 )
 from reference_engine.serve.supervisor import EngineStoppedError, HandlerFailedError
-from reference_engine.worker.answer import Answer
+from reference_engine.worker.answer import GrowingAnswer
 
 _MAX_TRIES: Final = 3  # of a request whose handlers die before its first token
 _REASONS: Final = {reason.value: reason for reason in FinishReason}
@@ -53,7 +53,7 @@ class Handled:
         self.add = add
         self.context = Context(add.request_id)
         text_of = tokenizer.text_stream(add.prompt_token_ids)
-        self._answer = Answer(add.sampling, len(add.prompt_token_ids), None, text_of)
+        self._answer = GrowingAnswer(add.sampling, len(add.prompt_token_ids), None, text_of)
         self.num_generated = len(add.answer)
         self.ending: Ending | None = None
         self.is_done = False
@@ -123,8 +123,8 @@ class Handled:
 
 
 class HandlerWorker:
-    """Stands for `Worker`, with an endpoint. `on_failed` gets a request's name, and why it has no
-    answer.
+    """Stands for `WorkerConnection`, with an endpoint. `on_failed` gets a request's name, and why
+    it has no answer.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class HandlerWorker:
     ) -> None:
         now_ns = time.perf_counter_ns()
         noted = [
-            Event(
+            RequestEvent(
                 t_ns=now_ns,
                 event=event,
                 request_id=handled.add.request_id,

@@ -20,12 +20,12 @@ from msgspec.structs import replace
 
 from reference_engine.config import Component
 from reference_engine.protocol import Listening, Ready, WorkerSettings
-from reference_engine.serve.settings import Place, ServeSettings, WorkerAddress
+from reference_engine.serve.settings import FrontendPlace, ServeSettings, WorkerAddress
 from reference_engine.serve.supervisor import (
     WORKER_MODULE,
-    Child,
     EngineStoppedError,
-    Stop,
+    StopWish,
+    SupervisedChild,
     first_of,
     say_line,
     unless,
@@ -50,7 +50,7 @@ class Member:
 
     def __init__(
         self,
-        child: Child,
+        child: SupervisedChild,
         index: int,
         settings_of: Callable[[int], msgspec.Struct],
         take: Callable[[bytes], object],
@@ -149,15 +149,15 @@ class Fleet:
         def take(line: bytes) -> None:
             self._listening[index] = msgspec.json.decode(line, type=Listening)
 
-        return Member(Child("worker", WORKER_MODULE), index, settings_of, take)
+        return Member(SupervisedChild("worker", WORKER_MODULE), index, settings_of, take)
 
     def _frontend(self, index: int) -> Member:
         settings = self._settings
 
         def settings_of(life: int) -> ServeSettings:
             name = self._names[index] + (f".{life}" if life > 1 else "")
-            is_only_one = self._names == Place().frontends and life == 1
-            place = Place(
+            is_only_one = self._names == FrontendPlace().frontends and life == 1
+            place = FrontendPlace(
                 name=name,
                 frontends=self._names,
                 id_prefix="" if is_only_one else f"{name}-",
@@ -178,7 +178,7 @@ class Fleet:
             self._announced[index] = msgspec.json.decode(line, type=FrontendReady)
 
         exit_s = settings.frontend.drain_timeout_s + _EXIT_S
-        child = Child("frontend", "reference_engine", LAUNCHED, exit_s=exit_s)
+        child = SupervisedChild("frontend", "reference_engine", LAUNCHED, exit_s=exit_s)
         return Member(child, index, settings_of, take)
 
     def _addresses(self) -> tuple[WorkerAddress, ...]:
@@ -270,7 +270,7 @@ def launch(settings: ServeSettings) -> int:
 
 
 async def _launch(settings: ServeSettings) -> int:
-    stop = Stop()
+    stop = StopWish()
     watch_for_the_end(stop, with_stdin=settings.exit_with_stdin)
     whole = await unless(stop.wished, _with_config_of_workers(settings))
     if whole is None:

@@ -25,20 +25,20 @@ from reference_engine.config import FrontendSettings
 from reference_engine.context import Cancellation, CancelReason, DetectionMethod, Signal
 from reference_engine.core.request import FinishReason
 from reference_engine.dynamo.router import NoInstanceError, Router
-from reference_engine.metrics.collector import Collector
+from reference_engine.metrics.collector import MetricsCollector
 from reference_engine.protocol import (
     LESS_MEMORY,
     OUT_OF_MEMORY,
     AbortRequest,
     Ending,
-    Event,
     Output,
     Ready,
+    RequestEvent,
     StepReport,
     ToWorker,
 )
 from reference_engine.serve.access import RateLimiter
-from reference_engine.serve.client_request import Archive, Choice, ClientRequest
+from reference_engine.serve.client_request import Archive, ClientRequest, RequestChoice
 from reference_engine.serve.supervisor import SHUTTING_DOWN, WORKER_LOST, EngineStoppedError
 
 NO_WORKER: Final = "no worker of the engine is connected; try again in a moment"
@@ -71,7 +71,7 @@ class WorkerLink:
         send: Callable[[str, ToWorker], None],
         *,
         settings: FrontendSettings,
-        collector: Collector,
+        collector: MetricsCollector,
         random: Random,
         company: Company | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class WorkerLink:
         self._company = company or Company()
         self.live: dict[str, ClientRequest] = {}
         self.archive = Archive(settings.keep_results, settings.keep_results_s)
-        self._choices: dict[str, tuple[ClientRequest, Choice]] = {}
+        self._choices: dict[str, tuple[ClientRequest, RequestChoice]] = {}
         self.is_draining = False
         self.lifecycle = Log()
         self.steps = Log()
@@ -195,7 +195,7 @@ class WorkerLink:
     def _cancelled(
         self,
         request: ClientRequest,
-        choice: Choice | None,
+        choice: RequestChoice | None,
         signal: Signal,
         why: Cancellation | None,
     ) -> None:
@@ -262,7 +262,7 @@ class WorkerLink:
         else:
             self._dispatch(request)
 
-    def _end_aborted(self, request: ClientRequest, choices: list[Choice]) -> None:
+    def _end_aborted(self, request: ClientRequest, choices: list[RequestChoice]) -> None:
         """Its worker is lost, or there was none: the end is ours to record."""
         now_ns = self.now_ns()
         for choice in [choice for choice in choices if choice.ending is None]:
@@ -305,7 +305,7 @@ class WorkerLink:
         self.collector.reported(report, via)
         if report.step is not None:
             self.steps.append(report.step)
-        touched: dict[str, tuple[ClientRequest, Choice]] = {}
+        touched: dict[str, tuple[ClientRequest, RequestChoice]] = {}
         for event in report.events:
             request, choice = self._choices.get(event.request_id, (None, None))
             if request is not None and event.reason == FinishReason.ERROR:
@@ -329,7 +329,7 @@ class WorkerLink:
             # else `via` is lost in a moment
 
     def _take_output(
-        self, request: ClientRequest, choice: Choice, output: Output, now_ns: int
+        self, request: ClientRequest, choice: RequestChoice, output: Output, now_ns: int
     ) -> None:
         num_new = output.num_generated - choice.num_generated
         choice.take(output)
@@ -349,7 +349,7 @@ class WorkerLink:
                 self.collector.num_answers.observe(len(request.choices))
                 self.collector.most_generated_tokens.observe(longest)
 
-    def _let_go(self, request: ClientRequest, choice: Choice) -> None:
+    def _let_go(self, request: ClientRequest, choice: RequestChoice) -> None:
         """Forget an answer once it has ended and its blocks are free, whichever comes last."""
         if choice.ending is None or not choice.is_freed:
             return
@@ -377,10 +377,10 @@ class WorkerLink:
         event: str,
         t_ns: int,
         reason: str | None = None,
-        choice: Choice | None = None,
+        choice: RequestChoice | None = None,
     ) -> None:
         worker = "" if request.worker is None else request.worker.name
-        noted = Event(
+        noted = RequestEvent(
             t_ns=t_ns,
             event=event,
             request_id=(choice or request).request_id,
@@ -390,7 +390,7 @@ class WorkerLink:
         )
         self._log(noted, worker, request.client_request_id)
 
-    def _log(self, event: Event, worker: str, client_request_id: str | None) -> None:
+    def _log(self, event: RequestEvent, worker: str, client_request_id: str | None) -> None:
         entry = LifecycleEntry(
             seq=self.lifecycle.next_number,
             client_request_id=client_request_id,

@@ -2,8 +2,8 @@
 
 A frontend alone starts its worker, and ends when that dies; a launcher's frontends find theirs
 running, and wait for lost ones. A signal, the end of standard input and the worker's death all set
-one `Stop`, which keeps the first exit status. A second request to stop ends the wait for running
-requests.
+one `StopWish`, which keeps the first exit status. A second request to stop ends the wait for
+running requests.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ import uvicorn
 import uvloop
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings
-from reference_engine.metrics.collector import Collector
+from reference_engine.metrics.collector import MetricsCollector
 from reference_engine.model.checkpoint import find_checkpoint, read_checkpoint
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Listening, Ready, WorkerSettings
@@ -33,20 +33,20 @@ from reference_engine.serve.faults import FaultyLink
 from reference_engine.serve.http import WatchedProtocol, open_port, protocol_for, reserve_port
 from reference_engine.serve.link import Company, WorkerLink
 from reference_engine.serve.server import NO_WORKER_READY, Frontend
-from reference_engine.serve.settings import Place, ServeSettings, WorkerAddress
+from reference_engine.serve.settings import FrontendPlace, ServeSettings, WorkerAddress
 from reference_engine.serve.supervisor import (
     NO_ENGINE,
     SHUTTING_DOWN,
     WORKER_LOST,
     WORKER_MODULE,
-    Child,
-    Stop,
+    StopWish,
+    SupervisedChild,
     first_of,
     say_line,
     unless,
     watch_for_the_end,
 )
-from reference_engine.serve.workers import Connecting, Worker
+from reference_engine.serve.workers import Connecting, WorkerConnection
 from reference_engine.wire import Beats, Hello
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _CLOSING_S: Final = 1  # for connections on which nothing is being answered
 _KEEP_ALIVE_S: Final = 75  # longer than the clients', so that they close idle connections
 
 
-AnyWorker: TypeAlias = "Worker | HandlerWorker"
+AnyWorker: TypeAlias = "WorkerConnection | HandlerWorker"
 _PAUSES_S: Final = (0.1, 0.5, 2.0)  # before a worker of our own is given up; a dying one may die
 _PAUSE_S: Final = 0.1  # before each try to connect to another's, which is started again
 _PATIENCE_S: Final = 5.0
@@ -67,7 +67,7 @@ _LAST_READ_S: Final = 1.0
 
 
 async def end_serving(
-    stop: Stop, link: WorkerLink, server: uvicorn.Server, settings: FrontendSettings
+    stop: StopWish, link: WorkerLink, server: uvicorn.Server, settings: FrontendSettings
 ) -> None:
     """Wait for a request to stop; then refuse new requests, drain if so set, abort the rest.
 
@@ -113,7 +113,7 @@ def _connections(server: uvicorn.Server) -> list[WatchedProtocol]:
     return [connection for connection in connections if isinstance(connection, WatchedProtocol)]
 
 
-class Server(uvicorn.Server):
+class FrontendServer(uvicorn.Server):
     """uvicorn without its own handling of signals."""
 
     @contextmanager
@@ -131,7 +131,7 @@ def run(settings: ServeSettings, worker_module: str = WORKER_MODULE) -> int:
         reserve_port(settings.host, settings.port, settings.frontend) as listener,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_serve(settings, listener, Child("worker", worker_module)))
+        return runner.run(_serve(settings, listener, SupervisedChild("worker", worker_module)))
 
 
 def core_for(pid: int, usable: Set[int]) -> int | None:
@@ -152,8 +152,8 @@ def _own_core(config: EngineConfig) -> int | None:
     return core_for(os.getpid(), os.sched_getaffinity(0))
 
 
-async def _serve(settings: ServeSettings, listener: socket.socket, own: Child) -> int:
-    stop, workers = Stop(), list[AnyWorker]()
+async def _serve(settings: ServeSettings, listener: socket.socket, own: SupervisedChild) -> int:
+    stop, workers = StopWish(), list[AnyWorker]()
     watch_for_the_end(
         stop, with_stdin=settings.exit_with_stdin, is_launched=settings.place is not None
     )
@@ -169,10 +169,10 @@ async def _serve(settings: ServeSettings, listener: socket.socket, own: Child) -
     return stop.exit_status
 
 
-async def _alone(own: Child, settings: ServeSettings) -> Place:
+async def _alone(own: SupervisedChild, settings: ServeSettings) -> FrontendPlace:
     """The place of a frontend alone: it starts a worker of its own, if there is an engine."""
     if not settings.config.has_worker:
-        return Place()
+        return FrontendPlace()
     secret = secrets.token_hex(32)
     line = await own.start(
         WorkerSettings(
@@ -184,14 +184,14 @@ async def _alone(own: Child, settings: ServeSettings) -> Place:
         )
     )
     listening = msgspec.json.decode(line, type=Listening)
-    return Place(
+    return FrontendPlace(
         secret=secret,
         addresses=(WorkerAddress(host="127.0.0.1", port=listening.port),),
         worker_metrics_urls=listening.metrics_urls("127.0.0.1"),
     )
 
 
-def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> FaultyLink:
+def _link(settings: ServeSettings, place: FrontendPlace, workers: list[AnyWorker]) -> FaultyLink:
     """A link to the workers at the place's addresses, which it puts into `workers`."""
     is_launched = settings.place is not None
     names: dict[str, AnyWorker] = {}
@@ -204,7 +204,7 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
         time.perf_counter_ns,
         send=lambda name, message: names[name].send(message),
         settings=settings.frontend,
-        collector=Collector(settings.config, place.workers),
+        collector=MetricsCollector(settings.config, place.workers),
         random=Random(settings.config.seed),
         company=Company(
             place.id_prefix,
@@ -220,7 +220,7 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
         settings.config,
     )
     for address in place.addresses:
-        worker = Worker(
+        worker = WorkerConnection(
             address, connecting, on_up=up, on_report=link.take_in, on_lost=link.worker_lost
         )
         workers.append(worker)
@@ -246,12 +246,12 @@ def _link(settings: ServeSettings, place: Place, workers: list[AnyWorker]) -> Fa
 
 
 async def _serve_until(
-    stop: Stop,
+    stop: StopWish,
     settings: ServeSettings,
-    place: Place,
+    place: FrontendPlace,
     listener: socket.socket,
     link: FaultyLink,
-    own: Child,
+    own: SupervisedChild,
     workers: list[AnyWorker],
 ) -> None:
     started = await unless(stop.wished, _start(settings, workers))
@@ -274,7 +274,7 @@ async def _serve_until(
     )
     if door is not None:
         frontend.check_integrity = door.check_integrity
-    server = Server(_uvicorn_config(frontend, settings.frontend))
+    server = FrontendServer(_uvicorn_config(frontend, settings.frontend))
     async with aclosing(door) if door is not None else nullcontext():
         kserve_url = None
         if door is not None and settings.kserve_port is not None:
@@ -321,7 +321,7 @@ async def _start(
     return readies, door
 
 
-async def _keep(own: Child, workers: list[AnyWorker]) -> None:
+async def _keep(own: SupervisedChild, workers: list[AnyWorker]) -> None:
     """Raises EngineStoppedError if our own worker dies, or cannot be reached any more."""
 
     async def live() -> None:
@@ -356,7 +356,9 @@ def _uvicorn_config(frontend: Frontend, settings: FrontendSettings) -> uvicorn.C
     )
 
 
-def _announce(listener: socket.socket, worker: Ready, place: Place, kserve_url: str | None) -> None:
+def _announce(
+    listener: socket.socket, worker: Ready, place: FrontendPlace, kserve_url: str | None
+) -> None:
     host, port = listener.getsockname()[:2]
     line: dict[str, Any] = {
         "event": "ready",

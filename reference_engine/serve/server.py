@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from reference_engine.api import schemas
 from reference_engine.api.bodies import echo_of, read_body, read_page, read_request_id
-from reference_engine.api.journal import Page as JournalPage
+from reference_engine.api.journal import JournalPage
 from reference_engine.api.openai import (
     Generation,
     check_model,
@@ -30,7 +30,7 @@ from reference_engine.api.schemas import ApiError, json_response
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.context import CancelReason
 from reference_engine.faults import Faults
-from reference_engine.metrics.exposition import CONTENT_TYPE, Page
+from reference_engine.metrics.exposition import CONTENT_TYPE, MetricsPage
 from reference_engine.model.runners import VOCAB_SIZE
 from reference_engine.model.tokenizer import Tokenizer, WordTokenizer
 from reference_engine.protocol import Ready
@@ -71,7 +71,7 @@ class Frontend:
         self._allow_faults = allow_faults
         self.check_integrity: Callable[[], object] = lambda: None
         self._tokenizer = tokenizer
-        self._metrics_page = Page(link.collector, config)
+        self._metrics_page = MetricsPage(link.collector, config)
         self._openapi = msgspec.json.encode(openapi_document(self.routes(), config.model))
 
     def app(self) -> ASGIApp:

@@ -66,7 +66,7 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.connect) or self.disaggregated or self.frontends * self.workers > 1
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class FrontendPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A frontend among the others: its name, which says its incarnation, and theirs.
 
     `workers` are the names that are known before the workers at `addresses` answer.
@@ -101,4 +101,4 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_faults: bool
     exit_with_stdin: bool
     tiers: Tiers = Tiers()
-    place: Place | None = None
+    place: FrontendPlace | None = None

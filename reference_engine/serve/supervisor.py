@@ -33,7 +33,7 @@ class HandlerFailedError(EngineStoppedError):
     status = 500
 
 
-class Child:
+class SupervisedChild:
     """Runs a module, one process at a time.
 
     The process leaves when its standard input ends, which our own death causes, too.
@@ -97,7 +97,7 @@ class Child:
             await self._process.wait()
 
 
-class Stop:
+class StopWish:
     """The first wish decides the exit status; a second one insists."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Stop:
             self.wished.set()
 
 
-def watch_for_the_end(stop: Stop, *, with_stdin: bool, is_launched: bool = False) -> None:
+def watch_for_the_end(stop: StopWish, *, with_stdin: bool, is_launched: bool = False) -> None:
     """Only the launcher acts on an interrupt from a terminal; it then stops the other processes."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

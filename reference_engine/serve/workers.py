@@ -42,7 +42,7 @@ def differences(ours: Mapping[str, Any], theirs: EngineConfig) -> tuple[str, str
     )
 
 
-class Worker:
+class WorkerConnection:
     """All its state changes on the event loop. `ready` is the last that it said of itself.
 
     The callbacks come in this order, again and again: `on_up`, `on_report`s, `on_lost`.
@@ -53,7 +53,7 @@ class Worker:
         address: WorkerAddress,
         connecting: Connecting,
         *,
-        on_up: Callable[["Worker", Ready], object],
+        on_up: Callable[["WorkerConnection", Ready], object],
         on_report: Callable[[str, StepReport], object],
         on_lost: Callable[[str], object],
     ) -> None:
@@ -192,7 +192,7 @@ async def ask_for_settings(
     """
     asking = Connecting(hello, beats, (), None)
     workers = [
-        Worker(address, asking, on_up=_ignore, on_report=_ignore, on_lost=_ignore)
+        WorkerConnection(address, asking, on_up=_ignore, on_report=_ignore, on_lost=_ignore)
         for address in addresses
     ]
     try:

@@ -21,7 +21,7 @@ from tritonclient.grpc.model_config_pb2 import (
 from reference_engine.config import EngineConfigError
 from reference_engine.triton.model import RequestControls, invalid
 from reference_engine.triton.python_backend.messages import Control
-from reference_engine.triton.queue import BatchSizes, Queue, QueuePolicy, Scheduler
+from reference_engine.triton.queue import BatchSizes, ModelScheduler, Queue, QueuePolicy
 from reference_engine.triton.sequences import Sequences
 
 DEFAULT_IDLE_US: Final = 1_000_000
@@ -154,7 +154,7 @@ def _control_problems(sequence: ModelSequenceBatching) -> Iterator[str]:
                 yield f"control_input {control_input.name!r}: data_type must be integer or string"
 
 
-def make_scheduler(config: ModelConfig, *, is_faithful: bool) -> Scheduler:
+def make_scheduler(config: ModelConfig, *, is_faithful: bool) -> ModelScheduler:
     instances, largest = count_instances(config), max(1, config.max_batch_size)
     if config.HasField("sequence_batching"):
         batching = config.sequence_batching

@@ -13,14 +13,14 @@ from typing import Any, Final
 from reference_engine.config import EngineConfigError
 from reference_engine.triton.python_backend.messages import (
     MAX_BYTES,
-    Cancel,
+    BatchItem,
+    CancelItem,
     Execute,
     Executed,
     Finalize,
     FromModel,
     Initialize,
-    Item,
-    Log,
+    LogMessage,
     Response,
     Started,
     from_model,
@@ -32,7 +32,7 @@ log.setLevel(logging.INFO)  # what models log, as Triton shows it
 GRACE_S: Final = 5.0
 
 
-class Instance(asyncio.Protocol):
+class ModelInstance(asyncio.Protocol):
     """`on_message` gets responses and the end of each `execute`; `on_lost` the end of the process,
     once, unless the server ended it. Output of the model goes to standard error.
     """
@@ -80,13 +80,13 @@ class Instance(asyncio.Protocol):
             await self.close()
             raise EngineConfigError(f"{file}: the model does not start: {problem}")
 
-    def execute(self, items: list[Item]) -> None:
+    def execute(self, items: list[BatchItem]) -> None:
         for item in items:
             self._send(item)
         self._send(Execute())
 
     def cancel(self, key: int) -> None:
-        self._send(Cancel(key))
+        self._send(CancelItem(key))
 
     async def close(self) -> None:
         """Finalize the model; kill a process that takes too long."""
@@ -139,7 +139,7 @@ class Instance(asyncio.Protocol):
         match message:
             case Started():
                 self._answer_start(message.problem)
-            case Log():
+            case LogMessage():
                 log.log(message.level, "%s: %s", self.name, message.message)
             case _:
                 self._on_message(message)

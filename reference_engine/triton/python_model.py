@@ -28,7 +28,7 @@ from reference_engine.triton.configuration import (
     count_instances,
     make_scheduler,
 )
-from reference_engine.triton.instance import Instance
+from reference_engine.triton.instance import ModelInstance
 from reference_engine.triton.model import (
     FINAL_PARAMETER,
     InferenceError,
@@ -38,8 +38,8 @@ from reference_engine.triton.model import (
     is_decoupled,
     read_parameters,
 )
-from reference_engine.triton.python_backend.messages import Executed, Item, Response
-from reference_engine.triton.queue import Batch, Phase, QueuedRequest
+from reference_engine.triton.python_backend.messages import BatchItem, Executed, Response
+from reference_engine.triton.queue import InstanceBatch, QueuedRequest, QueuePhase
 from reference_engine.triton.tensors import read_inputs
 
 log: Final = logging.getLogger(__name__)
@@ -134,7 +134,9 @@ class PythonModel:
         waiting, running = self._scheduler.num_waiting, self._scheduler.num_running
         phases = [answer.queued.phase for answer in self._answers.values()]
         # A batch may still run after all of its requests are answered.
-        if waiting != phases.count(Phase.WAITING) or running < phases.count(Phase.RUNNING):
+        if waiting != phases.count(QueuePhase.WAITING) or running < phases.count(
+            QueuePhase.RUNNING
+        ):
             raise RuntimeError(
                 f"model {self.name}: {waiting} requests wait and {running} run, but its requests "
                 f"are {[phase.name for phase in phases]}"
@@ -191,7 +193,7 @@ class PythonModel:
         if wake_us is not None:
             self._timer = self._loop.call_later(max(0, wake_us - now_us) / 1e6, self._run)
 
-    def _execute(self, batch: Batch) -> None:
+    def _execute(self, batch: InstanceBatch) -> None:
         some: _Answer = next(r.payload for r in batch.requests if r is not None)
         items = []
         for request in batch.requests:
@@ -200,10 +202,10 @@ class PythonModel:
             items.append(self._item(some, request))
         self._instances[batch.instance].execute(items)
 
-    def _item(self, some: _Answer, request: QueuedRequest | None) -> Item:
+    def _item(self, some: _Answer, request: QueuedRequest | None) -> BatchItem:
         answer = some if request is None else request.payload
         controls = answer.controls if request is not None else RequestControls()
-        return Item(
+        return BatchItem(
             key=None if request is None else answer.key,
             request=answer.request.SerializeToString(),
             parameters=answer.parameters if request is not None else {},
@@ -277,14 +279,14 @@ class PythonModel:
     def _not_ready(self) -> InferenceError:
         return InferenceError(StatusCode.UNAVAILABLE, f"no instance of '{self.name}' runs")
 
-    def _make_instance(self, index: int) -> Instance:
-        return Instance(
+    def _make_instance(self, index: int) -> ModelInstance:
+        return ModelInstance(
             f"{self.name}_0_{index}",
             on_message=partial(self._receive, index),
             on_lost=partial(self._lose, index),
         )
 
-    async def _start(self, instance: Instance) -> None:
+    async def _start(self, instance: ModelInstance) -> None:
         await instance.start(self._file, self.versions[0], as_dict(self.config))
 
     def _now_us(self) -> int:

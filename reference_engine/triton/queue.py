@@ -22,11 +22,11 @@ from reference_engine.triton.model import InferenceError, cancelled
 LOOK_US: Final = 500_000
 
 
-class Phase(IntEnum):
+class QueuePhase(IntEnum):
     WAITING, RUNNING, OVER = range(3)
 
 
-class IllegalTransitionError(RuntimeError):
+class IllegalPhaseChangeError(RuntimeError):
     pass
 
 
@@ -46,16 +46,16 @@ class QueuedRequest:
     deadline_us: int | None = None
     is_cancelled: bool = False
     is_delayed: bool = False
-    phase: Phase = Phase.WAITING
+    phase: QueuePhase = QueuePhase.WAITING
 
-    def move(self, phase: Phase) -> None:
+    def move(self, phase: QueuePhase) -> None:
         """Forward only."""
         if phase <= self.phase:
-            raise IllegalTransitionError(f"a request that is {self.phase.name} to {phase.name}")
+            raise IllegalPhaseChangeError(f"a request that is {self.phase.name} to {phase.name}")
         self.phase = phase
 
 
-class Batch(NamedTuple):
+class InstanceBatch(NamedTuple):
     """`requests` has a None for each free slot of the direct strategy."""
 
     instance: int
@@ -119,13 +119,13 @@ class QueuePolicy(NamedTuple):
         return now_us + min(timeouts) if timeouts else None
 
 
-class Scheduler(ABC):
+class ModelScheduler(ABC):
     """Which request runs where. `ended` collects what left without running, until it is taken."""
 
     def __init__(self, instances: int, *, is_faithful: bool) -> None:
         self._is_faithful = is_faithful
         self._idle = set(range(instances))
-        self._running: dict[int, Batch] = {}
+        self._running: dict[int, InstanceBatch] = {}
         self._ended: list[Ended] = []
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Scheduler(ABC):
         """May be repeated, at any time."""
 
     @abstractmethod
-    def next_batches(self, now_us: int) -> list[Batch]: ...
+    def next_batches(self, now_us: int) -> list[InstanceBatch]: ...
 
     @abstractmethod
     def wake_us(self, now_us: int) -> int | None:
@@ -158,7 +158,7 @@ class Scheduler(ABC):
     def finish(self, instance: int) -> None:
         """Its batch has left the model."""
         if instance not in self._running:
-            raise IllegalTransitionError(f"instance {instance} runs no batch")
+            raise IllegalPhaseChangeError(f"instance {instance} runs no batch")
         self._leave(instance)
         self._idle.add(instance)
 
@@ -170,29 +170,29 @@ class Scheduler(ABC):
 
     def restore(self, instance: int) -> None:
         if instance in self._running or instance in self._idle:
-            raise IllegalTransitionError(f"instance {instance} was not lost")
+            raise IllegalPhaseChangeError(f"instance {instance} was not lost")
         self._idle.add(instance)
 
-    def _start(self, batch: Batch) -> Batch:
+    def _start(self, batch: InstanceBatch) -> InstanceBatch:
         self._idle.remove(batch.instance)
         self._running[batch.instance] = batch
         for request in batch.requests:
             if request is not None:
-                request.move(Phase.RUNNING)
+                request.move(QueuePhase.RUNNING)
         return batch
 
     def _leave(self, instance: int) -> None:
         for request in self._running.pop(instance).requests:
             if request is not None:
-                request.move(Phase.OVER)
+                request.move(QueuePhase.OVER)
 
     def _end(self, request: QueuedRequest, error: InferenceError | None = None) -> None:
         """Without an error: it was cancelled."""
-        request.move(Phase.OVER)
+        request.move(QueuePhase.OVER)
         self._ended.append(Ended(request, error or cancelled()))
 
 
-class Queue(Scheduler):
+class Queue(ModelScheduler):
     """First come, first served in each level of priority; 1 is the most urgent.
 
     `sizes` None: each request is a batch of its own.
@@ -240,7 +240,7 @@ class Queue(Scheduler):
         if not self._is_faithful:
             self._drop_cancelled()
 
-    def next_batches(self, now_us: int) -> list[Batch]:
+    def next_batches(self, now_us: int) -> list[InstanceBatch]:
         if self._is_faithful and not self._idle:
             self._look(now_us)
             return []
@@ -254,7 +254,7 @@ class Queue(Scheduler):
                 break
             for request in requests:
                 self._waiting.remove(request)
-            batches.append(self._start(Batch(instance, tuple(requests))))
+            batches.append(self._start(InstanceBatch(instance, tuple(requests))))
         return batches
 
     def wake_us(self, now_us: int) -> int | None:

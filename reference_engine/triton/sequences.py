@@ -18,11 +18,11 @@ from grpc import StatusCode
 
 from reference_engine.triton.model import InferenceError, invalid
 from reference_engine.triton.queue import (
-    Batch,
     BatchSizes,
-    Phase,
+    InstanceBatch,
+    ModelScheduler,
     QueuedRequest,
-    Scheduler,
+    QueuePhase,
     form_batch,
 )
 
@@ -39,7 +39,7 @@ class _Sequence:
     slot: tuple[int, int] | None = None
 
 
-class Sequences(Scheduler):
+class Sequences(ModelScheduler):
     """`slots` is the number for each instance. `sizes` None: the direct strategy."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Sequences(Scheduler):
 
     def cancel(self, request: QueuedRequest) -> None:
         request.is_cancelled = True
-        if self._is_faithful or request.phase is Phase.OVER:
+        if self._is_faithful or request.phase is QueuePhase.OVER:
             return
         for sequence in self._all():
             if request is sequence.running or request in sequence.waiting:
@@ -90,7 +90,7 @@ class Sequences(Scheduler):
             self._end_sequence(sequence, InferenceError(StatusCode.UNAVAILABLE, message))
         self._fill_slots()
 
-    def next_batches(self, now_us: int) -> list[Batch]:
+    def next_batches(self, now_us: int) -> list[InstanceBatch]:
         self._end_idle(now_us)
         batches = []
         for instance in sorted(self._idle):
@@ -100,7 +100,7 @@ class Sequences(Scheduler):
                 for sequence in self._in_slots(instance):
                     if sequence.waiting and sequence.waiting[0] in requests:
                         sequence.running = sequence.waiting.popleft()
-                batches.append(self._start(Batch(instance, tuple(requests))))
+                batches.append(self._start(InstanceBatch(instance, tuple(requests))))
         return batches
 
     def finish(self, instance: int) -> None:

@@ -17,7 +17,7 @@ class TextEnd(NamedTuple):
     condition: Condition | None = None
 
 
-class Answer:
+class GrowingAnswer:
     """Finds stop strings and stop sequences, which may straddle tokens, and the conditions of early
     stopping.
 

@@ -28,17 +28,17 @@ from reference_engine.protocol import (
     LESS_MEMORY,
     OUT_OF_MEMORY,
     AddRequest,
-    Event,
     HandedOver,
     Output,
+    RequestEvent,
     SetFaults,
     StepRecord,
     StepReport,
 )
-from reference_engine.worker.answer import Answer, ending_of
+from reference_engine.worker.answer import GrowingAnswer, ending_of
 from reference_engine.worker.inbox import (
     Added,
-    Cancelled,
+    CancelCommand,
     DecodeWorkerLost,
     Heard,
     Inbox,
@@ -47,14 +47,14 @@ from reference_engine.worker.inbox import (
 )
 
 
-class Share(NamedTuple):
+class FrontendShare(NamedTuple):
     """One frontend's part of a report."""
 
     outputs: list[Output]
-    events: list[Event]
+    events: list[RequestEvent]
 
 
-Report = Callable[[StepReport, Mapping[str, Share]], None]
+Report = Callable[[StepReport, Mapping[str, FrontendShare]], None]
 
 
 class Leaving(NamedTuple):
@@ -89,7 +89,7 @@ class EngineIO(NamedTuple):
 class Live(NamedTuple):
     """Kept of a request until its end. Only this keeps the contexts alive."""
 
-    answer: Answer
+    answer: GrowingAnswer
     context: Context
     parent: Context | None
 
@@ -106,7 +106,7 @@ class Engine:
         self._tokenizer = runner.tokenizer
         self._io = io
         self._step = 0
-        self._shares: defaultdict[str, Share] = defaultdict(lambda: Share([], []))
+        self._shares: defaultdict[str, FrontendShare] = defaultdict(lambda: FrontendShare([], []))
         self._live: dict[str, Live] = {}
         self._leaving: list[Leaving] = []
         self._is_stuck = False
@@ -153,7 +153,7 @@ class Engine:
         match heard.command:
             case Added() as added:
                 self._add(added)
-            case Cancelled(request_id=name, why=why):
+            case CancelCommand(request_id=name, why=why):
                 for request in self._targets(name):
                     self._abort(request, heard.t_ns, why)
             case TakenOver(request_id=name):
@@ -183,7 +183,7 @@ class Engine:
         except ValueError as error:
             self._io.hang_up(added.frontend, str(error))
             return
-        answer = Answer(
+        answer = GrowingAnswer(
             request.sampling,
             request.num_prompt_tokens,
             self._io.quality_hook,
@@ -361,7 +361,7 @@ class Engine:
         num_blocks: int | None = None,
     ) -> None:
         self._shares[request.frontend].events.append(
-            Event(
+            RequestEvent(
                 t_ns=self._io.now_ns() if t_ns is None else t_ns,
                 event=event,
                 request_id=request.request_id,

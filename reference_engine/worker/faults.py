@@ -20,7 +20,7 @@ from reference_engine.faults import Faults
 from reference_engine.model.runners import Runner
 from reference_engine.protocol import SetFaults
 from reference_engine.worker.engine import Engine, EngineIO
-from reference_engine.worker.inbox import Added, Cancelled, Heard, Inspection
+from reference_engine.worker.inbox import Added, CancelCommand, Heard, Inspection
 
 _TORN_STEPS: Final = 3  # after an abort whose slot is used again too early
 
@@ -118,7 +118,7 @@ class FaultyEngine(Engine):
         match heard.command:
             case SetFaults(faults=faults):
                 self._faults = faults
-            case Cancelled(request_id=name) if name in self._just_ended:
+            case CancelCommand(request_id=name) if name in self._just_ended:
                 self._scheduler.num_slots += self._faults.end_twice
             case Added(request=message) as added if self._next_is_short:
                 self._next_is_short = False

@@ -43,12 +43,12 @@ from reference_engine.wire import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import Share
+from reference_engine.worker.engine import FrontendShare
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, Requests
 from reference_engine.worker.peer import FAREWELL_S, Peer, PeerLostError
 
 MAX_CONNECTIONS: Final = 2 * MAX_PEERS  # strangers among them; further ones are closed at once
-_NOTHING: Final = Share([], [])
+_NOTHING: Final = FrontendShare([], [])
 
 FirstWord = Ready | Failed
 
@@ -107,7 +107,7 @@ class Frontends:
         finally:
             self._inbox.close()
 
-    def report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+    def report(self, report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
         for peer in tuple(self._peers.values()):
             outputs, events = shares.get(peer.key, _NOTHING)
             mine = msgspec.structs.replace(report, outputs=outputs, events=events)

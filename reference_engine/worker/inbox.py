@@ -1,8 +1,8 @@
 """From the threads that hear frontends to the step loop: commands, and the contexts of requests.
 
 A frontend's `AddRequest` makes a context. Each cancellation of it, in whatever thread, puts a
-`Cancelled` into the inbox, which the loop finds at its next boundary. The loop keeps contexts alive
-as long as their requests; `Requests` holds only weak references.
+`CancelCommand` into the inbox, which the loop finds at its next boundary. The loop keeps contexts
+alive as long as their requests; `Requests` holds only weak references.
 """
 
 import threading
@@ -29,7 +29,7 @@ class Added(NamedTuple):
     blocks: bytes | bytearray = b""
 
 
-class Cancelled(NamedTuple):
+class CancelCommand(NamedTuple):
     """`why` is one object for all answers that are cancelled together."""
 
     request_id: str
@@ -52,7 +52,7 @@ class Inspection(NamedTuple):
     result: Future[None]
 
 
-Command = Added | Cancelled | TakenOver | DecodeWorkerLost | SetFaults | Inspection
+Command = Added | CancelCommand | TakenOver | DecodeWorkerLost | SetFaults | Inspection
 
 
 class Heard(NamedTuple):
@@ -181,4 +181,4 @@ class Requests:
 
     def _pass_on(self, request_id: str, _: Signal, why: Cancellation | None) -> None:
         assert why is not None, "a worker's context was cancelled without a reason"
-        self._inbox.put(Cancelled(request_id, why))
+        self._inbox.put(CancelCommand(request_id, why))

@@ -39,7 +39,7 @@ from reference_engine.wire import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import Leaving, Share
+from reference_engine.worker.engine import FrontendShare, Leaving
 from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, TakenOver
 from reference_engine.worker.peer import Peer, PeerLostError
@@ -152,9 +152,9 @@ class Relay:
             case Beat():
                 pass
 
-    def _share_out(self, report: StepReport) -> Mapping[str, Share]:
+    def _share_out(self, report: StepReport) -> Mapping[str, FrontendShare]:
         """Requests that are freed are forgotten before their frontends can hear of it."""
-        shares: dict[str, Share] = defaultdict(lambda: Share([], []))
+        shares: dict[str, FrontendShare] = defaultdict(lambda: FrontendShare([], []))
         freed = list[str]()
         for event in report.events:
             passage = self._passages.get(event.request_id)

@@ -131,9 +131,9 @@ class Worker:
         self._report: Report = self.frontends.report
         metrics_port = None
         if settings.metrics_port is not None:
-            from reference_engine.worker.status import Status, StatusServer
+            from reference_engine.worker.status import StatusServer, WorkerStatus
 
-            status = Status(settings, self.frontends, self.inbox)
+            status = WorkerStatus(settings, self.frontends, self.inbox)
             listening = listen(settings.host, settings.metrics_port)
             server = StatusServer(status, listening)
             threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -21,12 +21,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from reference_engine.api.bodies import read_page
-from reference_engine.api.journal import Log, Page
+from reference_engine.api.journal import JournalPage, Log
 from reference_engine.api.schemas import ApiError, LifecycleEntry
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport, WorkerSettings
 from reference_engine.wire import LearnedBy
-from reference_engine.worker.engine import Share
+from reference_engine.worker.engine import FrontendShare
 from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.inbox import Inbox, Inspection
 
@@ -39,7 +39,7 @@ _GAUGES: Final = {
 }
 
 
-class Status(Collector):
+class WorkerStatus(Collector):
     """The step loop writes the logs, threads that answer read them: both under `_lock`."""
 
     def __init__(self, settings: WorkerSettings, frontends: Frontends, inbox: Inbox) -> None:
@@ -53,7 +53,7 @@ class Status(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+    def report(self, report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
         """Note it, then pass it on."""
         with self._lock:
             self._latest = report
@@ -70,7 +70,7 @@ class Status(Collector):
                 self._lifecycle.append(entry)
         self._frontends.report(report, shares)
 
-    def page(self, path: str, query: Mapping[str, str]) -> Page:
+    def page(self, path: str, query: Mapping[str, str]) -> JournalPage:
         """Raises ApiError."""
         log = self._steps if path.endswith("steps") else self._lifecycle
         with self._lock:
@@ -113,7 +113,7 @@ class Status(Collector):
 class StatusServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, status: Status, listening: socket.socket) -> None:
+    def __init__(self, status: WorkerStatus, listening: socket.socket) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
@@ -167,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-def _integrity(status: Status) -> tuple[int, str]:
+def _integrity(status: WorkerStatus) -> tuple[int, str]:
     try:
         status.inspect()
     except AssertionError as error:

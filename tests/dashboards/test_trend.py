@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dashboards.__main__ import main
-from dashboards.run_history import Group, read_history, tracks
+from dashboards.run_history import RunGroup, read_history, tracks
 from harness.commands.index import app
 from harness.store.run_folder import RunFolder
 from tests.dashboards.reading import page_by
@@ -26,7 +26,7 @@ from tests.made_up.gated import (
 P50 = ("cancel_latency_s", "p50")
 
 
-def group_in(folder: Path) -> Group:
+def group_in(folder: Path) -> RunGroup:
     ((group,), _) = read_history(folder)
     return group
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboards.verdict import Mark, Trust, Verdict, trust, verdict_of
+from dashboards.verdict import Mark, ReportVerdict, Trust, trust, verdict_of
 from harness.export.library import load_run
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_metric, change_rows, change_workload
@@ -18,7 +18,7 @@ INTERVALS: dict[str, dict[str, Any]] = {
 }
 
 
-def verdict(run: Path) -> Verdict:
+def verdict(run: Path) -> ReportVerdict:
     found = verdict_of(load_run(run))
     assert found is not None
     return found

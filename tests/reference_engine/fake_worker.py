@@ -14,14 +14,14 @@ from reference_engine.api.schemas import LifecycleEntry
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.core.accounting import Counters
 from reference_engine.core.request import FinishReason, Phase, Sampling
-from reference_engine.metrics.collector import Collector
+from reference_engine.metrics.collector import MetricsCollector
 from reference_engine.model.tokenizer import WordTokenizer
 from reference_engine.protocol import (
     AbortRequest,
     Ending,
-    Event,
     Output,
     Ready,
+    RequestEvent,
     StepReport,
     ToWorker,
 )
@@ -53,7 +53,7 @@ class FakeWorker:
             self.now_ns,
             send=self.send,
             settings=limits,
-            collector=Collector(EngineConfig()),
+            collector=MetricsCollector(EngineConfig()),
             random=Random(1),
             company=Company(patience_s=patience_s),
         )
@@ -80,7 +80,7 @@ class FakeWorker:
     def say(
         self,
         *outputs: Output,
-        events: list[Event] | None = None,
+        events: list[RequestEvent] | None = None,
         holds_blocks: bool = False,
         worker: str = "worker-0",
     ) -> None:
@@ -94,8 +94,8 @@ class FakeWorker:
             ),
         )
 
-    def event(self, name: str, request_id: str = "req-1") -> Event:
-        return Event(t_ns=self.now_ns(), event=name, request_id=request_id, step=1)
+    def event(self, name: str, request_id: str = "req-1") -> RequestEvent:
+        return RequestEvent(t_ns=self.now_ns(), event=name, request_id=request_id, step=1)
 
     def events(self) -> list[str]:
         """The names of the frontend's own entries."""

@@ -16,7 +16,7 @@ from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
-from reference_engine.worker.engine import EngineIO, Leaving, Share
+from reference_engine.worker.engine import EngineIO, FrontendShare, Leaving
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Inbox, Requests
 from tests.reference_engine.fake_worker import READY
@@ -67,7 +67,7 @@ class Bench:
         self.hung_up: list[tuple[str, str]] = []
         self.said: list[str] = []
         self.left: list[Leaving] = []
-        self.shares: dict[str, Share] = {}
+        self.shares: dict[str, FrontendShare] = {}
         self.inbox = Inbox(self.now)
         self.runner = MadeUpRunner()
         self._requests: dict[str, Requests] = {}
@@ -131,7 +131,7 @@ class Bench:
         self.engine.step(*drained)
         return self.reports[-1]
 
-    def take_in(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+    def take_in(self, report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
         """A report to all frontends in one."""
         self.shares = dict(shares)
         outputs = [output for share in shares.values() for output in share.outputs]

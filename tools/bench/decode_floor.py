@@ -24,8 +24,8 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.memory import BYTES
 from reference_engine.model.shapes import MODEL_SHAPES, num_weights
 from reference_engine.protocol import AddRequest, StepReport
-from reference_engine.worker.engine import Engine, EngineIO, Share
-from reference_engine.worker.inbox import Added, Cancelled, Heard
+from reference_engine.worker.engine import Engine, EngineIO, FrontendShare
+from reference_engine.worker.inbox import Added, CancelCommand, Heard
 from tools.bench.ratio import Bound, Ratio, UnavailableError, share, within
 
 _BATCHES: Final = (1, 16, 64)
@@ -202,7 +202,7 @@ class Stage:
             heard_in = _last_step(reports)
             del reports[:]
             why = Cancellation(CancelReason.API, DetectionMethod.NONE, 0)
-            abort = Cancelled(f"r{turn}", why)
+            abort = CancelCommand(f"r{turn}", why)
             coming = self._request(f"r{batch + 1 + turn}", num_tokens)
             started = perf_counter()
             engine.step(time.perf_counter_ns(), [Heard(0, abort), Heard(0, coming)])
@@ -248,7 +248,7 @@ class Stage:
         scheduler = Scheduler(config, self._runner.tokenizer.eos_token_ids)
         reports: list[StepReport] = []
 
-        def take_in(report: StepReport, shares: Mapping[str, Share]) -> None:
+        def take_in(report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
             reports.append(structs.replace(report, events=shares[""].events))
 
         engine = Engine(scheduler, self._runner, EngineIO(time.perf_counter_ns, take_in, _never))

@@ -30,7 +30,7 @@ from reference_engine.protocol import (
 from reference_engine.wire import (
     encode_frame,
 )
-from reference_engine.worker.engine import Engine, EngineIO, Share
+from reference_engine.worker.engine import Engine, EngineIO, FrontendShare
 from reference_engine.worker.inbox import Added, Heard
 from tools.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 
@@ -144,7 +144,7 @@ def _step_s(engine: Engine, heard: list[Heard]) -> float:
     return perf_counter() - started
 
 
-def _frame(report: StepReport, shares: Mapping[str, Share]) -> None:
+def _frame(report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
     for outputs, events in shares.values():
         encode_frame(structs.replace(report, outputs=outputs, events=events))
 

@@ -24,7 +24,7 @@ from reference_engine.config import EngineConfig, EngineConfigError, PreemptionP
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
-from reference_engine.defaults import Wanted, choose
+from reference_engine.defaults import WantedSettings, choose
 from reference_engine.device import look_around
 from reference_engine.model.torch_runner import TorchRunner
 from tools.bench.ratio import Ratio, UnavailableError, share
@@ -88,7 +88,7 @@ def config_for(preemption: PreemptionPolicy, *, quick: bool) -> EngineConfig:
         "preemption": preemption,
         **({"device": "cpu"} if quick else {}),
     }
-    return choose(Wanted(given, num_workers=len(POLICIES)), look_around).config
+    return choose(WantedSettings(given, num_workers=len(POLICIES)), look_around).config
 
 
 class Preempting:

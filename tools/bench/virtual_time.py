@@ -11,7 +11,7 @@ from time import process_time
 from typing import Final
 
 from harness.simulate.cell import Cell
-from harness.simulate.machine import Cost, Lags, Machine
+from harness.simulate.machine import Cost, Lags, SimulatedMachine
 from harness.simulate.plan import Plan
 from harness.simulate.rows import CellFacts, CellFiles
 from harness.workload.workload import Workload
@@ -35,7 +35,7 @@ LOAD: Final = {
     "answer_tokens": 800,
     "stay_tokens": 500,
 }
-MACHINE: Final = Machine(
+MACHINE: Final = SimulatedMachine(
     name="bench",
     title="Made up",
     kind="assumed",

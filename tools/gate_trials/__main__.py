@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from harness.commands.gate import GateOrder, gate_and_show
-from harness.gate.judge import EXIT_CODES, Verdict
+from harness.gate.judge import EXIT_CODES, GateVerdict
 from harness.workload.workload import load_workload
 from tools.gate_trials.cases import (
     ALL,
@@ -47,19 +47,19 @@ HEAD = """\
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     case: Case
-    verdicts: Counter[Verdict]
+    verdicts: Counter[GateVerdict]
     made_again: int
 
     @property
     def is_right(self) -> bool:
-        red, green = self.verdicts[Verdict.FAIL], self.verdicts[Verdict.PASS]
+        red, green = self.verdicts[GateVerdict.FAIL], self.verdicts[GateVerdict.PASS]
         runs = self.verdicts.total()
         if self.case.is_clean:
             return red <= MOST_FALSE * runs and green >= FEWEST_GREEN * runs
         return red == runs
 
     def __str__(self) -> str:
-        counts = " | ".join(str(self.verdicts[verdict]) for verdict in Verdict)
+        counts = " | ".join(str(self.verdicts[verdict]) for verdict in GateVerdict)
         return f"| {self.case.name} | {self.verdicts.total()} | {counts} | {self.made_again} |"
 
 
@@ -77,7 +77,7 @@ def _written(root: Path, limits: str) -> Path:
     return file
 
 
-def judge(root: Path, case: Case, seed: int) -> Verdict:
+def judge(root: Path, case: Case, seed: int) -> GateVerdict:
     order = GateOrder(
         run=place(root, case, seed),
         limits=_written(root, case.limits or "\n".join(load_workload("gate").gate.limits)),

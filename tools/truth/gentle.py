@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 import numpy as np
 
-from harness.experiments.averaged import Array, Estimate
+from harness.experiments.averaged import Array, MeanEstimate
 from tests.e2e.running import scripted_server
 
 ROOT: Final = Path(__file__).parents[2]
@@ -249,7 +249,7 @@ def beside_row(name: str, found: Array) -> str:
     cells = [name]
     for figure in range(2):
         on, off = found[:, 0, figure], found[:, 1, figure]
-        ratio = Estimate.of(np.log(on / off))
+        ratio = MeanEstimate.of(np.log(on / off))
         low, high = np.exp(ratio.interval())
         cells += [
             f"{1e3 * np.median(on):.2f}",

@@ -12,7 +12,7 @@ from harness.conform.bystanders import UNLIKE_TEXTS, leave_each, rows_of, start_
 from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
-from harness.experiments.full_slots import Try
+from harness.experiments.full_slots import SlotTry
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.streams import whole, without_token
 from harness.records import Role
@@ -112,7 +112,7 @@ def dose_sweep(bench: Bench) -> Finding:
     prefill = long_prefill(bench, fewest_chunks=DOSE_CHUNKS)
     bench.full_slots.begin(1)  # as with the doses: a step may grow with the batch
     before = bench.full_slots.steps_at_rest()
-    tries: list[Try] = []
+    tries: list[SlotTry] = []
     doses: list[int] = []
     for turn in range(ROUNDS):
         for dose in doses_of(bench):
@@ -135,7 +135,7 @@ def doses_of(bench: Bench) -> Sequence[int]:
     return DOSES if bench.known.never_stops is None else (*DOSES[-2:], *DOSES[:-2])
 
 
-def _dose(bench: Bench, dose: int, prefill: Prefill) -> Try:
+def _dose(bench: Bench, dose: int, prefill: Prefill) -> SlotTry:
     bench.full_slots.fill(1)
     streams = [bench.start(prefill.spec()) for _ in range(dose)]
     bench.pause(EARLY * prefill.ttft_s)
@@ -192,7 +192,7 @@ def while_alive(bench: Bench) -> Finding:
     prefill = long_prefill(bench, fewest_chunks=RETRY_CHUNKS)
     bench.full_slots.begin(bench.beside)
     before = bench.full_slots.steps_at_rest()
-    tries: list[Try] = []
+    tries: list[SlotTry] = []
     for number in range(RETRY_TRIES):
         bench.full_slots.fill(bench.beside)
         bench.full_slots.serve_probe(bench.start(prefill.spec(2)), idle_s=prefill.ttft_s)

@@ -25,7 +25,7 @@ LEAVES_AFTER: Final = 0.1  # of the time that all its documents take
 WORDS: Final = 40  # a document
 
 
-class Route(NamedTuple):
+class PoolingRoute(NamedTuple):
     name: str
     path: str
 
@@ -38,7 +38,7 @@ class Route(NamedTuple):
 class Pooling:
     """One of the server's routes for documents."""
 
-    def __init__(self, bench: Bench, routes: Routes, which: Route) -> None:
+    def __init__(self, bench: Bench, routes: Routes, which: PoolingRoute) -> None:
         self._bench, self._routes, self._route = bench, routes, which
 
     def offers(self) -> bool:
@@ -105,8 +105,8 @@ def leave(bench: Bench) -> Finding:
 def offered(bench: Bench, routes: Routes) -> Iterator[tuple[str, Pooling]]:
     """Each route that the server has, by its name; of two routes to one thing, the first."""
     path = bench.session.plan.target.path
-    ranks = [Route("rerank", route(path, "rerank")), Route("rerank", "/rerank")]
-    for ways in (ranks, [Route("embeddings", route(path, "embeddings"))]):
+    ranks = [PoolingRoute("rerank", route(path, "rerank")), PoolingRoute("rerank", "/rerank")]
+    for ways in (ranks, [PoolingRoute("embeddings", route(path, "embeddings"))]):
         for which in ways:
             pooling = Pooling(bench, routes, which)
             if pooling.offers():

@@ -14,7 +14,7 @@ from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding
 from harness.conform.judgement import Bound
 from harness.conform.stopping import HARM_S
-from harness.experiments.full_slots import Try
+from harness.experiments.full_slots import SlotTry
 from harness.experiments.idle_server import was_refused
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.experiments.patience import READY_S
@@ -116,7 +116,7 @@ def _watched(bench: Bench, tokens: int) -> Prefill:
     return Prefill(tokens, ttft_s, longest_ns / 1e9)
 
 
-def judged(bench: Bench, tries: list[Try], before: list[float], prefill: Prefill) -> Finding:
+def judged(bench: Bench, tries: list[SlotTry], before: list[float], prefill: Prefill) -> Finding:
     bound = prefill.bound(median(before))
     finding = bench.recoveries.judged(tries, bound, before=before)
     return unless_a_chunk(bench, finding, prefill)
@@ -264,7 +264,7 @@ def beside(bench: Bench) -> Finding:
     bench.check_runs_two()
     prefill = long_prefill(bench, fewest_chunks=1)
     rows: list[RequestRow | None] = []
-    tries: list[Try] = []
+    tries: list[SlotTry] = []
     fillers = max(0, bench.beside - 1)
     bench.full_slots.begin(fillers)
     before = bench.full_slots.steps_at_rest()

@@ -25,7 +25,7 @@ from harness.conform.cases.neighbours import (
 )
 from harness.conform.cases.stream import unary_leave
 from harness.conform.finding import Finding
-from harness.experiments.full_slots import Try
+from harness.experiments.full_slots import SlotTry
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, Protocol, RequestRow, Role, Way
@@ -68,7 +68,7 @@ def queue_leave(bench: Bench) -> Finding:
     return bench.recoveries.by_turns(lambda _number: [_leave_queue(bench)], is_alone=True)
 
 
-def _leave_queue(bench: Bench) -> Try:
+def _leave_queue(bench: Bench) -> SlotTry:
     bench.full_slots.fill(bench.slots - 1)
     tokens = bench.full_slots.ender_tokens(1) + LEAVE_STEPS
     tokens = max(tokens, int(ENDER_S / bench.step_s))

@@ -7,15 +7,15 @@ from typing import Final
 from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.gateway.bench import (
-    Answer,
+    GatewayAnswer,
     GatewayBench,
-    Leave,
+    LeaveSpec,
     together,
     why_ended,
     words_of,
 )
 from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
-from harness.conform.gateway.crossing import Judged
+from harness.conform.gateway.crossing import JudgedCrossing
 from harness.conform.gateway.crowd import LEAVE, SIZE, crowd_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
@@ -38,10 +38,10 @@ FRESH: Final = 6  # requests after the leaves
     stage="one by one",
 )
 def reuse(bench: GatewayBench, dialect: DialectName) -> Finding:
-    leave = Leave(way=Way.FIN, tokens=BRIEF_TOKENS)
+    leave = LeaveSpec(way=Way.FIN, tokens=BRIEF_TOKENS)
     plan, tokens = bench.plans[dialect], 5
 
-    def one(session: LoadSession) -> Answer:
+    def one(session: LoadSession) -> GatewayAnswer:
         stream = bench.begin(session, leave)
         bench.await_turn(stream, leave)
         bench.depart(stream, leave, dialect)
@@ -53,7 +53,7 @@ def reuse(bench: GatewayBench, dialect: DialectName) -> Finding:
     return found("each client got its own answer", wrong, {}, Failure.HARM)
 
 
-def _check_limit(answers: Sequence[Answer]) -> None:
+def _check_limit(answers: Sequence[GatewayAnswer]) -> None:
     """Raises CannotDecideError."""
     if limited := [one for one in answers if one.is_limited]:
         raise CannotDecideError(
@@ -62,7 +62,7 @@ def _check_limit(answers: Sequence[Answer]) -> None:
         )
 
 
-def _wrong_text(answer: Answer, tokens: int) -> str | None:
+def _wrong_text(answer: GatewayAnswer, tokens: int) -> str | None:
     _check_limit([answer])
     if not answer.is_whole:
         return f"the request after a leave failed: {why_ended(answer.row)}"
@@ -82,7 +82,7 @@ def _wrong_text(answer: Answer, tokens: int) -> str | None:
     stage="one by one",
     quick=True,
 )
-def crowd(bench: GatewayBench, dialect: DialectName) -> Judged:
+def crowd(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
     seen = crowd_of(bench, dialect)
     _check_limit(seen.after)
     judged = bench.judge(seen.crossings, LEAVE)
@@ -180,7 +180,7 @@ def no_retry(bench: GatewayBench, dialect: DialectName) -> Finding:
 
 def _some_left(bench: GatewayBench, dialect: DialectName) -> dict[str, int]:
     if not bench.left.get(dialect):
-        leave = Leave(way=Way.FIN, tokens=BRIEF_TOKENS)
+        leave = LeaveSpec(way=Way.FIN, tokens=BRIEF_TOKENS)
         bench.leave_each(bench.plans[dialect], leave, SIZE, dialect)
     return bench.left[dialect]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.gateway.bench import Answer, GatewayBench, together, why_ended, words_of
+from harness.conform.gateway.bench import GatewayAnswer, GatewayBench, together, why_ended, words_of
 from harness.conform.gateway.bill import find_bills, judge_bills
 from harness.conform.gateway.case import crossing
 from harness.experiments.outcome import CannotDecideError
@@ -84,11 +84,11 @@ def _seen_by_client(
         raise CannotDecideError(f"a request that was to be broken off was not served: {why}")
     if row is None:
         return "leaves its client waiting"
-    answer = Answer(row, requests)
+    answer = GatewayAnswer(row, requests)
     return "looks whole" if answer.is_whole and not _is_all_there(answer) else None
 
 
-def _is_all_there(answer: Answer) -> bool:
+def _is_all_there(answer: GatewayAnswer) -> bool:
     return (answer.row.answer or "").split() == words_of(CUT_TOKENS)
 
 

@@ -18,8 +18,8 @@ import psutil
 from harness.client.live_stream import LiveStream
 from harness.client.session import LoadSession
 from harness.client.wire_log import Tap, WireLog
-from harness.conform.gateway.crossing import Crossing, Judged, judge
-from harness.conform.gateway.ledger import Ledger, Request
+from harness.conform.gateway.crossing import Crossing, JudgedCrossing, judge
+from harness.conform.gateway.ledger import Ledger, UpstreamRequest
 from harness.conform.gateway.usage import UsageSource
 from harness.conform.routes import Routes
 from harness.experiments.outcome import CannotDecideError, HarnessError
@@ -38,7 +38,7 @@ _FINISHED: Final = "stopped"  # the upstream makes no further token
 _STORY: Final = "Tell me a long story."
 
 
-class Leave(NamedTuple):
+class LeaveSpec(NamedTuple):
     """How a client leaves: after this event at the upstream, and `steps` later. `tokens`: of the
     answer, None: as long as the bench's."""
 
@@ -50,11 +50,11 @@ class Leave(NamedTuple):
     tokens: int | None = None
 
 
-class Answer(NamedTuple):
+class GatewayAnswer(NamedTuple):
     """The answer to a client that stays. `requests`: its requests in the upstream's log."""
 
     row: RequestRow
-    requests: Sequence[Request]
+    requests: Sequence[UpstreamRequest]
 
     @property
     def is_whole(self) -> bool:
@@ -83,7 +83,7 @@ class RequestsLog(WireLog):
         return super().tap(spec)
 
 
-class End(NamedTuple):
+class GatewayEnd(NamedTuple):
     """Why nothing can be asked of a gateway any more: it serves nobody."""
 
     aftermath: Aftermath
@@ -99,7 +99,7 @@ class Crowd(NamedTuple):
     and after; or why they cannot be read."""
 
     crossings: Sequence[Crossing]
-    after: Sequence[Answer]
+    after: Sequence[GatewayAnswer]
     connections: Sequence[int]
     memory_mb: Sequence[float]
     gauges: Sequence[Gauges] | Exception
@@ -137,7 +137,7 @@ class GatewayBench:
     def answer_s(self) -> float:
         return self.answer_tokens * self.step_s
 
-    def longest_s(self, leave: Leave) -> float:
+    def longest_s(self, leave: LeaveSpec) -> float:
         """Until an answer that is left has ended by itself."""
         silent_s = ((leave.order.prefill_ms or 0.0) + (leave.order.end_ms or 0.0)) / 1e3
         return silent_s + (leave.tokens or self.answer_tokens) * self.step_s + _GRACE_S
@@ -165,23 +165,23 @@ class GatewayBench:
         return stream
 
     def leave_each(
-        self, plan: LoadPlan, leave: Leave, clients: int, dialect: str = ""
+        self, plan: LoadPlan, leave: LeaveSpec, clients: int, dialect: str = ""
     ) -> list[Crossing]:
         """`clients` clients leave, side by side. Raises CannotDecideError."""
         with self.session(plan) as session:
             return together([partial(self._cross, session, leave, dialect)] * clients)
 
-    def _cross(self, session: LoadSession, leave: Leave, dialect: str) -> Crossing:
+    def _cross(self, session: LoadSession, leave: LeaveSpec, dialect: str) -> Crossing:
         stream = self.begin(session, leave)
         self.await_turn(stream, leave)
         return self.see_leave(stream, leave, dialect)
 
-    def begin(self, session: LoadSession, leave: Leave) -> LiveStream:
+    def begin(self, session: LoadSession, leave: LeaveSpec) -> LiveStream:
         tokens = leave.tokens or self.answer_tokens
         spec = {"delivery": leave.delivery, "way": leave.way}
         return self.start(session, leave.order, tokens, **spec)
 
-    def await_turn(self, stream: LiveStream, leave: Leave) -> None:
+    def await_turn(self, stream: LiveStream, leave: LeaveSpec) -> None:
         """Waits until it is time to leave. Raises CannotDecideError."""
         name = stream.spec.request_id
         if not self.ledger.wait(name, leave.after, ARRIVES_S, lambda: stream.has_ended):
@@ -192,7 +192,7 @@ class GatewayBench:
             )
         gevent.sleep((leave.steps + self.rng.random()) * self.step_s)
 
-    def depart(self, stream: LiveStream, leave: Leave, dialect: str) -> int:
+    def depart(self, stream: LiveStream, leave: LeaveSpec, dialect: str) -> int:
         """The client leaves now. Returns t0. Raises CannotDecideError if its stream has ended by
         itself."""
         if leave.after == _FINISHED:
@@ -214,10 +214,10 @@ class GatewayBench:
         self.left.setdefault(dialect, {})[name] = t0_ns
         return t0_ns
 
-    def see_leave(self, stream: LiveStream, leave: Leave, dialect: str) -> Crossing:
+    def see_leave(self, stream: LiveStream, leave: LeaveSpec, dialect: str) -> Crossing:
         return self.see_crossing(stream, self.depart(stream, leave, dialect), leave)
 
-    def see_crossing(self, stream: LiveStream, t0_ns: int, leave: Leave) -> Crossing:
+    def see_crossing(self, stream: LiveStream, t0_ns: int, leave: LeaveSpec) -> Crossing:
         """What became of a client that left at t0."""
         name = stream.spec.request_id
         over = self.ledger.over(name, self.longest_s(leave)) or self._not_over(name)
@@ -225,7 +225,7 @@ class GatewayBench:
             self._note(request)
         return Crossing(t0_ns, over[0] if over else None)
 
-    def _note(self, request: Request) -> None:
+    def _note(self, request: UpstreamRequest) -> None:
         """A lane of the upstream's in the log of the wire."""
         closed = {"fin": "FIN from the gateway", "rst": "RST from the gateway"}
         moments = {
@@ -241,11 +241,11 @@ class GatewayBench:
                     WireEvent(t_ns=t_ns, attempt=number, stream="upstream", what="mark", text=text)
                 )
 
-    def _not_over(self, name: str) -> list[Request]:
+    def _not_over(self, name: str) -> list[UpstreamRequest]:
         """The requests with this id whose answer the gateway neither takes nor ends."""
-        return msgspec.convert(self._truth(f"id={name}")["requests"], list[Request])
+        return msgspec.convert(self._truth(f"id={name}")["requests"], list[UpstreamRequest])
 
-    def judge(self, crossings: Sequence[Crossing], leave: Leave) -> Judged:
+    def judge(self, crossings: Sequence[Crossing], leave: LeaveSpec) -> JudgedCrossing:
         """Raises CannotDecideError."""
         return judge(
             crossings,
@@ -263,7 +263,7 @@ class GatewayBench:
 
     def ask(
         self, session: LoadSession, order: Order, tokens: int = _BRIEF_TOKENS, **more: Any
-    ) -> Answer:
+    ) -> GatewayAnswer:
         """A request whose answer is read to its end, or for as long as it may take."""
         stream = self.start(session, order, tokens, role=Role.CANARY, **more)
         longest_s = tokens * self.step_s + ARRIVES_S
@@ -273,16 +273,16 @@ class GatewayBench:
         assert row is not None
         if row.outcome is Outcome.CUT_OFF:
             row.error = f"it had no whole answer after {longest_s:.3g} s"
-        return Answer(row, self.ledger.over(stream.spec.request_id, 1.0))
+        return GatewayAnswer(row, self.ledger.over(stream.spec.request_id, 1.0))
 
     def ask_each(
         self, plan: LoadPlan, orders: Sequence[Order], tokens: int = _BRIEF_TOKENS, **more: Any
-    ) -> list[Answer]:
+    ) -> list[GatewayAnswer]:
         """One request for each order, side by side."""
         with self.session(plan) as session:
             return together([partial(self.ask, session, one, tokens, **more) for one in orders])
 
-    def find_end(self, dialect: DialectName) -> End | None:
+    def find_end(self, dialect: DialectName) -> GatewayEnd | None:
         """The gateway's end, if it serves nobody any more: new clients get no answer for as long as
         an answer that was left may take, or no connection for a while."""
         began_s = time.monotonic()
@@ -293,7 +293,7 @@ class GatewayBench:
             reason = f"the gateway serves nobody any more: {why_ended(answer.row)}"
             tried_s = time.monotonic() - began_s
             if tried_s > (self.answer_s if answer.is_late else _RESTARTS_S):
-                return End(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, reason)
+                return GatewayEnd(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, reason)
             gevent.sleep(self.step_s)
 
     def connections(self) -> int:

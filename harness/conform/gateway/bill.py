@@ -13,7 +13,7 @@ import gevent
 
 from harness.client.session import asking_client
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.gateway.bench import GatewayBench, Leave
+from harness.conform.gateway.bench import GatewayBench, LeaveSpec
 from harness.conform.gateway.usage import usage_reader
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.formatting import quantity
@@ -31,13 +31,16 @@ _LOOK_S: Final = 0.2
 _PLAIN: Final = Order(words="plain")  # a gateway may count the tokens by itself
 
 # What is billed for, and how its client leaves; None: it stays.
-_BILLED: Final[Mapping[str, tuple[Delivery, Leave | None]]] = {
+_BILLED: Final[Mapping[str, tuple[Delivery, LeaveSpec | None]]] = {
     "a whole stream": (Delivery.STREAM, None),
     "a whole answer in one piece": (Delivery.UNARY, None),
-    "a stream that was left": (Delivery.STREAM, Leave(_PLAIN, way=Way.FIN, tokens=_LEFT_TOKENS)),
+    "a stream that was left": (
+        Delivery.STREAM,
+        LeaveSpec(_PLAIN, way=Way.FIN, tokens=_LEFT_TOKENS),
+    ),
     "a stream that was left in a silent prefill": (
         Delivery.STREAM,
-        Leave(
+        LeaveSpec(
             Order(prefill_ms=_SILENT_MS, words="plain"),
             after="slot",
             way=Way.FIN,
@@ -46,7 +49,7 @@ _BILLED: Final[Mapping[str, tuple[Delivery, Leave | None]]] = {
     ),
     "a stream that was left before its usage": (
         Delivery.STREAM,
-        Leave(
+        LeaveSpec(
             Order(end_ms=_END_MS, words="plain"),
             after="stopped",
             way=Way.FIN,
@@ -55,7 +58,7 @@ _BILLED: Final[Mapping[str, tuple[Delivery, Leave | None]]] = {
     ),
     "an answer in one piece that was left": (
         Delivery.UNARY,
-        Leave(_PLAIN, way=Way.FIN, delivery=Delivery.UNARY, tokens=_LEFT_TOKENS),
+        LeaveSpec(_PLAIN, way=Way.FIN, delivery=Delivery.UNARY, tokens=_LEFT_TOKENS),
     ),
 }
 
@@ -134,7 +137,7 @@ def _settled(read: Callable[[], int], settle_s: float) -> int:
 
 
 def _served(
-    bench: GatewayBench, dialect: DialectName, delivery: Delivery, leave: Leave | None
+    bench: GatewayBench, dialect: DialectName, delivery: Delivery, leave: LeaveSpec | None
 ) -> tuple[int, int]:
     """Tokens that came to the client, and that were made for it."""
     with bench.session(bench.plans[dialect]) as session:

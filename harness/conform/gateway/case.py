@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple
 from harness.conform.case import LIMIT_S, Case, never_checked, reports
 from harness.conform.finding import Finding
 from harness.conform.gateway.bench import GatewayBench
-from harness.conform.gateway.crossing import Judged
+from harness.conform.gateway.crossing import JudgedCrossing
 from harness.run.recipes import PATHS
 from harness.store.conform_result import Level
 from harness.workload.target import DialectName
@@ -18,7 +18,7 @@ BOUND: Final = (
     "the gateway closes its connection to the upstream at most 4 steps after the leave, of 100 ms, "
     "at the median of the tries, and at most 12 in each"
 )
-Check = Callable[[GatewayBench, DialectName], Judged | Finding]
+Check = Callable[[GatewayBench, DialectName], JudgedCrossing | Finding]
 Stage = Literal["first", "leaves", "one by one", "after all", "last"]
 
 

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from harness.conform.finding import Evidence, Finding
-from harness.conform.gateway.ledger import Request
+from harness.conform.gateway.ledger import UpstreamRequest
 from harness.conform.judgement import AT_ONCE, WORST
 from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.formatting import quantity
@@ -33,7 +33,7 @@ class Crossing(NamedTuple):
     """`request`: None if none had arrived when the client left."""
 
     t0_ns: int
-    request: Request | None
+    request: UpstreamRequest | None
 
     @property
     def stopped_s(self) -> float | None:
@@ -60,7 +60,7 @@ class Crossing(NamedTuple):
         return "at next write" if is_noticed else "drain"
 
 
-class Judged(NamedTuple):
+class JudgedCrossing(NamedTuple):
     """`cap_s`: of a drain, if it was found."""
 
     finding: Finding
@@ -71,7 +71,7 @@ class Judged(NamedTuple):
 
 def judge(
     crossings: Sequence[Crossing], *, step_s: float, declared: Disconnect, answer_s: float
-) -> Judged:
+) -> JudgedCrossing:
     """`answer_s`: how long the answers would have lasted. Raises CannotDecideError."""
     _check(crossings)
     contracts = [one.contract(step_s) for one in crossings]
@@ -94,7 +94,7 @@ def judge(
         finding = finding._replace(
             reason=f"{finding.reason}; it declares `{declared}`, but it cancels"
         )
-    return Judged(finding, worst, cap_s, tries)
+    return JudgedCrossing(finding, worst, cap_s, tries)
 
 
 def _check(crossings: Sequence[Crossing]) -> None:

@@ -9,22 +9,22 @@ from typing import Final, TypeVar
 import gevent
 
 from harness.conform.gateway.bench import (
-    Answer,
     Crowd,
+    GatewayAnswer,
     GatewayBench,
     Gauges,
-    Leave,
+    LeaveSpec,
     together,
 )
 from harness.conform.gateway.crossing import Crossing
-from harness.conform.pages import Pages
+from harness.conform.pages import MetricsPages
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Way
 from harness.upstream.orders import Order
 from harness.workload.target import DialectName
 
 SIZE: Final = 20
-LEAVE: Final = Leave(way=Way.FIN, tokens=50)
+LEAVE: Final = LeaveSpec(way=Way.FIN, tokens=50)
 _TIMES: Final = 2
 _REST_S: Final = 2.0  # the longest until gauges and connections have come to rest
 _LOOK_S: Final = 0.1
@@ -50,9 +50,9 @@ def crowd_of(bench: GatewayBench, dialect: DialectName) -> Crowd:
 
 
 def _gather(bench: GatewayBench, dialect: DialectName) -> Crowd:
-    pages = Pages(bench.plan, judged=bench.page_urls, every=[])
+    pages = MetricsPages(bench.plan, judged=bench.page_urls, every=[])
     crossings: list[Crossing] = []
-    after: list[Answer] = []
+    after: list[GatewayAnswer] = []
     open_ones: list[int] = []
     memory_mb: list[float] = []
     gauges: list[Gauges | Exception] = [_gauges(pages)]
@@ -74,7 +74,7 @@ def _leave_at_once(bench: GatewayBench, dialect: DialectName) -> list[Crossing]:
         return together([partial(bench.see_leave, one, LEAVE, dialect) for one in streams])
 
 
-def _gauges(pages: Pages) -> Gauges | Exception:
+def _gauges(pages: MetricsPages) -> Gauges | Exception:
     try:
         samples = pages.samples()
     except (RefusedError, CannotDecideError) as error:

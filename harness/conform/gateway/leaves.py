@@ -9,9 +9,9 @@ import httpx
 
 from harness.client.http2 import Http2Client, NoHttp2Error
 from harness.conform.finding import Finding
-from harness.conform.gateway.bench import GatewayBench, Leave, why_ended
+from harness.conform.gateway.bench import GatewayBench, LeaveSpec, why_ended
 from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
-from harness.conform.gateway.crossing import Judged
+from harness.conform.gateway.crossing import JudgedCrossing
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import read_api_key
 from harness.records import Delivery, Outcome, RequestRow, Way
@@ -30,7 +30,7 @@ QUEUED_STEPS: Final = 15  # for which a request that was left may stay in the up
 
 def _leaves(
     name: str,
-    leave: Leave,
+    leave: LeaveSpec,
     requirement: str,
     *,
     wire: str,
@@ -38,7 +38,7 @@ def _leaves(
     caught: str = "",
     quick: bool = False,
 ) -> None:
-    def check(bench: GatewayBench, dialect: DialectName) -> Judged:
+    def check(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
         return _judge_leaves(bench, dialect, leave)
 
     crossing(
@@ -53,14 +53,14 @@ def _leaves(
     )(check)
 
 
-def _judge_leaves(bench: GatewayBench, dialect: DialectName, leave: Leave) -> Judged:
+def _judge_leaves(bench: GatewayBench, dialect: DialectName, leave: LeaveSpec) -> JudgedCrossing:
     found = bench.leave_each(bench.plans[dialect], leave, bench.tries, dialect)
     return bench.judge(found, leave)
 
 
 _leaves(
     "hop/fin-decode",
-    Leave(way=Way.FIN),
+    LeaveSpec(way=Way.FIN),
     "A client that closes in the middle of a stream is let go upstream.",
     wire="A stream is read; 2.5 to 3.5 steps after the upstream's first token its connection is "
     "closed.",
@@ -70,14 +70,14 @@ _leaves(
 )
 _leaves(
     "hop/rst-decode",
-    Leave(way=Way.RST),
+    LeaveSpec(way=Way.RST),
     "A client that resets in the middle of a stream is let go upstream.",
     wire="As hop/fin-decode, with a reset.",
     why="A crashed application and a middle box reset; some servers look for one kind of close.",
 )
 _leaves(
     "hop/before-headers",
-    Leave(Order(prefill_ms=SILENT_MS, headers="late"), after="slot", steps=3, way=Way.FIN),
+    LeaveSpec(Order(prefill_ms=SILENT_MS, headers="late"), after="slot", steps=3, way=Way.FIN),
     "A client that closes before the answer has headers is let go upstream.",
     wire="The upstream computes a prefill of 2.5 s and sends nothing; 3 to 4 steps into it the "
     "client closes.",
@@ -85,7 +85,7 @@ _leaves(
 )
 _leaves(
     "hop/silent-prefill",
-    Leave(Order(prefill_ms=SILENT_MS, headers="early"), after="headers", steps=3, way=Way.FIN),
+    LeaveSpec(Order(prefill_ms=SILENT_MS, headers="early"), after="headers", steps=3, way=Way.FIN),
     "A client that closes between the headers and the first token is let go upstream.",
     wire="The upstream sends its headers at once, and is silent for 2.5 s; 3 to 4 steps into that "
     "time the client closes.",
@@ -94,7 +94,7 @@ _leaves(
 )
 _leaves(
     "hop/unary",
-    Leave(way=Way.FIN, delivery=Delivery.UNARY),
+    LeaveSpec(way=Way.FIN, delivery=Delivery.UNARY),
     "A client that closes while it waits for a whole answer is let go upstream.",
     wire="An answer in one piece is asked for; 2.5 to 3.5 steps after the upstream's first token "
     "the client closes.",
@@ -112,9 +112,9 @@ _leaves(
     passes=BOUND,
     why="A client that stops reading at the finish reason leaves here, each time.",
 )
-def last_token(bench: GatewayBench, dialect: DialectName) -> Judged:
+def last_token(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
     order = Order(end_ms=END_MS, tokens=3)
-    return _judge_leaves(bench, dialect, Leave(order, after="stopped", steps=2, way=Way.FIN))
+    return _judge_leaves(bench, dialect, LeaveSpec(order, after="stopped", steps=2, way=Way.FIN))
 
 
 @crossing(
@@ -126,8 +126,8 @@ def last_token(bench: GatewayBench, dialect: DialectName) -> Judged:
     why="A gateway that serves such a client also serves clients that have left; one that ends its "
     "request cuts a reader off.",
 )
-def half_close(bench: GatewayBench, dialect: DialectName) -> Judged:
-    leave = Leave(way=Way.HALF_CLOSE, tokens=SIBLING_TOKENS)
+def half_close(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
+    leave = LeaveSpec(way=Way.HALF_CLOSE, tokens=SIBLING_TOKENS)
     with bench.session(bench.plans[dialect]) as session:
         stream = bench.begin(session, leave)
         bench.await_turn(stream, leave)
@@ -153,8 +153,8 @@ def half_close(bench: GatewayBench, dialect: DialectName) -> Judged:
     passes=BOUND,
     why="A gateway that waits until it can write does not look at who reads.",
 )
-def stalled(bench: GatewayBench, dialect: DialectName) -> Judged:
-    leave = Leave(Order(pad=WIDE_WORDS), way=Way.STOP_READING)
+def stalled(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
+    leave = LeaveSpec(Order(pad=WIDE_WORDS), way=Way.STOP_READING)
     with bench.session(bench.plans[dialect]) as session:
         streams = [bench.begin(session, leave) for _ in range(bench.tries)]
         for stream in streams:
@@ -175,8 +175,8 @@ def stalled(bench: GatewayBench, dialect: DialectName) -> Judged:
     why="On HTTP/2 a closed tab closes no connection.",
     stage="one by one",
 )
-def h2_reset(bench: GatewayBench, dialect: DialectName) -> Judged:
-    leave = Leave(tokens=BRIEF_TOKENS)
+def h2_reset(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
+    leave = LeaveSpec(tokens=BRIEF_TOKENS)
     with bench.session(bench.plans[dialect]) as session:
         plan = session.plan
         client = Http2Client(plan, api_key=read_api_key(plan.api_key_env), wire=bench.wire)
@@ -219,8 +219,8 @@ def _unwhole(rows: Sequence[RequestRow | None]) -> str | None:
     why="A request that waits for nobody takes a slot later, from somebody who is still there.",
     stage="one by one",
 )
-def queue(bench: GatewayBench, dialect: DialectName) -> Judged:
-    leave = Leave(after="arrived", steps=3, way=Way.FIN, tokens=BRIEF_TOKENS)
+def queue(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
+    leave = LeaveSpec(after="arrived", steps=3, way=Way.FIN, tokens=BRIEF_TOKENS)
     with bench.full_slots(), bench.session(bench.plans[dialect]) as session:
         streams = [bench.begin(session, leave) for _ in range(bench.tries)]
         for stream in streams:

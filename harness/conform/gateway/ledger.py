@@ -21,7 +21,7 @@ _READ_BYTES: Final = 1 << 20
 _SHOWN: Final = 80
 
 
-class Request(msgspec.Struct, frozen=True):
+class UpstreamRequest(msgspec.Struct, frozen=True):
     """A request as the upstream saw it: a part of the upstream's own record."""
 
     id: str | None
@@ -45,7 +45,7 @@ class _Line(msgspec.Struct):
 
 
 _line: Final = msgspec.json.Decoder(_Line).decode
-_request: Final = msgspec.json.Decoder(Request).decode
+_request: Final = msgspec.json.Decoder(UpstreamRequest).decode
 
 
 class Ledger:
@@ -55,7 +55,7 @@ class Ledger:
         self._descriptor = os.open(file, os.O_RDONLY)
         self._unfinished = b""
         self._events = defaultdict[str, dict[int, dict[str, int]]](dict)
-        self._over: dict[int, Request] = {}
+        self._over: dict[int, UpstreamRequest] = {}
         self._follower = gevent.spawn(self._follow)
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Ledger:
             gevent.sleep(_LOOK_S)
         return not is_missing
 
-    def over(self, name: str, longest_s: float) -> list[Request]:
+    def over(self, name: str, longest_s: float) -> list[UpstreamRequest]:
         """The requests with this id that are over within this time."""
         until_s = time.monotonic() + longest_s
         self._check()

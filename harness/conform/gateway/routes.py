@@ -8,7 +8,7 @@ import gevent
 import httpx
 
 from harness.client.wire_log import secrets_of
-from harness.conform.gateway.bench import Answer, GatewayBench, why_ended
+from harness.conform.gateway.bench import GatewayAnswer, GatewayBench, why_ended
 from harness.errors import TargetError
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.run.recipes import PATHS
@@ -95,7 +95,7 @@ def _ask(bench: GatewayBench, plan: LoadPlan, port: int, *, until_s: float, is_n
         )
 
 
-def _first_answer(bench: GatewayBench, plan: LoadPlan, until_s: float) -> Answer:
+def _first_answer(bench: GatewayBench, plan: LoadPlan, until_s: float) -> GatewayAnswer:
     """Routers look now and then whether a server is there."""
     while True:
         (answer,) = bench.ask_each(plan, [Order()], 1)
@@ -105,7 +105,9 @@ def _first_answer(bench: GatewayBench, plan: LoadPlan, until_s: float) -> Answer
         gevent.sleep(_LOOK_S)
 
 
-def _check_status(answers: list[Answer], plan: LoadPlan, port: int, *, is_named: bool) -> None:
+def _check_status(
+    answers: list[GatewayAnswer], plan: LoadPlan, port: int, *, is_named: bool
+) -> None:
     """Raises RefusedError, or CannotDecideError, unless all are answered; one that is cut is for
     hop/whole."""
     bad = [one for one in answers if one.is_late or one.row.status_code != httpx.codes.OK]

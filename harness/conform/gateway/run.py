@@ -22,15 +22,15 @@ from harness.client.session import LoadSession
 from harness.client.wire_log import WireLog
 from harness.conform.case import Case
 from harness.conform.finding import Finding
-from harness.conform.gateway.bench import End, GatewayBench, Leave, RequestsLog
+from harness.conform.gateway.bench import GatewayBench, GatewayEnd, LeaveSpec, RequestsLog
 from harness.conform.gateway.case import GatewayCase, Stage
 from harness.conform.gateway.cases import gateway_cases
-from harness.conform.gateway.crossing import Judged
+from harness.conform.gateway.crossing import JudgedCrossing
 from harness.conform.gateway.ledger import Ledger
 from harness.conform.gateway.routes import find_spoken
 from harness.conform.gateway.usage import UsageSource
 from harness.conform.judgement import AT_ONCE
-from harness.conform.messages import Event, Order
+from harness.conform.messages import SuiteEvent, SuiteRequest
 from harness.conform.verdict import settle_case
 from harness.errors import TargetError
 from harness.experiments.outcome import CannotDecideError, HarnessError, RefusedError
@@ -46,11 +46,11 @@ _FEWEST_STEPS: Final = 0.5  # within which our own side must see a leave
 _CONTROLS: Final = 4
 _CONTRACT_S: Final = {"cancel": 12.0, "drain": 45.0, "resume": 45.0}  # of an answer
 _BY_TIME: Final = (Failure.LATE, Failure.NEVER)
-Report = Callable[[Event], None]
-Outcome = Judged | Finding | Exception
+Report = Callable[[SuiteEvent], None]
+Outcome = JudgedCrossing | Finding | Exception
 
 
-def run_gateway(order: Order, plan: LoadPlan, report: Report) -> None:
+def run_gateway(order: SuiteRequest, plan: LoadPlan, report: Report) -> None:
     """Reports each case as soon as it is decided."""
     assert order.upstream is not None
     bench = _bench(order, plan)
@@ -59,16 +59,16 @@ def run_gateway(order: Order, plan: LoadPlan, report: Report) -> None:
         lacking = find_spoken(bench, order.upstream.port)
     except (CannotDecideError, TargetError) as error:
         is_gone = isinstance(error, TargetError)
-        report(Event(event="gone" if is_gone else "unusable", why=str(error)))
+        report(SuiteEvent(event="gone" if is_gone else "unusable", why=str(error)))
         return
     facts = {"step_s": bench.step_s, "ttft_s": bench.step_s, "lag_s": lag_s}
-    report(Event(event="facts", facts=facts))
+    report(SuiteEvent(event="facts", facts=facts))
     known = gateway_cases()
     cases = [known[name] for name in order.cases]
-    Turns(bench, Path(order.folder), lacking, report).run(cases)
+    GatewayTurns(bench, Path(order.folder), lacking, report).run(cases)
 
 
-def _bench(order: Order, plan: LoadPlan) -> GatewayBench:
+def _bench(order: SuiteRequest, plan: LoadPlan) -> GatewayBench:
     upstream = order.upstream
     assert upstream is not None
     direct = Target(name="upstream", description="", settle_s=1.0)
@@ -110,7 +110,7 @@ def _fail(why: str) -> None:
 
 def _look_at_ourselves(bench: GatewayBench) -> float:
     """How late our own side sees a leave without a gateway: seconds. Raises HarnessError."""
-    leave = Leave(way=Way.FIN, tokens=20)
+    leave = LeaveSpec(way=Way.FIN, tokens=20)
     crossings = bench.leave_each(bench.upstream, leave, _CONTROLS)
     stops_s = [one.stopped_s for one in crossings]
     late = [one_s for one_s in stops_s if one_s is None or one_s > _FEWEST_STEPS * bench.step_s]
@@ -120,7 +120,7 @@ def _look_at_ourselves(bench: GatewayBench) -> float:
     return max(one_s for one_s in stops_s if one_s is not None)
 
 
-class Turns:
+class GatewayTurns:
     def __init__(
         self,
         bench: GatewayBench,
@@ -157,7 +157,7 @@ class Turns:
         if self._is_over():
             return
         began_s = time.monotonic()
-        self._report(Event(event="started", id=one.case.id))
+        self._report(SuiteEvent(event="started", id=one.case.id))
         plan = self._bench.plans[one.dialect]
         wire = RequestsLog(request_headers(plan.headers, plan.api_key_env))
         wire.begin(self._folder / wire_log_name(one.case.id))
@@ -175,7 +175,7 @@ class Turns:
             return
         self._end = end
         self._report_case(one, end, took_s)
-        self._report(Event(event="unusable", why=end.reason))
+        self._report(SuiteEvent(event="unusable", why=end.reason))
 
     def _is_over(self) -> bool:
         return self._end is not None
@@ -185,9 +185,9 @@ class Turns:
     ) -> None:
         second = None if again is None else _finding(again)
         result = settle_case(one.case, _finding(outcome), second)
-        if isinstance(outcome, Judged):
+        if isinstance(outcome, JudgedCrossing):
             result.tries = outcome.tries
-        if isinstance(outcome, Judged) and result.verdict is not Verdict.CANNOT_DECIDE:
+        if isinstance(outcome, JudgedCrossing) and result.verdict is not Verdict.CANNOT_DECIDE:
             result.contract, result.cap_s = outcome.contract, outcome.cap_s
         self._report_case(one, result, took_s)
 
@@ -196,7 +196,7 @@ class Turns:
         result.took_s, result.dialect = round(took_s, 2), one.dialect
         if took_s:
             result.wire_log = wire_log_name(one.case.id)
-        self._report(Event(event="case", id=result.id, case=result))
+        self._report(SuiteEvent(event="case", id=result.id, case=result))
 
 
 def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseResult | None:
@@ -214,7 +214,7 @@ def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseRe
     return None if end is None else _blamed(one.case, end, bench.left_in_all())
 
 
-def _blamed(case: Case, end: End, left: int) -> CaseResult:
+def _blamed(case: Case, end: GatewayEnd, left: int) -> CaseResult:
     if not left:
         result = settle_case(case, CannotDecideError(f"before any client had left, {end.reason}"))
     else:
@@ -241,12 +241,12 @@ def _too_long(limit_s: float) -> CannotDecideError:
 
 
 def _finding(outcome: Outcome) -> Finding | Exception:
-    return outcome.finding if isinstance(outcome, Judged) else outcome
+    return outcome.finding if isinstance(outcome, JudgedCrossing) else outcome
 
 
 def _is_mixed(outcome: Outcome, step_s: float) -> bool:
     """Some tries are red and others are good: it may be chance, or our machine."""
-    if not isinstance(outcome, Judged) or outcome.finding.failure not in _BY_TIME:
+    if not isinstance(outcome, JudgedCrossing) or outcome.finding.failure not in _BY_TIME:
         return False
     stops_s = [one.upstream_stopped_s for one in outcome.tries]
     return any(one_s is not None and one_s <= AT_ONCE.steps * step_s for one_s in stops_s)

@@ -20,13 +20,13 @@ from harness.errors import ConfigError, in_words
 from harness.experiments.outcome import CannotDecideError
 from harness.http_client import why_unread
 from harness.workload.toml_file import read_toml, validate
-from harness.workload.values import Seconds, Section
+from harness.workload.values import Seconds, TomlTable
 from harness.workload.workload import find_file
 
 _PACKAGE: Final = "harness.targets.usage"
 
 
-class UsageSource(Section):
+class UsageSource(TomlTable):
     """`page`: of the gateway, a path or a whole URL, with `headers`; `file`: one JSON object per
     line; `database`: SQLite, with a `query` whose one value is the sum. `rows`: the key of the list
     in the page, if it is not the page itself; `tokens`: the key of a row's count, with dots for

@@ -31,13 +31,13 @@ from reference_engine.context import Context
 from reference_engine.triton.python_backend import triton_python_backend_utils as pb_utils
 from reference_engine.triton.python_backend.messages import (
     MAX_BYTES,
-    Cancel,
+    BatchItem,
+    CancelItem,
     Execute,
     Executed,
     Finalize,
     Initialize,
-    Item,
-    Log,
+    LogMessage,
     Response,
     Started,
     ToModel,
@@ -60,8 +60,8 @@ class Channel:
         self._connection = connection
         self._lock = threading.RLock()  # a finalizer may send at any time
         self.contexts: dict[int, Context] = {}
-        self.inbox: queue.SimpleQueue[Initialize | list[Item] | Finalize] = queue.SimpleQueue()
-        self._batch: list[Item] = []
+        self.inbox: queue.SimpleQueue[Initialize | list[BatchItem] | Finalize] = queue.SimpleQueue()
+        self._batch: list[BatchItem] = []
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, message: object) -> None:
@@ -91,19 +91,19 @@ class Channel:
 
     def _take(self, message: ToModel) -> None:
         match message:
-            case Item():
+            case BatchItem():
                 self._open(message)
                 self._batch.append(message)
             case Execute():
                 self.inbox.put(self._batch)
                 self._batch = []
-            case Cancel():
+            case CancelItem():
                 if context := self.contexts.get(message.key):
                     context.kill()
             case Initialize() | Finalize():
                 self.inbox.put(message)
 
-    def _open(self, item: Item) -> None:
+    def _open(self, item: BatchItem) -> None:
         """Before the main thread sees it: a cancellation may be next."""
         if item.key is not None:
             context = self.contexts[item.key] = Context(str(item.key))
@@ -127,7 +127,7 @@ class ModelProcess:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def execute(self, items: list[Item]) -> None:
+    def execute(self, items: list[BatchItem]) -> None:
         requests = [self._make_request(item) for item in items]
         try:
             if self._loop is None:
@@ -149,7 +149,7 @@ class ModelProcess:
         except Exception as error:  # noqa: BLE001 the model's
             self._fail(requests, error)
 
-    def _make_request(self, item: Item) -> pb_utils.InferenceRequest:
+    def _make_request(self, item: BatchItem) -> pb_utils.InferenceRequest:
         given = ModelInferRequest.FromString(item.request)
         inputs = {name: array.copy() for name, array in read_inputs(given).items()}
         if item.key is None:
@@ -249,7 +249,7 @@ class ModelProcess:
             "Failed to process the request(s) for model instance "
             f"'{self._name}', message: {_sentence(error)}"
         )
-        self._channel.send(Log(pb_utils.Logger.ERROR, message))
+        self._channel.send(LogMessage(pb_utils.Logger.ERROR, message))
         response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
         for request in requests:
             with contextlib.suppress(pb_utils.TritonModelException):  # it has its last response
@@ -290,7 +290,9 @@ def _import_model(file: Path, version: str) -> Any:
 def main(fd: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server says when to end
     channel = Channel(socket.socket(fileno=fd))
-    pb_utils.Logger.write = staticmethod(lambda level, text: channel.send(Log(level, str(text))))
+    pb_utils.Logger.write = staticmethod(
+        lambda level, text: channel.send(LogMessage(level, str(text)))
+    )
     message = channel.inbox.get()
     if not isinstance(message, Initialize):
         return 0

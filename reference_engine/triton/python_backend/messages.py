@@ -20,7 +20,7 @@ class Initialize(msgspec.Struct, frozen=True, tag="initialize", array_like=True)
     arguments: dict[str, str]
 
 
-class Item(msgspec.Struct, frozen=True, tag="item", array_like=True, kw_only=True):
+class BatchItem(msgspec.Struct, frozen=True, tag="item", array_like=True, kw_only=True):
     """`key` None: an empty place of the batch, with inputs that look like `request`'s, of zeros."""
 
     key: int | None
@@ -37,7 +37,7 @@ class Execute(msgspec.Struct, frozen=True, tag="execute", array_like=True):
     pass
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
+class CancelItem(msgspec.Struct, frozen=True, tag="cancel", array_like=True):
     key: int
 
 
@@ -65,7 +65,7 @@ class Executed(msgspec.Struct, frozen=True, tag="executed", array_like=True):
     pass
 
 
-class Log(msgspec.Struct, frozen=True, tag="log", array_like=True):
+class LogMessage(msgspec.Struct, frozen=True, tag="log", array_like=True):
     """`level` is one of `logging`."""
 
     level: int
@@ -73,7 +73,7 @@ class Log(msgspec.Struct, frozen=True, tag="log", array_like=True):
 
 
 MAX_BYTES: Final = 2**31  # of a frame: protobuf's messages, the largest part, end there
-ToModel = Initialize | Item | Execute | Cancel | Finalize
-FromModel = Started | Response | Executed | Log
+ToModel = Initialize | BatchItem | Execute | CancelItem | Finalize
+FromModel = Started | Response | Executed | LogMessage
 to_model: Final = msgspec.msgpack.Decoder(ToModel)
 from_model: Final = msgspec.msgpack.Decoder(FromModel)

@@ -16,7 +16,7 @@ from harness.compare.comparable import (
 )
 from harness.compare.pairs import pair_of
 from harness.compare.pool import differences
-from harness.gate.judge import Verdict
+from harness.gate.judge import GateVerdict
 from harness.records import ArmSummary, Metric
 from tests.harness.gate.judging import judged, of_arms
 from tests.made_up import gated
@@ -63,13 +63,13 @@ def in_compare(first: Side, second: Side) -> bool:
 
 def in_gate_of_arms(first: Side, second: Side) -> bool:
     run = of_arms({"old": first.as_arm}, {"new": second.as_arm})
-    return judged(run, f"new - old: {NAME}.mean <= 1").checks[1].verdict is Verdict.PASS
+    return judged(run, f"new - old: {NAME}.mean <= 1").checks[1].verdict is GateVerdict.PASS
 
 
 def in_gate_of_baseline(first: Side, second: Side) -> bool:
     run, baseline = of_arms({"new": second.as_arm}), of_arms({"new": first.as_arm})
     found = judged(run, f"new / baseline: {NAME}.mean <= 1.5", baseline=baseline)
-    return found.checks[1].verdict is Verdict.PASS
+    return found.checks[1].verdict is GateVerdict.PASS
 
 
 @pytest.fixture

@@ -14,11 +14,14 @@ from harness.analysis.early_stop import (
 from harness.analysis.figure import Figures
 from harness.analysis.run_facts import run_facts
 from harness.records import TaskSavings
-from harness.workload.tasks import Task, TaskText
+from harness.workload.tasks import TaskText, WorkloadTask
 from tests.harness.told import metric, reason, warnings
 from tests.made_up.run import RunBuilder
 
-FIRST, SECOND = TaskText(Task.CODE, 0, 0.5), TaskText(Task.CODE, 1, 0.5)  # of 24 and 47 tokens
+FIRST, SECOND = (
+    TaskText(WorkloadTask.CODE, 0, 0.5),
+    TaskText(WorkloadTask.CODE, 1, 0.5),
+)  # of 24 and 47 tokens
 
 
 def asked(
@@ -73,7 +76,7 @@ def test_an_answer_that_lacks_its_last_token_is_cut_short(run: RunBuilder) -> No
 
 
 def test_what_did_not_end_is_left_out_and_an_abandoned_chat_is_not(run: RunBuilder) -> None:
-    chat = TaskText(Task.CHAT, 0, 0.5)
+    chat = TaskText(WorkloadTask.CHAT, 0, 0.5)
     asked(run, chat, 13, outcome="abandoned")  # one more than it read
     for outcome in ("cut_off", "failed", "timed_out", "rejected"):
         asked(run, chat, 5, outcome=outcome)
@@ -83,7 +86,7 @@ def test_what_did_not_end_is_left_out_and_an_abandoned_chat_is_not(run: RunBuild
 
 
 def test_without_early_stopping_the_saved_share_is_0(run: RunBuilder) -> None:
-    asked(run, TaskText(Task.CODE, 0, 0.5, stops_early=False), 24)
+    asked(run, TaskText(WorkloadTask.CODE, 0, 0.5, stops_early=False), 24)
     figures, (code,) = judged(run)
     assert mean(figures, "early_stop_saved_share") == 0
     assert (code.stops_early, code.cut_short) == (False, 0)

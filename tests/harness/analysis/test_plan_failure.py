@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.plan_failure import plan_failure, without_advice
-from harness.gate.judge import Verdict, judge
+from harness.gate.judge import GateVerdict, judge
 from harness.gate.limits import parse_limits
 from harness.gate.run import read_run
 from harness.records import Delivery
@@ -162,6 +162,6 @@ def test_the_gate_does_not_pass_it(run: RunBuilder, tmp_path: Path) -> None:
     assert plan_failure(run.frames().requests) == summary.plan_failed
     limits = parse_limits(["ttft_s.p50 < 1"], source="", arms=())
     judged = judge(read_run(tmp_path), limits, run="run", fewest_abandons=0)
-    assert judged.verdict is Verdict.CANNOT_DECIDE
+    assert judged.verdict is GateVerdict.CANNOT_DECIDE
     assert (judged.checks[0].reason, judged.checks[0].to_decide) == (why, advice)
     assert "--request-cancellation-delay" in advice

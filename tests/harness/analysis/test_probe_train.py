@@ -9,12 +9,12 @@ import pytest
 from harness.analysis.figure import NotMeasurable
 from harness.analysis.occupancy import (
     NO_ROUNDS,
-    Rounds,
+    RoundTotals,
     ghost_rate_of,
     occupancy_figures,
     rounds_of,
 )
-from harness.analysis.probe_train import Train, cancel_latency, probe_figures, train_of
+from harness.analysis.probe_train import TrainLatencies, cancel_latency, probe_figures, train_of
 from harness.records import Role
 from harness.stats import turnbull_median
 from tests.harness.told import MakeRun, metric, reason
@@ -64,9 +64,9 @@ def ride(
     return known
 
 
-def train(run: RunBuilder, late_s: float = 0.0) -> Train:
+def train(run: RunBuilder, late_s: float = 0.0) -> TrainLatencies:
     found = train_of(run.frames().requests, late_s)
-    assert isinstance(found, Train), found
+    assert isinstance(found, TrainLatencies), found
     return found
 
 
@@ -167,7 +167,7 @@ def test_readings_in_a_burst_are_dropped_and_counted(run: RunBuilder, beside: in
     assert (found.dropped, found.dropped_controls) == ((1, 30), (0, 30))
     assert len(found.latency_s) == 29
     assert not found.drops_differ()
-    assert Train.drops_differ(replace(found, dropped=(15, 30), dropped_controls=(1, 30)))
+    assert TrainLatencies.drops_differ(replace(found, dropped=(15, 30), dropped_controls=(1, 30)))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_requests_that_wait_count_ghosts_and_lost_slots(run: RunBuilder) -> None
         check(run, i, waited)
     requests = run.frames().requests
     found = rounds_of(requests)
-    assert found == Rounds(rounds=1, left=4, ghosts=1, lost=1)
+    assert found == RoundTotals(rounds=1, left=4, ghosts=1, lost=1)
     rate = metric(ghost_rate_of([found, found], "probe"))
     assert (rate.n, rate.mean) == (8, 0.25)
     assert rate.mean_ci95 == pytest.approx((0.0319, 0.6509), abs=1e-4)  # R: binom.test(2, 8)

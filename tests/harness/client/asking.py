@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from harness.client.connection import Connection
+from harness.client.connection import Http1Connection
 from harness.client.exchange import StreamClient
 from harness.client.transport import SocketTransport, WireRequest, head_of
 from harness.records import RequestRow, Way
@@ -84,7 +84,7 @@ def wire_request(
 
 
 @contextmanager
-def connected(url: str, *, ca_file: str | None = None, **request: Any) -> Iterator[Connection]:
+def connected(url: str, *, ca_file: str | None = None, **request: Any) -> Iterator[Http1Connection]:
     transport = SocketTransport(httpx.URL(url), ca_file=ca_file)
     with transport.open(wire_request(**request)) as connection:
         yield connection
@@ -95,7 +95,7 @@ def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(ends) if a < b]
 
 
-def body_of(connection: Connection) -> bytes:
+def body_of(connection: Http1Connection) -> bytes:
     return b"".join(iter(connection.receive, None))
 
 

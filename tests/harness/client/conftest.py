@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import pytest
 import trustme
 
-from harness.client.connection import Connection
+from harness.client.connection import Http1Connection
 from harness.client.transport import SocketTransport, WireRequest
 from harness.records import RequestRow, Way
 from harness.workload.abandon import LeaveRule, never
@@ -224,9 +224,9 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Exchange]:
     there when the client looks, however slow the machine is."""
     near, far = socket.socketpair()
 
-    def connect(_transport: SocketTransport, request: WireRequest) -> Connection:
+    def connect(_transport: SocketTransport, request: WireRequest) -> Http1Connection:
         request.is_opened = True
-        return Connection(near, request.next_byte_s)
+        return Http1Connection(near, request.next_byte_s)
 
     monkeypatch.setattr(SocketTransport, "connect", connect)
     with near, far:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from harness.client.connection import Connection
+from harness.client.connection import Http1Connection
 from harness.client.leave import leave
 from harness.records import Way, WireClose
 from tests.harness.client.asking import PLAN, body_of, connected
@@ -17,12 +17,12 @@ from tests.harness.client.conftest import Exchange, Secrets, Serve
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Connection, socket.socket]]:
+def pair() -> Iterator[tuple[Http1Connection, socket.socket]]:
     """A connection whose headers have come, and the server's end."""
     near, far = socket.socketpair()
     with near, far:
         far.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        connection = Connection(near, 30)
+        connection = Http1Connection(near, 30)
         connection.receive_head()
         yield connection, far
         connection.close()
@@ -39,7 +39,7 @@ def test_an_answer_that_is_complete_stays_so(ready: Exchange) -> None:
 
 
 def test_bytes_are_stamped_before_anything_is_done_with_them() -> None:
-    class Slow(Connection):
+    class Slow(Http1Connection):
         parsed_ns = 0
 
         def parse(self, data: bytes) -> None:
@@ -92,7 +92,7 @@ def test_records_of_tls_are_handed_over_at_once(serve: Serve, secrets: Secrets) 
 
 
 def test_what_is_there_is_read_and_what_comes_meanwhile_is_not_waited_for(
-    pair: tuple[Connection, socket.socket],
+    pair: tuple[Http1Connection, socket.socket],
 ) -> None:
     connection, far = pair
     far.sendall(b"there")

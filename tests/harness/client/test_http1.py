@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.client.connect import Tls
-from harness.client.connection import Connection
-from harness.client.http1 import MAX_HEAD_BYTES, MAX_HEADERS, Answer
+from harness.client.connection import Http1Connection
+from harness.client.http1 import MAX_HEAD_BYTES, MAX_HEADERS, Http1Response
 from harness.client.receiver import Take
 from harness.client.sse import SSEDecoder
 from tests.harness.client.asking import body_of, cut
@@ -80,32 +80,32 @@ PLACES = st.lists(st.integers(0, 4000), max_size=12)
 
 Seen = tuple[object, ...]
 # Reads a part, and tells whether there may be more.
-Reading = Callable[[Connection, Take], bool]
+Reading = Callable[[Http1Connection, Take], bool]
 
 
-def asking_each_time(connection: Connection, take: Take) -> bool:
+def asking_each_time(connection: Http1Connection, take: Take) -> bool:
     """As a user whose every receive changes something."""
     return connection.receive_each(lambda chunk, t_ns: take(chunk, t_ns) and False)
 
 
-def thinking(connection: Connection, take: Take) -> bool:
+def thinking(connection: Http1Connection, take: Take) -> bool:
     """As a user that is about to leave, and waits so long."""
     if (chunk := connection.receive_within(30)) is not None:
         take(chunk, connection.received_ns)
     return not connection.is_complete
 
 
-def at_the_moment(connection: Connection, take: Take) -> bool:
+def at_the_moment(connection: Http1Connection, take: Take) -> bool:
     """As a user whose time to leave has come; but it stays."""
     for chunk in connection.receive_present():
         take(chunk, connection.received_ns)
     return asking_each_time(connection, take)
 
 
-READINGS: list[Reading] = [Connection.receive_each, asking_each_time, thinking, at_the_moment]
+READINGS: list[Reading] = [Http1Connection.receive_each, asking_each_time, thinking, at_the_moment]
 
 
-def seen_by(connection: Connection, readings: Iterator[Reading]) -> Seen:
+def seen_by(connection: Http1Connection, readings: Iterator[Reading]) -> Seen:
     """Status, headers, events, and how it ended."""
     events: list[bytes] = []
     times_ns = [0]
@@ -142,8 +142,8 @@ class Wire:
         return next(self._chunks, b"")
 
 
-def over(*chunks: bytes, timeout_s: float = 30.0) -> Connection:
-    return Connection(cast("socket.socket", Wire(iter(chunks))), timeout_s)
+def over(*chunks: bytes, timeout_s: float = 30.0) -> Http1Connection:
+    return Http1Connection(cast("socket.socket", Wire(iter(chunks))), timeout_s)
 
 
 def seen(*chunks: bytes, reading: Reading = asking_each_time) -> Seen:
@@ -179,7 +179,7 @@ def sent_in(
 
     with near, far:
         sending = gevent.spawn(send)
-        connection = Connection(near, 30.0, tls=tls)
+        connection = Http1Connection(near, 30.0, tls=tls)
         try:
             return seen_by(connection, itertools.cycle(readings))
         finally:
@@ -269,7 +269,7 @@ def test_what_may_go_on(name: str) -> None:
 )
 def test_a_head_is_bounded_in_bytes(head: bytes) -> None:
     with pytest.raises(httpx.RemoteProtocolError, match="headers without end: more than 65536"):
-        Answer().parse(head + b"\r\ncontent-length: 0\r\n\r\n")
+        Http1Response().parse(head + b"\r\ncontent-length: 0\r\n\r\n")
 
 
 ENDLESS = [
@@ -295,6 +295,6 @@ def test_what_has_no_end_is_given_up(beginning: bytes, drop: bytes, what: str) -
         read(drip)
 
 
-def read(connection: Connection) -> bytes:
+def read(connection: Http1Connection) -> bytes:
     connection.receive_head()
     return body_of(connection)

@@ -7,7 +7,7 @@ import pytest
 from h2.exceptions import ProtocolError
 
 from harness.client.http2 import Http2Client, Http2Connection, Http2Exchange, check_first_frame
-from harness.client.http_requests import Frontend
+from harness.client.http_requests import TargetFrontend
 from harness.client.sse import MAX_EVENT_BYTES
 from harness.records import Outcome
 from harness.workload.abandon import never
@@ -78,7 +78,7 @@ def test_a_stream_that_has_failed_is_cancelled() -> None:
     failing = Failing()
 
     class Client(Http2Client):
-        def connection(self, _frontend: Frontend) -> Http2Connection:
+        def connection(self, _frontend: TargetFrontend) -> Http2Connection:
             return cast(Http2Connection, failing)
 
     begun = Client(PLAN, api_key=None).begin(SPEC, "Hello", never)

@@ -8,7 +8,7 @@ from contextlib import closing
 import httpx
 import pytest
 
-from harness.client.connection import Connection
+from harness.client.connection import Http1Connection
 from harness.client.transport import SocketTransport
 from harness.records import Outcome, Way
 from tests.harness.client.asking import body_of, wire_request
@@ -90,7 +90,7 @@ def test_only_what_took_the_whole_request_carries_another(size: int, is_passed_o
     """A server that reads on would take the next request for the rest of this one."""
     ours, peer = socket.socketpair()
     transport = SocketTransport(httpx.URL("http://h/"), keep_alive=True)
-    connection = Connection(ours, 0.01)
+    connection = Http1Connection(ours, 0.01)
     with ours, peer:
         peer.sendall(ANSWER)
         transport._ask(wire_request(body=b"x" * size, timeout_s=0.01), connection)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from harness.client.connection import ClientProcess, Connection
+from harness.client.connection import ClientProcess, Http1Connection
 from harness.client.exchange import StreamClient
 from harness.client.leave import leave
 from harness.client.reader import StreamReader
@@ -367,7 +367,7 @@ def test_t0_of_a_user_that_vanishes_is_before_the_act() -> None:
     acted_ns: list[int] = []
     sock = SimpleNamespace(setsockopt=lambda *_: acted_ns.append(time.perf_counter_ns()))
     connection = SimpleNamespace(sock=sock, keep_open=lambda: None)
-    left = leave(Way.VANISH, cast("Connection", connection))
+    left = leave(Way.VANISH, cast("Http1Connection", connection))
     assert left.wire_close is WireClose.SILENCE
     assert left.t0_ns <= acted_ns[0]
 

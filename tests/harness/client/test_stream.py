@@ -12,7 +12,7 @@ import pytest
 from harness.client.dialect import dialect_of_path
 from harness.client.reader import StreamReader
 from harness.client.server_error import refusal_message
-from harness.client.states import TRANSITIONS, IllegalSignalError, Signal, State
+from harness.client.states import TRANSITIONS, IllegalSignalError, State, StreamSignal
 from harness.client.stream import StreamMachine
 from harness.records import Outcome, RequestRow, Role, TokenCounting, Way, WireClose
 from harness.workload.abandon import RequestSpec
@@ -318,7 +318,7 @@ def test_all_outcomes_and_states_can_be_reached_and_every_state_ends() -> None:
     assert set(Outcome) <= reached
     assert set(State) - {State.SENT} <= reached
     for state in State:
-        for signal in (Signal.TIMEOUT, Signal.BREAK, Signal.CUT):
+        for signal in (StreamSignal.TIMEOUT, StreamSignal.BREAK, StreamSignal.CUT):
             assert isinstance(TRANSITIONS[state][signal], Outcome)
 
 

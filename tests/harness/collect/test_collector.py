@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from harness.collect.collector import Collector, Pages
+from harness.collect.collector import Collector, PageUrls
 from harness.collect.gpu import NvmlGpus
 from harness.collect.machine import CpuSampler
 from harness.collect.source import Notes
@@ -32,7 +32,7 @@ def collector_of(rows_dir: Path, url: str, notes: Notes) -> Collector:
     return Collector(
         rows_dir=rows_dir,
         client=httpx.Client(trust_env=False),
-        pages=Pages(metrics=[f"{url}/metrics"], logs=[url]),
+        pages=PageUrls(metrics=[f"{url}/metrics"], logs=[url]),
         scrape_pause_s=lambda: 0.01,
         clock_ns=lambda: 0,
         notes=notes,

@@ -14,7 +14,7 @@ from harness.commands.compare import compare_and_show
 from harness.commands.gate import GateOrder, gate_and_show
 from harness.commands.results import collect, export, judge_if_needed
 from harness.errors import ConfigError
-from harness.gate.judge import EXIT_CODES, Verdict
+from harness.gate.judge import EXIT_CODES, GateVerdict
 from harness.run.rounds import complete_summary
 from harness.store.remains import OF_A_ROUND, OF_THE_MANIFEST
 from harness.store.run_folder import RECORDS, RunFolder, open_run
@@ -67,7 +67,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = folder.load_manifest()
     manifest.workload = as_plain_data(load_workload("demo", ["gate.min_abandons=1"]))
     folder.write_manifest(manifest)
-    assert gate(folder.path) == EXIT_CODES[Verdict.PASS]
+    assert gate(folder.path) == EXIT_CODES[GateVerdict.PASS]
     return folder.path
 
 
@@ -137,7 +137,7 @@ def test_no_other_command_fails_by_a_traceback(
     name: str, damage: str, run: Path, whole: Path
 ) -> None:
     DAMAGES[damage](run / name)
-    assert gate(run) == EXIT_CODES[Verdict.CANNOT_DECIDE]
+    assert gate(run) == EXIT_CODES[GateVerdict.CANNOT_DECIDE]
     is_needed = name in ("manifest.json", "summary.json")
     assert bool(said_by(lambda: compare_and_show(whole, [run], as_json=False))) == is_needed
     assert bool(said_by(lambda: export(run=run, trace=Path("trace.json")))) == (
@@ -176,7 +176,7 @@ def test_a_report_of_arms_is_drawn_from_what_is_left(
     name: str, said: str, damage: str, arms: Path
 ) -> None:
     DAMAGES[damage](arms / name)
-    assert gate(arms) == EXIT_CODES[Verdict.CANNOT_DECIDE]
+    assert gate(arms) == EXIT_CODES[GateVerdict.CANNOT_DECIDE]
     page = Path("page.html")
     report(arms, page)
     assert "4 of only" in page.read_text(), "the requests"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.commands.doctor import Finding, engine, lines, loopback, results, torch
+from harness.commands.doctor import DoctorFinding, engine, lines, loopback, results, torch
 from harness.commands.index import app
 from harness.errors import ConfigError
 
@@ -19,7 +19,7 @@ from harness.errors import ConfigError
         (torch("raise SystemExit('no such library')"), "it does not load: no such library"),
     ],
 )
-def test_a_missing_requirement_has_its_remedy(found: Finding, text: str) -> None:
+def test_a_missing_requirement_has_its_remedy(found: DoctorFinding, text: str) -> None:
     assert text in found.text
     assert found.mend is not None
 
@@ -36,7 +36,7 @@ def test_a_check_makes_no_folder(tmp_path: Path) -> None:
 
 
 def test_no_line_is_wider_than_the_terminal() -> None:
-    poor = [Finding(name="torch", text="word " * 40, mend="word " * 40)]
+    poor = [DoctorFinding(name="torch", text="word " * 40, mend="word " * 40)]
     shown = list(lines(poor, width=80))
     assert max(map(len, shown)) <= 80
     assert shown[0].startswith("MISSING  torch")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harness.conform.contact import Contact, check_serves
-from harness.conform.pages import Pages
+from harness.conform.pages import MetricsPages
 from harness.conform.routes import Routes
 from harness.errors import TargetError
 from harness.experiments.readings import RunningGauge
@@ -101,7 +101,7 @@ def test_pages_and_routes_are_asked_at_the_address_of_the_load() -> None:
         url = f"http://localhost:{port}"
         plan = plan_of(url, address="127.0.0.2", target={"metrics": load_target("vllm").metrics})
         metrics = [f"{url}/metrics"]
-        (sample,) = Pages(plan, judged=metrics, every=metrics).samples()
+        (sample,) = MetricsPages(plan, judged=metrics, every=metrics).samples()
         assert sample.value == 2.0
         assert RunningGauge(plan, metrics).read() == 2.0
         with closing(Routes(plan)) as routes:

@@ -14,7 +14,7 @@ from harness.conform.stopping import (
     is_suspicious,
     judge_stopping,
 )
-from harness.experiments.full_slots import Try
+from harness.experiments.full_slots import SlotTry
 from harness.experiments.holds import Holds
 from harness.experiments.outcome import CannotDecideError
 from harness.store.conform_result import Failure, Way
@@ -126,15 +126,15 @@ def test_a_slot_that_does_not_come_back_while_nothing_moves_is_harm() -> None:
 
 
 def test_a_slow_machine_does_not_acquit_a_server_that_stalls_its_streams() -> None:
-    tries = [Try(one, one, others=1, stall_s=one) for one in (0.12, 0.13, 0.12, 0.12, 0.14)]
-    controls = [Try(one, one, others=1, stall_s=0.012) for one in QUICK]
+    tries = [SlotTry(one, one, others=1, stall_s=one) for one in (0.12, 0.13, 0.12, 0.12, 0.14)]
+    controls = [SlotTry(one, one, others=1, stall_s=0.012) for one in QUICK]
     found = judge_recovery(tries, CALM, Bound(), controls=controls)
     assert found.failure is Failure.HARM
 
 
 def test_a_stream_that_is_cut_as_another_leaves_is_harm() -> None:
-    tries = [Try(0.01, 0.01, others=1, cut="the connection was closed")]
-    found = judge_recovery(tries, CALM, Bound(), controls=[Try(0.01, 0.01, 1)])
+    tries = [SlotTry(0.01, 0.01, others=1, cut="the connection was closed")]
+    found = judge_recovery(tries, CALM, Bound(), controls=[SlotTry(0.01, 0.01, 1)])
     assert (found.failure, found.stops) == (Failure.HARM, True)
     assert "the connection was closed" in found.reason
 
@@ -152,7 +152,7 @@ def test_a_verdict_by_seconds_names_its_figures() -> None:
 
 def test_a_time_before_the_leave_is_within_one_step() -> None:
     """The probe's idle time is subtracted, so that a figure may come out below nothing."""
-    tries = [Try(-0.0007, 0.01, 0) for _ in range(3)]
+    tries = [SlotTry(-0.0007, 0.01, 0) for _ in range(3)]
     found = judge_recovery(tries, CALM, Bound(), controls=tries)
     assert "-" not in found.reason
     assert "within one step" in found.reason
@@ -161,7 +161,7 @@ def test_a_time_before_the_leave_is_within_one_step() -> None:
 
 def test_slots_that_change_hands_together_are_one_try() -> None:
     """Those of one wave share a moment: a hundred probes of two waves are no hundred tries."""
-    late = [Try(0.3, 0.3, 30, wave=one % 2) for one in range(100)]
-    quick = [Try(0.03, 0.03, 3, wave=one % 2) for one in range(100)]
+    late = [SlotTry(0.3, 0.3, 30, wave=one % 2) for one in range(100)]
+    quick = [SlotTry(0.03, 0.03, 3, wave=one % 2) for one in range(100)]
     with pytest.raises(CannotDecideError):
         judge_recovery(late, CALM._replace(lag_s=1.0), Bound(), controls=quick)

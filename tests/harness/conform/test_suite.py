@@ -15,8 +15,8 @@ import pytest
 from harness.conform.case import CASES, NOT_GIVEN, Case, Selection
 from harness.conform.config import ConformConfig, all_cases
 from harness.conform.following import Suite
-from harness.conform.messages import Order
-from harness.conform.pacing import Standing
+from harness.conform.messages import SuiteRequest
+from harness.conform.pacing import SuiteStanding
 from harness.conform.reports import as_junit, as_markdown
 from harness.conform.verdict import Expectation
 from harness.errors import InterruptedRunError, TargetError
@@ -87,7 +87,7 @@ class Shown:
 
     def begin(self, result: ConformResult, cases: Sequence[Case]) -> None: ...
 
-    def started(self, case: Case, place: Standing) -> None: ...
+    def started(self, case: Case, place: SuiteStanding) -> None: ...
 
     def decided(self, result: CaseResult) -> None:
         self.decisions.append((result.id, result.verdict))
@@ -101,7 +101,7 @@ def a_suite(
     more: dict[str, Any] = {"config": GIVEN} | changes
     return Suite(
         secrets=[KEY],
-        order=Order(
+        order=SuiteRequest(
             plan=msgspec.Raw(b"{}"),
             cases=[],
             folder=str(folder),

@@ -14,15 +14,15 @@ from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
 from harness.conform.finding import Finding
 from harness.conform.known import Known
-from harness.conform.turn import Turns
-from harness.experiments.idle_server import Facts
+from harness.conform.turn import CaseTurns
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import Patience
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
 
 FIN, RST = "stream/fin-decode", "stream/rst-decode"
 PATIENCE = Patience(2.0, 200, 2.0, 3.0)
-SAME = Facts(4, 0.02, 0.02, None, "it has 4")
+SAME = ServerFacts(4, 0.02, 0.02, None, "it has 4")
 load_cases()
 
 
@@ -62,15 +62,15 @@ def bench(**more: Any) -> Any:
     return SimpleNamespace(**made | more)
 
 
-def turns(one: Any) -> Turns:
-    return Turns(cast(Bench, one), Path(), [], PATIENCE, lambda _: None)
+def turns(one: Any) -> CaseTurns:
+    return CaseTurns(cast(Bench, one), Path(), [], PATIENCE, lambda _: None)
 
 
 def a_case(name: str, check: Callable[[Any], Finding]) -> Case:
     return CASES[name]._replace(check=check)
 
 
-def run(ran: Turns, name: str, found: Finding) -> CaseResult:
+def run(ran: CaseTurns, name: str, found: Finding) -> CaseResult:
     (result,) = ran.run(a_case(name, lambda _: found), [])
     return result
 

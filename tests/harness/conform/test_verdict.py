@@ -8,7 +8,7 @@ import pytest
 
 from harness.conform.case import Case
 from harness.conform.finding import Finding
-from harness.conform.judgement import Bound, Conditions, judge_recovery
+from harness.conform.judgement import Bound, CaseConditions, judge_recovery
 from harness.conform.known import Known, hurried
 from harness.conform.recoveries import by_first
 from harness.conform.verdict import (
@@ -21,7 +21,7 @@ from harness.conform.verdict import (
     settle_case,
 )
 from harness.errors import ConfigError
-from harness.experiments.full_slots import READ_TOKENS, Try
+from harness.experiments.full_slots import READ_TOKENS, SlotTry
 from harness.experiments.outcome import (
     CannotDecideError,
     HarnessError,
@@ -42,7 +42,7 @@ from harness.store.conform_result import (
 from tests.made_up.rows import request_row
 
 STEP_S = 0.01
-CALM = Conditions(step_s=STEP_S, step_p90_s=STEP_S, step_after_s=STEP_S, lag_s=0.0)
+CALM = CaseConditions(step_s=STEP_S, step_p90_s=STEP_S, step_after_s=STEP_S, lag_s=0.0)
 GOOD = Finding(None, "good", {})
 LATE = Finding(Failure.LATE, "late", {})
 NEVER = Finding(Failure.NEVER, "never", {})
@@ -50,10 +50,11 @@ KNOWN = ("stream/fin-decode", "queue/leave")
 TARGET = ConformTarget(engine="vllm", url="http://127.0.0.1:1", model="m", version="0.32.1")
 
 
-def tried(*steps: float, others: int | None = None) -> list[Try]:
+def tried(*steps: float, others: int | None = None) -> list[SlotTry]:
     """`others`: the tokens of another stream; as many as steps, if not told."""
     return [
-        Try(one * STEP_S, one * STEP_S, round(one) if others is None else others) for one in steps
+        SlotTry(one * STEP_S, one * STEP_S, round(one) if others is None else others)
+        for one in steps
     ]
 
 
@@ -125,14 +126,14 @@ def test_where_steps_compute_a_prompt_another_stream_gets_fewer_tokens() -> None
 
 def test_a_probe_that_is_never_served_though_the_controls_were_is_a_red() -> None:
     for others in (190, 3):  # the streams that stayed went on, or stood still, too
-        missing = [*tried(1), Try(None, 2.0, others)]
+        missing = [*tried(1), SlotTry(None, 2.0, others)]
         found = judge_recovery(missing, CALM, Bound(), controls=CONTROLS)
         assert (found.failure, found.stops) == (Failure.NEVER, False)
         assert "1 of 2 tries" in found.reason
     with pytest.raises(CannotDecideError, match="another load"):
-        judge_recovery([Try(None, 2.0, 190)], CALM, Bound(), controls=tried(150))
+        judge_recovery([SlotTry(None, 2.0, 190)], CALM, Bound(), controls=tried(150))
     with pytest.raises(CannotDecideError, match="no control"):
-        judge_recovery([Try(None, 2.0, 190)], CALM, Bound(), controls=[])
+        judge_recovery([SlotTry(None, 2.0, 190)], CALM, Bound(), controls=[])
 
 
 @pytest.mark.parametrize(

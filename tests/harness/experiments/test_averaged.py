@@ -8,16 +8,16 @@ import math
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Averaged, Estimate, Window, average, student
+from harness.experiments.averaged import Averaged, LeaveWindow, MeanEstimate, average, student
 from tests.harness.experiments.crowd import STEP_S, seeds, watched
 
 SEEDS = 40
-WINDOW = Window.of(poll_s=0.05, step_s=STEP_S, after_s=1.2)
-QUICK = Window.of(poll_s=0.02, step_s=STEP_S, after_s=1.2)
+WINDOW = LeaveWindow.of(poll_s=0.05, step_s=STEP_S, after_s=1.2)
+QUICK = LeaveWindow.of(poll_s=0.02, step_s=STEP_S, after_s=1.2)
 
 
 def over_seeds(
-    held_s: float, ghosts: float = 0.0, *, ramp: float = 0.0, window: Window = WINDOW
+    held_s: float, ghosts: float = 0.0, *, ramp: float = 0.0, window: LeaveWindow = WINDOW
 ) -> list[Averaged]:
     found = []
     for rng in seeds(SEEDS):
@@ -116,6 +116,6 @@ def test_an_estimate_has_the_interval_of_student() -> None:
     assert student(0.95, 4) == pytest.approx(2.776, rel=0.003)
     assert student(0.95, 11) == pytest.approx(2.201, rel=0.001)
     assert student(0.999, 7) == pytest.approx(5.408, rel=0.03)
-    one = Estimate.of(np.array([1.0, 2.0, 3.0]))
+    one = MeanEstimate.of(np.array([1.0, 2.0, 3.0]))
     assert one.mean == 2.0
     assert one.error == pytest.approx(1 / math.sqrt(3))

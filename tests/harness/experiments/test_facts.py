@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.experiments.idle_server import (
-    Facts,
+    ServerFacts,
     Trial,
     _Count,
     _NotServedError,
@@ -106,7 +106,7 @@ def test_where_prompts_take_turns_a_trial_costs_more_than_in_proportion() -> Non
 def test_a_server_that_has_other_slots_now_or_no_limit_is_known_by_them(
     slots_now: int, found: int | None
 ) -> None:
-    now = recounted(queueing(slots_now), Facts(SLOTS, 0.02, 0.02, None))
+    now = recounted(queueing(slots_now), ServerFacts(SLOTS, 0.02, 0.02, None))
     assert now.slots == found
 
 
@@ -114,5 +114,5 @@ def test_a_count_that_finds_fewer_than_the_slots_shows_no_missing_limit() -> Non
     def trial(streams: int, tokens: int) -> Trial:
         return Trial([range(tokens)] * min(streams, 3), 0)
 
-    facts = Facts(SLOTS, 0.02, 0.02, None)
+    facts = ServerFacts(SLOTS, 0.02, 0.02, None)
     assert recounted(trial, facts) == facts

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from harness.client.live_stream import LiveStream
-from harness.experiments.full_slots import FullSlots, Try
+from harness.experiments.full_slots import FullSlots, SlotTry
 from harness.experiments.holds import Leaver
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.patience import Patience
 from harness.experiments.streams import Streams
 
@@ -26,8 +26,8 @@ class Tried(FullSlots):
         since: Callable[[], Sequence[int | None]],
         *,
         idle_s: float | None = None,
-    ) -> list[Try]:
-        return [Try(0.02, 0.04, 1, self.stall_s)]
+    ) -> list[SlotTry]:
+        return [SlotTry(0.02, 0.04, 1, self.stall_s)]
 
     def steps_now(self, steps: int = 0) -> list[float]:
         return [STEP_S, STEP_S]
@@ -54,7 +54,7 @@ def full_slots() -> Tried:
     streams: Any = SimpleNamespace(
         slots=4,
         step_s=STEP_S,
-        facts=Facts(4, STEP_S, STEP_S, None),
+        facts=ServerFacts(4, STEP_S, STEP_S, None),
         patience=Patience(2.0, 200, 2.0, 2.1),
         tokens_left=lambda _: 50,
     )

@@ -10,11 +10,17 @@ import gevent  # noqa: TID251
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Interval, Leave, Window
+from harness.experiments.averaged import Interval, Leave, LeaveWindow
 from harness.experiments.gentle import memory_first
-from harness.experiments.gentle_memory import MOST_MEMORY, ByMemory, Holds, UnseenError, natural_end
-from harness.experiments.gentle_plan import Gentle, Judged, Turns
-from harness.experiments.memory_falls import Falls, Needed, Tally
+from harness.experiments.gentle_memory import (
+    MOST_MEMORY,
+    ByMemory,
+    HeldShare,
+    UnseenError,
+    natural_end,
+)
+from harness.experiments.gentle_plan import Gentle, JudgedLeaves, StreamTurns
+from harness.experiments.memory_falls import Falls, FallTally, Needed
 from harness.experiments.readings import Readings, gauge_lag_s
 from harness.workload.workload import load_target
 
@@ -24,8 +30,8 @@ NEED = Needed(least=0.01, ample=0.02)
 @pytest.mark.parametrize(("rise", "fall"), [(0.06, 0.06), (0.0, 0.07), (0.051, 0.04)])
 def test_a_first_prompt_that_holds_too_much_is_the_last(rise: float, fall: float) -> None:
     with pytest.raises(UnseenError, match=r"256 tokens holds .* may hold 5 % at most"):
-        Holds.of(rise, fall, NEED, 256)
-    assert Holds.of(0.02, 0.03, NEED, 256) == pytest.approx((0.02, 0.035))
+        HeldShare.of(rise, fall, NEED, 256)
+    assert HeldShare.of(0.02, 0.03, NEED, 256) == pytest.approx((0.02, 0.035))
 
 
 @pytest.mark.parametrize("rise", [0.0, -0.02, 0.001, 0.004, 0.03, 0.05])
@@ -35,7 +41,7 @@ def test_no_prompt_grows_beyond_what_it_may_hold_by_what_was_seen(
 ) -> None:
     """Not even one of which noise hid all: then the scatter says how much that may be."""
     need = Needed(6 * scatter, 15 * scatter)
-    holds = Holds.of(rise, rise, need, 256)
+    holds = HeldShare.of(rise, rise, need, 256)
     longer = holds.longer(need)
     assert longer <= 8
     assert longer * (max(rise, 0.0) + 3 * scatter) <= MOST_MEMORY * (1 + 1e-9)
@@ -44,8 +50,8 @@ def test_no_prompt_grows_beyond_what_it_may_hold_by_what_was_seen(
 
 
 def test_a_prompt_that_holds_too_little_grows() -> None:
-    assert Holds.of(0.002, 0.002, NEED, 256).longer(NEED) == pytest.approx(0.05 / 0.007)
-    grown = Holds(0.004, 0.005).times(2)
+    assert HeldShare.of(0.002, 0.002, NEED, 256).longer(NEED) == pytest.approx(0.05 / 0.007)
+    grown = HeldShare(0.004, 0.005).times(2)
     assert grown == (0.008, 0.01)
     assert grown.longer(NEED) == pytest.approx(1.3 * 0.02 / 0.008)
 
@@ -63,12 +69,12 @@ def test_a_ghost_is_let_go_of_when_its_answer_must_end(fell_s: float, is_ghost: 
 
 
 def test_what_leaves_never_give_back_is_a_no_and_what_is_not_known_has_bounds() -> None:
-    lost = Judged(Tally(3, 0, 3, 12, 0), None, None, 2.0, loses=True)
+    lost = JudgedLeaves(FallTally(3, 0, 3, 12, 0), None, None, 2.0, loses=True)
     stops, why = lost.answer(0.99)
     assert stops is False
     found = Gentle(way="gauge", stops=stops, why=why, seconds=60.0, moments=3, leaves=3)
     assert found.sentence.startswith("it does not stop: the memory of streams that leave never")
-    few = Judged(Tally(8, 0, 4, 3, 0), None, None, 2.0)
+    few = JudgedLeaves(FallTally(8, 0, 4, 3, 0), None, None, 2.0)
     assert few.answer(0.975) == (None, "too few leaves yet: 0 % to 87.1 % of them may be forgotten")
 
 
@@ -100,8 +106,8 @@ class Server:
 
     def __init__(self, held: float, after_s: float | None) -> None:
         self.session = self.plan = self
-        window = Window(poll_s=0.005, level_s=0.02, after_s=0.1)
-        self.turns = Turns(window, Interval(0.05, 0.06), most_tokens=1000)
+        window = LeaveWindow(poll_s=0.005, level_s=0.02, after_s=0.1)
+        self.turns = StreamTurns(window, Interval(0.05, 0.06), most_tokens=1000)
         self._held, self._after_s, self._now = held, after_s, 0.0
         self._reads = 0
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Averaged, Estimate, Interval, Window, average
+from harness.experiments.averaged import Averaged, Interval, LeaveWindow, MeanEstimate, average
 from harness.experiments.gentle_plan import (
     RISK,
     Gentle,
     GhostRate,
-    Turns,
-    Wanted,
+    StreamTurns,
+    WantedPrecision,
     decide,
     drifts,
     is_due,
@@ -24,13 +24,13 @@ from harness.experiments.gentle_plan import (
 from harness.experiments.outcome import CannotDecideError
 from tests.harness.experiments.crowd import STEP_S, seeds, twin, watched
 
-WINDOW = Window.of(poll_s=0.02, step_s=STEP_S, after_s=1.0)
+WINDOW = LeaveWindow.of(poll_s=0.02, step_s=STEP_S, after_s=1.0)
 LOOKS = [8, 16, 32, 64]
 
 
-def turns(**changes: Any) -> Turns:
+def turns(**changes: Any) -> StreamTurns:
     fields = {"step_s": 0.02, "poll_s": 0.02, "settle_s": 2.0, "context": 4096}
-    return Turns.of(**{**fields, **changes})
+    return StreamTurns.of(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def averaged(freed: float, error: float) -> Averaged:
         place_s=0.1,
         place_ci95=Interval(0.1, 0.1),
         seen_by_s=0.2,
-        freed=Estimate(freed, error, 30),
-        at_once=Estimate(freed, error, 30),
+        freed=MeanEstimate(freed, error, 30),
+        at_once=MeanEstimate(freed, error, 30),
         control=None,
-        seen=Estimate(1.0, 0.05, 30),
+        seen=MeanEstimate(1.0, 0.05, 30),
     )
 
 
@@ -135,7 +135,7 @@ def test_by_pace_the_end_of_an_answer_is_the_measure() -> None:
 @pytest.mark.parametrize("ghosts", [0.0, 0.5, 1.0])
 def test_beside_a_dozen_users_a_twins_pace_shows_the_share_of_ghosts(ghosts: float) -> None:
     """40 leaves and 40 natural ends; a stream costs the twin 1 ms of about 20."""
-    window = Window.of(poll_s=STEP_S, step_s=STEP_S, after_s=1.0, level_steps=10)
+    window = LeaveWindow.of(poll_s=STEP_S, step_s=STEP_S, after_s=1.0, level_steps=10)
     found = []
     for rng in seeds(12):
         world = twin(rng, 40, ghosts=ghosts)
@@ -152,16 +152,16 @@ def test_beside_a_dozen_users_a_twins_pace_shows_the_share_of_ghosts(ghosts: flo
 
 def test_what_went_at_once_has_gone_but_what_did_not_may_have_gone_otherwise() -> None:
     """The sharper figure acquits, and never accuses."""
-    surely_gone = averaged(0.9, 0.3)._replace(at_once=Estimate(0.95, 0.05, 30))
+    surely_gone = averaged(0.9, 0.3)._replace(at_once=MeanEstimate(0.95, 0.05, 30))
     assert GhostRate.by_gauge(surely_gone).interval().high < 0.2
-    some_later = averaged(1.0, 0.05)._replace(at_once=Estimate(0.5, 0.02, 30))
+    some_later = averaged(1.0, 0.05)._replace(at_once=MeanEstimate(0.5, 0.02, 30))
     assert GhostRate.by_gauge(some_later).interval().low < 0
     assert decide(GhostRate.by_gauge(some_later), 0.95) is True
 
 
 def test_enough_is_known_when_both_intervals_are_narrow() -> None:
     def is_met(latency: Interval, forgets: Interval) -> bool:
-        return Wanted().is_met(latency_s=0.2, latency=latency, ghosts=forgets, step_s=0.01)
+        return WantedPrecision().is_met(latency_s=0.2, latency=latency, ghosts=forgets, step_s=0.01)
 
     assert is_met(Interval(0.19, 0.22), Interval(-0.02, 0.05))
     assert not is_met(Interval(0.1, 0.3), Interval(-0.02, 0.05))
@@ -200,15 +200,15 @@ def test_half_of_the_leaves_forgotten_is_found_in_some_dozens_of_leaves() -> Non
 
 def test_a_gauge_that_does_not_show_that_ours_begin_accuses_nobody() -> None:
     assert is_seen(averaged(0.0, 0.05), 0.95)
-    assert not is_seen(averaged(0.0, 0.05)._replace(seen=Estimate(0.1, 0.2, 30)), 0.95)
+    assert not is_seen(averaged(0.0, 0.05)._replace(seen=MeanEstimate(0.1, 0.2, 30)), 0.95)
     assert not is_seen(averaged(0.0, 0.05)._replace(seen=None), 0.95)
 
 
 def test_others_that_come_and_go_at_our_moments_are_seen() -> None:
     seen = averaged(1.0, 0.05)
     assert not drifts(seen, 0.95)
-    assert not drifts(seen._replace(control=Estimate(0.01, 0.02, 20)), 0.95)
-    assert drifts(seen._replace(control=Estimate(0.3, 0.02, 20)), 0.95)
+    assert not drifts(seen._replace(control=MeanEstimate(0.01, 0.02, 20)), 0.95)
+    assert drifts(seen._replace(control=MeanEstimate(0.3, 0.02, 20)), 0.95)
 
 
 def test_what_is_known_is_a_sentence() -> None:

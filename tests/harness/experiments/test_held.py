@@ -8,7 +8,7 @@ import pytest
 
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Count, Held
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
@@ -22,7 +22,7 @@ def held_of(
     """`counts`: of the gauge, or of the requests that run at once. `quiet`: without a gauge."""
     streams: Any = SimpleNamespace(
         slots=slots,
-        facts=Facts(slots, 0.02, 0.02, None),
+        facts=ServerFacts(slots, 0.02, 0.02, None),
         settle_s=2.0,
         pause=lambda _: None,
         wait_for_ghosts=lambda _: None,

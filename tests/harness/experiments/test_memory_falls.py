@@ -12,8 +12,8 @@ from harness.experiments.gentle_plan import decide
 from harness.experiments.memory_falls import (
     Array,
     Falls,
+    FallTally,
     Mistaken,
-    Tally,
     median_interval,
     needed,
 )
@@ -115,7 +115,7 @@ def test_a_median_has_an_interval_by_ranks() -> None:
 
 
 def test_three_ghosts_in_150_leaves_are_a_share_with_an_interval() -> None:
-    tally = Tally(leaves=150, held=3, unclear=0, ends=16, missed=0)
+    tally = FallTally(leaves=150, held=3, unclear=0, ends=16, missed=0)
     assert tally.rate == pytest.approx(0.02)
     low, high = tally.interval()
     assert 0.003 < low < 0.02 < high < 0.06
@@ -123,7 +123,7 @@ def test_three_ghosts_in_150_leaves_are_a_share_with_an_interval() -> None:
 
 
 def test_a_leave_that_is_never_seen_to_fall_widens_the_interval_and_accuses_nobody() -> None:
-    clean = Tally(leaves=150, held=0, unclear=0, ends=16, missed=0)
+    clean = FallTally(leaves=150, held=0, unclear=0, ends=16, missed=0)
     some = clean._replace(unclear=2)
     assert some.rate == 0
     assert some.interval().low == 0
@@ -144,7 +144,7 @@ def test_a_leave_that_is_never_seen_to_fall_widens_the_interval_and_accuses_nobo
 def test_memory_that_never_comes_back_is_lost_if_ends_bring_it_back(
     leaves: int, unclear: int, missed: int, loses: bool
 ) -> None:
-    assert is_lost(Tally(leaves, held=0, unclear=unclear, ends=12, missed=missed)) is loses
+    assert is_lost(FallTally(leaves, held=0, unclear=unclear, ends=12, missed=missed)) is loses
 
 
 @pytest.mark.parametrize(("leaves", "unclear", "ends", "missed"), [(3, 3, 12, 2), (40, 9, 15, 1)])
@@ -153,6 +153,6 @@ def test_leaves_are_compared_with_ends_exactly(
 ) -> None:
     table = np.array([[unclear, leaves - unclear], [missed, ends - missed]])
     p = stats.fisher_exact(table, alternative="greater").pvalue
-    tally = Tally(leaves, held=0, unclear=unclear, ends=ends, missed=missed)
+    tally = FallTally(leaves, held=0, unclear=unclear, ends=ends, missed=missed)
     assert tally.loses(p * 1.001)
     assert not tally.loses(p * 0.999)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.patience import Patience
 from harness.experiments.streams import Streams
@@ -32,7 +32,7 @@ def refusing(held: int) -> Occupancy:
 
     streams: Any = SimpleNamespace(
         slots=SLOTS,
-        facts=Facts(SLOTS, 0.02, 0.02, None, refuses=True),
+        facts=ServerFacts(SLOTS, 0.02, 0.02, None, refuses=True),
         step_s=0.02,
         ttft_s=0.02,
         settle_s=0.0,

@@ -15,11 +15,11 @@ from harness.client.lag import LagWatch
 from harness.client.live_stream import LiveStream, join_all
 from harness.client.session import LoadSession
 from harness.experiments.gauge import GaugeWatcher
-from harness.experiments.gentle import Terms
+from harness.experiments.gentle import GentleTerms
 from harness.experiments.gentle import watch as watch_gently
-from harness.experiments.gentle_plan import Wanted
+from harness.experiments.gentle_plan import WantedPrecision
 from harness.experiments.holds import Leaver, Watcher
-from harness.experiments.idle_server import Facts
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
 from harness.experiments.quiet import QuietWatcher, meters_of
@@ -78,12 +78,12 @@ def main() -> None:
 
 
 def gently(session: LoadSession, asked: dict[str, Any]) -> None:
-    terms = Terms(
+    terms = GentleTerms(
         max_seconds=asked["max_seconds"],
         settle_s=asked["settle_s"],
         slots=asked["slots"],
         context=asked.get("context"),
-        wanted=Wanted() if asked.get("is_wanted") else None,
+        wanted=WantedPrecision() if asked.get("is_wanted") else None,
     )
     urls = [f"{asked['url']}/metrics"]
     try:
@@ -96,7 +96,7 @@ def gently(session: LoadSession, asked: dict[str, Any]) -> None:
 
 
 def holds(session: LoadSession, asked: dict[str, Any]) -> dict[str, Any]:
-    facts = Facts(asked["slots"], asked["step_s"], 2 * asked["step_s"], None)
+    facts = ServerFacts(asked["slots"], asked["step_s"], 2 * asked["step_s"], None)
     lag = LagWatch(open_streams=lambda: 0, give_up=sys.exit)
     streams = Streams(session, facts, asked["settle_s"], lag=lag)
     rng = random.Random(1)

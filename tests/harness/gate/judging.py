@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.gate.judge import Judgement, Measured, Verdict, judge
+from harness.gate.judge import GateVerdict, Judgement, Measured, judge
 from harness.gate.limits import Limit, parse_limits
 from tests.made_up import gated
 
 Rounds = Sequence[float | None]
 
-PASS, FAIL, OPEN = Verdict.PASS, Verdict.FAIL, Verdict.CANNOT_DECIDE
+PASS, FAIL, OPEN = GateVerdict.PASS, GateVerdict.FAIL, GateVerdict.CANNOT_DECIDE
 
 
 def judged(

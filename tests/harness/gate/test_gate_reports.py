@@ -7,14 +7,16 @@ import pytest
 from rich.console import Console
 
 from harness.commands.gate import print_judgement
-from harness.gate.judge import Check, Judgement, Verdict
+from harness.gate.judge import Check, GateVerdict, Judgement
 from harness.gate.reports import MOST_BYTES, as_junit, as_markdown
 from tests.conftest import Snapshot
 
 CHECKS = [
-    Check(name="itl_s.p99 <= 2", verdict=Verdict.PASS, measured="1 s", reason="within"),
-    Check(name="a.p99 <= 2", verdict=Verdict.FAIL, measured="> 2 | 3", reason="<b> & more"),
-    Check(name="b.p99 <= 2", verdict=Verdict.CANNOT_DECIDE, reason="too few", to_decide="368 more"),
+    Check(name="itl_s.p99 <= 2", verdict=GateVerdict.PASS, measured="1 s", reason="within"),
+    Check(name="a.p99 <= 2", verdict=GateVerdict.FAIL, measured="> 2 | 3", reason="<b> & more"),
+    Check(
+        name="b.p99 <= 2", verdict=GateVerdict.CANNOT_DECIDE, reason="too few", to_decide="368 more"
+    ),
 ]
 
 
@@ -22,7 +24,7 @@ def judgement(checks: list[Check] | None = None) -> Judgement:
     return Judgement(
         run="results/`x`|y",
         workload="gate",
-        verdict=Verdict.FAIL,
+        verdict=GateVerdict.FAIL,
         checks=CHECKS if checks is None else checks,
         baseline="a-run-before",
         left_out=["build: ttft_s.p50"],
@@ -54,7 +56,7 @@ def test_junit_is_read_back_with_a_test_for_each_limit() -> None:
 
 
 def test_junit_stands_characters_that_xml_forbids() -> None:
-    odd = Check(name="a\x00b", verdict=Verdict.FAIL, reason="c\x1bd")
+    odd = Check(name="a\x00b", verdict=GateVerdict.FAIL, reason="c\x1bd")
     (suite,) = junitparser.JUnitXml.fromstring(as_junit(judgement([odd])).decode())
     (case,) = suite
     assert (case.name, case.result[0].message) == ("a?b", "c?d")
@@ -83,7 +85,7 @@ def test_no_word_is_lost_beyond_the_edge(name: str, width: int) -> None:
     reason = "not measurable: the server shows no gauge of requests that run, " * 3
     to_decide = "a server with `max_num_seqs` known, or the workload `gate_black_box`"
     said = {"reason": f"{reason}nor any other", "to_decide": to_decide, "measured": "12 of 500"}
-    one = Check(name=name, verdict=Verdict.CANNOT_DECIDE, **said)
+    one = Check(name=name, verdict=GateVerdict.CANNOT_DECIDE, **said)
     lines = shown(judgement([one]), width=width).splitlines()
     assert all(len(line) <= width for line in lines)
     printed = Counter(" ".join(lines).split())

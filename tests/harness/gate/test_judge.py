@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.gate.judge import Check, Judgement, Measured, Verdict, overall
+from harness.gate.judge import Check, GateVerdict, Judgement, Measured, overall
 from harness.records import Metric
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged
 from tests.made_up import gated
@@ -76,7 +76,7 @@ ONLY_LIMITED = Metric(unit="s", n=40, upper95=0.1, method="gauge", bound="upper"
         ("leaked_blocks.mean <= 2", gated.count(1, bound="upper"), PASS),
     ],
 )
-def test_a_figure_is_judged_by_its_range(line: str, metric: Metric, expected: Verdict) -> None:
+def test_a_figure_is_judged_by_its_range(line: str, metric: Metric, expected: GateVerdict) -> None:
     assert the_check(line, metric).verdict is expected
 
 
@@ -148,7 +148,7 @@ def test_an_invalid_run_fails_only_by_what_no_client_brings_about() -> None:
 
 
 def test_a_fail_wins_and_too_little_is_no_pass() -> None:
-    of = {one: Check(name="x", verdict=one, reason="") for one in Verdict}
+    of = {one: Check(name="x", verdict=one, reason="") for one in GateVerdict}
     assert overall([of[PASS], of[OPEN], of[FAIL]]) is FAIL
     assert overall([of[PASS], of[OPEN]]) is OPEN
     assert overall([of[PASS]]) is PASS

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.gate.baseline import limits_against_baseline
-from harness.gate.judge import Measured, Verdict
+from harness.gate.judge import GateVerdict, Measured
 from tests.harness.gate.judging import FAIL, OPEN, PASS, Rounds, judged, of_arms, wasting
 from tests.made_up import gated
 
@@ -44,7 +44,7 @@ DIFFERENCE = "build - baseline: cancel_latency_steps.mean <= 0.5"
     ],
 )
 def test_rounds_are_held_to_those_of_the_baseline(
-    line: str, values: Rounds, expected: Verdict
+    line: str, values: Rounds, expected: GateVerdict
 ) -> None:
     found = judged(build(values), line, baseline=BEFORE)
     assert found.checks[1].verdict is expected

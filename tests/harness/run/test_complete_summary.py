@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConfigError
-from harness.gate.judge import Verdict, judge
+from harness.gate.judge import GateVerdict, judge
 from harness.gate.limits import parse_limits
 from harness.gate.run import read_run
 from harness.records import Summary
@@ -62,7 +62,7 @@ def test_a_table_that_is_lost_costs_only_its_own_figures(
     assert (kept.name in said) == kept.exists()
     limits = parse_limits(["ttft_s.p50 < 9"], source="", arms=())
     found = judge(read_run(folder.path), limits, run="run", fewest_abandons=0)
-    assert found.verdict is Verdict.CANNOT_DECIDE
+    assert found.verdict is GateVerdict.CANNOT_DECIDE
 
 
 def test_a_run_without_rows_has_nothing_to_report(folder: RunFolder) -> None:

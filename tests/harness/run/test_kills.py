@@ -10,7 +10,7 @@ import time
 import pytest
 
 from harness.errors import TargetError
-from harness.run.kills import Fleet, Killer
+from harness.run.kills import AnnouncedFleet, Killer
 from harness.store.manifest import Kill
 
 NOBODY = 2**22 + 1  # no process has so large a number
@@ -18,7 +18,7 @@ READY = {"event": "ready", "worker_pids": [11, 12, 13]}
 
 
 def test_victims_go_by_turns_and_one_always_serves() -> None:
-    fleet = Fleet("worker")
+    fleet = AnnouncedFleet("worker")
     assert fleet.next_victim() is None, "before the ready line"
     fleet.take(READY)
     assert [fleet.next_victim() for _ in range(3)] == [(0, 11), (1, 12), None]

@@ -20,7 +20,7 @@ from msgspec import structs
 from harness.errors import ConfigError, TargetError
 from harness.run.installation import INSTALLED, install
 from harness.run.process import Interruption
-from harness.run.recipes import Call, Recipe, Route, load_recipes
+from harness.run.recipes import GatewayRoute, Recipe, SetupCall, load_recipes
 from harness.run.standing import (
     Process,
     Up,
@@ -173,7 +173,7 @@ http.server.HTTPServer(("127.0.0.1", $port), Gateway).serve_forever()
 BEHIND = Wish(direct="http://127.0.0.1:9/v1/", model="some/model")
 
 
-def gateway(*calls: Call) -> Recipe:
+def gateway(*calls: SetupCall) -> Recipe:
     return structs.replace(
         SERVER,
         run_files={"gateway.py": GATEWAY},
@@ -182,8 +182,8 @@ def gateway(*calls: Call) -> Recipe:
         calls=list(calls),
         headers={"authorization": "Bearer $key", "x-to": "$direct_host $direct_port"},
         routes={
-            "chat": Route(model="behind/$served"),
-            "messages": Route(path="/claude", headers={"x-to": "$direct"}),
+            "chat": GatewayRoute(model="behind/$served"),
+            "messages": GatewayRoute(path="/claude", headers={"x-to": "$direct"}),
         },
     )
 
@@ -192,19 +192,19 @@ def test_a_gateway_is_set_up_by_calls_and_says_how_it_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://192.0.2.1")
-    login = Call(url="$url/login", body='{"password": "$secret"}')
-    make_key = Call(url="$url/keys", body='{"for": "$served"}', takes={"key": "keys.first"})
+    login = SetupCall(url="$url/login", body='{"password": "$secret"}')
+    make_key = SetupCall(url="$url/keys", body='{"for": "$served"}', takes={"key": "keys.first"})
     recipe = gateway(login, make_key)
     install(recipe)
     started = up(recipe, BEHIND)
     key = {"authorization": "Bearer some/model-key"}
     assert started.routes == {
-        "chat": Route(
+        "chat": GatewayRoute(
             path="/v1/chat/completions",
             model="behind/some/model",
             headers=key | {"x-to": "127.0.0.1 9"},
         ),
-        "messages": Route(
+        "messages": GatewayRoute(
             path="/claude", model="some/model", headers=key | {"x-to": "http://127.0.0.1:9"}
         ),
     }

@@ -17,7 +17,7 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.protocol import AddRequest, StepRecord, StepReport
-from reference_engine.worker.engine import EngineIO, Share
+from reference_engine.worker.engine import EngineIO, FrontendShare
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Heard, Inbox, Requests
 
@@ -102,7 +102,7 @@ class LiveEngine:
     def _read_clock(self) -> int:
         return self.now_ns
 
-    def _take_report(self, report: StepReport, shares: Mapping[str, Share]) -> None:
+    def _take_report(self, report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
         self.report = report
         self.events = [event for share in shares.values() for event in share.events]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from harness.simulate.asking import Asked, Asking
-from harness.simulate.machine import Cost, Lags, Machine
+from harness.simulate.asking import Asking, SimulatedRequest
+from harness.simulate.machine import Cost, Lags, SimulatedMachine
 from harness.simulate.plan import Plan
 from harness.workload.abandon import RequestSpec
 from harness.workload.arrivals import OpenArrivals
@@ -66,7 +66,9 @@ def made_plan(
     }
     if arrivals is not None:
         wanted["arrivals"] = {"kind": "poisson", "rate": 15.0, "seconds": load_s, **arrivals}
-    machine = Machine(name="made-up", title="Made up", kind="assumed", gpus=0, cost=cost, lags=lags)
+    machine = SimulatedMachine(
+        name="made-up", title="Made up", kind="assumed", gpus=0, cost=cost, lags=lags
+    )
     workload = Workload.model_validate(wanted)
     return Plan(workload=workload, machine=machine, arm="", settle_s=settle_s)
 
@@ -75,7 +77,7 @@ class Made(NamedTuple):
     """`offset_s`: of an open loop."""
 
     offset_s: float
-    asked: Asked
+    asked: SimulatedRequest
 
 
 def made(
@@ -85,7 +87,7 @@ def made(
     fields = {"max_tokens": 30, "prompt_tokens": 20, "think_fraction": 0.5, **spec}
     user = number if user is None else user
     at_s = number * 0.05 if offset_s is None else offset_s
-    return Made(at_s, Asked(number, RequestSpec(user=user, **fields), 0))
+    return Made(at_s, SimulatedRequest(number, RequestSpec(user=user, **fields), 0))
 
 
 class MadeUp(Asking):
@@ -97,7 +99,7 @@ class MadeUp(Asking):
     def users(self) -> Sequence[int]:
         return list(dict.fromkeys(one.asked.spec.user for one in self._requests))
 
-    def of_user(self, user: int, n: int, *, number: int, seen: ObservedLatency) -> Asked:
+    def of_user(self, user: int, n: int, *, number: int, seen: ObservedLatency) -> SimulatedRequest:
         own = [one.asked for one in self._requests if one.asked.spec.user == user]
         return own[min(n, len(own) - 1)]._replace(number=number)
 
@@ -105,5 +107,5 @@ class MadeUp(Asking):
         for number, one in enumerate(self._requests):
             yield Arrival(number=number, offset_s=one.offset_s)
 
-    def on_arrival(self, arrival: Arrival, *, seen: ObservedLatency) -> Asked:
+    def on_arrival(self, arrival: Arrival, *, seen: ObservedLatency) -> SimulatedRequest:
         return self._requests[arrival.number].asked

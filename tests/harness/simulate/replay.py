@@ -22,7 +22,7 @@ from reference_engine.core.request import Sampling
 from reference_engine.faults import Faults
 from reference_engine.model.tokenizer import encode_bytes
 from reference_engine.protocol import AddRequest
-from reference_engine.worker.inbox import Added, Cancelled
+from reference_engine.worker.inbox import Added, CancelCommand
 from tests.reference_engine.running_engine import RunningEngine, raw_request
 
 NATURAL_ENDS = ("stop", "length")
@@ -122,7 +122,7 @@ class Replay:
                 why = Cancellation(
                     CancelReason(event["reason"]), DetectionMethod.CONNECTION, boundary_ns
                 )
-                self.replica.hear(boundary_ns, Cancelled(event["request_id"], why))
+                self.replica.hear(boundary_ns, CancelCommand(event["request_id"], why))
             yield step, self.replica.step(boundary_ns)
             num_gone += ends[step["step"]]
 

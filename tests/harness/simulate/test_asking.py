@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.run.run_config import RunConfig, resolve_run
-from harness.simulate.asking import Asked, Asking
+from harness.simulate.asking import Asking, SimulatedRequest
 from harness.simulate.frontend import known_answer
 from harness.simulate.plan import Plan, read_plan
 from harness.simulate.simulation import prepare, resolve_simulation
@@ -24,7 +24,7 @@ def arrivals(plan: Plan, cell: int = 0) -> list[Arrival]:
     return list(Asking(plan, cell).arrivals(plan.arrivals))
 
 
-def asked(plan: Plan) -> Iterator[Asked]:
+def asked(plan: Plan) -> Iterator[SimulatedRequest]:
     asking, seen = Asking(plan, 0), ObservedLatency()
     return (asking.on_arrival(one, seen=seen) for one in arrivals(plan))
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.simulate import calibrate as calibration
-from harness.simulate.machine import LIVE_SIMULATED, Machine, load_machine
+from harness.simulate.machine import LIVE_SIMULATED, SimulatedMachine, load_machine
 from harness.store.frames import RunFrames
 from harness.store.manifest import TargetFacts
 from tests.made_up.rows import at
@@ -91,12 +91,12 @@ class PlantedRun:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> SimulatedMachine:
     frames = PlantedRun(tmp_path_factory.mktemp("planted"), steps=1500).frames()
     return calibration.calibrate({"planted": frames}, name="desk")
 
 
-def test_the_terms_of_a_step_are_found(measured: Machine) -> None:
+def test_the_terms_of_a_step_are_found(measured: SimulatedMachine) -> None:
     cost, lags = measured.cost, measured.lags
     assert lags is not None
     assert cost.prefill_token_s == pytest.approx(COST_MS["prefill"] / 1e3, rel=0.05)
@@ -111,7 +111,7 @@ def test_the_terms_of_a_step_are_found(measured: Machine) -> None:
     assert abs(error.bias) < 0.01
 
 
-def test_the_lags_are_found(measured: Machine) -> None:
+def test_the_lags_are_found(measured: SimulatedMachine) -> None:
     lags = measured.lags
     assert lags is not None
     half = {"signal_s": SIGNAL, "deliver_s": DELIVER, "send_s": SEND + SIGNAL}
@@ -172,13 +172,13 @@ def test_a_user_that_asks_for_its_cancel_rests_when_the_answer_has_ended(tmp_pat
         run.events(name, generated=1, arrived=sent + 1, admitted=sent + 7, first_token=sent + 20)
         run.events(name, abort_sent=sent + 34, abort_received=sent + 36, removed=sent + 40)
         run.events(name, blocks_freed=sent + 40, finished=sent + 40)
-    steps = calibration.Steps(np.ones((2, 4)), *[np.ones(2)] * 4)
+    steps = calibration.MeasuredSteps(np.ones((2, 4)), *[np.ones(2)] * 4)
     lags = calibration.lags_of([run.frames()], steps, np.zeros(2))
     for known, ms in ((lags.detect_s["cancel"], 4), (lags.rest_s, 8), (lags.signal_s, 2)):
         assert (known[0], known[-1]) == pytest.approx((ms / 1e3, ms / 1e3))
 
 
-def test_the_file_reads_back_as_the_machine(measured: Machine, tmp_path: Path) -> None:
+def test_the_file_reads_back_as_the_machine(measured: SimulatedMachine, tmp_path: Path) -> None:
     path = tmp_path / "desk.toml"
     path.write_text(calibration.as_toml(measured))
     again = load_machine(str(path))
@@ -230,7 +230,7 @@ def test_a_mix_of_machines_is_refused(
         calibration.calibrate(runs, name="desk")
 
 
-def test_what_was_not_measured_is_said_to_be_assumed(measured: Machine) -> None:
+def test_what_was_not_measured_is_said_to_be_assumed(measured: SimulatedMachine) -> None:
     assert measured.cost.swap_block_s == 0
     assert any("blocks are copied" in one for one in measured.assumptions)
     shipped = load_machine(LIVE_SIMULATED).assumptions

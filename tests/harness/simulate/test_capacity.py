@@ -63,7 +63,7 @@ def test_the_number_of_processes_changes_no_rate() -> None:
 
 def test_what_is_left_follows_from_the_parts_that_have_ended() -> None:
     now_s = 100.0
-    pace = search.Pace(lambda: now_s)
+    pace = search.CapacityPace(lambda: now_s)
     pace.num = 4
     assert str(pace) == "part 1 of 4"
     now_s += 30

@@ -16,7 +16,7 @@ from harness.simulate.agenda import Agenda, Kind
 from harness.simulate.cell import START_NS, Cell
 from harness.simulate.machine import Growth, Lags
 from harness.simulate.rows import CellFacts
-from reference_engine.protocol import Event, StepRecord
+from reference_engine.protocol import RequestEvent, StepRecord
 from tests.harness.simulate.made_plans import Made, MadeUp, made, made_plan
 
 MS = 1_000_000
@@ -65,7 +65,9 @@ class Played:
     def request(self, row: RequestRow) -> None:
         self.rows.append(row)
 
-    def events(self, events: Iterable[Event], worker: str, client_ids: Mapping[str, str]) -> None:
+    def events(
+        self, events: Iterable[RequestEvent], worker: str, client_ids: Mapping[str, str]
+    ) -> None:
         assert all(one.request_id in client_ids for one in events)
         self.log += [(one.request_id, since(one.t_ns), one.event) for one in events]
         self.why += [(one.event, one.reason) for one in events]

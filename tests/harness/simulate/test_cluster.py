@@ -16,7 +16,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.simulate.cluster import gathered, here, over_processes, rarely
 from harness.simulate.memory import cell_bytes, check_memory
-from harness.simulate.progress import Board, Line, Reached
+from harness.simulate.progress import Board, ProgressLine, Reached
 from harness.simulate.rows import CellFacts
 from tests.harness.simulate.made_plans import made_plan
 
@@ -109,7 +109,7 @@ def test_the_command_tells_its_progress(tmp_path: Path) -> None:
     _write(tmp_path, num_cells=1)
     done = _run(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    line = msgspec.json.decode(done.stdout.splitlines()[-1], type=Line)
+    line = msgspec.json.decode(done.stdout.splitlines()[-1], type=ProgressLine)
     assert (line.virtual_s, line.cells_done) == (5.0, 1)
     assert line.requests == pq.read_metadata(tmp_path / "cell-0" / "requests.parquet").num_rows
     again = _run(tmp_path)
@@ -127,7 +127,7 @@ def test_an_interrupt_ends_all_processes(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         *_, last = process.stdout
         assert process.wait(30) == 130
-    line = msgspec.json.decode(last, type=Line)
+    line = msgspec.json.decode(last, type=ProgressLine)
     assert (line.cells_done, line.cells) == (0, 2)
     for path in tmp_path.glob("cell-*/cell.json"):
         assert not msgspec.json.decode(path.read_bytes(), type=CellFacts).complete

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from harness.simulate.asking import Asked
+from harness.simulate.asking import SimulatedRequest
 from harness.simulate.router import ReplicaRouter
 from harness.workload.abandon import RequestSpec
 from harness.workload.cluster import Router as Policy
@@ -13,9 +13,9 @@ from reference_engine.dynamo.router import NoInstanceError
 NAMES = ["worker-0", "worker-1", "worker-2", "worker-3"]
 
 
-def _asked(number: int, *, page: int | None = None) -> Asked:
+def _asked(number: int, *, page: int | None = None) -> SimulatedRequest:
     spec = RequestSpec(user=number, max_tokens=1, prompt_tokens=1)
-    return Asked(number, spec, 0, () if page is None else (page, 7), 16.0)
+    return SimulatedRequest(number, spec, 0, () if page is None else (page, 7), 16.0)
 
 
 def _router(policy: Policy) -> ReplicaRouter:

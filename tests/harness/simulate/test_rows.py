@@ -9,7 +9,7 @@ import pytest
 from harness.records import Outcome, RequestRow
 from harness.simulate import rows
 from harness.simulate.rows import CellFacts, CellFiles, Gauges
-from reference_engine.protocol import Event, StepRecord
+from reference_engine.protocol import RequestEvent, StepRecord
 from tests.made_up.rows import request_row
 
 
@@ -52,7 +52,7 @@ FACTS = CellFacts(
 def test_rows_come_out_as_they_went_in(tmp_path: Path) -> None:
     files = CellFiles(tmp_path, keeps_tokens=True)
     files.request(_row("r"))
-    event = Event(t_ns=5, event="admitted", request_id="a", step=1)
+    event = RequestEvent(t_ns=5, event="admitted", request_id="a", step=1)
     files.events([event, event], "worker-0", {"a": "r"})
     files.step(_step(1))
     assert not (tmp_path / "requests.parquet").exists()  # it is not whole

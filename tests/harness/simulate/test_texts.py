@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from harness.workload.tasks import Task, TaskText
+from harness.workload.tasks import TaskText, WorkloadTask
 from tests.harness.simulate.made_plans import made
 from tests.harness.simulate.test_cell import LEAVES, Played, since
 
 NUMBER, AFTER = 4, 0.5
 MIX = [
-    {"plan": "task", "task": list(Task), "after_answer": AFTER, "early_stop": early}
+    {"plan": "task", "task": list(WorkloadTask), "after_answer": AFTER, "early_stop": early}
     for early in (True, False)
 ]
 LOAD = {"abandon_after_tokens": [], "mix": MIX, "stay_tokens": 800, "answer_tokens": 800}
@@ -28,9 +28,13 @@ def played(*requests: dict[str, Any]) -> Played:
 @pytest.mark.parametrize(
     ("text", "num_tokens", "why"),
     [
-        (whole := TaskText(Task.CHAT, NUMBER, AFTER, stops_early=False), whole.num_tokens, "stop"),
-        (code := TaskText(Task.CODE, NUMBER, AFTER), code.num_answer, "stop"),
-        (json := TaskText(Task.EXTRACTION, NUMBER, AFTER), json.num_answer, "early_stop"),
+        (
+            whole := TaskText(WorkloadTask.CHAT, NUMBER, AFTER, stops_early=False),
+            whole.num_tokens,
+            "stop",
+        ),
+        (code := TaskText(WorkloadTask.CODE, NUMBER, AFTER), code.num_answer, "stop"),
+        (json := TaskText(WorkloadTask.EXTRACTION, NUMBER, AFTER), json.num_answer, "early_stop"),
     ],
     ids=lambda value: value.plan if isinstance(value, TaskText) else str(value),
 )
@@ -46,7 +50,7 @@ def test_a_text_ends_where_the_engine_ends_it(text: TaskText, num_tokens: int, w
 
 
 def test_users_leave_texts_and_others_have_none() -> None:
-    text = TaskText(Task.CHAT, NUMBER, AFTER)
+    text = TaskText(WorkloadTask.CHAT, NUMBER, AFTER)
     left, other = played({"text": text, **LEAVES}, {"max_tokens": 20}).rows
     assert (left.outcome, left.tokens_read) == ("abandoned", 5)
     assert (other.outcome, other.completion_tokens) == ("completed", 20)

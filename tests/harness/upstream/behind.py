@@ -12,7 +12,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 from harness.upstream.orders import Order
-from harness.upstream.scheduler import Pace
+from harness.upstream.scheduler import ServingPace
 from harness.upstream.server import Settings, Upstream
 
 ROUTES = {
@@ -78,11 +78,11 @@ class Running:
 def upstream(**settings: Any) -> Iterator[Running]:
     """With short steps; `settings` are those of the server and of its pace."""
     pace = {"slots": 2, "step_ms": 2.0}
-    pace |= {key: settings.pop(key) for key in list(settings) if hasattr(Pace(), key)}
+    pace |= {key: settings.pop(key) for key in list(settings) if hasattr(ServingPace(), key)}
     log, ready, found = Lines(), threading.Event(), []
 
     async def run() -> None:
-        one = Upstream(Settings(pace=Pace(**pace), **settings), file=log)  # type: ignore[arg-type]
+        one = Upstream(Settings(pace=ServingPace(**pace), **settings), file=log)  # type: ignore[arg-type]
         listener = await one.listen("127.0.0.1", 0)
         stop = asyncio.Event()
         found.append((asyncio.get_running_loop(), stop, listener.sockets[0].getsockname()[1]))

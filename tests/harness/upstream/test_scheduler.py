@@ -1,6 +1,6 @@
 """Slots, steps and the queue, in numbers of nanoseconds and without a clock."""
 
-from harness.upstream.scheduler import Pace, Scheduler, Work
+from harness.upstream.scheduler import ServingPace, UpstreamScheduler, Work
 
 STEP_NS = 20_000_000
 
@@ -9,8 +9,8 @@ def work(tokens: int = 5, prefill_ns: int = 0, halts_at: int | None = None) -> W
     return Work(prefill_ns=prefill_ns, tokens=tokens, halts_at=halts_at)
 
 
-def scheduler(slots: int) -> Scheduler:
-    return Scheduler(Pace(slots=slots, step_ms=20))
+def scheduler(slots: int) -> UpstreamScheduler:
+    return UpstreamScheduler(ServingPace(slots=slots, step_ms=20))
 
 
 def test_an_idle_server_begins_a_step_at_an_arrival_and_one_that_runs_does_not() -> None:

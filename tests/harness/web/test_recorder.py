@@ -13,7 +13,7 @@ from harness.commands.index import app
 from harness.errors import ConfigError, TargetError
 from harness.run.run_config import RunConfig, resolve_run
 from harness.web.recorder import (
-    Stop,
+    UserStop,
     command_of,
     in_form_words,
     resolve,
@@ -57,7 +57,7 @@ def test_a_page_that_ends_before_the_load_interrupts_what_it_waits_for() -> None
     reading, writing = os.pipe()
     is_early = threading.Event()
     with os.fdopen(reading, "rb", buffering=0) as stdin:
-        stop = Stop(stdin)
+        stop = UserStop(stdin)
         stop.early = is_early.set
         os.close(writing)
         assert is_early.wait(10)

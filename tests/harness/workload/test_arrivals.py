@@ -13,7 +13,7 @@ from harness.workload.arrivals import (
     GammaArrivals,
     RampArrivals,
     RateArrivals,
-    Step,
+    RateStep,
     StepsArrivals,
     Stretch,
 )
@@ -32,7 +32,7 @@ def ramp(from_rate: float, to_rate: float, seconds: float, spacing: str | float)
 
 
 def steps(*pairs: tuple[float, float], spacing: str | float) -> StepsArrivals:
-    several = [Step(seconds=seconds, rate=rate) for seconds, rate in pairs]
+    several = [RateStep(seconds=seconds, rate=rate) for seconds, rate in pairs]
     return StepsArrivals(kind="steps", steps=several, spacing=spacing)
 
 

@@ -10,32 +10,32 @@ import msgspec
 import pytest
 
 from harness.workload.abandon import TaskPlan
-from harness.workload.tasks import NUM_TEXTS, TRACE_QUANTILES, Task, TaskText, parse_text
+from harness.workload.tasks import NUM_TEXTS, TRACE_QUANTILES, TaskText, WorkloadTask, parse_text
 from reference_engine.api.bodies import CompletionBody
 from reference_engine.api.openai import read_completion
 from reference_engine.config import EngineConfig
 from reference_engine.model.teacher import words_of
 from reference_engine.model.tokenizer import WordTokenizer
-from reference_engine.worker.answer import Answer
+from reference_engine.worker.answer import GrowingAnswer
 
 SHARES = (0.0, 0.4, 0.95, 1.0)
 LONG_PROMPT = 3000  # 0.3 of it is more than any text
 TRACES = os.environ.get("WALKAWAY_TRACES")
 
 
-def texts(*tasks: Task, share: float = 0.4) -> Iterator[TaskText]:
-    for task in tasks or Task:
+def texts(*tasks: WorkloadTask, share: float = 0.4) -> Iterator[TaskText]:
+    for task in tasks or WorkloadTask:
         yield from (TaskText(task, number, share) for number in range(NUM_TEXTS))
 
 
 @pytest.mark.parametrize("share", SHARES)
 def test_a_text_has_its_length_and_its_answer_ends_with_the_completing_event(share: float) -> None:
     ends = {
-        Task.CHAT: ".",
-        Task.SUMMARIZATION: ".",
-        Task.CLASSIFICATION: " positive",
-        Task.EXTRACTION: '"]',
-        Task.CODE: "\n```",
+        WorkloadTask.CHAT: ".",
+        WorkloadTask.SUMMARIZATION: ".",
+        WorkloadTask.CLASSIFICATION: " positive",
+        WorkloadTask.EXTRACTION: '"]',
+        WorkloadTask.CODE: "\n```",
     }
     for text in texts(share=share):
         words = words_of(text.text)
@@ -43,7 +43,7 @@ def test_a_text_has_its_length_and_its_answer_ends_with_the_completing_event(sha
         answer = words[: text.num_answer]
         assert "".join(answer).endswith(ends[text.task]), text
         assert ends[text.task] not in "".join(answer[:-1])
-        if text.task is Task.EXTRACTION:
+        if text.task is WorkloadTask.EXTRACTION:
             assert isinstance(msgspec.json.decode("".join(answer)), list)
         assert len(answer) == max(4, round((1 - share) * len(words)))
 
@@ -55,7 +55,7 @@ def stopped_at(text: TaskText, prompt_tokens: int = LONG_PROMPT) -> int | None:
     tokenizer = WordTokenizer(2048)
     asked = read_completion(msgspec.json.encode(body), EngineConfig(model="tiny"), tokenizer)
     words = words_of(text.text)
-    answer = Answer(asked.sampling, prompt_tokens, hook=None, text_of=words.__getitem__)
+    answer = GrowingAnswer(asked.sampling, prompt_tokens, hook=None, text_of=words.__getitem__)
     for number in range(len(words)):
         answer.push(number)
         if answer.end is not None:
@@ -65,13 +65,13 @@ def stopped_at(text: TaskText, prompt_tokens: int = LONG_PROMPT) -> int | None:
 
 @pytest.mark.parametrize("share", SHARES[1:])
 def test_the_engine_ends_a_text_where_its_answer_is_complete(share: float) -> None:
-    for text in texts(Task.EXTRACTION, Task.CODE, share=share):
+    for text in texts(WorkloadTask.EXTRACTION, WorkloadTask.CODE, share=share):
         assert stopped_at(text) == text.num_answer, text
-    for text in texts(Task.CHAT, share=share):
+    for text in texts(WorkloadTask.CHAT, share=share):
         assert stopped_at(text) is None, "its user leaves"
-    for text in texts(Task.CLASSIFICATION, share=share):
+    for text in texts(WorkloadTask.CLASSIFICATION, share=share):
         assert stopped_at(text) == min(10, text.num_answer), text
-    for text in texts(Task.SUMMARIZATION, share=share):
+    for text in texts(WorkloadTask.SUMMARIZATION, share=share):
         if text.num_answer >= 50:
             assert stopped_at(text) == text.num_answer
             assert stopped_at(text, prompt_tokens=100) == 30
@@ -84,15 +84,15 @@ def test_the_engine_ends_a_text_where_its_answer_is_complete(share: float) -> No
 
 
 def test_other_servers_get_no_field_that_they_do_not_know() -> None:
-    for task in Task:
+    for task in WorkloadTask:
         fields = TaskText(task, 0, 0.4).conditions(has_tasks=False)
-        assert fields == ({"stop": ["```"]} if task is Task.CODE else {})
+        assert fields == ({"stop": ["```"]} if task is WorkloadTask.CODE else {})
 
 
 def test_a_row_names_its_text() -> None:
     for text in texts():
         assert parse_text(text.plan) == text
-    whole = TaskText(Task.CODE, 3, 0.25, stops_early=False)
+    whole = TaskText(WorkloadTask.CODE, 3, 0.25, stops_early=False)
     assert (whole.plan, parse_text("whole:code:3:0.25")) == ("whole:code:3:0.25", whole)
     assert [parse_text(plan) for plan in ("never", "tokens:16", "first_token+2")] == [None] * 3
 
@@ -119,5 +119,5 @@ def test_the_quantiles_are_those_of_the_trace() -> None:
     assert (
         tuple(found[round(n * last / NUM_TEXTS)] for n in range(NUM_TEXTS + 1)) == TRACE_QUANTILES
     )
-    mean = sum(text.num_tokens for text in texts(Task.CODE)) / NUM_TEXTS
+    mean = sum(text.num_tokens for text in texts(WorkloadTask.CODE)) / NUM_TEXTS
     assert mean == pytest.approx(sum(found) / len(found), rel=0.04)

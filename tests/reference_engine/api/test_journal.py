@@ -5,7 +5,7 @@ import tracemalloc
 
 import msgspec
 
-from reference_engine.api.journal import PAGE_BYTES, Log, Page
+from reference_engine.api.journal import PAGE_BYTES, JournalPage, Log
 from reference_engine.protocol import StepRecord
 from reference_engine.serve.server import ndjson
 
@@ -22,7 +22,7 @@ def filled(last: int, capacity_bytes: int = 10**6) -> Log:
     return log
 
 
-def numbers(page: Page) -> list[int]:
+def numbers(page: JournalPage) -> list[int]:
     return [msgspec.json.decode(line, type=Number).n for line in page.lines]
 
 
@@ -93,7 +93,9 @@ def test_a_page_is_bounded_in_bytes_but_has_one_entry_at_least() -> None:
 
 
 def test_an_answer_says_where_to_go_on_and_what_is_lost() -> None:
-    answer = ndjson(Page([b'{"n":4}\n', b'{"n":5}\n'], first=4, last=9, next_after=5, dropped=3))
+    answer = ndjson(
+        JournalPage([b'{"n":4}\n', b'{"n":5}\n'], first=4, last=9, next_after=5, dropped=3)
+    )
     names = ("first", "last", "next-after", "dropped")
     assert [answer.headers[f"x-walkaway-{name}"] for name in names] == ["4", "9", "5", "3"]
     assert bytes(answer.body) == b'{"n":4}\n{"n":5}\n'

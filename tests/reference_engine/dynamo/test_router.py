@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reference_engine.config import RouterPolicy
-from reference_engine.dynamo.router import Instance, NoInstanceError, Router
+from reference_engine.dynamo.router import NoInstanceError, RoutedInstance, Router
 
 
 def router_of(*names: str, seed: int = 0) -> Router[str]:
@@ -61,7 +61,7 @@ class Routing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.router = router_of()
-        self.open: list[Instance[str]] = []
+        self.open: list[RoutedInstance[str]] = []
 
     @rule(name=st.sampled_from("abcd"))
     def goes_up_or_down(self, name: str) -> None:

@@ -14,8 +14,8 @@ from harness.workload.workload import load_target
 from reference_engine.config import EngineConfig, FrontendSettings
 from reference_engine.context import Cancellation, CancelReason, DetectionMethod
 from reference_engine.core.accounting import Counters
-from reference_engine.metrics.collector import Collector, Histogram
-from reference_engine.metrics.exposition import CONTENT_TYPE, Page
+from reference_engine.metrics.collector import Histogram, MetricsCollector
+from reference_engine.metrics.exposition import CONTENT_TYPE, MetricsPage
 from reference_engine.protocol import StepRecord
 from reference_engine.serve.faults import FaultyLink
 from tests.conftest import Snapshot
@@ -31,7 +31,7 @@ def busy_link() -> FaultyLink:
         lambda: 0,
         lambda worker, message: None,
         settings=FrontendSettings(),
-        collector=Collector(CONFIG),
+        collector=MetricsCollector(CONFIG),
         random=Random(1),
     )
     counters = Counters(
@@ -60,7 +60,7 @@ def busy_link() -> FaultyLink:
 
 
 def written(config: EngineConfig = CONFIG) -> str:
-    return Page(busy_link().collector, config).write().decode()
+    return MetricsPage(busy_link().collector, config).write().decode()
 
 
 def parsed(text: str) -> list[Sample]:
@@ -139,7 +139,7 @@ def test_a_value_on_a_bound_is_below_it_as_prometheus_has_it() -> None:
 
 
 def test_an_aborted_request_is_in_the_histograms_as_far_as_it_came() -> None:
-    collector = Collector(CONFIG)
+    collector = MetricsCollector(CONFIG)
     for queue_s, prefill_s, decode_s in ((None, None, None), (1.0, None, None), (1.0, 0.5, 2.0)):
         collector.ended(
             finish_reason="abort",

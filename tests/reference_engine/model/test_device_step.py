@@ -24,7 +24,7 @@ from reference_engine.model.batch import Span  # noqa: E402
 from reference_engine.model.checkpoint import read_checkpoint  # noqa: E402
 from reference_engine.model.device_step import (  # noqa: E402
     DeviceStep,
-    Recorder,
+    GraphRecorder,
     build_device_step,
     captured_shapes,
 )
@@ -223,7 +223,7 @@ class Replays:
 
 
 def on_a_device(
-    runner: TorchRunner, shape: ModelShape, recorder: Recorder | None, said: list[str]
+    runner: TorchRunner, shape: ModelShape, recorder: GraphRecorder | None, said: list[str]
 ) -> DeviceStep:
     config = EngineConfig(**SIZES)
     step = build_device_step(runner.model, runner.bias, runner.pools, shape, config)

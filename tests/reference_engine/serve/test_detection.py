@@ -13,8 +13,8 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from reference_engine.serve.detection import (
     EXTENSION,
     ClientConnection,
-    Patience,
     RanOutError,
+    ReusableTimeout,
     method_of,
 )
 from tests.reference_engine.fake_worker import asked, output, settled
@@ -255,7 +255,7 @@ def now() -> float:
 
 
 async def test_a_wait_ends_after_the_time_whenever_it_began() -> None:
-    patience = Patience(4.0)
+    patience = ReusableTimeout(4.0)
     for _ in range(10):
         with patience:
             await asyncio.sleep(3)  # short waits never add up
@@ -263,7 +263,7 @@ async def test_a_wait_ends_after_the_time_whenever_it_began() -> None:
         with pytest.raises(RanOutError), patience:
             await asyncio.sleep(1000)
         assert now() == pytest.approx(end_s)
-    with Patience(0.0):
+    with ReusableTimeout(0.0):
         await asyncio.sleep(1000)
     assert now() == pytest.approx(1038.0), "no patience is no bound"
 
@@ -273,7 +273,7 @@ async def test_being_cancelled_by_others_is_not_running_out_even_at_the_same_tim
     at_s: float,
 ) -> None:
     async def wait() -> None:
-        with Patience(4.0):
+        with ReusableTimeout(4.0):
             await asyncio.sleep(1000)
 
     waiting = asyncio.create_task(wait())

@@ -16,8 +16,8 @@ from reference_engine.config import EngineConfig, EngineConfigError, StepCost
 from reference_engine.faults import Faults
 from reference_engine.protocol import FromWorker, Listening, Ready, StepReport, WorkerSettings
 from reference_engine.serve.settings import WorkerAddress
-from reference_engine.serve.supervisor import WORKER_MODULE, Child, EngineStoppedError
-from reference_engine.serve.workers import Connecting, Worker, config_of
+from reference_engine.serve.supervisor import WORKER_MODULE, EngineStoppedError, SupervisedChild
+from reference_engine.serve.workers import Connecting, WorkerConnection, config_of
 from reference_engine.wire import MAX_FRAME_BYTES, Beats, Failed, Hello, encode_frame
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame
 from tests.reference_engine.stepped_engine import abort, add
@@ -45,7 +45,7 @@ class Watched:
         self.ups: asyncio.Queue[Ready] = asyncio.Queue()
         self.reports: asyncio.Queue[StepReport] = asyncio.Queue()
         self.lost: asyncio.Queue[str] = asyncio.Queue()
-        self.worker = Worker(
+        self.worker = WorkerConnection(
             address,
             Connecting(
                 Hello(peer="frontend-0", secret="sesame"), beats or Beats(), [0.05] * tries, QUICK
@@ -57,9 +57,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(beats: Beats | None = None) -> AsyncIterator[tuple[Child, Watched]]:
+async def watched(beats: Beats | None = None) -> AsyncIterator[tuple[SupervisedChild, Watched]]:
     """A real worker, and a connection to it. `beats`: how long it may be silent."""
-    child = Child("worker", WORKER_MODULE, exit_s=0.5)
+    child = SupervisedChild("worker", WORKER_MODULE, exit_s=0.5)
     settings = WorkerSettings(config=QUICK, faults=Faults(), secret="sesame")
     try:
         listening = msgspec.json.decode(await child.start(settings), type=Listening)

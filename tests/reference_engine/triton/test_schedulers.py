@@ -11,34 +11,34 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from reference_engine.triton.model import InferenceError
 from reference_engine.triton.queue import (
     LOOK_US,
-    Batch,
     BatchSizes,
-    IllegalTransitionError,
-    Phase,
+    IllegalPhaseChangeError,
+    InstanceBatch,
+    ModelScheduler,
     Queue,
     QueuedRequest,
+    QueuePhase,
     QueuePolicy,
-    Scheduler,
 )
 from reference_engine.triton.sequences import Sequences
 
 IDLE_US = 1_000
 
 
-def requests(scheduler: Scheduler, number: int, now_us: int = 0, **fields: Any) -> Any:
+def requests(scheduler: ModelScheduler, number: int, now_us: int = 0, **fields: Any) -> Any:
     added = [QueuedRequest(payload=index, **fields) for index in range(number)]
     for request in added:
         scheduler.add(request, now_us)
     return added
 
 
-def runs(scheduler: Scheduler, now_us: int = 0) -> list[list[Any]]:
+def runs(scheduler: ModelScheduler, now_us: int = 0) -> list[list[Any]]:
     """The payloads of each batch that starts; None for an empty place."""
     batches = scheduler.next_batches(now_us)
     return [[None if r is None else r.payload for r in batch.requests] for batch in batches]
 
 
-def ends(scheduler: Scheduler) -> list[tuple[Any, StatusCode]]:
+def ends(scheduler: ModelScheduler) -> list[tuple[Any, StatusCode]]:
     return [(ended.request.payload, ended.error.code) for ended in scheduler.take_ended()]
 
 
@@ -135,19 +135,19 @@ class TestInstances:
         first, _ = requests(queue, 2)
         runs(queue)
         queue.lose(0)
-        assert (first.phase, runs(queue)) == (Phase.OVER, [])
+        assert (first.phase, runs(queue)) == (QueuePhase.OVER, [])
         queue.restore(0)
         assert runs(queue) == [[1]]
 
     def test_what_cannot_be_raises(self) -> None:
         queue = Queue(1)
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(IllegalPhaseChangeError):
             queue.finish(0)
-        with pytest.raises(IllegalTransitionError):
+        with pytest.raises(IllegalPhaseChangeError):
             queue.restore(0)
-        request = QueuedRequest(phase=Phase.OVER)
-        with pytest.raises(IllegalTransitionError):
-            request.move(Phase.RUNNING)
+        request = QueuedRequest(phase=QueuePhase.OVER)
+        with pytest.raises(IllegalPhaseChangeError):
+            request.move(QueuePhase.RUNNING)
 
     def test_its_sequences_are_over(self) -> None:
         sequences = Sequences(2, 1, model="m", idle_us=IDLE_US)
@@ -231,13 +231,13 @@ class TestSequences:
 class Life(RuleBasedStateMachine):
     """Any order of events: no request runs twice or gets lost, a sequence keeps its order."""
 
-    scheduler: Scheduler
+    scheduler: ModelScheduler
 
     def __init__(self) -> None:
         super().__init__()
         self.now_us = 0
         self.requests: list[QueuedRequest] = []
-        self.running: dict[int, Batch] = {}
+        self.running: dict[int, InstanceBatch] = {}
         self.lost: set[int] = set()
         self.order: dict[QueuedRequest, int] = {}  # the sequence, by number: an id may come again
         self.last_run: dict[int, int] = {}
@@ -274,7 +274,7 @@ class Life(RuleBasedStateMachine):
                     assert request.payload > self.last_run.get(number, -1)
                     self.last_run[number] = request.payload
         for ended in self.scheduler.take_ended():
-            assert ended.request.phase is Phase.OVER
+            assert ended.request.phase is QueuePhase.OVER
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), dies=st.booleans())
@@ -295,10 +295,10 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         phases = [request.phase for request in self.requests]
-        assert self.scheduler.num_waiting == phases.count(Phase.WAITING)
-        assert self.scheduler.num_running == phases.count(Phase.RUNNING)
+        assert self.scheduler.num_waiting == phases.count(QueuePhase.WAITING)
+        assert self.scheduler.num_running == phases.count(QueuePhase.RUNNING)
         if not self.scheduler._is_faithful:
-            assert not any(r.is_cancelled and r.phase is Phase.WAITING for r in self.requests)
+            assert not any(r.is_cancelled and r.phase is QueuePhase.WAITING for r in self.requests)
 
     def teardown(self) -> None:
         """Everything ends, if every instance comes back and time passes."""

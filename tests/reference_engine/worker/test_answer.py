@@ -6,7 +6,7 @@ import pytest
 
 from reference_engine.core.early_stop import Condition, EarlyStopping, Task
 from reference_engine.core.request import Sampling
-from reference_engine.worker.answer import Answer, TextEnd
+from reference_engine.worker.answer import GrowingAnswer, TextEnd
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from reference_engine.worker.answer import Answer, TextEnd
 def test_stop_strings(
     stop: tuple[str, ...], texts: tuple[str, ...], sent: list[str], stopped: bool
 ) -> None:
-    answer = Answer(Sampling(max_tokens=8, stop=stop), 4, None, text_of=texts.__getitem__)
+    answer = GrowingAnswer(Sampling(max_tokens=8, stop=stop), 4, None, text_of=texts.__getitem__)
     pushed = [answer.push(at) for at in range(len(texts))]
     flushed = [] if stopped else [answer.flush()]
     assert pushed + flushed == sent
@@ -48,7 +48,7 @@ def test_stop_tokens(
     wanted: dict[str, Any], tokens: tuple[int, ...], sent: list[str], end: TextEnd | None
 ) -> None:
     sampling = Sampling(max_tokens=8, early_stopping=EarlyStopping(**wanted))
-    answer = Answer(sampling, 4, None, text_of=lambda token: chr(ord("a") + token - 1))
+    answer = GrowingAnswer(sampling, 4, None, text_of=lambda token: chr(ord("a") + token - 1))
     pushed = [answer.push(token) for token in tokens]
     flushed = [] if end else [answer.flush()]
     assert pushed + flushed == sent
@@ -59,6 +59,6 @@ def test_a_stop_string_goes_before_the_end_of_a_task() -> None:
     """The brace closes the JSON; the stop string stands before it."""
     wanted = EarlyStopping(task=Task.EXTRACTION)
     sampling = Sampling(max_tokens=8, stop=("2",), early_stopping=wanted)
-    answer = Answer(sampling, 4, None, text_of=lambda _: '{"a": 12} x')
+    answer = GrowingAnswer(sampling, 4, None, text_of=lambda _: '{"a": 12} x')
     assert answer.push(5) == '{"a": 1'
     assert answer.end == TextEnd("2")

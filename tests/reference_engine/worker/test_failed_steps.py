@@ -7,7 +7,7 @@ import pytest
 from reference_engine.core.request import FinishReason
 from reference_engine.core.step import StepPlan
 from reference_engine.model.runners import DeviceFailedError, OutOfMemoryError
-from reference_engine.protocol import OUT_OF_MEMORY, Event
+from reference_engine.protocol import OUT_OF_MEMORY, RequestEvent
 from tests.reference_engine.stepped_engine import Bench, abort, add
 
 ENDED = [("removed", OUT_OF_MEMORY), ("blocks_freed", OUT_OF_MEMORY), ("finished", "error")]
@@ -26,7 +26,7 @@ def recover(bench: Bench) -> None:
     bench.runner.breaks = lambda _: None
 
 
-def events_of(bench: Bench, request_id: str) -> list[Event]:
+def events_of(bench: Bench, request_id: str) -> list[RequestEvent]:
     events = [event for report in bench.reports for event in report.events]
     return [event for event in events if event.request_id == request_id]
 

@@ -26,13 +26,13 @@ from reference_engine.wire import (
     LearnedBy,
     encode_frame,
 )
-from reference_engine.worker.engine import Share
+from reference_engine.worker.engine import FrontendShare
 from reference_engine.worker.frontend_connections import (
     MAX_CONNECTIONS,
     FirstWord,
     Frontends,
 )
-from reference_engine.worker.inbox import Added, Cancelled, Command, Inbox
+from reference_engine.worker.inbox import Added, CancelCommand, Command, Inbox
 from reference_engine.worker.peer import Peer, PeerLostError
 from tests.reference_engine.fake_worker import EMPTY_REPORT, READY, frame, output
 from tests.reference_engine.stepped_engine import abort, add
@@ -180,7 +180,7 @@ class Ends:
     def cancelled(self, number: int = 1) -> list[tuple[str, CancelReason]]:
         found: list[tuple[str, CancelReason]] = []
         while len(found) < number:
-            heard = [one for one in self.next_commands() if isinstance(one, Cancelled)]
+            heard = [one for one in self.next_commands() if isinstance(one, CancelCommand)]
             found += [(one.request_id, one.why.reason) for one in heard]
         return found
 
@@ -192,7 +192,7 @@ class Ends:
         """The other peer is still heard, and still gets its reports."""
         line.send(abort(name))
         assert self.cancelled() == [(name, CancelReason.USER_DISCONNECT)]
-        share = Share([output("more", 1, of=name)], [])
+        share = FrontendShare([output("more", 1, of=name)], [])
         self.frontends.report(EMPTY_REPORT, {"survivor": share})
         return line.next() == replace(EMPTY_REPORT, outputs=share.outputs)
 
@@ -310,7 +310,7 @@ def test_a_silent_worker_beats_also_while_its_model_is_built(ends: Ends) -> None
         assert line.next_with_beats() == Beat()
 
 
-LARGE = {"deaf": Share([output("x" * 1000, 1)] * 20_000, [])}
+LARGE = {"deaf": FrontendShare([output("x" * 1000, 1)] * 20_000, [])}
 
 
 def test_a_frontend_that_reads_nothing_is_not_waited_for(ends: Ends) -> None:
@@ -338,7 +338,7 @@ def test_a_frontend_that_reads_nothing_is_dropped_even_if_it_beats(
 
 def test_a_slow_reader_gets_all_reports_whole_and_in_order(ends: Ends) -> None:
     reports = [replace(EMPTY_REPORT, num_waiting=number) for number in range(100)]
-    share = Share([output("x" * 1000, 1)] * 200, [])
+    share = FrontendShare([output("x" * 1000, 1)] * 200, [])
     with ends.connect() as line:
         for report in reports:
             ends.frontends.report(report, {"frontend-0": share})
@@ -348,7 +348,7 @@ def test_a_slow_reader_gets_all_reports_whole_and_in_order(ends: Ends) -> None:
 
 def test_each_frontend_gets_its_own_share_and_every_step(ends: Ends) -> None:
     with ends.connect("f") as one, ends.connect("g") as other:
-        ends.frontends.report(EMPTY_REPORT, {"g": Share([output("hello", 1)], [])})
+        ends.frontends.report(EMPTY_REPORT, {"g": FrontendShare([output("hello", 1)], [])})
         assert one.next() == EMPTY_REPORT
         assert other.next() == replace(EMPTY_REPORT, outputs=[output("hello", 1)])
 
@@ -365,7 +365,9 @@ def test_a_frontend_that_is_back_gets_nothing_that_an_earlier_connection_asked_f
         ends.take("a")
         now = ends.live["a"].frontend
         for frontend in (before, now):
-            ends.frontends.report(EMPTY_REPORT, {frontend: Share([output(frontend, 1)], [])})
+            ends.frontends.report(
+                EMPTY_REPORT, {frontend: FrontendShare([output(frontend, 1)], [])}
+            )
         assert line.next() == EMPTY_REPORT
         assert line.next() == replace(EMPTY_REPORT, outputs=[output(now, 1)])
 

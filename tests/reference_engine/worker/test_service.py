@@ -20,7 +20,7 @@ from reference_engine.protocol import Listening, Ready, StepReport, WorkerSettin
 from reference_engine.wire import Failed, encode_frame
 from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.service import Worker
-from reference_engine.worker.status import Status, StatusServer
+from reference_engine.worker.status import StatusServer, WorkerStatus
 from tests.reference_engine.stepped_engine import Bench, abort, add
 from tests.reference_engine.worker.test_frontends import SECRET, Line, beating, hello
 
@@ -243,7 +243,7 @@ def test_an_engine_that_finds_itself_wrong_says_so_and_bad_questions_get_an_answ
     frontends = Frontends(bench.inbox, bench.now, secret="", first_word=Future(), max_model_len=32)
     settings = WorkerSettings(config=QUICK, faults=Faults(), secret="")
     listening = socket.create_server(("127.0.0.1", 0))
-    server = StatusServer(Status(settings, frontends, bench.inbox), listening)
+    server = StatusServer(WorkerStatus(settings, frontends, bench.inbox), listening)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     threads = [threading.Thread(target=server.serve_forever)]
     threads.append(threading.Thread(target=bench.engine.run, args=(bench.inbox,)))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.conform.gateway.crossing import Crossing, Judged, judge
-from harness.conform.gateway.ledger import Request
+from harness.conform.gateway.crossing import Crossing, JudgedCrossing, judge
+from harness.conform.gateway.ledger import UpstreamRequest
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Disconnect
 from harness.store.conform_result import Contract, Failure
@@ -26,7 +26,7 @@ def crossing(
     closed_ns = None if closed_s is None else T0_NS + round(closed_s * 1e9)
     return Crossing(
         T0_NS,
-        Request(
+        UpstreamRequest(
             id="x",
             is_stream=True,
             arrived_ns=0,
@@ -39,7 +39,7 @@ def crossing(
     )
 
 
-def judged(*crossings: Crossing, declared: Disconnect = "cancel") -> Judged:
+def judged(*crossings: Crossing, declared: Disconnect = "cancel") -> JudgedCrossing:
     return judge(crossings, step_s=STEP_S, declared=declared, answer_s=ANSWER_S)
 
 
