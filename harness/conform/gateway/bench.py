@@ -83,11 +83,11 @@ class RequestsLog(WireLog):
         return super().tap(spec)
 
 
-class End(NamedTuple):
-    """Of a gateway that serves nobody any more."""
+class GatewayEnd(NamedTuple):
+    """The gateway serves nobody any more."""
 
     aftermath: Aftermath
-    told: str
+    reason: str
 
 
 Gauges = Mapping[str, float]
@@ -281,18 +281,18 @@ class GatewayBench:
         with self.session(plan) as session:
             return together([partial(self.ask, session, one, tokens, **more) for one in orders])
 
-    def find_end(self, dialect: DialectName) -> End | None:
-        """Of the gateway: new clients have no answer for as long as one that was left may take, or
-        no connection for a while."""
+    def find_end(self, dialect: DialectName) -> GatewayEnd | None:
+        """The gateway has ended if new clients get no connection for a while, or no answer for as
+        long as an answer that was left may run."""
         began_s = time.monotonic()
         while True:
             (answer,) = self.ask_each(self.plans[dialect], [Order()])
             if answer.row.status_code is not None:
                 return None
-            told = f"the gateway serves nobody any more: {why_ended(answer.row)}"
+            reason = f"the gateway serves nobody any more: {why_ended(answer.row)}"
             tried_s = time.monotonic() - began_s
             if tried_s > (self.answer_s if answer.is_late else _RESTARTS_S):
-                return End(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, told)
+                return GatewayEnd(Aftermath.WEDGED if answer.is_late else Aftermath.DEAD, reason)
             gevent.sleep(self.step_s)
 
     def connections(self) -> int:

@@ -20,7 +20,7 @@ from gevent.pool import Group
 
 from harness.conform.case import Case
 from harness.conform.finding import Finding
-from harness.conform.gateway.bench import End, GatewayBench, Leave, RequestsLog
+from harness.conform.gateway.bench import GatewayBench, GatewayEnd, Leave, RequestsLog
 from harness.conform.gateway.case import GatewayCase, Stage
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.crossing import Judged
@@ -207,14 +207,14 @@ def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseRe
     if isinstance(finding, Finding) and finding.failure is not Failure.HARM:
         return None
     end = bench.find_end(one.dialect)
-    return None if end is None else _blamed(one.case, end, bench.left_in_all())
+    return None if end is None else _ended_by_leaves(one.case, end, bench.left_in_all())
 
 
-def _blamed(case: Case, end: End, left: int) -> CaseResult:
+def _ended_by_leaves(case: Case, end: GatewayEnd, left: int) -> CaseResult:
     if not left:
-        result = settle_case(case, CannotDecideError(f"before any client had left, {end.told}"))
+        result = settle_case(case, CannotDecideError(f"before any client had left, {end.reason}"))
     else:
-        said = f"after {quantity(left, 'clients')} had left in all, {end.told}"
+        said = f"after {quantity(left, 'clients')} had left in all, {end.reason}"
         result = settle_case(case, Finding(Failure.HARM, said, {}))
         result.verdict, result.kind = Verdict.FAIL, Failure.HARM  # of a case for information, too
         result.remedy = "find in the gateway's log what ended it when clients left"
