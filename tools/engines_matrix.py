@@ -4,7 +4,8 @@ Some come a second time, as other users start them, for the suite alone.
 `make matrix`, or `python -m tools.engines_matrix [--quick] [--out DIR] [ENGINE ...]`.
 results/engines/ENGINE-VERSION/ keeps conform.json and its page, the wire logs of red cases, each
 run's manifest and summary, and runs.json with every command, its exit code and how long it took;
-at last matrix.html of all that stand there. An engine that dies in a case is started again.
+at last matrix.html of all that stand there, and README.md with a line of each (`--table`: this
+alone). An engine that dies in a case is started again.
 An engine that does not start, or a run that fails, is told at the end, and the exit code is 1.
 """
 
@@ -15,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -226,6 +228,33 @@ def configuration(up: dict[str, Any], server: dict[str, Any], *words: str) -> st
     return f"{name}{behind}{slots}, {' '.join(others) or up['model']}"
 
 
+HEADS: Final = ("server", "applicable cases", "decided", "red", "minutes of `walkaway conform`")
+ABOUT: Final = """# Real engines, measured
+
+Each alone on two cores, by `make matrix`. [matrix.html](matrix.html) has each case of each server,
+and why it is red. Written by `python -m tests.engines_matrix --table`.
+
+"""
+
+
+def write_table(files: Sequence[Path], page: Path) -> None:
+    """A case is applicable if it is judged and supported."""
+    rows = [HEADS, ("---", *["---:"] * (len(HEADS) - 1))]
+    for file in files:
+        result = read_conform(file)
+        counts = Counter(one.verdict for one in result.cases)
+        decided = counts[Verdict.PASS] + counts[Verdict.FAIL]
+        applicable = decided + counts[Verdict.CANNOT_DECIDE] + counts[Verdict.HARNESS]
+        steps: list[Step] = json.loads((file.parent / "runs.json").read_bytes())
+        minutes = sum(step["seconds"] for step in steps if step["what"] == "conform") / 60
+        name = result.target.configuration.replace("|", "/")
+        share = f"{decided} ({decided / applicable:.0%})"
+        rows.append(
+            (name, str(applicable), share, str(counts[Verdict.FAIL] or ""), f"{minutes:.1f}")
+        )
+    page.write_text(ABOUT + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+
+
 def folder_of(out: Path, engine: str) -> Path:
     return out / f"{engine}-{version_of(engine)}"
 
@@ -241,8 +270,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engines", nargs="*", choices=[*ENGINES, *HOPS, []], metavar="ENGINE")
     parser.add_argument("--quick", action="store_true", help="the suite's quick cases only")
+    parser.add_argument("--table", action="store_true", help="write README.md, measure nothing")
     parser.add_argument("--out", type=Path, default=Path("results/engines"))
     given = parser.parse_args()
+    files = [folder_of(given.out, engine) / CONFORM_FILE for engine in (*ENGINES, *HOPS)]
+    if given.table:
+        write_table([file for file in files if file.exists()], given.out / "README.md")
+        return
     failed = [
         (engine, step)
         for engine in given.engines or (*ENGINES, *HOPS)
@@ -250,11 +284,11 @@ def main() -> None:
         # A suite that finds something ends with 3 or 4: that is a result.
         if step["exit_code"] not in ((0, 3, 4) if step["what"] == "conform" else (0,))
     ]
-    files = [folder_of(given.out, engine) / CONFORM_FILE for engine in (*ENGINES, *HOPS)]
     results = [str(file) for file in files if file.exists()]
     last: list[Step] = []
     if results:
         walkaway(last, "matrix", "matrix", *results, "-o", str(given.out / "matrix.html"))
+        write_table([Path(one) for one in results], given.out / "README.md")
     failed += [("matrix", step) for step in last if step["exit_code"] != 0]
     for engine, step in failed:
         print(f"{engine}: {step['what']} ended with code {step['exit_code']}: {step['said']}")  # noqa: T201

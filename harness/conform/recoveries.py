@@ -83,12 +83,13 @@ class Recoveries:
         tokens: Sequence[int] = READ_TOKENS,
         queues_first: bool = True,
         is_alone: bool = False,
+        is_heavy: bool = False,
         bound: Bound = AT_ONCE,
     ) -> Finding:
         """A stream of this `spec` (default: a long one) leaves, and a probe gets its slot. `begin`,
-        `ready` (default: it has read one of `tokens`), `leave` and `is_alone`: see `Leaver`. Not
-        `queues_first`: the probe is sent at t0, since the stream leaves too early for a probe to
-        queue behind it. Raises CannotDecideError with the reasons of all ways."""
+        `ready` (default: it has read one of `tokens`), `leave`, `is_alone` and `is_heavy`: see
+        `Leaver`. Not `queues_first`: the probe is sent at t0, since the stream leaves too early for
+        one to queue behind it. Raises CannotDecideError with the reasons of all ways."""
 
         def until_read(leaver: LiveStream, number: int) -> None:
             leaver.wait_tokens(reads[number % len(reads)], READY_S)
@@ -103,6 +104,7 @@ class Recoveries:
             leave,
             is_early=not queues_first,
             is_alone=is_alone,
+            is_heavy=is_heavy,
         )
         ways: list[tuple[Way, str | None, Callable[[], Finding]]] = [
             (
@@ -119,8 +121,13 @@ class Recoveries:
 
     def _by_full_slots(self, leaver: Leaver, bound: Bound) -> Finding:
         slots = self._full_slots
-        one_try = slots.leave_before_probe if leaver.is_early else slots.leave_behind_probe
-        finding = self.by_turns(partial(one_try, leaver), bound, is_alone=leaver.is_alone)
+        leave = slots.leave_before_probe if leaver.is_early else slots.leave_behind_probe
+
+        def one_try(number: int) -> list[SlotTry]:
+            tries = leave(leaver, number)
+            return [one._replace(stall_s=None) for one in tries] if leaver.is_heavy else tries
+
+        finding = self.by_turns(one_try, bound, is_alone=leaver.is_alone)
         finding.evidence["left_by_reset"] = slots.resets
         return finding
 
@@ -177,6 +184,7 @@ class Recoveries:
         if watcher.way != "admission":
             self._streams.end()  # what this case has begun would move what is watched
         holds = watcher.holds(leaver, self.tries)
+        holds = holds._replace(stalls_s=()) if leaver.is_heavy else holds
         finding = judge_holds(holds, self._streams.step_s, bound)
         if finding.failure is None and watcher.way == "admission":
             return self._all_admitted(finding)

@@ -19,7 +19,8 @@ from harness.workload.abandon import RequestSpec
 class Leaver(NamedTuple):
     """How a stream comes and goes. `begin` starts it. `ready` waits until it may leave, and gets
     the number of the try. `leave` is the act; the stream's `abandoned_ns` is t0. `is_early`: it
-    may leave before its first token. `is_alone`: streams of its kind cannot leave by the dozen."""
+    may leave before its first token. `is_alone`: streams of its kind cannot leave by the dozen.
+    `is_heavy`: other streams stand still for what it asks, whether it leaves or not."""
 
     spec: RequestSpec
     begin: Callable[[RequestSpec], LiveStream]
@@ -27,6 +28,7 @@ class Leaver(NamedTuple):
     leave: Callable[[LiveStream], object]
     is_early: bool = False
     is_alone: bool = False
+    is_heavy: bool = False
 
 
 class Holds(NamedTuple):

@@ -86,6 +86,7 @@ def structured(bench: Bench) -> Finding:
         ready=lambda *_: bench.pause(bench.step_s),
         queues_first=False,
         is_alone=True,  # several compilations take turns
+        is_heavy=True,  # on a machine with few processors the streams that stay wait for each
         bound=Bound(MOST_STEPS, MOST_STEPS),
     )
     return finding._replace(

@@ -84,7 +84,7 @@ class RequestsLog(WireLog):
 
 
 class GatewayEnd(NamedTuple):
-    """Why nothing can be asked of a gateway any more: it serves nobody."""
+    """The gateway serves nobody any more."""
 
     aftermath: Aftermath
     reason: str
@@ -283,8 +283,8 @@ class GatewayBench:
             return together([partial(self.ask, session, one, tokens, **more) for one in orders])
 
     def find_end(self, dialect: DialectName) -> GatewayEnd | None:
-        """The gateway's end, if it serves nobody any more: new clients get no answer for as long as
-        an answer that was left may take, or no connection for a while."""
+        """The gateway has ended if new clients get no connection for a while, or no answer for as
+        long as an answer that was left may run."""
         began_s = time.monotonic()
         while True:
             (answer,) = self.ask_each(self.plans[dialect], [Order()])

@@ -211,10 +211,10 @@ def _find_end(one: GatewayCase, outcome: Outcome, bench: GatewayBench) -> CaseRe
     if isinstance(finding, Finding) and finding.failure is not Failure.HARM:
         return None
     end = bench.find_end(one.dialect)
-    return None if end is None else _blamed(one.case, end, bench.left_in_all())
+    return None if end is None else _ended_by_leaves(one.case, end, bench.left_in_all())
 
 
-def _blamed(case: Case, end: GatewayEnd, left: int) -> CaseResult:
+def _ended_by_leaves(case: Case, end: GatewayEnd, left: int) -> CaseResult:
     if not left:
         result = settle_case(case, CannotDecideError(f"before any client had left, {end.reason}"))
     else:

@@ -11,7 +11,7 @@ from harness.conform.bench import Bench
 from harness.conform.bystanders import compared
 from harness.conform.cases.cancel_api import judge_answers
 from harness.conform.cases.counts import judge_labels, settled
-from harness.conform.cases.hops import judge_tax
+from harness.conform.cases.hops import judge_tax, tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
 from harness.conform.cases.queue import leave_queue
@@ -161,6 +161,36 @@ def test_a_hop_may_cost_a_step_and_a_round_trip() -> None:
     assert through(1.6).failure is None
     assert through(1.8).failure is Failure.LATE
     assert through(None, Failure.NEVER).failure is Failure.NEVER
+
+
+def test_a_proxy_is_judged_by_what_its_server_passes() -> None:
+    """Asked directly, the server stops streams, and unary requests never."""
+
+    def bench(*, unary: Finding) -> Any:
+        def find(spec: Any = None, **_: Any) -> Finding:
+            return Finding(None, "", {"median_steps": 1.0}) if spec is None else unary
+
+        return SimpleNamespace(
+            recoveries=SimpleNamespace(find=find),
+            long=lambda **_: "unary",
+            end=lambda: None,
+            ttft_s=0.1,
+            step_s=0.1,
+        )
+
+    never = Finding(Failure.NEVER, "it never stops", {"median_steps": None})
+    good = Finding(None, "", {"median_steps": 1.0})
+    for direct, through, failure in (
+        (never, never, None),
+        (good, never, Failure.NEVER),
+        (good, good, None),
+    ):
+        proxy, server = bench(unary=through), bench(unary=direct)
+        proxy.past_the_proxy = lambda server=server: server
+        found = tax(proxy)
+        assert found.failure is failure
+        said = "not judged: unary: asked directly, the server does not pass: it never stops"
+        assert (said in found.reason) is (direct is never)
 
 
 def row(answer: str, **more: Any) -> RequestRow:

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from itertools import combinations
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from harness.conform.judgement import Bound, judge_holds, judge_recovery
+from harness.conform.recoveries import Recoveries
 from harness.conform.stopping import (
     MOST_FALSE_ALARM,
     false_alarm,
@@ -18,6 +20,7 @@ from harness.experiments.full_slots import SlotTry
 from harness.experiments.holds import Holds
 from harness.experiments.outcome import CannotDecideError
 from harness.store.conform_result import Failure, Way
+from harness.workload.abandon import RequestSpec
 from tests.harness.conform.test_verdict import CALM
 
 QUICK = [0.030, 0.031, 0.029, 0.033, 0.030]
@@ -165,3 +168,44 @@ def test_slots_that_change_hands_together_are_one_try() -> None:
     quick = [SlotTry(0.03, 0.03, 3, wave=one % 2) for one in range(100)]
     with pytest.raises(CannotDecideError):
         judge_recovery(late, CALM._replace(lag_s=1.0), Bound(), controls=quick)
+
+
+@pytest.mark.parametrize(("is_heavy", "failure"), [(False, Failure.HARM), (True, None)])
+def test_what_a_request_costs_the_others_whether_it_leaves_or_not_is_no_harm_of_leaving(
+    failure: Failure | None, *, is_heavy: bool
+) -> None:
+    """A grammar is compiled in each try: the streams that stay stand still for 0.4 s."""
+    step_s = 0.02
+    slots = SimpleNamespace(
+        can_judge=lambda _: None,
+        begin=lambda: None,
+        hand_over=lambda *, alone: None,
+        leave_before_probe=lambda *_: [SlotTry(0.41, 0.45, 20, stall_s=0.4)],
+        controls=[SlotTry(0.01, 0.03, 1, stall_s=step_s)] * 8,
+        natural_s=5.0,
+        before=[step_s] * 12,
+        steps_at_rest=lambda _: [step_s] * 12,
+        resets=0,
+    )
+    streams = SimpleNamespace(
+        step_s=step_s,
+        lag_s=0.0,
+        ttft_s=step_s,
+        facts=SimpleNamespace(flush_tokens=1),
+        patience=SimpleNamespace(longest_read=100),
+        brief_tokens=100,
+        long=lambda: RequestSpec(user=0, max_tokens=100, prompt_tokens=1),
+        start=None,
+        end=lambda: None,
+    )
+    wire = SimpleNamespace(begin_try=lambda _: None)
+    recoveries = Recoveries(
+        cast(Any, slots),
+        cast(Any, streams),
+        tries=8,
+        wire=cast(Any, wire),
+        occupancy=cast(Any, None),
+    )
+    bound = Bound(30.0, 30.0)
+    found = recoveries.find(queues_first=False, is_alone=True, is_heavy=is_heavy, bound=bound)
+    assert found.failure is failure, found.reason
