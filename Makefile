@@ -157,7 +157,7 @@ endif
 
 $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway into $(VENV)"
-	@$(INSTALL) --editable '.[engine,gpu,grpc]'
+	@$(INSTALL) --editable '.[load,engine,gpu,grpc]'
 	@touch $@
 
 $(VENV)/.installed-gpu: $(VENV)/.installed-demo
@@ -166,10 +166,10 @@ $(VENV)/.installed-gpu: $(VENV)/.installed-demo
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and its checkers into $(VENV)"
-	@$(INSTALL) --editable '.[engine,gpu,grpc,scale,dev]'
+	@$(INSTALL) --editable '.[load,engine,gpu,grpc,scale,dev]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and what it is compared with into $(VENV)"
-	@$(INSTALL) --editable '.[engine,gpu,grpc,bench]'
+	@$(INSTALL) --editable '.[load,engine,gpu,grpc,bench]'
 	@touch $@

@@ -1,4 +1,7 @@
-"""The dashboards' command line: `python -m dashboards report RUN_DIR... -o FILE.html` and more."""
+"""The dashboards' command line: `python -m dashboards report RUN_DIR... -o FILE.html` and more.
+
+Each command imports its own page: that of a conformance result needs neither pandas nor numpy.
+"""
 
 import argparse
 import json
@@ -7,12 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dashboards.capacity import write_capacity
-from dashboards.comparison import write_comparison
-from dashboards.conform_page import write_conform
-from dashboards.matrix import write_matrix
-from dashboards.report import write_report
-from dashboards.trend import write_trend
 from harness.errors import WalkawayError, check_text
 from harness.store.output import STDOUT, is_stdout, write_output
 
@@ -54,33 +51,65 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="draw finished runs as one HTML file")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
-    report.set_defaults(write=lambda of: write_report(of.runs, of.output))
+    report.set_defaults(write=_report)
     compare = commands.add_parser("compare", help="draw runs against a baseline")
     compare.add_argument("baseline", type=Path, metavar="RUN_DIR")
     compare.add_argument("candidates", nargs="+", type=Path, metavar="RUN_DIR")
-    compare.set_defaults(write=lambda of: write_comparison(of.baseline, of.candidates, of.output))
+    compare.set_defaults(write=_comparison)
     trend = commands.add_parser("trend", help="draw all runs of a folder over time")
     trend.add_argument("folder", type=Path, metavar="FOLDER")
-    trend.set_defaults(write=lambda of: write_trend(of.folder, of.output))
+    trend.set_defaults(write=_trend)
     conform = commands.add_parser("conform", help="draw a conformance result")
     conform.add_argument("folder", type=Path, metavar="DIR")
     conform.add_argument("-o", "--output", type=Path, metavar="FILE.html")
-    conform.set_defaults(write=_write_conform)
+    conform.set_defaults(write=_conform)
     matrix = commands.add_parser("matrix", help="draw conformance results side by side")
     matrix.add_argument("results", nargs="+", type=Path, metavar="CONFORM_JSON")
     matrix.add_argument("--explanations", type=Path, metavar="FILE")
-    matrix.set_defaults(write=lambda of: write_matrix(of.results, of.output, of.explanations))
+    matrix.set_defaults(write=_matrix)
     capacity = commands.add_parser("capacity", help="draw what a load needs")
     capacity.add_argument("folder", type=Path, metavar="DIR")
-    capacity.set_defaults(write=lambda of: write_capacity(of.folder, of.output))
+    capacity.set_defaults(write=_capacity)
     for command in (report, compare, trend, matrix, capacity):
         command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html")
     return parser
 
 
-def _write_conform(options: argparse.Namespace) -> None:
+def _report(options: argparse.Namespace) -> None:
+    from dashboards.report import write_report
+
+    write_report(options.runs, options.output)
+
+
+def _comparison(options: argparse.Namespace) -> None:
+    from dashboards.comparison import write_comparison
+
+    write_comparison(options.baseline, options.candidates, options.output)
+
+
+def _trend(options: argparse.Namespace) -> None:
+    from dashboards.trend import write_trend
+
+    write_trend(options.folder, options.output)
+
+
+def _conform(options: argparse.Namespace) -> None:
+    from dashboards.conform_page import write_conform
+
     options.output = options.output or options.folder / "index.html"
     write_conform(options.folder, options.output)
+
+
+def _matrix(options: argparse.Namespace) -> None:
+    from dashboards.matrix import write_matrix
+
+    write_matrix(options.results, options.output, options.explanations)
+
+
+def _capacity(options: argparse.Namespace) -> None:
+    from dashboards.capacity import write_capacity
+
+    write_capacity(options.folder, options.output)
 
 
 if __name__ == "__main__":

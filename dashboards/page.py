@@ -10,15 +10,16 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from dashboards.sections.section import Section
 from harness.store.output import write_output
+
+if TYPE_CHECKING:
+    from dashboards.sections.section import Section
 
 TEMPLATES: Final = files("dashboards") / "templates"
 PLOTLY: Final = "plotly-basic.min.js"
@@ -27,7 +28,7 @@ GENERATOR: Final = b'<meta name="generator" content="walkaway">'
 
 def document(
     template: str,
-    sections: Mapping[str, Sequence[Section]],
+    sections: Mapping[str, Sequence["Section"]],
     *,
     requests: Mapping[str, object] | None = None,
     scripts: Sequence[str] | None = None,
@@ -79,16 +80,19 @@ def json_for_script(data: object) -> str:
     return msgspec.json.encode(data, enc_hook=_encode_array).decode().replace("<", "\\u003c")
 
 
-def _encode_array(values: object) -> Any:
-    if isinstance(values, np.generic):
-        return values.item()
-    if isinstance(values, np.ndarray):
-        doubles = values.astype("<f8").tobytes()
-        return {"dtype": "f8", "bdata": base64.b64encode(doubles).decode()}
-    raise TypeError(f"no JSON for {type(values)}")
+def _encode_array(values: Any) -> Any:
+    """Of numpy, which the page of a conformance result does without."""
+    match getattr(values, "ndim", None):
+        case None:
+            raise TypeError(f"no JSON for {type(values)}")
+        case 0:
+            return values.item()
+        case _:
+            doubles = values.astype("<f8").tobytes()
+            return {"dtype": "f8", "bdata": base64.b64encode(doubles).decode()}
 
 
-def _figures(sections: Mapping[str, Sequence[Section]]) -> Mapping[str, Any]:
+def _figures(sections: Mapping[str, Sequence["Section"]]) -> Mapping[str, Any]:
     return {
         f"{anchor}-{picture.name}": picture.figure
         for anchor, those in sections.items()

@@ -8,9 +8,14 @@ import difflib
 import errno
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import ClassVar, Final
 
 _NUMBERED: Final = re.compile(r"\[errno -?\d+\] ", re.IGNORECASE)  # pyarrow puts it into its words
+# What is installed only where it is asked for, by extra.
+EXTRAS: Final = {
+    "load": ("locust", "numpy", "pandas", "pyarrow", "scipy"),
+}
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -64,6 +69,16 @@ def in_words(error: Exception) -> str:
     if text == "Input data was truncated":  # msgspec's words, for an empty file too
         return "it is empty, or ends in the middle"
     return _NUMBERED.sub("", text.rpartition("Detail: ")[2]) or type(error).__name__
+
+
+def check_extra(extra: str, what: str) -> None:
+    """Raise ConfigError if `what` needs packages of this extra that are not installed."""
+    lacking = [module for module in EXTRAS[extra] if find_spec(module) is None]
+    if lacking:
+        raise ConfigError(
+            f"{what} needs {', '.join(lacking)}: pip install 'walkaway[{extra}]' (from its "
+            f"sources: pip install '.[{extra}]')"
+        )
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -15,20 +15,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from harness.intervals import interval_of_mean, t_quantile
+
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 NEVER: Final = int(np.iinfo(np.int64).max)  # a time that lies after all others
-Z95: Final = float(special.ndtri(0.975))
 _OF_A_PRODUCT: Final = 1e-9  # rounding of a running product of up to some million factors
 _CELLS: Final = 200  # of Turnbull's estimate
 _ROUNDS: Final = 300
 _ROUNDING: Final = 1e-12  # P(X <= 3) of 7 at one half is one half, but computed a little less
-
-
-def t_quantile(share: float, freedom: float) -> float:
-    return float(special.stdtrit(freedom, share))
 
 
 def binomial_quantile(share: float, n: int, rate: float) -> int:
@@ -130,11 +127,7 @@ def interval_ranks(n: int, share: float) -> tuple[int, int]:
 
 def mean_ci95(values: Floats) -> tuple[float, float] | None:
     n = len(values)
-    if n < 2:
-        return None
-    mean = float(values.mean())
-    half = t_quantile(0.975, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-    return mean - half, mean + half
+    return None if n < 2 else interval_of_mean(float(values.mean()), float(values.std(ddof=1)), n)
 
 
 def clustered_mean_ci95(values: Floats, sizes: Ints) -> tuple[float, float] | None:
@@ -167,41 +160,12 @@ def theil_sen(y: Floats, x: Floats) -> tuple[float, tuple[float, float]]:
     return float(slope) + 0.0, (float(low), float(high))  # no -0
 
 
-def rate_interval(hits: int, n: int, level: float) -> tuple[float, float]:
-    """The exact interval of a rate: at its upper end `hits` or fewer of n are as rare as at its
-    lower end `hits` or more. Source: Clopper and Pearson, Biometrika 26 (1934), 404-413."""
-    share = (1 + level) / 2
-    return 1.0 - _rate_upper(n - hits, n, share), _rate_upper(hits, n, share)
-
-
-def rate_upper95(hits: int, n: int) -> float:
-    """One-sided."""
-    return _rate_upper(hits, n, 0.95)
-
-
-def rate_lower95(hits: int, n: int) -> float:
-    """One-sided."""
-    return 1.0 - _rate_upper(n - hits, n, 0.95)
-
-
-def _rate_upper(hits: int, n: int, share: float) -> float:
-    return 1.0 if hits >= n else float(special.betaincinv(hits + 1, n - hits, share))
-
-
 @cache
 def fewest_for_quantile(share: float) -> int:
     n = 2
     while not _has_interval(n, share):
         n += 1
     return n
-
-
-def fewest_for_rate_below(rate: float) -> int:
-    """How many trials without a single hit show, at 95 %, that a rate is below this one.
-
-    (1 - rate)^n <= 0.05, so n >= ln 0.05 / ln(1 - rate): 299 for 1 %, 2,995 for 0.1 %.
-    """
-    return math.ceil(math.log(0.05) / math.log1p(-rate))
 
 
 def _has_interval(n: int, share: float) -> bool:

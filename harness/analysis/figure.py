@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from harness.intervals import rate_lower95, rate_upper95
 from harness.metrics import METRICS
 from harness.records import Metric
 from harness.stats import (
@@ -24,8 +25,6 @@ from harness.stats import (
     mean_ci95,
     quantile,
     quantile_ci95,
-    rate_lower95,
-    rate_upper95,
 )
 
 QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}

@@ -44,8 +44,9 @@ from harness.analysis.open_requests import OpenRequests, most_open, open_in_run,
 from harness.analysis.run_facts import RunFacts
 from harness.analysis.scraped import ScrapedReadings, met_step_s, readings_of
 from harness.analysis.tokens import first_times, read_by, token_gaps, tokens_per_event
+from harness.intervals import Z95
 from harness.records import Metric
-from harness.stats import Z95, Floats, Ints, ratio_ci95
+from harness.stats import Floats, Ints, ratio_ci95
 from harness.store.frames import RunFrames
 
 Limits = tuple[float, float]

@@ -13,8 +13,8 @@ import pandas as pd
 
 from harness.analysis.figure import Figure, Figures, NotMeasurable, rate, reading
 from harness.analysis.tokens import without_tokens
+from harness.intervals import rate_interval
 from harness.records import Metric, Outcome, TrialArm
-from harness.stats import rate_interval
 
 NO_ROUNDS: Final = "the workload has no rounds in which all leave"
 

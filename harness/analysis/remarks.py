@@ -40,6 +40,7 @@ from harness.analysis.tokens import (
     without_tokens,
 )
 from harness.formatting import error_kind, number, quantity, spoken_outcome
+from harness.intervals import fewest_for_rate_below
 from harness.metrics import CANCEL_LATENCY
 from harness.records import (
     WENT_WRONG,
@@ -53,7 +54,6 @@ from harness.records import (
     Steady,
     Summary,
 )
-from harness.stats import fewest_for_rate_below
 from harness.store.frames import RunFrames
 from harness.workload.target import NO_LIMIT_KEY
 from harness.workload.tasks import parse_text

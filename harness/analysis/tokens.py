@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.analysis.figure import Figures, Sample, rate, sampled
+from harness.intervals import t_quantile
 from harness.records import Delivery, Metric, Outcome, TokenCounting, Way, WireClose
-from harness.stats import Bools, Floats, Ints, t_quantile
+from harness.stats import Bools, Floats, Ints
 
 COUNTED_BY: Final = {
     "usage": "the server's own count in each event",

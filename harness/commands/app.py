@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from harness.errors import check_extra
+
 # A flag names the part of the help that it stands in.
 server_flag = partial(typer.Option, rich_help_panel="The server")
 result_flag = partial(typer.Option, rich_help_panel="The result")
@@ -59,6 +61,14 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)
         return [piece.replace("{", "").replace("}", "") for piece in pieces]
+
+
+class LoadCommand(Command):
+    """A command of runs and their figures, which need more than `walkaway conform` does."""
+
+    def invoke(self, ctx: Any) -> Any:
+        check_extra("load", f"walkaway {ctx.info_name}")
+        return super().invoke(ctx)
 
 
 def workload_names(incomplete: str) -> list[str]:

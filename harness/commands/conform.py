@@ -244,9 +244,9 @@ def _run(config: "ConformConfig", outputs: _Outputs, *, quiet: bool) -> int:
     from harness.conform import reports
     from harness.conform.bad_server import table
     from harness.conform.suite import conform
-    from harness.gate.reports import JUNIT_MARK
     from harness.run.process import Interruption
     from harness.run.progress import ProgressConsole, choose_progress
+    from harness.text.ci import JUNIT_MARK
 
     files = (
         (outputs.junit, JUNIT_MARK, reports.as_junit),

@@ -42,7 +42,6 @@ from harness.gate.limits import (
     workload_limits,
 )
 from harness.gate.reports import (
-    JUNIT_MARK,
     LEFT_OUT,
     MARKDOWN_MARK,
     as_junit,
@@ -52,6 +51,7 @@ from harness.gate.reports import (
 from harness.gate.run import read_run
 from harness.store.output import check_output, is_stdout, write_output
 from harness.store.run_folder import RunFolder, UnusableRunError
+from harness.text.ci import JUNIT_MARK
 
 WIDEST_LIMIT: Final = 33  # of the terminal's columns: the longest name of a figure
 LEAST_LIMIT, WIDTH_OF_OTHERS = 10, 47  # on a narrower terminal than 80 columns

@@ -4,9 +4,11 @@ A module of flags imports what its commands do when one is called: `walkaway --h
 flag are answered at once, while pandas and scipy alone take a second to import.
 """
 
+from typing import Final
+
 import typer
 
-from harness.commands.app import Command, app
+from harness.commands.app import Command, LoadCommand, app
 from harness.commands.calibrate import calibrate
 from harness.commands.catalogue import init, targets, workloads
 from harness.commands.conform import conform
@@ -18,6 +20,8 @@ from harness.commands.upstream import upstream
 from harness.run.process import become, python_module
 
 __all__ = ["app"]
+
+LIGHT: Final = (conform, matrix, upstream, workloads, targets, init, doctor)  # need no extra
 
 
 def engine(context: typer.Context) -> None:
@@ -32,7 +36,7 @@ for command in (
     *(demo, run, simulate, conform, report, gate, compare, trend, matrix, export, collect),
     *(calibrate, upstream, workloads, targets, init, doctor),
 ):
-    app.command(cls=Command)(command)
+    app.command(cls=Command if command in LIGHT else LoadCommand)(command)
 app.command(
     context_settings={
         "allow_extra_args": True,

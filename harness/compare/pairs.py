@@ -28,9 +28,10 @@ import msgspec
 import numpy as np
 
 from harness.compare.comparable import why_not_figures
+from harness.intervals import Z95, t_quantile
 from harness.metrics import METRICS, headline_figures
 from harness.records import ArmsSummary, Difference, Metric, Shift
-from harness.stats import Z95, Floats, mean_ci95, t_quantile
+from harness.stats import Floats, mean_ci95
 
 Limits = tuple[float, float]
 Values = Sequence[float | None]  # a figure's value in each round, None where a round has none

@@ -25,7 +25,7 @@ from harness.conform.case import CASES, Case
 from harness.conform.cases import load_cases
 from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gateway.run import run_gateway
-from harness.conform.gently import GENTLE_ID, watch_gently
+from harness.conform.gentle_case import GENTLE_ID
 from harness.conform.known import Known
 from harness.conform.messages import SuiteEvent, SuiteRequest
 from harness.conform.pages import MetricsPages
@@ -98,6 +98,8 @@ def _watch_gently(
 
     def so_far(result: CaseResult) -> None:
         report(SuiteEvent(event="so_far", id=result.id, case=result))
+
+    from harness.conform.gently import watch_gently  # only this needs numpy
 
     report(SuiteEvent(event="started", id=GENTLE_ID))
     try:

@@ -8,10 +8,8 @@ the control does not repeat itself, texts must change far more often with leaves
 
 import time
 from collections.abc import Callable, Sequence
+from math import comb
 from typing import Any, Final
-
-import numpy as np
-from scipy import stats
 
 from harness.client.live_stream import LiveStream
 from harness.client.session import canary_prompt
@@ -186,8 +184,7 @@ def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
     `own`: streams that differ between two runs without leaves. Raises CannotDecideError."""
     if own == streams:
         raise UnlikeTextsError(f"each {what} differs between two runs without any leave")
-    table = np.array([[changed, 2 * streams - changed], [own, streams - own]])
-    chance = float(stats.fisher_exact(table, alternative="greater").pvalue)
+    chance = _chance_of(changed, 2 * streams, of_all=changed + own, among=3 * streams)
     shares = (
         f"{changed} of {2 * streams} differ from the control, and without any leave "
         f"{own} of {streams}"
@@ -198,6 +195,16 @@ def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
     if chance < _LIKELY:
         raise CannotDecideError(f"a {what} may change with leaves: {shares}")
     return Finding(None, f"this server's {what}s vary, but not with leaves: {shares}", evidence)
+
+
+def _chance_of(hits: int, drawn: int, *, of_all: int, among: int) -> float:
+    """That chance alone puts `hits` or more of all hits (`of_all`) into the `drawn` ones `among`
+    all: the upper tail of the hypergeometric distribution."""
+    ways = (
+        comb(drawn, more) * comb(among - drawn, of_all - more)
+        for more in range(hits, min(drawn, of_all) + 1)
+    )
+    return sum(ways) / comb(among, of_all)
 
 
 def _beside(

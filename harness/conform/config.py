@@ -15,9 +15,9 @@ from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, is_meant, select
 from harness.conform.cases import load_cases
 from harness.conform.gateway.cases import gateway_cases
-from harness.conform.gently import GENTLE_ID, GENTLE_S, gentle_case
+from harness.conform.gentle_case import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
-from harness.errors import ConfigError
+from harness.errors import ConfigError, check_extra
 from harness.place import LOAD_THIS_HOST
 from harness.run.run_config import ServerConfig
 from harness.workload.workload import EngineSettings
@@ -133,6 +133,7 @@ def _gentle(config: ConformConfig) -> Case:
             "--gentle watches a server while its users use it, and runs no cases: leave out "
             f"{', '.join(others)}"
         )
+    check_extra("load", "walkaway conform --gentle")  # its averages are numpy's
     return gentle_case(config.gentle_s)
 
 

@@ -5,12 +5,12 @@ No slots are counted or filled for it; see harness/experiments/gentle.py.
 
 import random
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from harness.client.session import LoadSession
-from harness.conform.case import ABORT, Case, never_checked
+from harness.conform.case import Case
 from harness.conform.cases.leaks import MOST_GHOSTS
 from harness.conform.finding import Evidence, Finding
+from harness.conform.gentle_case import gentle_case
 from harness.conform.messages import SuiteRequest
 from harness.conform.verdict import settle_case
 from harness.experiments.gentle import GentleTerms, serves, watch
@@ -18,33 +18,7 @@ from harness.experiments.gentle_plan import Gentle, is_look
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 from harness.records import Disconnect
-from harness.store.conform_result import Aftermath, CaseResult, Failure, Level, Verdict
-
-GENTLE_ID: Final = "gentle/stops"
-GENTLE_S: Final = 300.0  # where no time is named
-
-
-def gentle_case(max_seconds: float) -> Case:
-    """Not among the cases of a suite: it stands alone."""
-    return Case(
-        id=GENTLE_ID,
-        level=Level.MUST,
-        requirement="A server in use lets go of streams whose clients leave.",
-        wire="One or two streams begin, run for a random time and leave, again and again. Never "
-        "more than two, or 1 % of the slots, run at once.",
-        passes="the memory that the server shows as held falls by what each leaving stream held; "
-        "where that is not shown: averaged over the leaves, its gauge of requests (without one: "
-        "another stream's pace) shows that they are gone; no more than 0.3 % of them are "
-        "surely forgotten",
-        methods="G",
-        check=never_checked,
-        needs=frozenset(),
-        quick=False,
-        caught=(),
-        why="A server in use cannot be filled to find out; its users cancel out in the average.",
-        limit_s=max_seconds,
-        remedy=ABORT,
-    )
+from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
 
 
 def watch_gently(

@@ -7,7 +7,6 @@ from typing import Final
 
 from harness.conform.verdict import UNDECIDED, is_judged, is_unexpected_failure
 from harness.formatting import quantity
-from harness.gate.reports import JunitTest, Tag, junit, markdown_cell, markdown_code
 from harness.run.process import Child, python_module
 from harness.store.conform_result import (
     NOT_MEANT,
@@ -16,6 +15,7 @@ from harness.store.conform_result import (
     Verdict,
     counts_in_words,
 )
+from harness.text.ci import JunitTest, Tag, junit, markdown_cell, markdown_code
 
 PAGE: Final = "index.html"
 MARKDOWN_MARK: Final = b"### walkaway conform: "  # in the head of each such file

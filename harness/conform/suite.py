@@ -21,7 +21,7 @@ from harness.conform.contact import Contact, Published
 from harness.conform.following import Show, Suite
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.routes import secrets_of_routes
-from harness.conform.gently import GENTLE_ID
+from harness.conform.gentle_case import GENTLE_ID
 from harness.conform.messages import SuiteRequest
 from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError

@@ -13,12 +13,13 @@ The depth is read at a place that the other leaves gave (five groups in turn). T
 deepest fall is that of the worst luck, too: read there, noise alone has a depth.
 """
 
-from collections.abc import Sequence
-from statistics import NormalDist
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from harness.intervals import Interval, t_quantile
 
 Array = NDArray[np.float64]
 
@@ -67,13 +68,10 @@ class Leave(NamedTuple):
     streams: int = 1
 
 
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-    @property
-    def width(self) -> float:
-        return self.high - self.low
+def arrays(columns: Iterable[Sequence[float]]) -> tuple[Array, Array]:
+    """Of `Readings.columns`: times and values."""
+    times_s, values = map(np.asarray, columns)
+    return times_s, values
 
 
 class MeanEstimate(NamedTuple):
@@ -90,7 +88,7 @@ class MeanEstimate(NamedTuple):
         )
 
     def interval(self, level: float = 0.95) -> Interval:
-        half = student(level, self.n - 1) * self.error
+        half = t_quantile((1 + level) / 2, self.n - 1) * self.error
         return Interval(self.mean - half, self.mean + half)
 
 
@@ -110,17 +108,6 @@ class Averaged(NamedTuple):
     at_once: MeanEstimate
     control: MeanEstimate | None
     seen: MeanEstimate | None
-
-
-def student(level: float, degrees: int) -> float:
-    """The two-sided quantile of Student's distribution: the first terms of Fisher's expansion."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    return float(
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
 
 
 def average(

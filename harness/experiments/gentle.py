@@ -31,9 +31,10 @@ from harness.errors import TargetError
 from harness.experiments.averaged import (
     FEWEST,
     LEVEL_STEPS,
+    Array,
     Averaged,
-    Interval,
     Leave,
+    arrays,
     average,
 )
 from harness.experiments.gentle_memory import ByMemory, UnseenError
@@ -56,7 +57,6 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import (
-    Array,
     Gauge,
     MemoryGauge,
     Readings,
@@ -66,6 +66,7 @@ from harness.experiments.readings import (
     why_no_gauge,
 )
 from harness.experiments.visitors import Visitors
+from harness.intervals import Interval
 from harness.records import Role
 from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
@@ -256,14 +257,14 @@ class _ByGauge:
 
     def judge(self) -> JudgedLeaves | None:
         window = self.visitors.turns.window
-        averaged = average(self._leaves, *self._readings.arrays(), window, self._draws)
+        averaged = average(self._leaves, *arrays(self._readings.columns()), window, self._draws)
         if averaged is None:
             return None
         usual_s = _usual_lag_s(self._target, self.visitors.step_s)
         return _judged(averaged, GhostRate.by_gauge(averaged), usual_s)
 
     def figures(self, judged: JudgedLeaves | None) -> Gentle:
-        times_s, values = self._readings.arrays()
+        times_s, values = arrays(self._readings.columns())
         all_s = float((np.diff(times_s) * values[1:]).sum())
         floor_s = self._readings.poll_s / 2 + gauge_lag_s(self._target, self.visitors.step_s)
         streams = sum(one.streams for one in self._leaves)

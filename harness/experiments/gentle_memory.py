@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from harness.experiments.averaged import FEWEST, Interval, Leave
+from harness.experiments.averaged import FEWEST, Leave, arrays
 from harness.experiments.gentle_plan import MANY_GHOSTS, Gentle, JudgedLeaves, figures
 from harness.experiments.memory_falls import (
     Array,
@@ -30,7 +30,7 @@ from harness.experiments.patience import READY_S
 from harness.experiments.readings import MemoryGauge, Readings, gauge_lag_s
 from harness.experiments.visitors import Visitors
 from harness.formatting import quantity
-from harness.stats import rate_interval
+from harness.intervals import Interval, rate_interval
 from harness.workload.abandon import RequestSpec
 
 MOST_MEMORY: Final = 0.05  # of the server's, that a stream of ours may hold
@@ -198,7 +198,7 @@ class ByMemory:
                 f"{quantity(self._held, 'ratio')} of the memory, and "
                 f"{quantity(need.least, 'ratio')} would be needed with these users"
             )
-        falls = Falls.of(*self._readings.arrays(look.low))
+        falls = Falls.of(*arrays(self._readings.columns(look.low)))
         self._mistaken = Mistaken().also(falls, look, self._held)  # what ours holds is known now
         for _ in range(_FIRST_ENDS):
             self._end()
@@ -231,7 +231,7 @@ class ByMemory:
 
     def _level(self, since_s: float, span_s: float) -> float:
         """In the mean; by the readings around the span where the page stalled in it."""
-        times_s, values = self._readings.arrays()
+        times_s, values = arrays(self._readings.columns())
         is_in = (times_s >= since_s) & (times_s < since_s + span_s)
         if not is_in.any():
             return float(np.interp(since_s + span_s / 2, times_s, values))
@@ -308,7 +308,7 @@ class ByMemory:
         return self._fall(*span)
 
     def _fall(self, since_s: float, until_s: float) -> float | None:
-        falls = Falls.of(*self._readings.arrays(since_s - _STALL_S))
+        falls = Falls.of(*arrays(self._readings.columns(since_s - _STALL_S)))
         return falls.first(since_s, until_s, self._held)
 
     def _note_alone(self, ours: Leave) -> None:
@@ -317,7 +317,7 @@ class ByMemory:
         self._note_others(Interval(ours.began_s + late_s, ours.t0_s - self._poll_s))
 
     def _note_others(self, span: Interval) -> None:
-        falls = Falls.of(*self._readings.arrays(span.low))
+        falls = Falls.of(*arrays(self._readings.columns(span.low)))
         self._others.append(falls.within(span).sizes)
         self._mistaken = self._mistaken.also(falls, span, self._held)
 

@@ -7,10 +7,11 @@ import math
 import random
 from typing import Final, Literal, NamedTuple, Self
 
-from harness.experiments.averaged import LEVEL_STEPS, Averaged, Interval, LeaveWindow, MeanEstimate
+from harness.experiments.averaged import LEVEL_STEPS, Averaged, LeaveWindow, MeanEstimate
 from harness.experiments.memory_falls import FallTally
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
+from harness.intervals import Interval
 
 FEWEST_STREAMS: Final = 2  # of ours at once, on any server
 SLOTS_A_STREAM: Final = 100  # 1 % of the slots

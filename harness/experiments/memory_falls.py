@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.experiments.averaged import Interval
-from harness.stats import interval_ranks, rate_interval
+from harness.intervals import Interval, rate_interval
+from harness.stats import interval_ranks
 
 Array = NDArray[np.float64]
 

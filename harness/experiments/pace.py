@@ -13,11 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from harness.client.live_stream import LiveStream, join_all
 from harness.experiments.holds import Holds, Leaver, has_no_end
@@ -73,10 +71,9 @@ def gaps_of(times_ns: Sequence[int], fast_s: float = 0.0) -> list[Gap]:
 def find_change(gaps: Sequence[Gap], slow_s: float, fast_s: float) -> int | None:
     """The first gap at the fast pace, by the least sum of distances from both paces: no single gap
     decides. None: the pace did not change."""
-    paces = np.array([gap.pace_s for gap in gaps])
-    slow, fast = np.abs(paces - slow_s), np.abs(paces - fast_s)
-    costs = np.concatenate([[0], slow.cumsum()]) + fast.sum() - np.concatenate([[0], fast.cumsum()])
-    first = int(costs.argmin())
+    better = [abs(gap.pace_s - slow_s) - abs(gap.pace_s - fast_s) for gap in gaps]
+    costs = list(accumulate(better, initial=0.0))
+    first = costs.index(min(costs))
     return first if len(gaps) - first >= _FEWEST_GAPS else None
 
 
@@ -249,8 +246,7 @@ class PaceWatcher:
         self.ratio = median(full_s) / self.alone_s
         if self.ratio < LEAST_RATIO:
             raise self._too_fast(left)
-        rng = np.random.default_rng(self._rng.getrandbits(32))
-        return still_computed(left, full_s, alone_s, after_s, late_s, ended_s, rng)
+        return still_computed(left, full_s, alone_s, after_s, late_s, ended_s, self._rng)
 
     def _natural_ends(self, since_ns: int, step_s: float) -> tuple[float, float]:
         """For the answers left since then, if they run on at this pace: a moment near the end of

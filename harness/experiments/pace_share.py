@@ -1,14 +1,12 @@
 """What share of the streams that left is still computed, from the pace of another stream."""
 
+import random
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import median, quantiles
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from harness.experiments.averaged import Interval
 from harness.experiments.outcome import CannotDecideError
+from harness.intervals import Interval
 
 LEAST_SHARE: Final = 0.1  # of the streams that left: less is not seen
 _LEAST_SLOWER: Final = 1.05  # than alone: by that share of the streams that slow it by half
@@ -16,25 +14,29 @@ _REST: Final = 0.25  # of the slowness is left when most of the computed answers
 _DRAWS: Final = 1000
 
 
+def middle_95(values: Sequence[float]) -> Interval:
+    """Between the 2.5th and the 97.5th of a hundred."""
+    cuts = quantiles(values, n=40, method="inclusive")
+    return Interval(cuts[0], cuts[-1])
+
+
 def share_left(
     full_s: Sequence[float],
     after_s: Sequence[float],
     alone_s: Sequence[float],
-    rng: np.random.Generator,
+    rng: random.Random,
 ) -> tuple[float, Interval]:
     """What share of the streams that left is still computed, with its 95 % interval. The paces:
     `full_s` while as many streams ran that ended by themselves, `after_s` after the streams left,
     `alone_s` alone."""
 
-    def medians(paces: Sequence[float]) -> NDArray[np.float64]:
-        drawn: NDArray[np.float64] = np.median(rng.choice(paces, (_DRAWS, len(paces))), axis=1)
-        return drawn
+    def medians(paces: Sequence[float]) -> list[float]:
+        return [median(rng.choices(paces, k=len(paces))) for _ in range(_DRAWS)]
 
-    full, after, alone = map(medians, (full_s, after_s, alone_s))
-    shares = (after - alone) / np.where(full > alone, full - alone, np.nan)
-    low, high = np.nanpercentile(shares, (2.5, 97.5)) if np.isfinite(shares).any() else (0.0, 1.0)
+    drawn = zip(*map(medians, (full_s, after_s, alone_s)), strict=True)
+    shares = [(after - alone) / (full - alone) for full, after, alone in drawn if full > alone]
     share = (median(after_s) - median(alone_s)) / max(median(full_s) - median(alone_s), 1e-9)
-    return share, Interval(float(low), float(high))
+    return share, middle_95(shares) if len(shares) > 1 else Interval(0.0, 1.0)
 
 
 def follow_slowness(
@@ -68,7 +70,7 @@ def still_computed(
     after_s: Sequence[float],
     late_s: Sequence[float],
     ended_s: Sequence[float],
-    rng: np.random.Generator,
+    rng: random.Random,
 ) -> int:
     """How many of the `left` streams are still computed, by the paces when the settle time was over
     (`after_s`), near the natural ends of their answers (`late_s`), and after these (`ended_s`).

@@ -9,9 +9,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 import gevent
 import httpx
-import numpy as np
 from gevent.event import Event
-from numpy.typing import NDArray
 
 from harness.client.session import asking_client
 from harness.collect.scrape import fetch_page, parse_page, read_roles
@@ -20,7 +18,6 @@ from harness.experiments.outcome import CannotDecideError
 from harness.workload.plan import LoadPlan
 from harness.workload.target import MetricSource, Target
 
-Array = NDArray[np.float64]
 Gauge = Literal["running", "kv_usage"]
 
 _PAGE_S: Final = 5.0
@@ -55,10 +52,10 @@ class Readings:
     def __exit__(self, *_: object) -> None:
         self._reader.kill()
 
-    def arrays(self, since_s: float = 0.0) -> tuple[Array, Array]:
+    def columns(self, since_s: float = 0.0) -> tuple[array[float], array[float]]:
         """Times and values, in order."""
         first = bisect_left(self._times, since_s)
-        return np.array(self._times[first:]), np.array(self._values[first:])
+        return self._times[first:], self._values[first:]
 
     def forget(self, before_s: float) -> None:
         """Drop the readings before then: nobody asks for them any more."""
@@ -66,8 +63,7 @@ class Readings:
         del self._times[:old], self._values[:old]
 
     def since(self, since_s: float) -> list[Reading]:
-        times_s, values = (one.tolist() for one in self.arrays(since_s))
-        return [Reading(*one) for one in zip(times_s, values, strict=True)]
+        return [Reading(*one) for one in zip(*self.columns(since_s), strict=True)]
 
     def latest(self) -> float:
         """The latest value; 0 before the first."""

@@ -12,13 +12,14 @@ import gevent
 
 from harness.client.live_stream import LiveStream, join_all
 from harness.client.session import LoadSession
-from harness.experiments.averaged import Interval, Leave
+from harness.experiments.averaged import Leave
 from harness.experiments.gentle_plan import StreamTurns
 from harness.experiments.idle_server import PROMPT_TOKENS
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import gaps_of
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import without_token
+from harness.intervals import Interval
 from harness.records import Role
 from harness.workload.abandon import RequestSpec
 

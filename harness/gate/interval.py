@@ -23,9 +23,10 @@ import numpy as np
 from harness.compare.pairs import FEWEST_ROUNDS
 from harness.formatting import figure_of, number, quantity, unit_in_figure
 from harness.gate.limits import Limit
+from harness.intervals import fewest_for_rate_below, rate_lower95, rate_upper95
 from harness.metrics import METRICS
 from harness.records import Metric
-from harness.stats import fewest_for_rate_below, mean_ci95, rate_lower95, rate_upper95
+from harness.stats import mean_ci95
 
 FEWEST_FOR_MEAN: Final = 30
 MOST_TIMES: Final = 1000  # as many abandons: a longer run is not worth proposing

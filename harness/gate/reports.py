@@ -1,17 +1,15 @@
 """A judgement as Markdown, for a step summary or a comment, and as JUnit, for a CI's tests."""
 
-import re
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
-from xml.etree import ElementTree as ET
+from typing import Final
 
 from harness.formatting import DASH
 from harness.gate.judge import Check, GateVerdict, Judgement
+from harness.text.ci import JunitTest, Tag, junit, markdown_cell, markdown_code
 
 SIGNS: Final = {GateVerdict.PASS: "✅", GateVerdict.FAIL: "❌", GateVerdict.CANNOT_DECIDE: "❔"}
 LEFT_OUT: Final = "not compared, being times of another machine than the baseline's"
-MARKDOWN_MARK: Final = b" walkaway gate: "  # in the head of each such file, as the next one
-JUNIT_MARK: Final = b'<testsuite name="walkaway '
+MARKDOWN_MARK: Final = b" walkaway gate: "  # in the head of each such file
 MOST_BYTES: Final = 1_000_000  # GitHub takes no step summary of more than 1 MiB
 
 
@@ -47,33 +45,11 @@ def _row(one: Check) -> str:
     )
 
 
-def markdown_cell(text: str) -> str:
-    for mark, shown in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), (">", "&gt;"), ("`", "'")):
-        text = text.replace(mark, shown)
-    return " ".join(text.split())
-
-
-def markdown_code(text: str) -> str:
-    return " ".join(text.replace("`", "'").replace("|", "\\|").split())
-
-
-Tag = Literal["system-out", "failure", "error", "skipped"]
 _TAGS: Final[dict[GateVerdict, Tag]] = {
     GateVerdict.PASS: "system-out",
     GateVerdict.FAIL: "failure",
     GateVerdict.CANNOT_DECIDE: "error",
 }
-_NO_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-class JunitTest(NamedTuple):
-    """`message`: the line that a CI shows; `said`: all of it."""
-
-    name: str
-    tag: Tag
-    message: str
-    said: str
-    took_s: float = 0.0
 
 
 def as_junit(judgement: Judgement) -> bytes:
@@ -86,29 +62,3 @@ def as_junit(judgement: Judgement) -> bytes:
     return junit(
         f"walkaway gate {judgement.question}" if judgement.workload else "walkaway gate", tests
     )
-
-
-def junit(name: str, tests: Sequence[JunitTest]) -> bytes:
-    tags = [one.tag for one in tests]
-    counts = {
-        "tests": str(len(tags)),
-        "failures": str(tags.count("failure")),
-        "errors": str(tags.count("error")),
-    }
-    if "skipped" in tags:
-        counts["skipped"] = str(tags.count("skipped"))
-    name = clean(name)
-    suites = ET.Element("testsuites", counts)
-    suite = ET.SubElement(suites, "testsuite", {"name": name, **counts})
-    for one in tests:
-        about = {"classname": name, "name": clean(one.name), "time": f"{one.took_s:g}"}
-        message = {"message": clean(one.message)} if one.tag != "system-out" else {}
-        result = ET.SubElement(ET.SubElement(suite, "testcase", about), one.tag, message)
-        result.text = clean(one.said)
-    ET.indent(suites)
-    content: bytes = ET.tostring(suites, encoding="utf-8", xml_declaration=True)
-    return content + b"\n"
-
-
-def clean(text: str) -> str:
-    return _NO_XML.sub("?", text)

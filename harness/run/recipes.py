@@ -16,9 +16,9 @@ from typing import Final, Literal
 import msgspec
 
 from harness.errors import ConfigError, did_you_mean
-from harness.run.tiny_model import Format
 from harness.workload.target import DialectName
 
+ModelFormat = Literal["hf", "gguf", "tokenizer"]
 HOME_VARIABLE: Final = "WALKAWAY_ENGINES"
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 FILES: Final = ("recipes.toml", "gateways.toml")
@@ -65,7 +65,7 @@ class Recipe(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     copies: dict[str, str] = {}
     files: dict[str, str] = {}
     run_files: dict[str, str] = {}
-    model: Format | None = None
+    model: ModelFormat | None = None
     most_slots: int | None = None
     env: dict[str, str] = {}
     commands: list[list[str]] = []

@@ -30,13 +30,14 @@ from harness.run.process import Interruption
 from harness.run.recipes import (
     PATHS,
     GatewayRoute,
+    ModelFormat,
     Recipe,
     engines_home,
     filled,
     places,
     write_files,
 )
-from harness.run.tiny_model import SHAPES, Format, make_model
+from harness.run.tiny_model import SHAPES, make_model
 from harness.workload.target import DialectName
 
 CONTEXT: Final = 4096  # tokens of a request
@@ -327,7 +328,7 @@ def _is_unused(port: int, *, after_others: bool = False) -> bool:
     return True
 
 
-def _model(kind: Format, preset: str) -> Path:
+def _model(kind: ModelFormat, preset: str) -> Path:
     """Made once for each shape; under another name until it is whole."""
     shape = "-".join(map(str, SHAPES[preset]))
     path = engines_home() / "models" / f"{preset}-{shape}.{kind}"

@@ -13,13 +13,14 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.run.recipes import ModelFormat
+
 Floats = npt.NDArray[np.float32]
-Format = Literal["hf", "gguf", "tokenizer"]
 
 
 class Shape(NamedTuple):
@@ -55,7 +56,7 @@ SCALE: Final = 0.02  # standard deviation of the weights
 LOUD: Final = 0.4  # and of the output rows
 
 
-def make_model(path: Path, kind: Format, preset: str, *, seed: int = 0) -> None:
+def make_model(path: Path, kind: ModelFormat, preset: str, *, seed: int = 0) -> None:
     """Write the model to `path`: a file for GGUF, else a folder."""
     shape = SHAPES[preset]
     weights = _weights(shape, np.random.default_rng(seed))

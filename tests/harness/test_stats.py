@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from harness.analysis.figure import NotMeasurable, Sample, describe, sampled
+from harness.intervals import rate_interval, rate_lower95, rate_upper95, t_quantile
 from harness.stats import (
     Curve,
     binomial_quantile,
@@ -20,10 +21,6 @@ from harness.stats import (
     mean_ci95,
     quantile,
     quantile_ci95,
-    rate_interval,
-    rate_lower95,
-    rate_upper95,
-    t_quantile,
 )
 
 

@@ -1,10 +1,8 @@
 """Many clients leave at once, or again and again."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import linear_regression, median
 from typing import Final
-
-import numpy as np
 
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
@@ -156,7 +154,7 @@ def _judge_doses(
         median(taken for taken, left in zip(steps, doses, strict=True) if left == dose)
         for dose in DOSES
     ]
-    slope = float(np.polyfit(DOSES, middles, 1)[0])
+    slope = linear_regression(DOSES, middles).slope
     evidence = finding.evidence | {
         f"median_steps_{dose}": round(middle, 2)
         for dose, middle in zip(DOSES, middles, strict=True)

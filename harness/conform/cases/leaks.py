@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-import numpy as np
 import psutil
 
 from harness.conform.bench import Bench
@@ -18,8 +17,8 @@ from harness.conform.routes import Routes
 from harness.experiments.capacity import Capacity
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.intervals import mean_interval, rate_lower95, rate_upper95
 from harness.records import Outcome
-from harness.stats import mean_ci95, rate_lower95, rate_upper95
 from harness.store.conform_result import Failure, Level
 
 LEAVES: Final = 1000
@@ -209,13 +208,13 @@ def judge_growth(read: Sequence[Used], *, leaves: int) -> Finding:
     wrong, grows = [], []
     for name, most in (("bytes", MOST_BYTES), ("handles", MOST_HANDLES)):
         grown = [late - early for early, late in pairwise(getattr(one, name) for one in read)]
-        own = mean_ci95(np.array(grown[1::2]) / leaves) or (grown[1] / leaves,) * 2
+        own = mean_interval([one / leaves for one in grown[1::2]]) or (grown[1] / leaves,) * 2
         evidence |= {f"{name}_an_answer_low95": own[0], f"{name}_an_answer_high95": own[1]}
         if own[0] > most:
             grows.append(f"{own[0]:.3g} {name}")
         blocks = zip(grown[::2], grown[1::2], strict=True)
         each = [(leave - answer) / leaves for leave, answer in blocks]
-        low, high = mean_ci95(np.array(each)) or (each[0], each[0])
+        low, high = mean_interval(each) or (each[0], each[0])
         evidence |= {f"{name}_a_leave_low95": low, f"{name}_a_leave_high95": high}
         if low > most:
             wrong.append(f"{low:.3g} {name}")

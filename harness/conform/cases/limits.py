@@ -1,10 +1,11 @@
 """What a server refuses or ends by itself: prompts that are too long, deadlines."""
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import combinations
 from secrets import randbits
 from statistics import median
 from typing import Final, NamedTuple
-
-from scipy import stats
 
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
@@ -99,12 +100,22 @@ def judge_refusals(
     said = f"right after a refusal a prompt takes {later / usual:.2f} times as long as by itself"
     if later <= MOST_RATIO * usual:
         return Finding(None, said, evidence)
-    if stats.mannwhitneyu(after, alone, alternative="greater", method="exact").pvalue > CHANCE:
+    if _chance_of(after, alone) > CHANCE:
         longest_ms, shortest_ms = (1e3 * end(alone) for end in (max, min))
         raise CannotDecideError(
             f"{said}, but it varies: by itself from {shortest_ms:.0f} to {longest_ms:.0f} ms"
         )
     return Finding(Failure.LATE, said, evidence)
+
+
+def _chance_of(later: Sequence[float], usual: Sequence[float]) -> float:
+    """That chance alone makes the first times so much longer: the share of all ways to split the
+    times in which they have the same or higher ranks in the sum (Mann and Whitney)."""
+    times = sorted([*later, *usual])
+    ranks = [bisect_left(times, one) + bisect_right(times, one) for one in times]
+    seen = sum(ranks[bisect_left(times, one)] for one in later)
+    splits = [sum(some) for some in combinations(ranks, len(later))]
+    return sum(one >= seen for one in splits) / len(splits)
 
 
 @case(

@@ -8,10 +8,10 @@ have the same sizes in both, and the control differs by the cancels alone.
 import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import exp, inf, log
+from statistics import fmean, quantiles
 from threading import Thread
 from typing import Final
-
-import numpy as np
 
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
@@ -21,8 +21,8 @@ from harness.conform.finding import Evidence, Finding, found
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import is_refused
+from harness.intervals import mean_interval
 from harness.records import Outcome, RequestRow
-from harness.stats import mean_ci95
 from harness.store.conform_result import Failure, Level
 
 TOKENS: Final = 96  # of a greedy answer
@@ -82,17 +82,17 @@ def pace(bench: Bench) -> Finding:
 
 def p99_gap(rows: Sequence[RequestRow]) -> float:
     gaps = [late - early for row in rows for early, late in pairwise(row.token_times_ns)]
-    if not gaps:
+    if len(gaps) < 2:
         raise CannotDecideError("the answers came in one piece: they show no pace")
-    return float(np.quantile(gaps, 0.99)) / 1e9
+    return quantiles(gaps, n=100, method="inclusive")[-1] / 1e9
 
 
 def judge_pace(turns: Sequence[tuple[float, float]]) -> Finding:
     """`turns`: the p99 of the gaps in the control, and while clients leave (s). The ratio is the
     geometric mean over the turns, with its 95 % interval."""
-    logs = np.array([np.log(storm / control) for control, storm in turns])
-    interval = mean_ci95(logs) or (-np.inf, np.inf)
-    low, ratio, high = (float(np.exp(log)) for log in (interval[0], logs.mean(), interval[1]))
+    logs = [log(storm / control) for control, storm in turns]
+    interval = mean_interval(logs) or (-inf, inf)
+    low, ratio, high = (exp(one) for one in (interval[0], fmean(logs), interval[1]))
     said = f"the p99 gap is {ratio:.2f} times the control's (95 %: {low:.2f} to {high:.2f})"
     if low <= MOST_RATIO < high:
         raise CannotDecideError(f"{said}: too uneven to say whether it exceeds {MOST_RATIO}")

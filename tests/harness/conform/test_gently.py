@@ -5,11 +5,12 @@ from collections.abc import Iterator
 import pytest
 
 from harness.conform.config import ConformConfig, chosen_cases
-from harness.conform.gently import GENTLE_ID, GENTLE_S, follow, gentle_case, judged
+from harness.conform.gentle_case import GENTLE_ID, GENTLE_S, gentle_case
+from harness.conform.gently import follow, judged
 from harness.errors import ConfigError
-from harness.experiments.averaged import Interval
 from harness.experiments.gentle_plan import Gentle
 from harness.experiments.outcome import CannotDecideError
+from harness.intervals import Interval
 from harness.store.conform_result import Aftermath, CaseResult, Failure, Verdict
 
 CASE = gentle_case(60.0)

@@ -10,7 +10,7 @@ import gevent  # noqa: TID251
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Interval, Leave, LeaveWindow
+from harness.experiments.averaged import Leave, LeaveWindow
 from harness.experiments.gentle import memory_first
 from harness.experiments.gentle_memory import (
     MOST_MEMORY,
@@ -22,6 +22,7 @@ from harness.experiments.gentle_memory import (
 from harness.experiments.gentle_plan import Gentle, JudgedLeaves, StreamTurns
 from harness.experiments.memory_falls import Falls, FallTally, Needed
 from harness.experiments.readings import Readings, gauge_lag_s
+from harness.intervals import Interval
 from harness.workload.workload import load_target
 
 NEED = Needed(least=0.01, ample=0.02)
@@ -201,7 +202,7 @@ def test_readings_are_kept_until_nobody_asks_for_them() -> None:
     readings = Readings(lambda: 7.0, poll_s=0.001, rng=random.Random(1))
     with readings:
         readings.level(10)
-    times_s, _ = readings.arrays()
+    times_s, _ = readings.columns()
     readings.forget(times_s[4])
-    assert readings.arrays()[0].tolist() == times_s[4:].tolist()
+    assert readings.columns()[0].tolist() == times_s[4:].tolist()
     assert [one.at_s for one in readings.since(times_s[6])] == times_s[6:].tolist()

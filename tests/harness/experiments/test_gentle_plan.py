@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.experiments.averaged import Averaged, Interval, LeaveWindow, MeanEstimate, average
+from harness.experiments.averaged import Averaged, LeaveWindow, MeanEstimate, average
 from harness.experiments.gentle_plan import (
     RISK,
     Gentle,
@@ -22,6 +22,7 @@ from harness.experiments.gentle_plan import (
     most_streams,
 )
 from harness.experiments.outcome import CannotDecideError
+from harness.intervals import Interval
 from tests.harness.experiments.crowd import STEP_S, seeds, twin, watched
 
 WINDOW = LeaveWindow.of(poll_s=0.02, step_s=STEP_S, after_s=1.0)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.experiments.averaged import Interval
 from harness.experiments.gentle_memory import is_lost
 from harness.experiments.gentle_plan import decide
 from harness.experiments.memory_falls import (
@@ -17,6 +16,7 @@ from harness.experiments.memory_falls import (
     median_interval,
     needed,
 )
+from harness.intervals import Interval
 from tests.harness.experiments.crowd import STEP_S, seeds
 
 WINDOW_S = 1.0

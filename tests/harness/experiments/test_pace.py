@@ -1,5 +1,7 @@
 """The moment at which a pace comes back, and the share of the streams that it shows."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -62,7 +64,7 @@ def test_the_share_of_those_that_left_is_found_from_three_paces(lost: float) -> 
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
         full, after, fewer = (paces(rng, n) for n in (17, 9 + 8 * lost, 9))
-        share, interval = share_left(full, after, fewer, rng)
+        share, interval = share_left(full, after, fewer, random.Random(seed))
         found.append(share)
         covered.append(interval.low <= lost <= interval.high)
     assert np.mean(found) == pytest.approx(lost, abs=0.05)
@@ -107,8 +109,7 @@ def test_those_that_left_are_held_if_the_slowness_ends_when_their_answers_must(
     )
 
     def count() -> int:
-        rng = np.random.default_rng(1)
-        return still_computed(8, BESIDE_S, ALONE_S, after_s, late_s, ended_s, rng)
+        return still_computed(8, BESIDE_S, ALONE_S, after_s, late_s, ended_s, random.Random(1))
 
     if held is not None:
         assert count() == held
