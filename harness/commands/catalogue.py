@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from harness.commands.app import Force, JsonResult, target_names, workload_names
-from harness.errors import ConfigError, check_extra, did_you_mean
+from harness.errors import ConfigError, did_you_mean
 from harness.store.output import is_stdout, write_output
 
 if TYPE_CHECKING:
@@ -121,7 +121,6 @@ def _manage(
     model: str | None,
     direct: str | None,
 ) -> None:
-    check_extra("load", f"walkaway targets {verb}")  # the models of engines are made with numpy
     from harness.run.installation import install
     from harness.run.process import Interruption
     from harness.run.recipes import find_recipe, load_recipes

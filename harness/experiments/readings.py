@@ -52,7 +52,7 @@ class Readings:
     def __exit__(self, *_: object) -> None:
         self._reader.kill()
 
-    def columns(self, since_s: float = 0.0) -> tuple[array[float], array[float]]:
+    def columns(self, since_s: float = 0.0) -> "tuple[array[float], array[float]]":
         """Times and values, in order."""
         first = bisect_left(self._times, since_s)
         return self._times[first:], self._values[first:]

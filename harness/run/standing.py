@@ -22,7 +22,7 @@ import httpx
 import msgspec
 import psutil
 
-from harness.errors import ConfigError, TargetError
+from harness.errors import ConfigError, TargetError, check_extra
 from harness.http_client import check_target_url
 from harness.place import address_elsewhere, look_up, split_place
 from harness.run.installation import is_installed, tail
@@ -37,7 +37,6 @@ from harness.run.recipes import (
     places,
     write_files,
 )
-from harness.run.tiny_model import SHAPES, make_model
 from harness.workload.target import DialectName
 
 CONTEXT: Final = 4096  # tokens of a request
@@ -136,9 +135,17 @@ def bring_up(recipe: Recipe, wish: Wish, *, interruption: Interruption) -> Up:
     return up
 
 
+def _check_model(name: str) -> None:
+    check_extra("load", "walkaway targets up of an engine")  # its model is made with numpy
+    from harness.run.tiny_model import SHAPES
+
+    if name not in SHAPES:
+        raise ConfigError(f"--model {name}: must be one of {', '.join(SHAPES)}")
+
+
 def _check(recipe: Recipe, wish: Wish) -> None:
-    if not recipe.is_hop and (wish.model or MODEL) not in SHAPES:
-        raise ConfigError(f"--model {wish.model}: must be one of {', '.join(SHAPES)}")
+    if not recipe.is_hop:
+        _check_model(wish.model or MODEL)
     if recipe.most_slots is not None and wish.slots > recipe.most_slots:
         raise ConfigError(
             f"--slots {wish.slots}: {recipe.name} runs at most {recipe.most_slots} at once"
@@ -330,6 +337,8 @@ def _is_unused(port: int, *, after_others: bool = False) -> bool:
 
 def _model(kind: ModelFormat, preset: str) -> Path:
     """Made once for each shape; under another name until it is whole."""
+    from harness.run.tiny_model import SHAPES, make_model
+
     shape = "-".join(map(str, SHAPES[preset]))
     path = engines_home() / "models" / f"{preset}-{shape}.{kind}"
     if not path.exists():
