@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import uvloop
 from msgspec.structs import replace
 
 from reference_engine.config import Component
@@ -265,7 +264,7 @@ def launch(settings: ServeSettings) -> int:
 
     Raises EngineStoppedError if a process cannot be started.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner() as runner:
         return runner.run(_launch(settings))
 
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import uvicorn
-import uvloop
 
 from reference_engine.config import EngineConfig, EngineConfigError, FrontendSettings
 from reference_engine.metrics.collector import MetricsCollector
@@ -129,7 +128,7 @@ def run(settings: ServeSettings, worker_module: str = WORKER_MODULE) -> int:
     """
     with (
         reserve_port(settings.host, settings.port, settings.frontend) as listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        asyncio.Runner(loop_factory=_new_event_loop) as runner,
     ):
         return runner.run(_serve(settings, listener, SupervisedChild("worker", worker_module)))
 
@@ -150,6 +149,15 @@ def _own_core(config: EngineConfig) -> int | None:
     if config.runner != "torch" or not hasattr(os, "sched_getaffinity"):
         return None
     return core_for(os.getpid(), os.sched_getaffinity(0))
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's, which is faster, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _serve(settings: ServeSettings, listener: socket.socket, own: SupervisedChild) -> int:
