@@ -170,7 +170,7 @@ def _column(
     }
     not_run = {name: {"word": "not run"} for name in result.not_run}
     server, configuration = server_name(result), result.target.configuration or ""
-    is_whole = configuration.startswith(result.target.engine)
+    is_whole = configuration.startswith((result.target.engine, server))
     return {
         "heading": configuration if is_whole else f"{server} {configuration}".rstrip(),
         "server": server,
