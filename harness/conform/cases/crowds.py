@@ -10,7 +10,7 @@ from harness.conform.bench import Bench
 from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
-from harness.conform.waves import UNLIKE_TEXTS, leave_each, rows_of, start_greedy
+from harness.conform.waves import UNLIKE_TEXTS, greedy_when_admitted, leave_each
 from harness.experiments.full_slots import Try
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.streams import whole, without_token
@@ -49,7 +49,7 @@ LIMIT: Final = 0.5  # of the time to first token, after which the client gives u
 )
 def storm_all(bench: Bench) -> Finding:
     def texts() -> list[str | None]:
-        rows = rows_of(start_greedy(bench, range(CANARIES), CANARY_TOKENS))
+        rows = greedy_when_admitted(bench, range(CANARIES), CANARY_TOKENS)
         return [whole(row, "a greedy request").answer for row in rows]
 
     before, again = texts(), texts()
