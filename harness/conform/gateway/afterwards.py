@@ -66,10 +66,10 @@ def _wrong_text(answer: Answer, tokens: int) -> str | None:
     _check_limit([answer])
     if not answer.is_whole:
         return f"the request after a leave failed: {why_ended(answer.row)}"
-    text = (answer.row.answer or "").split()
-    if text == words_of(tokens):
+    if answer.has_all(tokens):
         return None
-    return f"the request after a leave got {' '.join(text)[:60]!r} for {words_of(tokens)}"
+    got = " ".join((answer.row.answer or "").split())[:60]
+    return f"the request after a leave got {got!r} for {' '.join(words_of(tokens))!r}"
 
 
 @crossing(

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Final
 
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.gateway.bench import Answer, GatewayBench, together, why_ended, words_of
+from harness.conform.gateway.bench import Answer, GatewayBench, together, why_ended
 from harness.conform.gateway.bill import find_bills, judge_bills
 from harness.conform.gateway.case import crossing
 from harness.experiments.outcome import CannotDecideError
@@ -85,11 +85,7 @@ def _seen_by_client(
     if row is None:
         return "leaves its client waiting"
     answer = Answer(row, requests)
-    return "looks whole" if answer.is_whole and not _is_all_there(answer) else None
-
-
-def _is_all_there(answer: Answer) -> bool:
-    return (answer.row.answer or "").split() == words_of(CUT_TOKENS)
+    return "looks whole" if answer.is_whole and not answer.has_all(CUT_TOKENS) else None
 
 
 @crossing(

@@ -35,6 +35,7 @@ _GRACE_S: Final = 3.0  # beyond an answer's length, until it must have ended
 _RESTARTS_S: Final = 2.0  # a gateway that is started anew need not be there before
 _BRIEF_TOKENS: Final = 3
 _FINISHED: Final = "stopped"  # the upstream makes no further token
+_WHOLE: Final = ("stop", "length")  # why a request is over whose answer was made to its end
 _STORY: Final = "Tell me a long story."
 
 
@@ -59,6 +60,13 @@ class Answer(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return self.row.outcome is Outcome.COMPLETED
+
+    def has_all(self, tokens: int) -> bool:
+        """It is the whole text of `tokens` tokens, or of an answer that the upstream finished for
+        this client: a gateway may ask for another length than its client."""
+        made = [one.tokens for one in self.requests if one.why in _WHOLE]
+        text = (self.row.answer or "").split()
+        return any(text == words_of(one) for one in (tokens, *made))
 
     @property
     def is_late(self) -> bool:
