@@ -74,7 +74,7 @@ ROWS: Final = (
     Row({"double_usage": True}, BILL, has_bill=True),
     Row({"failure_retries": 2}, {}),
     Row({"renames": "other"}, {}),
-    Row({"fewest": 16}, {}),
+    Row({"fewest": 64}, {}),
     Row({"buffers": True}, {}),
     Row({"compresses": True}, {}),
 )
