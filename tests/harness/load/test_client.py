@@ -206,6 +206,9 @@ def test_an_answer_in_one_piece(ask: Ask) -> None:
     assert (row.delivery, row.stream, row.n) == (Delivery.UNARY, False, 2)
     assert (row.first_token_ns, row.token_times_ns) == (None, [])
     assert row.token_counting is TokenCounting.USAGE
+    assert row.answer is None
+    row = ask(one_piece(body), after(10**6), spec={**UNARY, "n": 2, "role": Role.CANARY})
+    assert row.answer == "ab"
 
 
 def test_a_token_came_when_its_bytes_did() -> None:
