@@ -14,7 +14,7 @@ from harness.load.reader import StreamReader, UnaryReader
 from harness.load.sse import MAX_EVENT_BYTES, EndlessEventError
 from harness.load.stream import StreamMachine
 from harness.load.transport import WireRequest
-from harness.records import Delivery, Outcome, TokenCounting, WireClose
+from harness.records import Delivery, Outcome, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec, never
 from tests.harness.load.asking import (
     LONG_NS,
