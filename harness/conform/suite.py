@@ -145,6 +145,7 @@ def _prepare(
         order = order_for_gateway(config, contact, result, children)
         given = {"usage": order.usage is not None, "gauges": bool(order.page_urls)}
         selection = _selected(chosen, config.wanted, given, {})
+        result.not_run = selection.not_run
     else:
         order, selection = _prepare_server(config, contact, result, chosen, secrets, children)
     return Suite(
