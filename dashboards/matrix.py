@@ -168,7 +168,10 @@ def _column(
         name: _cell(name, f"column{number}-{anchor(name)}", those)
         for name, those in described.items()
     }
-    not_run = {name: {"word": "not run"} for name in result.not_run}
+    is_gateway = any(one.dialect for one in result.cases)
+    not_run = {
+        id_.rpartition("/")[0] if is_gateway else id_: {"word": "not run"} for id_ in result.not_run
+    }
     server, configuration = server_name(result), result.target.configuration or ""
     is_whole = configuration.startswith((result.target.engine, server))
     return {
