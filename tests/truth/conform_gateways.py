@@ -85,8 +85,9 @@ def run(row: Row, dialects: Sequence[str], names: Sequence[str] = ()) -> Conform
     """`names`: of cases, without their dialects; all if empty."""
     ids = [
         case
-        for case in gateway_cases()
+        for case, one in gateway_cases().items()
         if case.endswith(tuple(dialects)) and (not names or case.rpartition("/")[0] in names)
+        if row.has_bill or "usage" not in one.case.needs
     ]
     port = free_port()
     with (
