@@ -31,8 +31,8 @@ WORDS: Final = {
 }
 MEANINGS: Final = {
     "pass": "the server did what the case demands",
-    "fail": "late: it did so after too many steps; never: not within the settle time; "
-    "harm: something else broke",
+    "fail": "late: it did so after too many steps; never: not within the settle time "
+    "(a gateway: not before the answer's end); harm: something else broke",
     "cannot decide": "something got in the way: this is no pass",
     "harness": "walkaway's own client was late, broke the protocol or crashed: this is no pass",
     "not supported": "the server does not offer what the case is about",

@@ -1,10 +1,12 @@
-"""Conformance results side by side: a row for each case, a column for each configured server.
+"""Conformance results side by side: a line a case, a narrow column a server as it was configured.
 
-The file explanations.toml next to the results may explain red cells, each by a sentence and a link.
+The dialects of a gateway share a line. A red cell may be explained in explanations.toml beside the
+results, a sentence and a link each.
 """
 
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +29,9 @@ from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, read_conform
 
+# The gravest verdict of several dialects stands for all.
+GRAVEST: Final = ("fail", "harness", "cannot decide", "pass", "info", "not supported")
+OPEN: Final = ("harness", "cannot decide")
 EXPLANATIONS: Final = "explanations.toml"
 PAGE: Final = "index.html"
 
@@ -63,20 +68,18 @@ def write_matrix(files: Sequence[Path], output: Path, explained: Path | None) ->
         _column(file, result, number, output, explanations)
         for number, (file, result) in enumerate(zip(files, results, strict=True))
     ]
-    cases = _rows(results)
+    groups = _groups(results, columns)
     html = document(
         "matrix.html.j2",
         {},
         scripts=("matrix.js",),
         columns=columns,
-        groups=[
-            (group, [one for one in cases.values() if group_of(one.id) == group])
-            for group in dict.fromkeys(map(group_of, cases))
-        ],
+        groups=groups,
+        sentence=_sentence(columns, groups),
         not_red=[
             one
             for one in explanations
-            if not any(cell["of"] is one for column in columns for cell in column["red"])
+            if not any(red["of"] is one for column in columns for red in column["red"])
         ],
         marks=MARKS,
         meanings=MEANINGS,
@@ -100,13 +103,45 @@ def _read_explanations(files: Sequence[Path], explained: Path | None) -> list[Ex
         raise ConfigError(f"{explained}: {error}") from error
 
 
-def _rows(results: Sequence[ConformResult]) -> dict[str, CaseResult]:
-    """Each case once, as the result with the most cases orders them."""
+def _groups(
+    results: Sequence[ConformResult], columns: Sequence[dict[str, Any]]
+) -> list[tuple[str, list[CaseResult]]]:
+    """Each case once, as the result with the most cases orders them, but what fails on most servers
+    first: groups, and cases in each."""
     found: dict[str, CaseResult] = {}
     for result in sorted(results, key=lambda one: len(one.cases), reverse=True):
         for case in result.cases:
-            found.setdefault(case.id, case)
-    return found
+            found.setdefault(_name(case), case)
+
+    def fails(name: str) -> int:
+        return sum(column["cells"].get(name, {}).get("word") == "fail" for column in columns)
+
+    groups: dict[str, list[str]] = {}
+    for name in found:
+        groups.setdefault(group_of(name), []).append(name)
+    worst_first = sorted(groups.items(), key=lambda one: -sum(map(fails, one[1])))
+    return [
+        (group, [found[name] for name in sorted(names, key=lambda one: -fails(one))])
+        for group, names in worst_first
+    ]
+
+
+def _sentence(
+    columns: Sequence[dict[str, Any]], groups: Sequence[tuple[str, Sequence[CaseResult]]]
+) -> str:
+    good = sum(not column["red"] for column in columns)
+    fails = Counter(red["name"] for column in columns for red in column["red"])
+    order = [_name(case) for _, cases in groups for case in cases if _name(case) in fails]
+    most = max(order, key=lambda name: fails[name], default=None)
+    sentence = f"{quantity(len(columns), 'servers')}, {good or 'none'} of them without a red case."
+    if most is None:
+        return sentence
+    return f"{sentence} What fails most often is {most}, on {fails[most]}."
+
+
+def _name(one: CaseResult) -> str:
+    """A gateway's case without its dialect: the dialects share a line."""
+    return one.id.rpartition("/")[0] if one.dialect else one.id
 
 
 def _column(
@@ -118,27 +153,79 @@ def _column(
 ) -> dict[str, Any]:
     page = file.with_name(PAGE) if file.with_name(PAGE).is_file() else file
     where = Path(os.path.relpath(page.resolve(), output.resolve().parent)).as_posix()
+    described: dict[str, list[dict[str, Any]]] = {}
+    for one in result.cases:
+        described.setdefault(_name(one), []).append(
+            {
+                **row(one),
+                "dialect": one.dialect,
+                "where": where if page is file else f"{where}#{anchor(one.id)}",
+                "figures": "; ".join(evidence(one.evidence)),
+                **_explained(one, result, explanations),
+            }
+        )
     cells = {
-        one.id: {
-            **row(one),
-            "anchor": f"column{number}-{anchor(one.id)}",
-            "where": where if page is file else f"{where}#{anchor(one.id)}",
-            "figures": "; ".join(evidence(one.evidence)),
-            **_explained(one, result, explanations),
-        }
-        for one in result.cases
+        name: _cell(name, f"column{number}-{anchor(name)}", those)
+        for name, those in described.items()
     }
-    server, configuration = server_name(result), result.target.configuration
+    is_gateway = any(one.dialect for one in result.cases)
+    not_run = {
+        id_.rpartition("/")[0] if is_gateway else id_: {"word": "not run"} for id_ in result.not_run
+    }
+    server, configuration = server_name(result), result.target.configuration or ""
+    is_whole = configuration.startswith((result.target.engine, server))
     return {
+        "heading": configuration if is_whole else f"{server} {configuration}".rstrip(),
         "server": server,
         "configuration": "" if configuration == server else configuration,
         "about": list(_about(result)),
         "counts": [(word, count) for word, count in counts(result) if count],
         "page": where,
         "command": result.command,
-        "cells": cells | {name: {"word": "not run"} for name in result.not_run},
-        "red": [cell for cell in cells.values() if cell["word"] == "fail"],
+        "cells": not_run | cells,
+        "red": [red for cell in cells.values() for red in _reds(cell)],
+        "open": [cell for cell in cells.values() if cell["word"] in OPEN],
     }
+
+
+def _cell(name: str, place: str, described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One case on one server: the gravest of its dialects, and how many of them that is."""
+    words = [one["word"] for one in described]
+    word = min(words, key=GRAVEST.index)
+    applicable = [one for one in words if one not in ("not supported", "info")]
+    is_part = word in ("fail", *OPEN) and words.count(word) < len(applicable)
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in described:
+        line = lines.setdefault((one["word"], one["sentence"]), {**one, "dialects": []})
+        line["dialects"] += [one["dialect"]] if len(described) > 1 else []
+    return {
+        **next(one for one in described if one["word"] == word),
+        "name": name,
+        "anchor": place,
+        "part": f"{words.count(word)} of {len(applicable)}" if is_part else "",
+        "lines": [*lines.values()],
+        "described": described,
+    }
+
+
+def _reds(cell: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line a cause: the dialects in which a case failed alike share it."""
+    found: dict[object, dict[str, Any]] = {}
+    for one in cell["described"]:
+        if one["word"] != "fail":
+            continue
+        cause = one["kind"] if one["of"] is None else id(one["of"])
+        line = found.setdefault(
+            (one["kind"], cause, one["expected"]),
+            {
+                **one,
+                "name": cell["name"],
+                "anchor": None if found else cell["anchor"],
+                "proofs": [],
+            },
+        )
+        line["proofs"].append((one["dialect"] or "Evidence", one["where"]))
+    return [*found.values()]
 
 
 def _about(result: ConformResult) -> Iterator[str]:

@@ -4,8 +4,8 @@ Some come a second time, as other users start them, for the suite alone.
 `make matrix`, or `python -m tools.engines_matrix [--quick] [--out DIR] [ENGINE ...]`.
 results/engines/ENGINE-VERSION/ keeps conform.json and its page, the wire logs of red cases, each
 run's manifest and summary, and runs.json with every command, its exit code and how long it took;
-at last matrix.html of all that stand there, and README.md with a line of each (`--table`: this
-alone). An engine that dies in a case is started again.
+at last matrix.html of all that stand there, and README.md with a line of each (`--table`: these
+two alone). An engine that dies in a case is started again.
 An engine that does not start, or a run that fails, is told at the end, and the exit code is 1.
 """
 
@@ -232,7 +232,7 @@ HEADS: Final = ("server", "applicable cases", "decided", "red", "minutes of `wal
 ABOUT: Final = """# Real engines, measured
 
 Each alone on two cores, by `make matrix`. [matrix.html](matrix.html) has each case of each server,
-and why it is red. Written by `python -m tests.engines_matrix --table`.
+and why it is red. Written by `python -m tools.engines_matrix --table`.
 
 """
 
@@ -270,16 +270,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("engines", nargs="*", choices=[*ENGINES, *HOPS, []], metavar="ENGINE")
     parser.add_argument("--quick", action="store_true", help="the suite's quick cases only")
-    parser.add_argument("--table", action="store_true", help="write README.md, measure nothing")
+    parser.add_argument("--table", action="store_true", help="write the pages, measure nothing")
     parser.add_argument("--out", type=Path, default=Path("results/engines"))
     given = parser.parse_args()
     files = [folder_of(given.out, engine) / CONFORM_FILE for engine in (*ENGINES, *HOPS)]
-    if given.table:
-        write_table([file for file in files if file.exists()], given.out / "README.md")
-        return
     failed = [
         (engine, step)
-        for engine in given.engines or (*ENGINES, *HOPS)
+        for engine in ([] if given.table else given.engines or (*ENGINES, *HOPS))
         for step in column(engine, given.out, ["--quick"] if given.quick else [])
         # A suite that finds something ends with 3 or 4: that is a result.
         if step["exit_code"] not in ((0, 3, 4) if step["what"] == "conform" else (0,))

@@ -4,8 +4,9 @@ all that once more, with fresh processes.
 `make gateways`, or `python -m tools.gateways_matrix [--quick] [--out DIR] [GATEWAY ...]`.
 results/gateways/GATEWAY-VERSION/ keeps conform.json and its page, the wire logs of red cases, and
 runs.json with every command, its exit code, how long it took, and the cases whose verdicts were
-others the second time. At last index.html is written, of all that stand there. The exit code is 1
-if a gateway did not start, could not be judged, or was judged otherwise the second time.
+others the second time. At last matrix.html is written, of all that stand there, and README.md with
+a line of each (`--table`: these two alone). The exit code is 1 if a gateway did not start, could
+not be judged, or was judged otherwise the second time.
 """
 
 import argparse
@@ -13,14 +14,16 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from harness.conform.gateway.case import DIALECTS
 from harness.run.process import free_port
 from harness.run.recipes import load_recipes
-from harness.store.conform_result import CONFORM_FILE, CaseResult, Verdict, read_conform
+from harness.store.conform_result import CONFORM_FILE, CaseResult, Contract, Verdict, read_conform
 from tools.engines_matrix import Step, keep_what_failed, served, walkaway
 
 TIMES: Final = 2
@@ -97,6 +100,57 @@ def _upstream(port: int) -> Iterator[subprocess.Popen[bytes]]:
             process.terminate()
 
 
+HEADS: Final = (
+    *("gateway", "dialects", "decided", "red", "in mid-stream", "before the headers"),
+    *("unary", "after the last token", "the bill", "s of measuring"),
+)
+SHOWN: Final = ("hop/fin-decode", "hop/before-headers", "hop/unary", "hop/last-token")
+WORST: Final[tuple[Contract, ...]] = ("never", "drain", "at next write", "cancel")
+BILL: Final = {Verdict.PASS: "true", Verdict.FAIL: "false", Verdict.CANNOT_DECIDE: "open"}
+ABOUT: Final = """# Real gateways, measured
+
+Each alone on two cores before walkaway's upstream, twice, by `make gateways`.
+[matrix.html](matrix.html) has each case in each dialect, and why it is red. A client that leaves:
+does the gateway cancel its request to the server at once, at its next write, or never? Where the
+dialects differ, the worst one stands here. Decided: of the cases that apply. The bill is true if
+`delivered ≤ billed ≤ generated` for each request; empty where the gateway keeps none. Written by
+`python -m tools.gateways_matrix --table`.
+
+"""
+
+
+def write_table(files: Sequence[Path], page: Path) -> None:
+    rows = [HEADS, ("---", "---", *["---:"] * 2, *["---"] * 5, "---:")]
+    rows += [_row(file) for file in files]
+    page.write_text(ABOUT + "".join(f"| {' | '.join(row)} |\n" for row in rows))
+
+
+def _row(file: Path) -> tuple[str, ...]:
+    result = read_conform(file)
+    counts = Counter(one.verdict for one in result.cases)
+    decided = counts[Verdict.PASS] + counts[Verdict.FAIL]
+    applicable = decided + counts[Verdict.CANNOT_DECIDE] + counts[Verdict.HARNESS]
+    steps: list[Step] = json.loads((file.parent / "runs.json").read_bytes())
+    seconds = next(step["seconds"] for step in steps if step["what"] == "conform")
+    spoken = dict.fromkeys(one.dialect for one in result.cases if one.dialect)
+    bills = {one.verdict for one in result.cases if one.id.startswith("bill/left/")}
+    return (
+        str(result.target.configuration),
+        "all" if len(spoken) == len(DIALECTS) else ", ".join(spoken),
+        f"{decided} of {applicable}",
+        str(counts[Verdict.FAIL] or ""),
+        *(_contract(result.cases, case) for case in SHOWN),
+        next((said for verdict, said in reversed(BILL.items()) if verdict in bills), ""),
+        f"{seconds:.0f}",
+    )
+
+
+def _contract(cases: Sequence[CaseResult], case: str) -> str:
+    """The worst of the dialects."""
+    kept = {one.contract for one in cases if one.id.startswith(f"{case}/")}
+    return next((one for one in WORST if one in kept), "")
+
+
 def _verdict(one: CaseResult | None) -> tuple[Verdict, str] | None:
     return None if one is None else (one.verdict, str(one.kind))
 
@@ -110,20 +164,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("gateways", nargs="*", metavar="GATEWAY", help=", ".join(known))
     parser.add_argument("--quick", action="store_true", help="the suite's quick cases only")
+    parser.add_argument("--table", action="store_true", help="write the pages, measure nothing")
     parser.add_argument("--out", type=Path, default=Path("results/gateways"))
     given = parser.parse_args()
     failed = []
-    for number, gateway in enumerate(given.gateways or known, start=1):
+    wanted = [] if given.table else given.gateways or known
+    for number, gateway in enumerate(wanted, start=1):
         steps = measure(gateway, given.out, ["--quick"] if given.quick else [])
         failed += [
             (gateway, step)
             for step in steps
             if step["exit_code"] not in (JUDGED if step["what"] == "conform" else (0,))
         ]
-        print(f"{number}/{len(given.gateways or known)} gateways", file=sys.stderr)  # noqa: T201
-    files = [str(file) for file in sorted(given.out.glob(f"*/{CONFORM_FILE}"))]
+        print(f"{number}/{len(wanted)} gateways", file=sys.stderr)  # noqa: T201
+    folders = [f"{name}-{one.version}" for name, one in load_recipes().items() if one.is_hop]
+    files = [given.out / folder / CONFORM_FILE for folder in folders]
+    files = [file for file in files if file.exists()]
     if files:
-        walkaway([], "matrix", "matrix", *files, "-o", str(given.out / "index.html"))
+        walkaway([], "matrix", "matrix", *map(str, files), "-o", str(given.out / "matrix.html"))
+        write_table(files, given.out / "README.md")
     for gateway, step in failed:
         print(f"{gateway}: {step['what']} ended with {step['exit_code']}: {step['said']}")  # noqa: T201
     return 1 if failed else 0

@@ -476,6 +476,7 @@ class StreamMachine:
             self._end(StreamSignal.ERROR, t_ns, self._length.complaint(tokens))
             return
         self.tokens_read = tokens
+        self._length.add(answer, tokens)
         self._ending.has_answers(len(answer.choices))
         self._note_finish(answer, t_ns)
         if self.outcome is None:

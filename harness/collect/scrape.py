@@ -71,6 +71,18 @@ def parse_page(
     return samples
 
 
+def parse_gauges(text: str) -> dict[str, float]:
+    """The page's gauges, and what has no declared type, by name and labels. Raises ValueError for
+    another format."""
+    return {
+        sample.name + json.dumps(sample.labels, sort_keys=True): float(sample.value)
+        for family in text_string_to_metric_families(_without_buckets(text))
+        if family.type in ("gauge", "unknown")
+        for sample in family.samples
+        if math.isfinite(sample.value)
+    }
+
+
 def _without_buckets(text: str) -> str:
     """Buckets are most of a page, and costly to parse many times a second."""
     lines = text.splitlines(keepends=True)

@@ -37,7 +37,7 @@ def order_for_gateway(
     assert config.upstream is not None
     target, url = contact.target, contact.access.url
     assert url is not None
-    usage = None if config.usage is None else read_usage(config.usage).model_dump(mode="json")
+    usage = None if config.usage is None else read_usage(config.usage, url).model_dump(mode="json")
     host, port = _place(config.upstream)
     check_can_listen(host, port, flag="--upstream")
     model = config.model or _ask_for_model(contact, url)

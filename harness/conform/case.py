@@ -27,6 +27,8 @@ Need = Literal[
     "adapter",
     "resume",
     "upstream",
+    "usage",
+    "gauges",
     "metrics",
     "cancel_path",
     "deadline",
@@ -94,6 +96,8 @@ NOT_GIVEN: Final = {
     "direct": "the server behind the hop (--direct URL)",
     "drop_packets": "the right to drop packets, which only Linux gives",
     "adapter": "the name of a LoRA adapter (--adapter NAME)",
+    "usage": "the place where the gateway keeps what was used (--usage ADAPTER)",
+    "gauges": "the gateway's metrics page (--metrics-url)",
     "resume": 'a target that declares `disconnect = "resume"`',
 }
 NOT_OFFERED: Final = {

@@ -57,6 +57,16 @@ class Cleaning:
             return Aftermath.RESTARTED, f"{reason}; then it served again: it has restarted"
         return found, reason
 
+    def aftermath_of_left(self) -> tuple[Aftermath, str]:
+        """After answers that were left: whether the server serves once they have ended. Where slots
+        cannot be counted, nobody sees that; and many of them slow each other. So the server is
+        asked again until it serves, for as long as it would be waited for at rest."""
+        until_s = time.monotonic() + _LONGEST_REST_S
+        found = self.aftermath()
+        while found[0] is Aftermath.WEDGED and time.monotonic() < until_s:
+            found = self.aftermath()
+        return found
+
     def _serves_again(self, longest_s: float) -> bool:
         until_s = time.monotonic() + longest_s
         while (left_s := until_s - time.monotonic()) > 0:

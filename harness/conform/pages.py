@@ -9,7 +9,7 @@ import gevent
 import httpx
 
 from harness.client.session import asking_client
-from harness.collect.scrape import read_roles, read_samples
+from harness.collect.scrape import fetch_page, parse_gauges, read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import MetricSample
@@ -54,6 +54,20 @@ class MetricsPages:
             return read_samples(self._client, self.judged, clock_ns=time.perf_counter_ns)
         except SourceError as error:
             raise CannotDecideError(str(error)) from error
+
+    def gauges(self) -> dict[str, float]:
+        """Those of the judged pages, by name and labels. Raises RefusedError without any page."""
+        if not self.judged:
+            raise RefusedError("no metrics page is known (--metrics-url)")
+        found = dict[str, float]()
+        for url in self.judged:
+            try:
+                found |= parse_gauges(fetch_page(self._client, url).text)
+            except SourceError as error:
+                raise CannotDecideError(str(error)) from error
+            except ValueError as error:
+                raise CannotDecideError(f"{url} is no metrics page: {error}") from error
+        return found
 
     @contextmanager
     def polling(self) -> Iterator[Polled]:

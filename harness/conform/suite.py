@@ -5,6 +5,7 @@ import platform
 import secrets as random_names
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,9 @@ def _prepare(
     secrets = secrets_of(contact.access.headers) + secrets_of_routes(contact.target)
     if config.upstream is not None:
         order = order_for_gateway(config, contact, result, children)
-        selection = Selection.of(chosen, config.wanted, {}, {})
+        given = {"usage": order.usage is not None, "gauges": bool(order.page_urls)}
+        selection = _selected(chosen, config.wanted, given, {})
+        result.not_run = selection.not_run
     else:
         order, selection = _prepare_server(config, contact, result, chosen, secrets, children)
     return Suite(
@@ -227,7 +230,6 @@ def _order(
 def _choose(
     config: ConformConfig, order: SuiteRequest, target: Target, chosen: list[Case]
 ) -> Selection:
-    """Raises ConfigError if nothing is left to run."""
     given = {
         "pid": order.pid is not None,
         "direct": order.direct is not None,
@@ -241,7 +243,14 @@ def _choose(
         "deadline": target.deadline_key is not None,
         "http": target.http,
     }
-    selection = Selection.of(chosen, config.wanted, given, offered)
+    return _selected(chosen, config.wanted, given, offered)
+
+
+def _selected(
+    chosen: list[Case], wanted: Sequence[str], given: dict[str, bool], offered: dict[str, bool]
+) -> Selection:
+    """Raises ConfigError if nothing is left to run."""
+    selection = Selection.of(chosen, wanted, given, offered)
     lacking = selection.not_run | selection.missing
     if len(lacking) == len(chosen):
         name, why = next(iter(lacking.items()))

@@ -211,8 +211,9 @@ class CaseTurns:
         if not is_over:
             self._rest(result, aftermath)
         if aftermath is Aftermath.WEDGED and not is_over and not bench.cleaning.running:
-            # What was left has ended.
-            later = bench.cleaning.aftermath()
+            is_unseen = may_be_ghosts and not bench.facts.can_fill
+            # What was left has ended, or will.
+            later = (bench.cleaning.aftermath_of_left if is_unseen else bench.cleaning.aftermath)()
             is_over = later[0] in (Aftermath.WEDGED, Aftermath.DEAD)
             if later[0] is Aftermath.RESTARTED:
                 aftermath, reason = later

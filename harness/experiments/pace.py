@@ -22,7 +22,7 @@ from harness.experiments.holds import Holds, Leaver, has_no_end
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace_share import follow_slowness, still_computed
-from harness.experiments.patience import READY_S
+from harness.experiments.patience import READY_S, SLOWER
 from harness.experiments.streams import Streams, end_of, without_token
 from harness.formatting import quantity
 from harness.records import Delivery, Role
@@ -135,7 +135,8 @@ class PaceWatcher:
             self._renew_witness()
             others = self._begin(leaver)
             self._streams.together([partial(leaver.ready, one, number) for one in others])
-            natural_s = self.beside_s * min(one.spec.max_tokens - one.tokens for one in others)
+            left = [one.spec.max_tokens - one.tokens for one in others]
+            natural_s = self.beside_s * min(left)
             is_unary = leaver.spec.delivery is Delivery.UNARY
             have_begun = is_unary or all(one.tokens for one in others)  # else prompts slow the rest
             came_back_s, stall_s = self._after(partial(self._leave, leaver, others))
@@ -144,7 +145,7 @@ class PaceWatcher:
             if has_no_end(tries_s):
                 break
             if came_back_s is None:
-                self._streams.wait_for_ghosts(lambda: False)
+                self._outlast(max(left))
         return Holds(
             way=self.way,
             tries_s=tries_s,
@@ -155,6 +156,13 @@ class PaceWatcher:
             stalls_s=stalls_s,
             control_stalls_s=control_stalls_s,
         )
+
+    def _outlast(self, tokens: int) -> None:
+        """Until answers with `tokens` tokens left at the last leave have ended: they slow each
+        other, so their steps are as long as those of the witness beside them."""
+        ends_s = time.perf_counter() - self._waited_s + SLOWER * self.beside_s * tokens
+        self._streams.wait_for_ghosts(lambda: False)
+        self._streams.pause(max(0.0, ends_s - time.perf_counter()))
 
     @property
     def _waited_s(self) -> float:

@@ -13,7 +13,7 @@ from harness.upstream.asked import Asked
 from harness.workload.target import DialectName
 
 DONE: Final = b"data: [DONE]\n\n"
-MOST_PADDING: Final = 10_000  # characters of a word
+MOST_PADDING: Final = 400_000  # characters of a word
 _PLAIN: Final = (  # a token each in the usual vocabularies, for gateways that count themselves
     "time people year work world life part house place week case point water number group fact "
     "month right study book word side kind head home hand"

@@ -13,6 +13,8 @@ import pytest
 from dashboards.__main__ import main
 from dashboards.page import GENERATOR, save
 from harness.conform.config import all_cases
+from harness.conform.gateway.cases import gateway_cases
+from harness.run.recipes import load_recipes
 from harness.workload.workload import SHIPPED_TARGETS, shipped
 from tests.conftest import Snapshot
 from tests.dashboards.pages import PAGES
@@ -20,7 +22,7 @@ from tests.dashboards.reading import Page
 from tests.made_up.conform import save_engines
 from tests.made_up.played import save_played
 
-EXPLANATIONS = Path(__file__).parents[2] / "results" / "engines" / "explanations.toml"
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 class Made(NamedTuple):
@@ -124,13 +126,23 @@ def test_a_page_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == [page]
 
 
-def test_the_kept_explanations_are_of_cases_and_engines_that_there_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kept", "cases", "servers"),
+    [
+        ("engines", {one.id for one in all_cases()}, {*shipped(SHIPPED_TARGETS)}),
+        ("gateways", {one.rpartition("/")[0] for one in gateway_cases()}, {*load_recipes()}),
+    ],
+)
+def test_the_kept_explanations_are_of_cases_and_servers_that_there_are(
+    tmp_path: Path, kept: str, cases: set[str], servers: set[str]
+) -> None:
+    file = RESULTS / kept / "explanations.toml"
     files = list(map(str, save_engines(tmp_path)))
-    page = ["-o", str(tmp_path / "m.html"), "--explanations", str(EXPLANATIONS)]
+    page = ["-o", str(tmp_path / "m.html"), "--explanations", str(file)]
     assert main(["matrix", *files, *page]) == 0
-    kept = tomllib.loads(EXPLANATIONS.read_text())["explanation"]
-    assert {one["case"] for one in kept} <= {one.id for one in all_cases()}
-    assert {one["engine"] for one in kept} <= set(shipped(SHIPPED_TARGETS))
+    explanations = tomllib.loads(file.read_text())["explanation"]
+    assert {one["case"] for one in explanations} <= cases
+    assert {one["engine"] for one in explanations} <= servers
 
 
 def test_explanations_that_cannot_be_read_are_one_message(

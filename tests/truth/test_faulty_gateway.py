@@ -148,6 +148,16 @@ def test_a_gateway_that_buffers_sends_a_stream_as_a_whole_and_hands_on_a_leave()
         assert (seen["why"], caller.read) == ("left", b"")
 
 
+@pytest.mark.parametrize("dialect", ROUTES)
+def test_a_gateway_that_asks_for_a_fewest_number_of_tokens(dialect: str) -> None:
+    with between({"fewest": 16}) as (gateway, server):
+        for name, tokens in (("short", 5), ("long", 20)):
+            body = body_of(dialect, Order(id=name), tokens=tokens, stream=True)
+            url = f"http://127.0.0.1:{gateway.port}{ROUTES[dialect]}"
+            httpx.post(url, content=body, trust_env=False).raise_for_status()
+            assert server.over(name)["tokens"] == max(16, tokens)
+
+
 def test_a_gateway_that_answers_from_a_cache_asks_once() -> None:
     with between({"answers_from_cache": True}) as (gateway, server):
         first, second = (post(gateway, Order(id=name)) for name in ("a", "b"))

@@ -109,11 +109,11 @@ def conform(browser: Browser, folder: Path) -> None:
 
 
 def matrix(browser: Browser, folder: Path) -> None:
-    """The kept results of real engines."""
-    with opened(browser, DOCS.parent / "results/engines/matrix.html") as (page, _):
-        page.set_viewport_size({"width": 1800, "height": 4000})
-        page.add_style_tag(content=".scroll { overflow: visible; max-height: none }")
-        page.locator(".matrix").screenshot(path=DOCS / "matrix.png")
+    """The kept results of real engines and gateways."""
+    for name, picture in (("engines", "matrix"), ("gateways", "gateways")):
+        with opened(browser, DOCS.parent / f"results/{name}/matrix.html") as (page, _):
+            page.set_viewport_size({"width": 1240, "height": 2400})  # without what a case demands
+            page.locator(".matrix").screenshot(path=DOCS / f"{picture}.png")
 
 
 def web(browser: Browser, folder: Path) -> None:

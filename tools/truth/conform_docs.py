@@ -29,6 +29,8 @@ NEEDS: Final = {
     "direct": "`--direct URL`, the server behind the hop",
     "drop_packets": "the right to drop packets",
     "upstream": "`--upstream PORT`, with the gateway before it at `--target`",
+    "usage": "`--usage`",
+    "gauges": "`--metrics-url`",
     "adapter": "`--adapter NAME`, a LoRA adapter that may be unloaded",
     "resume": '`disconnect = "resume"` and a section `[resume]` in the target\'s file',
     "deadline": "`deadline_key` in the target's file",

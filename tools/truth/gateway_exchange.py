@@ -75,8 +75,7 @@ class Exchange:
     ) -> None:
         self._books, self._faults, self._client = books, books.faults, client
         self._head, self._asked, self._dialect = head, asked, dialect
-        renamed = {"model": self._faults.renames} if self._faults.renames else {}
-        self._raw = json.dumps(asked | renamed).encode()
+        self._raw = json.dumps(self._faults.asks(asked)).encode()
         self._meter = Meter(asked)
         self._noticed = asyncio.Event()
         self._connection: Connection | None = None

@@ -1,8 +1,11 @@
 """The switches of tools/truth/faulty_gateway.py."""
 
 from dataclasses import dataclass
+from typing import Any, Final
 
 from tools.truth.gateway_bill import Meter
+
+LENGTHS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class Faults:
     `silent_cut`: a stream that the upstream breaks has the end of a whole one.
     `failure_retries`: how often it is asked again when it fails before its answer begins.
     `renames`: the model's name upstream.
+    `fewest`: tokens that the upstream is asked for, at least.
     `two_upstreams`: the URL of the other one; they take turns.
 
     Answers:
@@ -56,6 +60,7 @@ class Faults:
     silent_cut: bool = False
     failure_retries: int = 0
     renames: str = ""
+    fewest: int = 0
     two_upstreams: str = ""
     buffers: bool = False
     answers_from_cache: bool = False
@@ -70,6 +75,11 @@ class Faults:
     @property
     def cap_s(self) -> float | None:
         return None if self.never or self.drain_s < 0 else self.drain_s
+
+    def asks(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What the upstream is asked, for what the client asks."""
+        longer = {key: max(self.fewest, asked[key]) for key in LENGTHS if key in asked}
+        return asked | longer | ({"model": self.renames} if self.renames else {})
 
     def is_zipped(self, headers: dict[str, str]) -> bool:
         return self.compresses and "gzip" in headers.get("accept-encoding", "gzip")

@@ -6,7 +6,11 @@ from typing import Final
 
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
-from harness.conform.bystanders import UNLIKE_TEXTS, leave_each, rows_of, start_greedy
+from harness.conform.bystanders import (
+    UNLIKE_TEXTS,
+    greedy_when_admitted,
+    leave_each,
+)
 from harness.conform.case import ABORT, case, reports
 from harness.conform.cases.prefill import Prefill, judged, long_prefill
 from harness.conform.finding import Evidence, Finding
@@ -47,7 +51,7 @@ LIMIT: Final = 0.5  # of the time to first token, after which the client gives u
 )
 def storm_all(bench: Bench) -> Finding:
     def texts() -> list[str | None]:
-        rows = rows_of(start_greedy(bench, range(CANARIES), CANARY_TOKENS))
+        rows = greedy_when_admitted(bench, range(CANARIES), CANARY_TOKENS)
         return [whole(row, "a greedy request").answer for row in rows]
 
     before, again = texts(), texts()

@@ -57,8 +57,9 @@ def _check_limit(answers: Sequence[GatewayAnswer]) -> None:
     """Raises CannotDecideError."""
     if limited := [one for one in answers if one.is_limited]:
         raise CannotDecideError(
-            f"the gateway refuses a request: {why_ended(limited[0].row)}: raise its rate limit for "
-            "this check, if it has one"
+            f"the gateway refuses a request: {why_ended(limited[0].row)}: either it limits how "
+            "much is asked (raise that limit for this check), or it shuts the provider out for "
+            "the clients that have left"
         )
 
 
@@ -66,10 +67,10 @@ def _wrong_text(answer: GatewayAnswer, tokens: int) -> str | None:
     _check_limit([answer])
     if not answer.is_whole:
         return f"the request after a leave failed: {why_ended(answer.row)}"
-    text = (answer.row.answer or "").split()
-    if text == words_of(tokens):
+    if answer.has_all(tokens):
         return None
-    return f"the request after a leave got {' '.join(text)[:60]!r} for {words_of(tokens)}"
+    got = " ".join((answer.row.answer or "").split())[:60]
+    return f"the request after a leave got {got!r} for {' '.join(words_of(tokens))!r}"
 
 
 @crossing(
@@ -112,7 +113,8 @@ def connections(bench: GatewayBench, dialect: DialectName) -> Finding:
     figures: Evidence = {"after_first": float(before), "after_second": float(after)}
     if seen.memory_mb:
         figures["memory"] = ", then ".join(f"{one:g} MB" for one in seen.memory_mb)
-    said = f"{after} connections are open at rest after 40 leaves, {before} after 20"
+    open_ones = quantity(after, "connections")
+    said = f"{open_ones} stayed open at rest after 40 leaves, {before} after 20"
     return found(said, said if more > half else None, figures, Failure.NEVER)
 
 
@@ -125,6 +127,7 @@ def connections(bench: GatewayBench, dialect: DialectName) -> Finding:
     why="Gateways choose a provider by the requests that they think are in flight there.",
     remedy="lower the gauges on each path on which a request ends",
     stage="one by one",
+    needs="gauges",
 )
 def gauges(bench: GatewayBench, dialect: DialectName) -> Finding:
     seen = crowd_of(bench, dialect)

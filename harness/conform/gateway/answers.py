@@ -6,16 +6,20 @@ from typing import Final
 
 from harness.client.session import LoadSession
 from harness.conform.finding import Evidence, Finding, found
-from harness.conform.gateway.bench import GatewayAnswer, GatewayBench, together, why_ended, words_of
+from harness.conform.gateway.bench import BRIEF, GatewayAnswer, GatewayBench, together, why_ended
 from harness.conform.gateway.bill import find_bills, judge_bills
 from harness.conform.gateway.case import crossing
+from harness.conform.gateway.routes import plan_of
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Delivery, Role
 from harness.store.conform_result import Failure, Level
 from harness.upstream.orders import Order
+from harness.workload.plan import LoadPlan
 from harness.workload.target import DialectName
 
 WHOLE_STREAMS: Final = 40
+WHOLE_UNARY: Final = 8
+SHOWN: Final = 60  # characters of an answer
 TAXED: Final = 8
 CUT_TOKENS: Final = 12
 BREAK_S: Final = 10.0  # within which a client must see that its answer was broken off
@@ -24,24 +28,31 @@ BREAK_S: Final = 10.0  # within which a client must see that its answer was brok
 @crossing(
     "hop/whole",
     Level.MUST,
-    "A client that stays gets the whole stream.",
-    wire="40 streams of 3 tokens, side by side, from an upstream that sends its headers at once.",
-    passes="each stream has all its tokens and its end",
-    why="All other cases rest on it: a gateway that cuts streams seems to let every client go.",
+    "A client that stays gets the whole answer.",
+    wire="40 streams of 3 tokens, side by side, from an upstream that sends its headers at once; "
+    "then 8 such answers in one piece.",
+    passes="each has all its tokens and its end",
+    why="All other cases rest on it: a gateway that cuts streams lets everybody go.",
     remedy="pass on what the provider sends until it ends",
     stage="first",
     quick=True,
 )
 def whole(bench: GatewayBench, dialect: DialectName) -> Finding:
-    orders = [Order(headers="early")] * WHOLE_STREAMS
-    answers = bench.ask_each(bench.plans[dialect], orders)
+    plan = bench.plans[dialect]
+    answers = bench.ask_each(plan, [Order(headers="early")] * WHOLE_STREAMS)
+    answers += bench.ask_each(plan, [Order()] * WHOLE_UNARY, delivery=Delivery.UNARY)
     bad = [one for one in answers if not one.is_whole]
     if unserved := [one for one in bad if one.is_late or one.is_refused]:
         raise CannotDecideError(f"a request was not served: {why_ended(unserved[0].row)}")
+    other = [one for one in answers if one.is_whole and not one.has_all(BRIEF)]
     said = None
     if bad:
-        said = f"{len(bad)} of {len(answers)} streams were cut: {why_ended(bad[0].row)}"
-    return found("all streams were whole", said, {"cut": float(len(bad))}, Failure.HARM)
+        said = f"{len(bad)} of {len(answers)} answers were cut: {why_ended(bad[0].row)}"
+    elif other:
+        text = (other[0].row.answer or "")[:SHOWN]
+        said = f"{len(other)} of {len(answers)} answers are not those of the upstream: {text!r}"
+    figures: Evidence = {"cut": float(len(bad)), "other": float(len(other))}
+    return found("all answers were whole", said, figures, Failure.HARM)
 
 
 @crossing(
@@ -82,39 +93,51 @@ def _seen_by_client(
     if not any(one.why == "told" for one in requests):
         why = "no end" if row is None else why_ended(row)
         raise CannotDecideError(f"a request that was to be broken off was not served: {why}")
+    if row is None and len(requests) > 1:
+        raise CannotDecideError("after a break the gateway still asks again: end its retries")
     if row is None:
         return "leaves its client waiting"
     answer = GatewayAnswer(row, requests)
-    return "looks whole" if answer.is_whole and not _is_all_there(answer) else None
-
-
-def _is_all_there(answer: GatewayAnswer) -> bool:
-    return (answer.row.answer or "").split() == words_of(CUT_TOKENS)
+    return "looks whole" if answer.is_whole and not answer.has_all(CUT_TOKENS) else None
 
 
 @crossing(
     "hop/tax",
     Level.INFO,
-    "What a gateway adds to each token is reported.",
-    wire="Eight streams of one token, one after the other.",
-    passes="not judged; the reason says the milliseconds on the way in and on the way out",
+    "What a gateway adds to a first token is said.",
+    wire="Eight streams of one token, one after the other, through the gateway, and eight without.",
+    passes="not judged; the reason says how many milliseconds more it takes on the way to the "
+    "upstream and back",
     why="It is the price of a gateway that everybody pays.",
     stage="one by one",
 )
 def tax(bench: GatewayBench, dialect: DialectName) -> Finding:
-    ways_in, ways_out = [], []
-    with bench.session(bench.plans[dialect]) as session:
+    direct = plan_of(bench.upstream, dialect)
+    assert direct is not None
+    own = _ways_ms(bench, direct)
+    through = _ways_ms(bench, bench.plans[dialect])
+    there_ms, back_ms = through[0] - own[0], through[1] - own[1]
+    figures: Evidence = {"there_ms": round(there_ms, 2), "back_ms": round(back_ms, 2)}
+    said = f"{there_ms:.1f} ms on the way to the upstream, {back_ms:.1f} ms on the way back"
+    return Finding(None, said, figures)
+
+
+def _ways_ms(bench: GatewayBench, plan: LoadPlan) -> tuple[float, float]:
+    """From a request's sending to its arrival, and from its first token to the client, at the
+    median."""
+    there_ms, back_ms = [], []
+    with bench.session(plan) as session:
         for _ in range(TAXED):
             answer = bench.ask(session, Order(), 1)
             if not answer.is_whole or not answer.requests:
                 raise CannotDecideError(f"a stream was not whole: {why_ended(answer.row)}")
             row, request = answer.row, answer.requests[0]
-            ways_in.append((request.arrived_ns - row.sent_ns) / 1e6)
-            if row.first_token_ns is not None and request.first_token_ns is not None:
-                ways_out.append((row.first_token_ns - request.first_token_ns) / 1e6)
-    figures: Evidence = {"in_ms": round(median(ways_in), 2), "out_ms": round(median(ways_out), 2)}
-    said = f"{figures['in_ms']} ms on the way in, {figures['out_ms']} ms on the way out"
-    return Finding(None, said, figures)
+            there_ms.append((request.arrived_ns - row.sent_ns) / 1e6)
+            if row.first_token_ns is not None and request.token_times_ns:
+                back_ms.append((row.first_token_ns - request.token_times_ns[0]) / 1e6)
+    if not back_ms:
+        raise CannotDecideError("no stream showed its first token")
+    return median(there_ms), median(back_ms)
 
 
 @crossing(
@@ -129,6 +152,7 @@ def tax(bench: GatewayBench, dialect: DialectName) -> Finding:
     remedy="count the tokens that are passed on, and bill for them when there is no usage",
     stage="one by one",
     limit_s=180.0,
+    needs="usage",
 )
 def bill(bench: GatewayBench, dialect: DialectName) -> Finding:
     return judge_bills(find_bills(bench, dialect))

@@ -1,5 +1,6 @@
 """Requests through a gateway to the bundled upstream, and what becomes of them on both sides."""
 
+import math
 import random
 import secrets
 import time
@@ -33,8 +34,10 @@ from harness.workload.target import DialectName
 ARRIVES_S: Final = 10.0  # the longest until the upstream has seen what a client waits for
 _GRACE_S: Final = 3.0  # beyond an answer's length, until it must have ended
 _RESTARTS_S: Final = 2.0  # a gateway that is started anew need not be there before
-_BRIEF_TOKENS: Final = 3
+BRIEF: Final = 3  # tokens of an answer that is read
+_LEAST_LIMIT: Final = 16  # tokens: of Responses, at OpenAI
 _FINISHED: Final = "stopped"  # the upstream makes no further token
+_WHOLE: Final = ("stop", "length")  # why a request is over whose answer was made to its end
 _STORY: Final = "Tell me a long story."
 
 
@@ -59,6 +62,13 @@ class GatewayAnswer(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return self.row.outcome is Outcome.COMPLETED
+
+    def has_all(self, tokens: int) -> bool:
+        """It is the whole text of `tokens` tokens, or of an answer that the upstream finished for
+        this client: a gateway may ask for another length than its client."""
+        made = [one.tokens for one in self.requests if one.why in _WHOLE]
+        text = (self.row.answer or "").split()
+        return any(text == words_of(one) for one in (tokens, *made))
 
     @property
     def is_late(self) -> bool:
@@ -156,10 +166,13 @@ class GatewayBench:
             session.close()
 
     def start(self, session: LoadSession, order: Order, tokens: int, **more: Any) -> LiveStream:
-        """A request whose name in the upstream's log is its id."""
+        """A request whose name in the upstream's log is its id. The order says how long its answer
+        is: a gateway may drop a request's limit, raise it, or refuse one that is low."""
         name = next(self.names)
-        text = f"{_STORY} {replace(order, id=name).line()}"
-        spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=1, request_id=name, **more)
+        own = replace(order, id=name, tokens=order.tokens or tokens)
+        text = f"{_STORY} {own.line()}"
+        most = max(_LEAST_LIMIT, tokens)
+        spec = RequestSpec(user=0, max_tokens=most, prompt_tokens=1, request_id=name, **more)
         stream = LiveStream(session, spec, text)
         self.streams[session].append(stream)
         return stream
@@ -176,9 +189,9 @@ class GatewayBench:
         self.await_turn(stream, leave)
         return self.see_leave(stream, leave, dialect)
 
-    def begin(self, session: LoadSession, leave: LeaveSpec) -> LiveStream:
+    def begin(self, session: LoadSession, leave: LeaveSpec, **more: Any) -> LiveStream:
         tokens = leave.tokens or self.answer_tokens
-        spec = {"delivery": leave.delivery, "way": leave.way}
+        spec = {"delivery": leave.delivery, "way": leave.way, **more}
         return self.start(session, leave.order, tokens, **spec)
 
     def await_turn(self, stream: LiveStream, leave: LeaveSpec) -> None:
@@ -221,9 +234,11 @@ class GatewayBench:
         """What became of a client that left at t0."""
         name = stream.spec.request_id
         over = self.ledger.over(name, self.longest_s(leave)) or self._not_over(name)
+        if len(over) < len(self.ledger.arrivals(name)):
+            over = self._not_over(name)
         for request in over:
             self._note(request)
-        return Crossing(t0_ns, over[0] if over else None)
+        return Crossing(t0_ns, longest_lived(over, t0_ns))
 
     def _note(self, request: UpstreamRequest) -> None:
         """A lane of the upstream's in the log of the wire."""
@@ -262,9 +277,9 @@ class GatewayBench:
         return [at_ns for at_ns in self.ledger.arrivals(name) if at_ns > t0_ns]
 
     def ask(
-        self, session: LoadSession, order: Order, tokens: int = _BRIEF_TOKENS, **more: Any
+        self, session: LoadSession, order: Order, tokens: int = BRIEF, **more: Any
     ) -> GatewayAnswer:
-        """A request whose answer is read to its end, or for as long as it may take."""
+        """Read to its end, or for as long as it may take."""
         stream = self.start(session, order, tokens, role=Role.CANARY, **more)
         longest_s = tokens * self.step_s + ARRIVES_S
         if stream.join(longest_s) is None:
@@ -276,9 +291,9 @@ class GatewayBench:
         return GatewayAnswer(row, self.ledger.over(stream.spec.request_id, 1.0))
 
     def ask_each(
-        self, plan: LoadPlan, orders: Sequence[Order], tokens: int = _BRIEF_TOKENS, **more: Any
+        self, plan: LoadPlan, orders: Sequence[Order], tokens: int = BRIEF, **more: Any
     ) -> list[GatewayAnswer]:
-        """One request for each order, side by side."""
+        """Side by side."""
         with self.session(plan) as session:
             return together([partial(self.ask, session, one, tokens, **more) for one in orders])
 
@@ -335,6 +350,13 @@ class GatewayBench:
             return routes.get(f"/walkaway/truth?{query}").body
         finally:
             routes.close()
+
+
+def longest_lived(requests: Sequence[UpstreamRequest], t0_ns: int) -> UpstreamRequest | None:
+    """Of several for one client that left at t0, the one whose connection was closed last, or not
+    at all: a gateway may have asked twice before. Requests after t0 are for `hop/no-retry`."""
+    before = [one for one in requests if one.arrived_ns <= t0_ns]
+    return max(before, key=lambda one: one.closed_ns or math.inf, default=None)
 
 
 Made = TypeVar("Made")

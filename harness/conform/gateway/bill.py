@@ -17,7 +17,7 @@ from harness.conform.gateway.bench import GatewayBench, LeaveSpec
 from harness.conform.gateway.usage import usage_reader
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.formatting import quantity
-from harness.records import Delivery, Way
+from harness.records import Delivery, RequestRow, Role, Way
 from harness.store.conform_result import Failure
 from harness.upstream.orders import Order
 from harness.workload.target import DialectName
@@ -104,7 +104,9 @@ def find_bills(bench: GatewayBench, dialect: DialectName) -> list[Bill]:
     if source is None:
         raise RefusedError("nothing says what was billed (--usage ADAPTER)")
     bills, untried = [], []
-    with asking_client(bench.plan, _PAGE_S) as client:
+    keyless = bench.plan.model_copy(update={"headers": {}, "api_key_env": None})
+    asked = bench.plan if source.needs_key(bench.plan.url) else keyless
+    with asking_client(asked, _PAGE_S) as client:
         read = usage_reader(source, bench.plan.url, client)
         before = _settled(read, source.settle_s)
         for what, (delivery, leave) in _BILLED.items():
@@ -114,6 +116,11 @@ def find_bills(bench: GatewayBench, dialect: DialectName) -> list[Bill]:
                 untried.append(f"{what}: {error}")
                 continue
             after = _settled(read, source.settle_s)
+            if after < before:
+                raise CannotDecideError(
+                    f"{source.where} shows fewer tokens than before {what}: only the newest "
+                    "requests stand there"
+                )
             bills.append(Bill(what, delivered, after - before, generated))
             before = after
         if not before:
@@ -145,12 +152,16 @@ def _served(
             answer = bench.ask(session, _PLAIN, _WHOLE_TOKENS, delivery=delivery)
             if not answer.is_whole or not answer.requests:
                 raise CannotDecideError("a request whose bill is to be read was not served")
-            return _WHOLE_TOKENS, sum(one.tokens for one in answer.requests)
-        stream = bench.begin(session, leave)
+            return _words(answer.row), sum(one.tokens for one in answer.requests)
+        stream = bench.begin(session, leave, role=Role.CANARY)
         bench.await_turn(stream, leave)
         t0_ns = bench.depart(stream, leave, dialect)
         crossing = bench.see_crossing(stream, t0_ns, leave)
     if crossing.request is None:
         raise CannotDecideError("a request whose bill is to be read did not arrive")
-    delivered = 0 if delivery is Delivery.UNARY else stream.tokens
-    return delivered, crossing.request.tokens
+    return 0 if stream.row is None else _words(stream.row), crossing.request.tokens
+
+
+def _words(row: RequestRow) -> int:
+    """Of the text that came to the client: each is a token, however a gateway cuts the stream."""
+    return len((row.answer or "").split())

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
-from harness.conform.case import LIMIT_S, Case, never_checked, reports
+from harness.conform.case import LIMIT_S, Case, Need, never_checked, reports
 from harness.conform.finding import Finding
 from harness.conform.gateway.bench import GatewayBench
 from harness.conform.gateway.crossing import JudgedCrossing
@@ -48,6 +48,7 @@ def crossing(  # noqa: PLR0913  a declaration
     caught: str = "",
     quick: bool = False,
     limit_s: float = LIMIT_S,
+    needs: Need = "upstream",
 ) -> Callable[[Check], Check]:
     """Declares the case in each dialect."""
 
@@ -61,7 +62,7 @@ def crossing(  # noqa: PLR0913  a declaration
                 passes=passes,
                 methods="U",
                 check=never_checked,
-                needs=frozenset({"upstream"}),
+                needs=frozenset[Need]({"upstream", needs}),
                 quick=quick,
                 caught=reports(caught),
                 why=why,

@@ -30,7 +30,9 @@ _REST_S: Final = 2.0  # the longest until gauges and connections have come to re
 _LOOK_S: Final = 0.1
 _SAME: Final = 4  # looks
 # Names of gauges that count requests or clients; others count bytes, seconds or threads.
-_OF_REQUESTS: Final = re.compile(r"flight|active|running|waiting|pending|queue|current|concurr")
+_OF_REQUESTS: Final = re.compile(
+    r"flight|active|running|waiting|pending|queue|current|concurr|connection|request|stream|client"
+)
 _NO_GAUGE: Final = re.compile(r"(_total|_sum|_count|_bytes|_seconds)$")
 
 T = TypeVar("T")
@@ -76,15 +78,16 @@ def _leave_at_once(bench: GatewayBench, dialect: DialectName) -> list[Crossing]:
 
 def _gauges(pages: MetricsPages) -> Gauges | Exception:
     try:
-        samples = pages.samples()
+        shown = pages.gauges()
     except (RefusedError, CannotDecideError) as error:
         return error
-    found = {
-        sample.name + sample.labels: sample.value
-        for sample in samples
-        if _OF_REQUESTS.search(sample.name.lower()) and not _NO_GAUGE.search(sample.name)
-    }
+    found = {name: value for name, value in shown.items() if _is_of_requests(name)}
     return found or RefusedError("the gateway's metrics page shows no gauge of requests")
+
+
+def _is_of_requests(shown: str) -> bool:
+    name = shown.partition("{")[0].lower()
+    return bool(_OF_REQUESTS.search(name)) and not _NO_GAUGE.search(name)
 
 
 def _is_as(now: Gauges | Exception, before: Gauges | Exception) -> bool:

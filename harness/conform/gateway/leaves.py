@@ -4,14 +4,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import gevent
 import httpx
 
 from harness.client.http2 import Http2Client, NoHttp2Error
 from harness.conform.finding import Finding
-from harness.conform.gateway.bench import GatewayBench, LeaveSpec, why_ended
+from harness.conform.gateway.bench import GatewayBench, LeaveSpec, together, why_ended
 from harness.conform.gateway.case import BOUND, BRIEF_TOKENS, crossing
-from harness.conform.gateway.crossing import JudgedCrossing
+from harness.conform.gateway.crossing import Crossing, JudgedCrossing
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.http_client import read_api_key
 from harness.records import Delivery, Outcome, RequestRow, Way
@@ -23,8 +22,9 @@ SILENT_MS: Final = 2500.0  # of a prefill
 END_MS: Final = 1500.0  # from the last token to the usage
 SIBLINGS: Final = 4  # streams on a connection of HTTP/2
 SIBLING_TOKENS: Final = 12
-STALLED_S: Final = 2.0
-WIDE_WORDS: Final = 4000  # characters, so that the buffers on the way fill
+STALLED_S: Final = 4.0  # within which the buffers on the way fill
+STALLED_TRIES: Final = 2
+WIDE_WORDS: Final = 400_000  # characters: 4 MB a second, as much as a socket's buffer takes
 QUEUED_STEPS: Final = 15  # for which a request that was left may stay in the upstream's queue
 
 
@@ -148,22 +148,31 @@ def half_close(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
     "hop/stalled",
     Level.SHOULD,
     "A client that reads no more and is then gone is let go upstream.",
-    wire="A client with a small buffer reads nothing for 2 s of a stream of words of 4,000 "
-    "characters, and then resets.",
+    wire="A client with a small buffer stops reading a stream of words of 400,000 characters. It "
+    "resets when the upstream can send no more, or after 4 s, if the buffers on the way take all.",
     passes=BOUND,
     why="A gateway that waits until it can write does not look at who reads.",
+    stage="one by one",
 )
 def stalled(bench: GatewayBench, dialect: DialectName) -> JudgedCrossing:
     leave = LeaveSpec(Order(pad=WIDE_WORDS), way=Way.STOP_READING)
-    with bench.session(bench.plans[dialect]) as session:
-        streams = [bench.begin(session, leave) for _ in range(bench.tries)]
-        for stream in streams:
+
+    def one() -> tuple[Crossing, bool]:
+        with bench.session(bench.plans[dialect]) as session:
+            stream = bench.begin(session, leave)
             bench.await_turn(stream, leave)
             bench.depart(stream, leave, dialect)
-        gevent.sleep(STALLED_S)
-        t0_ns = time.perf_counter_ns()
-    crossings = [bench.see_crossing(stream, t0_ns, leave) for stream in streams]
-    return bench.judge(crossings, leave)
+            has_stalled = bench.ledger.wait(stream.spec.request_id, "stalled", STALLED_S)
+            t0_ns = time.perf_counter_ns()
+        return bench.see_crossing(stream, t0_ns, leave), has_stalled
+
+    seen = together([one] * min(STALLED_TRIES, bench.tries))
+    judged = bench.judge([crossing for crossing, _ in seen], leave)
+    stalls = sum(has_stalled for _, has_stalled in seen)
+    finding = judged.finding
+    said = finding.reason if stalls else f"{finding.reason}; the buffers on the way took all"
+    evidence = finding.evidence | {"upstream_stalled": float(stalls)}
+    return judged._replace(finding=finding._replace(reason=said, evidence=evidence))
 
 
 @crossing(

@@ -17,8 +17,13 @@ from harness.workload.plan import LoadPlan
 from harness.workload.target import DialectName, Target
 
 _ASKED: Final = 3  # one after the other: a second upstream, or a cache, answers some of them
+# That each request of a dialect has.
+_OWN_HEADERS: Final[Mapping[DialectName, dict[str, str]]] = {
+    "messages": {"anthropic-version": "2023-06-01"}
+}
 _KEY: Final = frozenset({401, 403})
-_NOT_SPOKEN: Final = frozenset({400, 404, 405, 415, 422, 501})
+_NOT_SPOKEN: Final = frozenset({404, 405, 501})
+_MISREAD: Final = frozenset({400, 415, 422})  # the route is there
 _UNHEALTHY: Final = frozenset({502, 503, 504})
 _HEALTHY_S: Final = 15.0  # until a gateway must have seen that its upstream is there
 _LOOK_S: Final = 0.5
@@ -32,12 +37,12 @@ def plan_of(plan: LoadPlan, dialect: DialectName) -> LoadPlan | None:
         return None
     path = PATHS[dialect] if route is None else route.path
     own = {"path": path, "dialect": dialect, "limit_key": None}
-    headers = {} if route is None else route.headers
+    own_headers, named = _OWN_HEADERS.get(dialect, {}), {} if route is None else route.headers
     return plan.model_copy(
         update={
             "target": target.model_copy(update=own),
             "model": (route and route.model) or plan.model,
-            "headers": plan.headers | headers,
+            "headers": own_headers | plan.headers | named,
         }
     )
 
@@ -83,10 +88,13 @@ def _ask(bench: GatewayBench, plan: LoadPlan, port: int, *, until_s: float, is_n
     _check_status(answers, plan, port, is_named=is_named)
     arrived = sum(bool(one.requests) for one in answers)
     if not arrived:
+        row = answers[0].row
+        how = "answered" if answers[0].is_whole else f"answered with an error ({why_ended(row)})"
         raise CannotDecideError(
-            f"POST {plan.target.path} is answered, but no request of ours arrived at port {port}: "
-            f"the gateway sends it to another server, or answers from a cache; point it at port "
-            f"{port}, and turn its cache off"
+            f"POST {plan.target.path} for the model {plan.model} is {how}, but no request of ours "
+            f"arrived at port {port}: the gateway sends it to another server, or answers from a "
+            f"cache; point it at port {port}, turn its cache off, or name its model for that "
+            "server (--model)"
         )
     if arrived < len(answers):
         raise CannotDecideError(
@@ -116,7 +124,14 @@ def _check_status(
     row = bad[0].row
     said = f"POST {plan.target.path}: {why_ended(row)}"
     if row.status_code in _KEY:
-        said += "; if it wants a key, name the variable that holds it with --api-key-env"
+        said += (
+            "; if it wants a key, name the variable that holds it with --api-key-env, or send "
+            "another header with --header"
+        )
+    if row.status_code in _MISREAD:
+        said += (
+            "; if it does not speak this dialect, name those that it speaks in a target's [routes]"
+        )
     if not bad[0].requests:
         said += f"; no request of ours arrived at port {port}"
     if row.status_code in _UNHEALTHY:

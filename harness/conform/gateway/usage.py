@@ -54,6 +54,12 @@ class UsageSource(TomlTable):
             raise ValueError("name either `tokens` or, of a page in Prometheus' format, `metric`")
         return self
 
+    def needs_key(self, url: str) -> bool:
+        """Whether its page is one of the gateway at this URL, and not of another port."""
+        if self.page is None:
+            return False
+        return httpx.URL(_page(url, self.page)).netloc == httpx.URL(url).netloc
+
     @property
     def where(self) -> str:
         (place,) = self.places.values()
@@ -65,15 +71,17 @@ class UsageSource(TomlTable):
         return {kind: place for kind, place in named.items() if place is not None}
 
 
-def read_usage(wanted: str) -> UsageSource:
-    """ "ADAPTER" or "ADAPTER=PLACE": a shipped name or a TOML file, and where this gateway's page,
-    file or database is. Raises ConfigError."""
+def read_usage(wanted: str, url: str) -> UsageSource:
+    """ "ADAPTER" or "ADAPTER=PLACE": a shipped name or a TOML file, and where the page, file or
+    database of the gateway at this URL is. Raises ConfigError."""
     name, _, place = wanted.partition("=")
     path = find_file(name, package=_PACKAGE, noun="usage adapter")
     source = validate(UsageSource, read_toml(path), source=str(path))
     (kind,) = source.places
     place = place or source.where
-    if kind != "page":
+    if kind == "page":
+        _check_page(url, place)
+    else:
         place = str(Path(place).resolve())
     return source.model_copy(update={kind: place})
 
@@ -105,12 +113,13 @@ def usage_reader(source: UsageSource, url: str, client: httpx.Client) -> Callabl
 
 
 def _page(url: str, page: str) -> str:
-    """Raises ConfigError for a page elsewhere: it would get the gateway's key."""
-    if page.startswith("/"):
-        return url.rstrip("/") + page
-    if httpx.URL(page).netloc != httpx.URL(url).netloc:
+    return url.rstrip("/") + page if page.startswith("/") else page
+
+
+def _check_page(url: str, page: str) -> None:
+    """Raises ConfigError for a page of another host."""
+    if httpx.URL(_page(url, page)).host != httpx.URL(url).host:
         raise ConfigError(f"--usage: {page} is no page of the gateway at {url}")
-    return page
 
 
 def _of_metrics(text: str, metric: str) -> int:

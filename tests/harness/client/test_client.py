@@ -14,7 +14,7 @@ from harness.client.reader import StreamReader, UnaryReader
 from harness.client.sse import MAX_EVENT_BYTES, EndlessEventError
 from harness.client.stream import StreamMachine
 from harness.client.transport import WireRequest
-from harness.records import Delivery, Outcome, TokenCounting, WireClose
+from harness.records import Delivery, Outcome, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec, never
 from tests.harness.client.asking import (
     LONG_NS,
@@ -206,6 +206,9 @@ def test_an_answer_in_one_piece(ask: Ask) -> None:
     assert (row.delivery, row.stream, row.n) == (Delivery.UNARY, False, 2)
     assert (row.first_token_ns, row.token_times_ns) == (None, [])
     assert row.token_counting is TokenCounting.USAGE
+    assert row.answer is None
+    row = ask(one_piece(body), after(10**6), spec={**UNARY, "n": 2, "role": Role.CANARY})
+    assert row.answer == "ab"
 
 
 def test_a_token_came_when_its_bytes_did() -> None:

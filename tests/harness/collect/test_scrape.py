@@ -5,7 +5,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.collect.scrape import find_unseen, parse_page, read_roles, read_samples
+from harness.collect.scrape import find_unseen, parse_gauges, parse_page, read_roles, read_samples
 from harness.collect.source import SourceError
 from harness.workload.target import MetricRole, MetricSource
 
@@ -110,3 +110,15 @@ def test_an_unreadable_page_is_named(
     with pytest.raises(SourceError) as caught:
         read_samples(client(answer), ["http://x/m"], clock_ns=lambda: 0)
     assert str(caught.value) == said
+
+
+def test_a_counter_that_is_called_active_is_no_gauge() -> None:
+    page = """
+# TYPE cx_destroy_with_active_rq counter
+cx_destroy_with_active_rq{cluster="behind"} 40
+# TYPE open_connections gauge
+open_connections{entrypoint="clients"} 3
+in_flight 2
+broken NaN
+"""
+    assert parse_gauges(page) == {'open_connections{"entrypoint": "clients"}': 3, "in_flight{}": 2}

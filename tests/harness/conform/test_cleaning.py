@@ -16,6 +16,7 @@ from harness.store.conform_result import Aftermath
 from tests.made_up.rows import request_row
 
 SETTLE_S = 2.0
+PLAN = SimpleNamespace(prompt_scale=SimpleNamespace(num_bytes=lambda tokens: tokens))
 
 
 @dataclass
@@ -91,12 +92,24 @@ def test_a_server_that_serves_again_is_not_dead(refusals: int | None, found: Aft
         )
         return SimpleNamespace(join=lambda _: row)
 
-    plan = SimpleNamespace(prompt_scale=SimpleNamespace(num_bytes=lambda tokens: tokens))
     one = cleaning_of(
         settle_s=0.0,
-        session=SimpleNamespace(plan=plan),
+        session=SimpleNamespace(plan=PLAN),
         start=start,
         short=lambda *_, **__: None,
         pause=lambda _: None,
     )
     assert one.aftermath(restart_s=30.0 if refusals else 0.01)[0] is found
+
+
+def test_what_was_left_is_outlasted_before_a_server_is_called_wedged() -> None:
+    tries = count()
+    row = request_row("canary", sent_ns=0, ended_ns=1, outcome=Outcome.COMPLETED)
+
+    def start(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(join=lambda _: row if next(tries) >= 3 else None)
+
+    one = cleaning_of(session=SimpleNamespace(plan=PLAN), start=start, short=lambda *_, **__: None)
+    assert one.aftermath()[0] is Aftermath.WEDGED
+    assert one.aftermath_of_left()[0] is Aftermath.CLEAN
+    assert next(tries) == 4

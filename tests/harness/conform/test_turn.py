@@ -121,6 +121,21 @@ def test_a_check_that_has_returned_is_not_ended() -> None:
     gevent.sleep(0)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_ghosts_that_nobody_can_count_are_no_wedged_server(*, ends: bool) -> None:
+    """They slow each other: nobody knows how long they run on."""
+    one = bench(facts=SAME._replace(slots=None), ghosts=lambda: 97)
+    wedged, clean = (Aftermath.WEDGED, "no answer"), (Aftermath.CLEAN, "")
+    one.cleaning.running = None
+    one.cleaning.aftermath = lambda: wedged
+    one.cleaning.aftermath_of_left = lambda: clean if ends else wedged
+    one.session.plan.target.http = False
+    ran = turns(one)
+    result = run(ran, FIN, GOOD)
+    assert result.aftermath is (Aftermath.GHOSTS if ends else Aftermath.WEDGED)
+    assert (ran.end is None) is ends
+
+
 def test_a_server_that_has_restarted_decides_nothing_and_the_run_goes_on() -> None:
     one = bench()
     one.cleaning.aftermath = lambda: (Aftermath.RESTARTED, "it has restarted")

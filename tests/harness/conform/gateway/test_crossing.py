@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
+from harness.conform.gateway.bench import longest_lived
 from harness.conform.gateway.crossing import Crossing, JudgedCrossing, judge
 from harness.conform.gateway.ledger import UpstreamRequest
 from harness.experiments.outcome import CannotDecideError
@@ -105,3 +107,14 @@ def test_a_gateway_is_held_to_the_drain_that_it_declares(closed_s: float | None,
 def test_a_try_without_its_two_sides_decides_nothing(one: Crossing, why: str) -> None:
     with pytest.raises(CannotDecideError, match=why):
         judged(crossing(0.001), one)
+
+
+def test_of_two_requests_for_one_client_the_longer_counts() -> None:
+    """A gateway that asks twice before the leave, and one that asks again after it."""
+    closed, open_one = crossing(0.01).request, crossing(None).request
+    assert closed is not None
+    assert open_one is not None
+    later = msgspec.structs.replace(open_one, arrived_ns=2 * T0_NS)
+    assert longest_lived([closed, open_one], T0_NS) is open_one
+    assert longest_lived([closed, later], T0_NS) is closed
+    assert longest_lived([later], T0_NS) is None

@@ -80,11 +80,16 @@ def test_a_file_and_a_database_are_added_up(tmp_path: Path) -> None:
 
 def test_an_adapter_is_named_with_its_place(tmp_path: Path) -> None:
     for name in shipped("harness.targets.usage"):
-        assert read_usage(name).description
-    assert read_usage(f"litellm={tmp_path}/x.jsonl").file == str(tmp_path / "x.jsonl")
-    assert read_usage("better-ccflare=http://127.0.0.1:1/u").page == "http://127.0.0.1:1/u"
+        assert read_usage(name, URL).description
+    assert read_usage(f"litellm={tmp_path}/x.jsonl", URL).file == str(tmp_path / "x.jsonl")
+    other_port = read_usage("better-ccflare=http://127.0.0.1:1/u", URL)
+    assert other_port.page == "http://127.0.0.1:1/u"
+    assert not other_port.needs_key(URL)
+    assert read_usage("better-ccflare", URL).needs_key(URL)
+    with pytest.raises(ConfigError, match="no page of the gateway"):
+        read_usage("better-ccflare=http://10.0.0.1/u", URL)
     with pytest.raises(ConfigError, match="unknown usage adapter `litelm`"):
-        read_usage("litelm")
+        read_usage("litelm", URL)
     own = tmp_path / "own.toml"
     for text, said in (
         ('tokens = "out"', "one of `page`, `file` and `database`"),
@@ -93,7 +98,7 @@ def test_an_adapter_is_named_with_its_place(tmp_path: Path) -> None:
     ):
         own.write_text(text)
         with pytest.raises(ConfigError, match=said):
-            read_usage(str(own))
+            read_usage(str(own), URL)
 
 
 def test_a_bill_is_wrong_in_somebodys_favour() -> None:
