@@ -1,6 +1,6 @@
 """The dashboards' command line: `python -m dashboards report RUN_DIR... -o FILE.html` and more.
 
-Each command imports its own page: that of a conformance result needs neither pandas nor numpy.
+Each command imports its own page: that of a conformance result needs no pandas, numpy or Plotly.
 """
 
 import argparse

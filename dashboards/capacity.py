@@ -3,7 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from dashboards.figures.canvas import BLUE, ORANGE, VERMILION, Figure, canvas, whiskers
+import plotly.graph_objects as go
+
+from dashboards.figures.look import (
+    BLUE,
+    NO_NAME,
+    ORANGE,
+    POINT_TEXT,
+    VERMILION,
+    axis,
+    plain,
+    styled,
+    whiskers,
+)
 from dashboards.page import document, save
 from dashboards.sections.section import Picture, Section, Table
 from harness.store.capacity_result import CapacityResult, Estimate, Need, read_capacity
@@ -65,18 +77,21 @@ def _counted(need: Need, result: CapacityResult) -> Estimate:
     return need.gpus if need.gpus is not None and _are_gpus(result) else need.replicas
 
 
-def _bars(result: CapacityResult, unit: str) -> Figure:
-    figure = canvas(x_title="cancellation", y_title=unit)
+def _bars(result: CapacityResult, unit: str) -> go.Figure:
+    bars = []
     for need, colour in zip(result.needs, (BLUE, ORANGE, VERMILION), strict=True):
         counted = _counted(need, result)
-        figure.add_bars(
-            [need.name],
-            [counted.value],
-            [f"{need.name}: {whole(counted)} {unit}"],
-            colour=colour,
+        bar = go.Bar(
+            x=[need.name],
+            y=[counted.value],
             error_y=whiskers([counted.value], [counted.ci95]),
+            marker={"color": colour},
+            showlegend=False,
+            customdata=[plain(f"{need.name}: {whole(counted)} {unit}")],
+            hovertemplate=POINT_TEXT + NO_NAME,
         )
-    return figure
+        bars.append(bar)
+    return styled(bars, x=axis("cancellation"), y=axis(unit))
 
 
 def _sentence(result: CapacityResult) -> str:

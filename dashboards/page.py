@@ -77,24 +77,17 @@ def content_security_policy(scripts: Sequence[str]) -> str:
 
 def json_for_script(data: object) -> str:
     """JSON that may stand in a <script>: no "<", so nothing in it can end the element."""
-    return msgspec.json.encode(data, enc_hook=_encode_array).decode().replace("<", "\\u003c")
+    return msgspec.json.encode(data, enc_hook=_of_numpy).decode().replace("<", "\\u003c")
 
 
-def _encode_array(values: Any) -> Any:
-    """Of numpy, which the page of a conformance result does without."""
-    match getattr(values, "ndim", None):
-        case None:
-            raise TypeError(f"no JSON for {type(values)}")
-        case 0:
-            return values.item()
-        case _:
-            doubles = values.astype("<f8").tobytes()
-            return {"dtype": "f8", "bdata": base64.b64encode(doubles).decode()}
+def _of_numpy(value: Any) -> Any:
+    """Scalars, and the arrays that Plotly leaves as they are: the empty ones."""
+    return value.tolist()
 
 
 def _figures(sections: Mapping[str, Sequence["Section"]]) -> Mapping[str, Any]:
     return {
-        f"{anchor}-{picture.name}": picture.figure
+        f"{anchor}-{picture.name}": picture.figure.to_plotly_json()
         for anchor, those in sections.items()
         for section in those
         for picture in section.pictures

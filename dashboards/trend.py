@@ -1,18 +1,25 @@
 """From a folder of runs to one HTML file: each figure from run to run."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dashboards.figures.canvas import (
+import plotly.graph_objects as go
+
+from dashboards.figures.look import (
     CYCLE,
     GREY,
+    MARKS_AXIS,
+    POINT_TEXT,
     SCALES,
     VERMILION,
-    Figure,
-    canvas,
+    Properties,
+    axis,
+    note,
     plain,
+    styled,
+    vertical_line,
     whiskers,
 )
 from dashboards.page import document, save
@@ -161,21 +168,17 @@ def _table(group: RunGroup, found: Mapping[Key, Sequence[Track]], changed: Conta
 
 def over_runs(
     tracks: Sequence[Track], limits: Sequence[Limit], changes: Mapping[datetime, str]
-) -> Figure:
+) -> go.Figure:
     scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
-    figure = canvas(x_title="written (UTC)", y_title=unit, height=280)
-    for place, track in enumerate(tracks):
-        _add_line(figure, track, scale, place)
     every = [point for track in tracks for point in track.points]
-    _add_points(
-        figure,
+    traces = [_line(track, scale, place) for place, track in enumerate(tracks)]
+    traces += _points(
         [(one, one.value, f"{_text(one)}, {one.run.flaw}") for one in every if one.run.flaw],
         scale,
         {"symbol": "x", "size": 9, "color": VERMILION},
         "invalid or not complete",
     )
-    _add_points(
-        figure,
+    traces += _points(
         [
             (one, one.more_than, f"{one.run.name}: > {quantity(one.more_than, one.metric.unit)}")
             for one in every
@@ -184,30 +187,37 @@ def over_runs(
         {"symbol": "triangle-up-open", "size": 11, "color": VERMILION},
         "known only to be more",
     )
-    for limit in limits:
-        _add_limit(figure, limit, scale)
-    if changes:
-        _add_changes(figure, changes)
-    figure.set_x(type="date")
-    figure.set_layout(showlegend=len(figure.data) > 1)
-    return figure
+    traces += _changed(changes)
+    shapes = [_limit_line(limit, scale) for limit in limits]
+    shapes += [vertical_line(at.isoformat(), layer="below") for at in changes]
+    return styled(
+        traces,
+        x=axis("written (UTC)", type="date"),
+        y=axis(unit),
+        yaxis2=MARKS_AXIS,
+        height=280,
+        showlegend=len(traces) > 1,
+        shapes=shapes,
+        annotations=[_limit_note(limit, scale) for limit in limits],
+    )
 
 
-def _add_line(figure: Figure, track: Track, scale: float, place: int) -> None:
+def _line(track: Track, scale: float, place: int) -> go.Scatter:
     points: list[Point | None] = []
     for stretch in track.stretches():
         points += [*stretch, None]  # a gap before the next
     values = [None if one is None else one.value for one in points]
     ends = [None if one is None else one.limits for one in points]
-    figure.add_line(
-        [None if one is None else one.run.at.isoformat() for one in points],
-        [None if value is None else value * scale for value in values],
-        ["" if one is None else _text(one) for one in points],
-        {"width": 1.5, "color": CYCLE[place % len(CYCLE)]},
+    return go.Scatter(
         mode="lines+markers",
-        marker={"size": 7, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+        x=[None if one is None else one.run.at.isoformat() for one in points],
+        y=[None if value is None else value * scale for value in values],
         error_y=whiskers(values, ends, scale=scale, thickness=1, width=2),
-        name=track.side,
+        line={"width": 1.5, "color": CYCLE[place % len(CYCLE)]},
+        marker={"size": 7, "symbol": SYMBOLS[place % len(SYMBOLS)]},
+        name=plain(track.side),
+        customdata=["" if one is None else plain(_text(one)) for one in points],
+        hovertemplate=POINT_TEXT,
     )
 
 
@@ -219,35 +229,46 @@ def _text(point: Point) -> str:
     return f"{point.run.at:{WRITTEN}} {point.run.name}: {figure}"
 
 
-def _add_points(
-    figure: Figure,
+def _points(
     points: Sequence[tuple[Point, float | None, str]],
     scale: float,
     marker: Mapping[str, object],
     name: str,
-) -> None:
+) -> Iterator[go.Scatter]:
     known = [(one.run.at, value * scale, text) for one, value, text in points if value is not None]
     if known:
-        at, values, texts = zip(*known, strict=True)
-        figure.add_dots([one.isoformat() for one in at], values, texts, marker, name=name)
+        yield go.Scatter(
+            mode="markers",
+            x=[at.isoformat() for at, _, _ in known],
+            y=[y for _, y, _ in known],
+            marker=marker,
+            name=name,
+            customdata=[plain(text) for _, _, text in known],
+            hovertemplate=POINT_TEXT,
+        )
 
 
-def _add_limit(figure: Figure, limit: Limit, scale: float) -> None:
+def _limit_line(limit: Limit, scale: float) -> Properties:
     y = limit.number * scale
     place = {"x0": 0, "x1": 1, "xref": "x domain", "y0": y, "y1": y, "yref": "y"}
-    line = {"color": VERMILION, "width": 1.5, "dash": "dash"}
-    figure.add_shape(type="line", line=line, **place)
-    where = {"x": 0, "xanchor": "left", "xref": "x domain", "y": y, "yanchor": "bottom"}
+    return {"type": "line", "line": {"color": VERMILION, "width": 1.5, "dash": "dash"}, **place}
+
+
+def _limit_note(limit: Limit, scale: float) -> Properties:
     text = plain(f"limit: {limit.figure} {limit.operator} {limit.number:g}")
-    figure.add_text(text, font={"size": 11}, yref="y", **where)
+    at = {"y": limit.number * scale, "yref": "y", "yanchor": "bottom"}
+    return note(text, font={"size": 11}, x=0, xanchor="left", xref="x domain", **at)
 
 
-def _add_changes(figure: Figure, changes: Mapping[datetime, str]) -> None:
-    stamps = [at.isoformat() for at in changes]
-    for at in stamps:
-        figure.add_vertical(at, layer="below")
-    look = {"symbol": "diamond-tall", "size": 9, "color": GREY}
-    name = "something else changed"
-    heights = [0.02] * len(stamps)
-    figure.add_dots(stamps, heights, list(changes.values()), look, name=name, yaxis="y2")
-    figure.add_second_y()
+def _changed(changes: Mapping[datetime, str]) -> Iterator[go.Scatter]:
+    if changes:
+        yield go.Scatter(
+            mode="markers",
+            x=[at.isoformat() for at in changes],
+            y=[0.02] * len(changes),
+            yaxis="y2",
+            marker={"symbol": "diamond-tall", "size": 9, "color": GREY},
+            name="something else changed",
+            customdata=[plain(text) for text in changes.values()],
+            hovertemplate=POINT_TEXT,
+        )

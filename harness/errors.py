@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 _NUMBERED: Final = re.compile(r"\[errno -?\d+\] ", re.IGNORECASE)  # pyarrow puts it into its words
 # What is installed only where it is asked for, by extra.
 EXTRAS: Final = {
-    "load": ("locust", "numpy", "pandas", "pyarrow", "scipy"),
+    "load": ("locust", "numpy", "pandas", "plotly", "pyarrow", "scipy"),
 }
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 

@@ -5,21 +5,28 @@ part ends its row, because later stages are known for a few lucky requests at mo
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dashboards.figures.canvas import (
+import plotly.graph_objects as go
+
+from dashboards.figures.look import (
     BLUE,
     GREEN,
     GREY,
+    LEGEND,
     ORANGE,
+    POINT_TEXT,
     SKY,
     VERMILION,
-    Figure,
     Limits,
-    canvas,
+    Properties,
+    axis,
+    hatched,
+    note,
     plain,
+    styled,
     whiskers,
 )
 from harness.formatting import figure_of
@@ -40,6 +47,8 @@ WASTE_PARTS: Final = (
     ("on the way when the user left", SKY, ""),
     ("generated after the user had left", VERMILION, "/"),
 )
+WASTE_TEXT: Final = "%{y:.3~g} tokens (of %{customdata[1]}), mean of %{customdata[0]} requests"
+_STACKED: Final[Properties] = {"barmode": "stack", "legend": {**LEGEND, "traceorder": "normal"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,39 +74,44 @@ def stage_parts(metrics: Mapping[str, Metric], key: str) -> dict[str, StagePart]
     return parts
 
 
-def cancel_stages(metrics: Mapping[str, Metric]) -> Figure:
-    figure = canvas(x_title="milliseconds", y_title="", height=220)
+def cancel_stages(metrics: Mapping[str, Metric]) -> go.Figure:
     rows = [(label, stage_parts(metrics, key)) for key, label in STAGE_ROWS]
     most_s = open_at_most(parts for _, parts in rows)
+    traces = []
     for name, label, colour, shape in STAGES:
         drawn = {row: parts[name] for row, parts in rows if name in parts}
         if drawn:
-            figure.add_bars(
-                [_drawn_s(part, most_s) * 1e3 for part in drawn.values()],
-                list(drawn),
-                [part.text for part in drawn.values()],
-                colour=colour,
-                shapes=[OPEN if part.is_open else shape for part in drawn.values()],
-                name=label,
+            shapes = [OPEN if part.is_open else shape for part in drawn.values()]
+            bar = go.Bar(
                 orientation="h",
+                x=[_drawn_s(part, most_s) * 1e3 for part in drawn.values()],
+                y=list(drawn),
+                marker=hatched(colour, shapes),
+                name=label,
+                customdata=[plain(part.text) for part in drawn.values()],
+                hovertemplate=POINT_TEXT,
             )
-    for row, parts in rows:
-        end_ms = sum(_drawn_s(part, most_s) for part in parts.values()) * 1e3
-        for name, part in parts.items():
-            if part.is_open:
-                cut = ", cut off" if part.seconds > most_s else ""
-                text = f"{name[:-2]} {plain(part.text)}{cut} \N{RIGHTWARDS ARROW}"
-                place = {"xanchor": "right", "yanchor": "bottom", "yshift": 22}
-                figure.add_text(text, x=end_ms, y=row, **place)
-    _stack(figure, bargap=0.45, showlegend=True)
+            traces.append(bar)
     upwards = [row for row, _ in reversed(rows)]
-    figure.set_y(categoryarray=upwards, categoryorder="array", tickmode="linear")
-    return figure
+    return styled(
+        traces,
+        x=axis("milliseconds"),
+        y=axis("", categoryarray=upwards, categoryorder="array", tickmode="linear"),
+        height=220,
+        **_STACKED,
+        bargap=0.45,
+        showlegend=True,
+        annotations=[one for row, parts in rows for one in _open_notes(row, parts, most_s)],
+    )
 
 
-def _stack(figure: Figure, **layout: float) -> None:
-    legend = figure.layout["legend"] | {"traceorder": "normal"}
-    figure.set_layout(barmode="stack", legend=legend, **layout)
+def _open_notes(row: str, parts: Mapping[str, StagePart], most_s: float) -> Iterator[Properties]:
+    end_ms = sum(_drawn_s(part, most_s) for part in parts.values()) * 1e3
+    for name, part in parts.items():
+        if part.is_open:
+            cut = ", cut off" if part.seconds > most_s else ""
+            text = f"{name[:-2]} {plain(part.text)}{cut} \N{RIGHTWARDS ARROW}"
+            yield note(text, x=end_ms, y=row, xanchor="right", yanchor="bottom", yshift=22)
 
 
 def open_at_most(rows: Iterable[Mapping[str, StagePart]]) -> float:
@@ -125,29 +139,41 @@ class WasteBar:
     limits: Limits | None = None
 
 
-def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> Figure:
-    figure = canvas(x_title=x_title, y_title="unread tokens, mean", height=280)
-    labels = [plain(bar.label) for bar in bars]
+def waste_bars(bars: Sequence[WasteBar], *, x_title: str) -> go.Figure:
     looks = [*WASTE_PARTS]
     heights = [[0.0 if bar.parts is None else bar.parts[part] for bar in bars] for part in (0, 1)]
     if any(bar.parts is None for bar in bars):
         looks.append(("both together", GREY, "x"))
         heights.append([bar.total if bar.parts is None else 0.0 for bar in bars])
-    for (label, colour, shape), values in zip(looks, heights, strict=True):
-        hover = "%{y:.3~g} tokens (of %{customdata[1]}), mean of %{customdata[0]} requests"
-        about = [(bar.n, bar.text) for bar in bars]
-        figure.add_bars(
-            labels, values, hover, colour=colour, shapes=shape, name=label, customdata=about
+    traces = [
+        go.Bar(
+            x=[plain(bar.label) for bar in bars],
+            y=values,
+            marker=hatched(colour, shape),
+            name=label,
+            customdata=[(bar.n, bar.text) for bar in bars],
+            hovertemplate=WASTE_TEXT,
         )
+        for (label, colour, shape), values in zip(looks, heights, strict=True)
+    ]
     known = [(bar, bar.limits) for bar in bars if bar.limits is not None]
     if known:
-        totals = [bar.total for bar, _ in known]
-        limits = whiskers(totals, [ends for _, ends in known])
-        x, look = [plain(bar.label) for bar, _ in known], {"size": 1.0, "color": GREY}
-        figure.add_dots(x, totals, None, look, error_y=limits)
+        traces.append(_intervals(known))
     else:
         place = {"textposition": "outside", "textangle": 0, "cliponaxis": False}
-        figure.data[-1] |= {"text": [bar.text for bar in bars], **place}
-    _stack(figure, bargap=0.4)
-    figure.set_x(type="category")
-    return figure
+        traces[-1].update(text=[bar.text for bar in bars], **place)
+    x, y = axis(x_title, type="category"), axis("unread tokens, mean")
+    return styled(traces, x=x, y=y, height=280, **_STACKED, bargap=0.4)
+
+
+def _intervals(known: Sequence[tuple[WasteBar, Limits]]) -> go.Scatter:
+    totals = [bar.total for bar, _ in known]
+    return go.Scatter(
+        mode="markers",
+        x=[plain(bar.label) for bar, _ in known],
+        y=totals,
+        error_y=whiskers(totals, [ends for _, ends in known]),
+        marker={"size": 1.0, "color": GREY},
+        showlegend=False,
+        hoverinfo="skip",
+    )

@@ -4,27 +4,31 @@ The curve is the Kaplan-Meier estimate: a request that the server never stopped 
 than it was watched, even if it ended by itself before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import plotly.graph_objects as go
 
-from dashboards.figures.canvas import (
+from dashboards.figures.ladders import log_time_axis
+from dashboards.figures.look import (
     BLUE,
     CYCLE,
     DASHES,
     GREEN,
     GREY,
+    NO_NAME,
     ORANGE,
     PURPLE,
     VERMILION,
-    Figure,
     Floats,
-    canvas,
+    Properties,
+    axis,
+    plain,
+    styled,
 )
-from dashboards.figures.ladders import log_time_axis
 from dashboards.figures.timeline import thin_marks
 from harness.analysis.cancel_figures import latency_sample
 from harness.analysis.cancellations import was_cancelled
@@ -48,6 +52,7 @@ LOG_FROM: Final = 20  # times the median: beyond it a linear axis would hide the
 _BOX: Final = 0.25  # of a row: half the height of a box
 _GOLDEN: Final = 0.618034  # multiples of it, less their whole part, spread dots evenly
 _CROSS: Final = {"symbol": "x", "size": 9, "color": VERMILION}
+_LET_GO: Final = axis("let go of", tickformat=".0%", range=[0, 1.03])
 
 
 def rising_steps(y: Floats, *, steps: int = STEPS) -> npt.NDArray[np.int64]:
@@ -67,52 +72,58 @@ def rising_note(points: int, *, steps: int = STEPS) -> str | None:
     return f"{points:,} requests, drawn in {steps:,} steps: nowhere above the true curve."
 
 
-def cancel_latency(cancels: pd.DataFrame) -> Figure:
+def cancel_latency(cancels: pd.DataFrame) -> go.Figure:
     """A cross marks how long a request without an end was watched. Needs at least one request."""
-    figure = _empty("milliseconds")
     cancels = cancels[was_cancelled(cancels)]
     curve = latency_sample(cancels).curve()
-    _add_curve(figure, curve.times * 1e3, curve.done, name="all", line={"width": 3})
+    traces = [_curve(curve.times * 1e3, curve.done, name="all", line={"width": 3})]
     phases = cancels["phase"].value_counts()
     for phase, label, colour, dash in PHASES if len(phases) > 1 else ():
         if phases.get(phase, 0) >= FEWEST_OF_A_PHASE:
             one = latency_sample(cancels[cancels["phase"] == phase]).curve()
             line = {"color": colour, "width": 1.8, "dash": dash}
-            _add_curve(figure, one.times * 1e3, one.done, name=label, line=line)
-    longest = curve.times.max()
+            traces.append(_curve(one.times * 1e3, one.done, name=label, line=line))
     if curve.censored.any():
-        ends = thin_marks(np.unique(curve.times[curve.censored]), longest)
-        heights = np.append(0.0, curve.done)[np.searchsorted(curve.times, ends, side="right")]
-        hover = "counts as longer than %{x:.4~g} ms<extra></extra>"
-        name = f"never stopped: {curve.n_censored}"
-        figure.add_dots(ends * 1e3, heights, hover, _CROSS, name=name)
+        traces.append(_never_stopped(curve))
+    longest = curve.times.max()
     if longest > LOG_FROM * np.median(curve.times):
-        log_time_axis(figure, curve.times[curve.times > 0], title="since the user left (log)")
+        x = log_time_axis(curve.times[curve.times > 0], title="since the user left (log)")
     else:
-        figure.set_x(range=[0, 1.03e3 * longest])
-    return figure
+        x = axis("milliseconds since the user left", range=[0, 1.03e3 * longest])
+    return styled(traces, x=x, y=_LET_GO)
 
 
-def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of: str) -> Figure:
+def _never_stopped(curve: Curve) -> go.Scatter:
+    ends = thin_marks(np.unique(curve.times[curve.censored]), curve.times.max())
+    heights = np.append(0.0, curve.done)[np.searchsorted(curve.times, ends, side="right")]
+    return go.Scatter(
+        mode="markers",
+        x=ends * 1e3,
+        y=heights,
+        marker=_CROSS,
+        name=f"never stopped: {curve.n_censored}",
+        hovertemplate="counts as longer than %{x:.4~g} ms" + NO_NAME,
+    )
+
+
+def cancel_curves(curves: Mapping[str, Curve], *, units: Mapping[str, float], of: str) -> go.Figure:
     """A curve for each run, flat after its last request was let go.
 
     `units`: how many seconds the unit of the x axis has, by run; `of`: the name of that unit.
     """
-    figure = _empty(of)
     known = {label: _let_go(curve, units[label]) for label, curve in curves.items()}
     end = max(float(times[-1]) for times, _ in known.values())
+    traces = []
     for place, (label, (times, shares)) in enumerate(known.items()):
         colour, dash = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)]
         line = {"width": 2.5, "color": colour, "dash": dash}
         hover = "%{y:.1%} within %{x:.3~g}"
         ends = np.append(times, end), np.append(shares, shares[-1])
-        _add_curve(figure, *ends, name=label, line=line, hover=hover)
+        traces.append(_curve(*ends, name=plain(label), line=line, hover=hover))
     middles = [float(np.median(times)) for times, _ in known.values()]
-    if 0 < LOG_FROM * min(middles) < end:
-        figure.set_x(type="log")
-    else:
-        figure.set_x(range=[0, 1.03 * (end or 1.0)])
-    return figure
+    is_log = 0 < LOG_FROM * min(middles) < end
+    look: Properties = {"type": "log"} if is_log else {"range": [0, 1.03 * (end or 1.0)]}
+    return styled(traces, x=axis(f"{of} since the user left", **look), y=_LET_GO)
 
 
 def _let_go(curve: Curve, unit_s: float) -> tuple[Floats, Floats]:
@@ -122,74 +133,98 @@ def _let_go(curve: Curve, unit_s: float) -> tuple[Floats, Floats]:
     return curve.times[known] / unit_s, curve.done[known]
 
 
-def _empty(unit: str) -> Figure:
-    figure = canvas(x_title=f"{unit} since the user left", y_title="let go of")
-    figure.set_y(tickformat=".0%", range=[0, 1.03])
-    return figure
-
-
-def _add_curve(
-    figure: Figure,
+def _curve(
     times: Floats,
     shares: Floats,
     *,
     name: str,
     line: Mapping[str, Any],
     hover: str = "%{y:.1%} within %{x:.3~s} ms",
-) -> None:
+) -> go.Scatter:
     times, shares = np.append(0.0, times), np.append(0.0, shares)
     drawn = rising_steps(shares)
-    look = {"shape": "hv", "color": BLUE, **line}
-    figure.add_line(times[drawn], shares[drawn], hover, look, name=name)
+    return go.Scatter(
+        mode="lines",
+        x=times[drawn],
+        y=shares[drawn],
+        line={"shape": "hv", "color": BLUE, **line},
+        name=name,
+        hovertemplate=hover,
+    )
 
 
-def cancel_steps(cancels: pd.DataFrame) -> Figure:
-    figure = canvas(x_title="step boundaries until let go", y_title="requests", height=240)
+def cancel_steps(cancels: pd.DataFrame) -> go.Figure:
     steps = cancels.loc[~cancels["censored"].astype(bool), CANCEL_LATENCY_STEPS].dropna()
     counts = steps.astype(int).value_counts().sort_index()
-    hover = "%{y} requests took %{x} steps<extra></extra>"
-    figure.add_bars(counts.index.tolist(), counts.tolist(), hover, colour=BLUE)
-    figure.set_layout(bargap=0.35)
+    bars = go.Bar(
+        x=counts.index.tolist(),
+        y=counts.tolist(),
+        marker={"color": BLUE},
+        showlegend=False,
+        hovertemplate="%{y} requests took %{x} steps" + NO_NAME,
+    )
     lowest, highest = int(counts.index.min()), int(counts.index.max())
-    figure.set_x(range=[min(lowest, 0) - 0.5, max(highest, 4) + 0.5])
-    if highest < 20:
-        figure.set_x(dtick=1)
-    return figure
+    around = [min(lowest, 0) - 0.5, max(highest, 4) + 0.5]
+    x = axis("step boundaries until let go", range=around, dtick=1 if highest < 20 else None)
+    return styled([bars], x=x, y=axis("requests"), height=240, bargap=0.35)
 
 
-def slot_recovery(waited: pd.DataFrame) -> Figure:
-    figure = canvas(x_title="milliseconds to the probe's first token", y_title="", height=260)
+def slot_recovery(waited: pd.DataFrame) -> go.Figure:
     is_censored = waited["censored"].astype(bool)
-    rows = [arm for arm, _ in RECOVERY_ARMS]
+    rows, traces, boxes = [arm for arm, _ in RECOVERY_ARMS], [], []
     for row, (arm, colour) in enumerate(RECOVERY_ARMS):
         seconds = waited.loc[(waited["arm"] == arm) & ~is_censored, "recovery_s"]
         dots_ms = seconds.to_numpy(dtype=float) * 1e3
-        spread = np.arange(1, len(dots_ms) + 1) * _GOLDEN % 1 - 0.5
-        look = {"color": colour, "size": 6, "opacity": 0.65}
-        figure.add_dots(dots_ms, row + 1.6 * _BOX * spread, "%{x:.3~s} ms", look, name=arm)
+        traces.append(_spread_dots(dots_ms, row, arm, colour))
         if len(dots_ms):
-            _add_box(figure, dots_ms, row, colour)
+            boxes += _box(dots_ms, row, colour)
     gave_up = waited[is_censored & waited["arm"].isin(rows)]
-    waited_ms = gave_up["recovery_s"].to_numpy(dtype=float) * 1e3
-    hover = "no first token within %{x:.3~s} ms<extra></extra>"
-    figure.add_dots(waited_ms, [rows.index(arm) for arm in gave_up["arm"]], hover, _CROSS)
-    ticks = {"tickvals": list(range(len(rows))), "ticktext": rows}
-    figure.set_y(**ticks, range=[-0.5, len(rows) - 0.5], rangemode="normal", showgrid=False)
-    figure.set_x(rangemode="tozero")
-    figure.set_layout(showlegend=False)
-    return figure
+    crosses = go.Scatter(
+        mode="markers",
+        x=gave_up["recovery_s"].to_numpy(dtype=float) * 1e3,
+        y=[rows.index(arm) for arm in gave_up["arm"]],
+        marker=_CROSS,
+        hovertemplate="no first token within %{x:.3~s} ms" + NO_NAME,
+    )
+    return styled(
+        [*traces, crosses],
+        x=axis("milliseconds to the probe's first token", rangemode="tozero"),
+        y=axis("", **_row_ticks(rows)),
+        height=260,
+        showlegend=False,
+        shapes=boxes,
+    )
 
 
-def _add_box(figure: Figure, values: Floats, row: float, colour: str) -> None:
+def _spread_dots(dots_ms: Floats, row: int, arm: str, colour: str) -> go.Scatter:
+    spread = np.arange(1, len(dots_ms) + 1) * _GOLDEN % 1 - 0.5
+    return go.Scatter(
+        mode="markers",
+        x=dots_ms,
+        y=row + 1.6 * _BOX * spread,
+        marker={"color": colour, "size": 6, "opacity": 0.65},
+        name=arm,
+        hovertemplate="%{x:.3~s} ms",
+    )
+
+
+def _row_ticks(rows: Sequence[str]) -> Properties:
+    ticks = {"tickvals": list(range(len(rows))), "ticktext": rows, "showgrid": False}
+    return {**ticks, "range": [-0.5, len(rows) - 0.5], "rangemode": "normal"}
+
+
+def _box(values: Floats, row: float, colour: str) -> list[Properties]:
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
     reach = 1.5 * (high - low)
     first = values[values >= low - reach].min()
     last = values[values <= high + reach].max()
-    for kind, x0, x1, half in (
-        ("rect", low, high, _BOX),
-        ("line", middle, middle, _BOX),
-        ("line", first, low, 0.0),
-        ("line", high, last, 0.0),
-    ):
-        line, ends = {"color": colour, "width": 2}, {"y0": row - half, "y1": row + half}
-        figure.add_shape(type=kind, x0=x0, x1=x1, line=line, **ends)
+    line = {"color": colour, "width": 2}
+    return [
+        {"type": kind, "x0": x0, "x1": x1, "y0": row - half, "y1": row + half, "line": line}
+        for kind, x0, x1, half in (
+            ("rect", low, high, _BOX),
+            ("line", middle, middle, _BOX),
+            ("line", first, low, 0.0),
+            ("line", high, last, 0.0),
+        )
+    ]

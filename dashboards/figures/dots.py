@@ -1,23 +1,29 @@
 """Dots for figures of several arms or runs: ratios to a baseline, rounds, chunk sizes, shares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+import plotly.graph_objects as go
 
-from dashboards.figures.canvas import (
+from dashboards.figures.look import (
     BLUE,
     CYCLE,
     DASHES,
     GREY,
     HEIGHT_PX,
+    NO_NAME,
+    POINT_TEXT,
     SCALES,
     VERMILION,
-    Figure,
     Limits,
-    canvas,
+    Properties,
+    axis,
+    note,
     plain,
+    styled,
+    vertical_line,
     whiskers,
 )
 from harness.compare.pairs import FEWEST_ROUNDS, Standing
@@ -56,97 +62,115 @@ class Ratio:
     text: str
 
 
-def ratios(dots: Sequence[Ratio]) -> Figure:
+def ratios(dots: Sequence[Ratio]) -> go.Figure:
     """A row for each figure: its name, below it a dot and interval for each candidate; log axis."""
     rows = list(dict.fromkeys(dot.figure for dot in dots))
     candidates = list(dict.fromkeys(dot.candidate for dot in dots))
     below_px = NEXT_PX * (len(candidates) - 1)
     row_px = ROW_PX + below_px
-    figure = canvas(x_title="times the baseline (log)", y_title="", height=90 + row_px * len(rows))
+    traces = []
     for place, name in enumerate(candidates):
         of = [dot for dot in dots if dot.candidate == name]
         shift = (NEXT_PX * place - below_px / 2) / row_px
         at = [rows.index(dot.figure) + shift for dot in of]
         count = f"{place + 1} " if len(candidates) > 1 else ""
         # The baseline has the first colour in every picture: the candidates begin at the second.
-        colour = CYCLE[(place + 1) % len(CYCLE)]
-        figure.add_dots([None], [None], "", {"color": colour}, name=f"{count}{name}")
-        _add_ratios(figure, of, at, colour)
+        marker, key = {"color": CYCLE[(place + 1) % len(CYCLE)]}, plain(f"{count}{name}")
+        traces.append(go.Scatter(mode="markers", x=[None], y=[None], marker=marker, name=key))
+        traces += _ratio_traces(of, at, marker["color"])
         if count:
-            _number_dots(figure, of, at, count)
-    figure.add_vertical(1)
-    _name_rows(figure, rows, above=(NAME_PX + below_px / 2) / row_px)
-    _fold_axis(figure, [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))])
-    figure.set_layout(showlegend=len(candidates) > 1)
-    return figure
+            traces.append(_numbers(of, at, count))
+    ticks = {"tickvals": list(range(len(rows))), "showticklabels": False}
+    return styled(
+        traces,
+        x=_fold_axis([end for dot in dots for end in (dot.ratio, *(dot.limits or ()))]),
+        y=axis("", **ticks, range=[len(rows) - 0.5, -0.8], rangemode="normal"),
+        height=90 + row_px * len(rows),
+        showlegend=len(candidates) > 1,
+        shapes=[vertical_line(1)],
+        annotations=_row_names(rows, above=(NAME_PX + below_px / 2) / row_px),
+    )
 
 
-def _add_ratios(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], colour: str) -> None:
+def _ratio_traces(
+    dots: Sequence[Ratio], rows: Sequence[float], colour: str
+) -> Iterator[go.Scatter]:
     placed = list(zip(dots, rows, strict=True))
     for has_limits in (False, True):  # Plotly draws a missing interval as a whisker of length 0
         of = [(dot, row) for dot, row in placed if (dot.limits is not None) == has_limits]
         values, limits = [dot.ratio for dot, _ in of], [dot.limits for dot, _ in of]
-        figure.add_dots(
-            values,
-            [row for _, row in of],
-            [dot.text for dot, _ in of],
-            {"color": colour, "size": 10, "symbol": [SYMBOLS[dot.standing] for dot, _ in of]},
-            **({"error_x": whiskers(values, limits, colour=colour)} if has_limits else {}),
+        symbols = [SYMBOLS[dot.standing] for dot, _ in of]
+        yield go.Scatter(
+            mode="markers",
+            x=values,
+            y=[row for _, row in of],
+            error_x=whiskers(values, limits, colour=colour) if has_limits else None,
+            marker={"color": colour, "size": 10, "symbol": symbols},
+            showlegend=False,
+            customdata=[plain(dot.text) for dot, _ in of],
+            hovertemplate=POINT_TEXT + NO_NAME,
         )
 
 
-def _number_dots(figure: Figure, dots: Sequence[Ratio], rows: Sequence[float], count: str) -> None:
-    ends = [dot.limits[1] if dot.limits else dot.ratio for dot in dots]
-    texts = [f"{'' if dot.limits else GAP}{GAP}{count}" for dot in dots]
-    trace = {"mode": "text", "text": texts, "textposition": "middle right", "cliponaxis": False}
-    figure.add("scatter", ends, rows, None, name=None, textfont={"size": 11}, **trace)
+def _numbers(dots: Sequence[Ratio], rows: Sequence[float], count: str) -> go.Scatter:
+    return go.Scatter(
+        mode="text",
+        x=[dot.limits[1] if dot.limits else dot.ratio for dot in dots],
+        y=rows,
+        text=[f"{'' if dot.limits else GAP}{GAP}{count}" for dot in dots],
+        textposition="middle right",
+        textfont={"size": 11},
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
-def _name_rows(figure: Figure, rows: Sequence[str], *, above: float) -> None:
+def _row_names(rows: Sequence[str], *, above: float) -> list[Properties]:
     """Inside the picture: with the names next to it, a phone would have no room for the dots."""
-    for place, row in enumerate(rows):
-        where = {"x": 0, "xref": "paper", "xanchor": "left"}
-        where |= {"y": place - above, "yanchor": "bottom"}
-        figure.add_text(plain(row), font={"size": 12}, **where)
-    ticks = {"tickvals": list(range(len(rows))), "showticklabels": False}
-    figure.set_y(**ticks, range=[len(rows) - 0.5, -0.8], rangemode="normal")
+    left = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "font": {"size": 12}}
+    return [note(plain(row), y=place - above, **left) for place, row in enumerate(rows)]
 
 
-def _fold_axis(figure: Figure, ends: Sequence[float]) -> None:
+def _fold_axis(ends: Sequence[float]) -> Properties:
     low, high = min(*ends, 0.8), max(*ends, 1.25)
     folds = FOLDS if high < WIDE * low else DECADES
     around = [float(np.log10(low)) - 0.05, float(np.log10(high)) + 0.05]
     texts = [f"{number(fold)}x" for fold in folds]
-    figure.set_x(type="log", range=around, tickvals=list(folds), ticktext=texts)
+    look = {"type": "log", "range": around, "tickvals": folds, "ticktext": texts}
+    return axis("times the baseline (log)", **look)
 
 
-def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> Figure:
+def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> go.Figure:
     scale, shown_unit = SCALES.get(unit, (1.0, unit))
-    figure = canvas(x_title="", y_title=shown_unit, height=280)
     by_arm = {
         plain(arm): [one for one in those if one is not None] for arm, those in values.items()
     }
     rounds = [(arm, one) for arm, those in by_arm.items() for one in those]
-    figure.add_dots(
-        [arm for arm, _ in rounds],
-        [one * scale for _, one in rounds],
-        [f"{arm}: {quantity(one, unit)}" for arm, one in rounds],
-        {"size": 8, "color": BLUE, "opacity": 0.6},
+    dots = go.Scatter(
+        mode="markers",
+        x=[arm for arm, _ in rounds],
+        y=[one * scale for _, one in rounds],
+        marker={"size": 8, "color": BLUE, "opacity": 0.6},
         name="a round",
+        customdata=[f"{arm}: {quantity(one, unit)}" for arm, one in rounds],
+        hovertemplate=POINT_TEXT,
     )
     known = {arm: those for arm, those in by_arm.items() if those}
     means = {arm: float(np.mean(those)) for arm, those in known.items()}
     halves = [_half_width(those) * scale for those in known.values()]
-    figure.add_dots(
-        list(means),
-        [mean * scale for mean in means.values()],
-        [f"{arm}: {quantity(mean, unit)}" for arm, mean in means.items()],
-        {"symbol": "line-ew-open", "size": 22, "color": GREY, "line": {"width": 3}},
-        name="mean and its 95 % interval",
+    bars = go.Scatter(
+        mode="markers",
+        x=list(means),
+        y=[mean * scale for mean in means.values()],
         error_y={"type": "data", "array": halves, "color": GREY, "thickness": 2, "width": 8},
+        marker={"symbol": "line-ew-open", "size": 22, "color": GREY, "line": {"width": 3}},
+        name="mean and its 95 % interval",
+        customdata=[f"{arm}: {quantity(mean, unit)}" for arm, mean in means.items()],
+        hovertemplate=POINT_TEXT,
     )
-    figure.set_x(type="category", categoryorder="array", categoryarray=list(by_arm))
-    return figure
+    x = axis("", type="category", categoryorder="array", categoryarray=list(by_arm))
+    return styled([dots, bars], x=x, y=axis(shown_unit), height=280)
 
 
 def _half_width(values: Sequence[float]) -> float:
@@ -165,82 +189,90 @@ class FrontierPoint(NamedTuple):
     first: float
 
 
-def frontier(points: Sequence[FrontierPoint]) -> Figure:
+def frontier(points: Sequence[FrontierPoint]) -> go.Figure:
     """Points of one kind are joined in their order."""
-    x_title, y_title = "bystanders: between two tokens (p99), ms", "long prompt: first token, ms"
-    figure = canvas(x_title=x_title, y_title=y_title)
     kinds = list(dict.fromkeys(point.kind for point in points))
+    traces = []
     for kind, (symbol, position), colour in zip(kinds, KIND_LOOKS, CYCLE, strict=False):
         of_kind = [point for point in points if point.kind == kind]
-        figure.add_line(
-            [point.gap for point in of_kind],
-            [point.first for point in of_kind],
-            "chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms<extra></extra>",
-            {"color": GREY, "width": 1.5},
+        line = go.Scatter(
             mode="lines+markers+text",
+            x=[point.gap for point in of_kind],
+            y=[point.first for point in of_kind],
+            line={"color": GREY, "width": 1.5},
             marker={"size": 11, "color": colour, "symbol": symbol},
             text=[point.label for point in of_kind],
             textposition=position,
             cliponaxis=False,
-            name=kind,
+            name=plain(kind),
+            hovertemplate="chunks of %{text}: %{x:.3~g} ms, %{y:.3~g} ms" + NO_NAME,
         )
-    figure.set_layout(showlegend=len(kinds) > 1)
+        traces.append(line)
     gaps = [point.gap for point in points]
+    look: Properties = {"rangemode": "tozero"}
     if max(gaps) > WIDE * min(gaps):
-        figure.set_x(type="log", tickvals=TICKS, ticktext=[f"{tick:,}" for tick in TICKS])
-    else:
-        figure.set_x(rangemode="tozero")
-    return figure
+        look = {"type": "log", "tickvals": TICKS, "ticktext": [f"{tick:,}" for tick in TICKS]}
+    x = axis("bystanders: between two tokens (p99), ms", **look)
+    y = axis("long prompt: first token, ms")
+    return styled(traces, x=x, y=y, showlegend=len(kinds) > 1)
 
 
 def saved_by_share(
     by_task: Mapping[str, Mapping[float, float]], source: Mapping[str, float], *, y_title: str
-) -> Figure:
+) -> go.Figure:
     """Saved shares by the share of text after the answer; `source` stands at the left edge."""
-    height = TALL_PX if source else HEIGHT_PX  # for its names
-    figure = canvas(x_title="share after the answer (input)", y_title=y_title, height=height)
+    traces = []
     for place, (task, points) in enumerate(by_task.items()):
-        colour, dash = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)]
-        figure.add_line(
-            list(points),
-            list(points.values()),
-            f"{plain(task)}: %{{y:.1%}} at %{{x:.0%}}<extra></extra>",
-            {"color": colour, "dash": dash},
+        colour, dash, name = CYCLE[place % len(CYCLE)], DASHES[place % len(DASHES)], plain(task)
+        line = go.Scatter(
             mode="lines+markers",
-            name=task,
+            x=list(points),
+            y=list(points.values()),
+            line={"color": colour, "dash": dash},
+            name=name,
+            hovertemplate=f"{name}: %{{y:.1%}} at %{{x:.0%}}{NO_NAME}",
         )
+        traces.append(line)
         if task in source:
-            hover = f"{plain(task)}, source: %{{y:.0%}}<extra></extra>"
-            look = {"symbol": "diamond-open", "size": 11, "color": colour, "line": {"width": 2}}
-            figure.add_line(
-                [0],
-                [source[task]],
-                hover,
-                {},
-                mode="markers+text",
-                marker=look,
-                text=[f"{GAP}{plain(task)}"],
-                textposition="middle right",
-            )
+            traces.append(_of_the_source(name, source[task], colour))
     if not source:
-        figure.add_line([0, 1], [0, 1], None, {"color": GREY, "dash": "dot"}, name="all of it")
-    figure.set_x(tickformat=".0%", range=[-0.03, 1.04])
-    figure.set_y(tickformat=".0%", range=[0, 1.04])
-    return figure
+        look = {"mode": "lines", "line": {"color": GREY, "dash": "dot"}, "hoverinfo": "skip"}
+        traces.append(go.Scatter(x=[0, 1], y=[0, 1], name="all of it", **look))
+    return styled(
+        traces,
+        x=axis("share after the answer (input)", tickformat=".0%", range=[-0.03, 1.04]),
+        y=axis(y_title, tickformat=".0%", range=[0, 1.04]),
+        height=TALL_PX if source else HEIGHT_PX,  # for its names
+    )
 
 
-def cancel_by_chunk(by_figure: Mapping[str, Mapping[str, float]]) -> Figure:
+def _of_the_source(name: str, share: float, colour: str) -> go.Scatter:
+    return go.Scatter(
+        mode="markers+text",
+        x=[0],
+        y=[share],
+        marker={"symbol": "diamond-open", "size": 11, "color": colour, "line": {"width": 2}},
+        text=[f"{GAP}{name}"],
+        textposition="middle right",
+        showlegend=False,
+        hovertemplate=f"{name}, source: %{{y:.0%}}{NO_NAME}",
+    )
+
+
+def cancel_by_chunk(by_figure: Mapping[str, Mapping[str, float]]) -> go.Figure:
     """Cancel latencies in milliseconds, by figure and chunk size."""
-    figure = canvas(x_title="chunk size, tokens a step", y_title="cancel latency, ms")
-    for key, name, line, symbol in QUANTILES:
-        figure.add_line(
-            list(by_figure[key]),
-            list(by_figure[key].values()),
-            "chunks of %{x}: %{y:.3~g} ms",
-            line,
+    lines = [
+        go.Scatter(
             mode="lines+markers",
+            x=list(by_figure[key]),
+            y=list(by_figure[key].values()),
+            line=line,
             marker={"symbol": symbol, "size": 8},
             name=name,
+            hovertemplate="chunks of %{x}: %{y:.3~g} ms",
         )
-    figure.set_x(type="category", categoryorder="array", categoryarray=list(by_figure["p50"]))
-    return figure
+        for key, name, line, symbol in QUANTILES
+    ]
+    chunks = {"type": "category", "categoryorder": "array", "categoryarray": list(by_figure["p50"])}
+    x = axis("chunk size, tokens a step", **chunks)
+    return styled(lines, x=x, y=axis("cancel latency, ms"))

@@ -4,15 +4,31 @@ A long series is cut into intervals, each of which keeps its lowest and its high
 a spike of one sample is still drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
-from dashboards.figures.canvas import CYCLE, DASHES, GREY, PURPLE, VERMILION, Figure, Floats, canvas
+from dashboards.figures.look import (
+    CYCLE,
+    DASHES,
+    GREY,
+    MARKS_AXIS,
+    NO_NAME,
+    PURPLE,
+    VERMILION,
+    Floats,
+    Trace,
+    axis,
+    note,
+    plain,
+    styled,
+    vertical_line,
+)
 from harness.export.library import Clock
 from harness.formatting import number
 
@@ -102,40 +118,53 @@ def notes(series: Sequence[Series], marks: Marks | None = None) -> str | None:
     return "; ".join(said) or None
 
 
-def over_time(clock: Clock, *, y_title: str, height: int = 260) -> Figure:
-    figure = canvas(x_title="seconds since the load began", y_title=y_title, height=height)
+def over_time(
+    traces: Sequence[Trace], clock: Clock, *, y_title: str, height: int = 260, **layout: Any
+) -> go.Figure:
     length_s, watched_s = clock.length_s, (clock.settled_ns - clock.started_ns) / 1e9
-    figure.set_x(range=[0, max(watched_s, length_s)])
     if length_s < watched_s:
-        figure.add_vertical(length_s)
         place = {"x": length_s, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "y domain"}
-        font = {"color": GREY, "size": 11}
-        figure.add_text("load ends", textangle=90, font=font, xref="x", **place)
-    return figure
+        look = {"textangle": 90, "font": {"color": GREY, "size": 11}}
+        layout["shapes"] = [vertical_line(length_s)]
+        layout["annotations"] = [note("load ends", xref="x", **place, **look)]
+    x = axis("seconds since the load began", range=[0, max(watched_s, length_s)])
+    return styled(traces, x=x, y=axis(y_title), height=height, **layout)
 
 
 def levels(
     series: Mapping[str, tuple[Series, str, str]], marks: Marks, clock: Clock, **look: Any
-) -> Figure:
-    figure = over_time(clock, **look)
-    for name, (one, colour, dash) in series.items():
-        line = {"shape": "hv", "width": 1.8, "color": colour, "dash": dash}
-        figure.add_line(one.x, one.y, "%{y:,} at %{x:.2f} s", line, name=name)
-    _add_marks(figure, marks, clock)
-    return figure
+) -> go.Figure:
+    steps = [
+        go.Scatter(
+            mode="lines",
+            x=one.x,
+            y=one.y,
+            line={"shape": "hv", "width": 1.8, "color": colour, "dash": dash},
+            name=plain(name),
+            hovertemplate="%{y:,} at %{x:.2f} s",
+        )
+        for name, (one, colour, dash) in series.items()
+    ]
+    return over_time([*steps, *_drawn(marks, clock)], clock, **look, yaxis2=MARKS_AXIS)
 
 
-def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> Figure:
-    figure = over_time(clock, y_title=y_title)
+def lines(series: Mapping[str, Series], clock: Clock, *, y_title: str) -> go.Figure:
     looks = zip(cycle(CYCLE), cycle(DASHES), strict=False)
-    for (name, one), (colour, dash) in zip(series.items(), looks, strict=False):
-        line = {"width": 1.6, "color": colour, "dash": dash}
-        figure.add_line(one.x, one.y, "%{y:.3~g} at %{x:.2f} s", line, name=name)
-    figure.set_layout(showlegend=len(series) > 1)
-    return figure
+    traces = [
+        go.Scatter(
+            mode="lines",
+            x=one.x,
+            y=one.y,
+            line={"width": 1.6, "color": colour, "dash": dash},
+            name=plain(name),
+            hovertemplate="%{y:.3~g} at %{x:.2f} s",
+        )
+        for (name, one), (colour, dash) in zip(series.items(), looks, strict=False)
+    ]
+    return over_time(traces, clock, y_title=y_title, showlegend=len(series) > 1)
 
 
-def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
+def _drawn(marks: Marks, clock: Clock) -> Iterator[go.Scatter]:
     foot = {"symbol": "line-ns-open", "size": 12, "color": VERMILION, "line": {"width": 1.5}}
     head = {"symbol": "triangle-down", "size": 9, "color": PURPLE}
     for stamps, height, marker, name in (
@@ -144,9 +173,15 @@ def _add_marks(figure: Figure, marks: Marks, clock: Clock) -> None:
     ):
         x = thin_marks(stamps, clock.length_s)
         if len(x):
-            hover = name + " at %{x:.2f} s<extra></extra>"
-            figure.add_dots(x, np.full(len(x), height), hover, marker, name=name, yaxis="y2")
-    figure.add_second_y()
+            yield go.Scatter(
+                mode="markers",
+                x=x,
+                y=np.full(len(x), height),
+                yaxis="y2",
+                marker=marker,
+                name=name,
+                hovertemplate=f"{name} at %{{x:.2f}} s{NO_NAME}",
+            )
 
 
 def thin_marks(stamps: Floats, length_s: float) -> Floats:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from dashboards.figures import dots
-from dashboards.figures.canvas import SCALES
+from dashboards.figures.look import SCALES
 from dashboards.sections.section import (
     CLIENT_TIMES,
     Part,

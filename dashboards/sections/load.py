@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from dashboards.figures import timeline
-from dashboards.figures.canvas import BLUE, GREEN, HEIGHT_PX, ORANGE, Floats
 from dashboards.figures.ladders import ladders
+from dashboards.figures.look import BLUE, GREEN, HEIGHT_PX, ORANGE, Floats
 from dashboards.figures.timeline import Marks, Series, column_series, levels_in_words, min_max
 from dashboards.sections.section import CLIENT_TIMES, Part, Picture, median_and_p99, section
 from harness.analysis.run_facts import run_facts

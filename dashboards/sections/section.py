@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from dashboards.figures.canvas import Figure
+import plotly.graph_objects as go
+
 from dashboards.figures.ladders import ladders
 from harness.export.library import Run
 from harness.formatting import bounded, figure_of
@@ -24,7 +25,7 @@ CLIENT_TIMES: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     name: str
-    figure: Figure
+    figure: go.Figure
     alt: str
     note: str | None = None
 

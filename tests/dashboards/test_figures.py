@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.figures import bars, curves, ladders, timeline
-from dashboards.figures.canvas import Figure
 from dashboards.figures.curves import rising_note, rising_steps
 from dashboards.figures.timeline import min_max
 from dashboards.figures.wire import SHOWN_LANES, SHOWN_MOMENTS, tries
@@ -23,13 +22,9 @@ from harness.store.conform_result import WireEvent
 CLOCK = Clock(started_ns=1_000, ended_ns=10_000_001_000, settled_ns=12_000_001_000)
 
 
-def drawn(figure: Figure) -> go.Figure:
-    return go.Figure(data=figure.data, layout=figure.layout)
-
-
 def client_times(metrics: dict[str, Metric]) -> go.Figure:
     rows = [(label, metrics[name]) for name, label in CLIENT_TIMES if name in metrics]
-    return drawn(ladders.ladders(rows))
+    return ladders.ladders(rows)
 
 
 def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
@@ -58,7 +53,7 @@ def cancels(seconds: list[float], censored: list[bool]) -> pd.DataFrame:
 def test_a_ghost_stays_in_the_count_and_is_a_cross_where_watching_ended(
     seconds: list[float], censored: list[bool], shares: list[float], crosses: list[float]
 ) -> None:
-    curve, *ghosts = drawn(curves.cancel_latency(cancels(seconds, censored))).data
+    curve, *ghosts = curves.cancel_latency(cancels(seconds, censored)).data
     assert curve.x == pytest.approx([0, *(1e3 * one for one in sorted(seconds))])
     assert curve.y == pytest.approx(shares)
     assert [y for one in ghosts for y in one.y] == pytest.approx(crosses)
@@ -111,7 +106,7 @@ def test_a_stage_that_never_ended_is_open_and_ends_its_row(
     shapes: list[list[str]],
     labels: list[str],
 ) -> None:
-    figure = drawn(bars.cancel_stages(metrics))
+    figure = bars.cancel_stages(metrics)
     assert [list(one.x) for one in figure.data] == [pytest.approx(row) for row in milliseconds]
     assert [list(one.marker.pattern.shape) for one in figure.data] == shapes
     assert [one.text for one in figure.layout.annotations] == labels
@@ -133,7 +128,7 @@ def test_a_probe_that_gave_up_is_a_cross_in_its_row() -> None:
     waited = pd.DataFrame(
         {"arm": ["abandon", "control"], "recovery_s": [0.02, 9.0], "censored": [False, True]}
     )
-    figure = drawn(curves.slot_recovery(waited))
+    figure = curves.slot_recovery(waited)
     *_, gave_up = figure.data
     rows = dict(zip(figure.layout.yaxis.ticktext, figure.layout.yaxis.tickvals, strict=True))
     assert (list(gave_up.x), list(gave_up.y)) == ([9000], [rows["control"]])

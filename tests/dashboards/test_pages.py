@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +46,10 @@ def test_a_page_tells_what_it_told_before(made: Made, snapshot: Snapshot) -> Non
 def test_plotly_knows_every_word_of_the_figures(made: Made) -> None:
     for figure in made.page.figures().values():
         go.Figure(figure)  # raises ValueError for a property that there is not
+
+
+def test_no_figure_brings_plotlys_own_look(made: Made) -> None:
+    assert not any("layout" in one["layout"]["template"] for one in made.page.figures().values())
 
 
 def test_the_page_is_small(made: Made) -> None:
@@ -98,6 +104,14 @@ def test_no_two_marks_of_a_legend_differ_by_colour_alone(made: Made) -> None:
             for one, number in zip(told, numbers, strict=True)
         ]
         assert len(set(looks)) == len(looks), (picture, looks)
+
+
+def test_pages_of_conformance_need_what_a_light_installation_has() -> None:
+    code = "import sys, dashboards.__main__, dashboards.conform_page, dashboards.matrix\n"
+    loaded = subprocess.check_output(
+        [sys.executable, "-c", f"{code}print(*sys.modules)"], text=True
+    )
+    assert not {"plotly", "numpy", "pandas"} & set(loaded.split())
 
 
 def test_only_a_page_of_ours_is_written_over(
