@@ -7,6 +7,6 @@ COPY harness harness
 COPY reference_engine reference_engine
 COPY workloads workloads
 COPY dashboards dashboards
-RUN pip install --no-cache-dir . --constraint constraints.txt && rm -r /src
+RUN pip install --no-cache-dir '.[load]' --constraint constraints.txt && rm -r /src
 WORKDIR /runs
 ENTRYPOINT ["walkaway"]

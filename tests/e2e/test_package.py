@@ -19,16 +19,46 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install walkaway` brings."""
     folder = tmp_path_factory.mktemp("package")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
     run(*build, "--outdir", folder, REPOSITORY, cwd=folder)
-    (wheel,) = folder.glob("walkaway-*.whl")
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    binaries = folder / "venv" / "bin"
+    install(folder / "venv" / "bin", wheel_in(folder))
+    return folder / "venv" / "bin"
+
+
+@pytest.fixture(scope="module")
+def environment(base: Path) -> Path:
+    """The same, with the extra for runs."""
+    install(base, f"{wheel_in(base.parents[1])}[load]")
+    return base
+
+
+def wheel_in(folder: Path) -> Path:
+    (wheel,) = folder.glob("walkaway-*.whl")
+    return wheel
+
+
+def install(binaries: Path, what: str | Path) -> None:
     constraints = REPOSITORY / "constraints.txt"
-    run(binaries / "pip", "install", "--quiet", wheel, "--constraint", constraints, cwd=folder)
-    return binaries
+    command = [binaries / "pip", "install", "--quiet", what, "--constraint", constraints]
+    run(*command, cwd=binaries)
+
+
+def test_conform_needs_no_extra_and_a_run_says_which_it_needs(base: Path, tmp_path: Path) -> None:
+    has_pandas = "import importlib.util as u; print(u.find_spec('pandas') is not None)"
+    assert run(base / "python", "-c", has_pandas, cwd=tmp_path).strip() == "False"
+    asked = ["conform", "stream/fin-decode", "bystander/pace", "--json", "--out", "here"]
+    result = json.loads(run(base / "walkaway", *asked, cwd=tmp_path))
+    assert [one["verdict"] for one in result["cases"]] == ["pass", "pass"]
+    assert "stream/fin-decode" in (tmp_path / "here" / "index.html").read_text()
+    done = subprocess.run(
+        [base / "walkaway", "demo"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'walkaway[load]'" in done.stderr
 
 
 def test_demo_runs_without_torch_and_without_the_repository(
