@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import httptools
 
 MOST_BODY_BYTES: Final = 16 * 1024 * 1024
-MOST_UNSENT_BYTES: Final = 8 * 1024 * 1024
+MOST_UNSENT_BYTES: Final = 64 * 1024 * 1024
 _MOST_PIPELINED: Final = 16
 _SEND_BUFFER_BYTES: Final = 16 * 1024  # of the kernel: small, so that a stalled reader shows soon
 _RESET_AT_CLOSE: Final = struct.pack("ii", 1, 0)

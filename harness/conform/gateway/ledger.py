@@ -35,6 +35,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True):
     stopped_ns: int | None = None
     closed: str | None = None
     closed_ns: int | None = None
+    unsent_bytes: int | None = None  # that the kernel had not taken when the connection was closed
 
 
 class _Line(msgspec.Struct):
