@@ -70,7 +70,7 @@ def _short(value: object) -> str:
 
 
 def check_same(file: str, now: Any, *, at: str, about: str) -> None:
-    """But for the named changes; those that name this run must be found."""
+    """But for the named changes; each change that names this run must be found."""
     changes = [one["at"] for one in CHANGES.get(about, [])]
     seen = set()
     unnamed = []

@@ -141,7 +141,7 @@ def test_a_flag_that_would_change_nothing_is_refused(flag: str) -> None:
 
 
 class StopsAt(Progress):
-    """Ctrl-C when the so many-th rate is tried."""
+    """Ctrl-C when rate number `number` is tried."""
 
     def __init__(self, number: int, interruption: Interruption) -> None:
         self.left, self.interruption = number, interruption
@@ -188,7 +188,7 @@ def test_an_extrapolation_is_said_once_for_each_quantity() -> None:
 
 
 class Replica:
-    """Takes so many requests a second, by a seed up to a tenth more; notes what it was tried at."""
+    """Takes `most` requests a second, by a seed up to a tenth more; `tried`: the rates it saw."""
 
     def __init__(self, most: float, seed: int = 0) -> None:
         self.most = most * (1 + random.Random(seed).random() / 10)

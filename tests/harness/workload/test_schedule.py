@@ -77,7 +77,7 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     ("more", "context", "longest", "factor"),
     [
         ("from_s=1\nseconds=90\nspeed=3", None, 2000, 1),
-        ("", 1100, 1000, 1),  # beside the longest answer
+        ("", 1100, 1000, 1),  # with room for the longest answer
         ('prompt_factor="fit"', None, 2000, 0.5),
         ('prompt_factor="fit"', 300, 200, 0.05),
         ('prompt_factor="fit"\nfrom_s=50', None, 2000, 1),  # never longer
