@@ -157,7 +157,7 @@ endif
 
 $(VENV)/.installed-demo: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway into $(VENV)"
-	@$(INSTALL) --editable '.[load,engine,gpu,grpc]'
+	@$(INSTALL) --editable '.[load,engine,gpu,grpc,gguf]'
 	@touch $@
 
 $(VENV)/.installed-gpu: $(VENV)/.installed-demo
@@ -166,7 +166,7 @@ $(VENV)/.installed-gpu: $(VENV)/.installed-demo
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing walkaway and its checkers into $(VENV)"
-	@$(INSTALL) --editable '.[load,engine,gpu,grpc,scale,dev]'
+	@$(INSTALL) --editable '.[load,engine,gpu,grpc,gguf,scale,dev]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.torch pyproject.toml constraints.txt

@@ -30,7 +30,6 @@ def write_capacity(folder: Path, output: Path) -> None:
         result=result,
         sentence=_sentence(result),
         pictured_sections=[_needs(result)],
-        claims=_claims(result) if result.claims else None,
         machine=_machine(result.machine),
     )
     save(html, output)
@@ -102,18 +101,6 @@ def _sentence(result: CapacityResult) -> str:
     return (
         f"With cancellation honoured the load needs {whole(first)} {unit}; ignored, {whole(last)}: "
         f"{more} more."
-    )
-
-
-def _claims(result: CapacityResult) -> Table:
-    return Table(
-        title="The source's table, next to what was found",
-        shows=(
-            "The source is “vLLM v1 Request Cancellation and Early Stopping”, for 10,000 requests "
-            "a second on Llama 70B. An arrow goes from cancellation ignored to honoured."
-        ),
-        columns=("what", "the source", "simulated", "note"),
-        rows=tuple((one.what, one.source, one.found, one.note) for one in result.claims),
     )
 
 

@@ -15,6 +15,7 @@ _NUMBERED: Final = re.compile(r"\[errno -?\d+\] ", re.IGNORECASE)  # pyarrow put
 # What is installed only where it is asked for, by extra.
 EXTRAS: Final = {
     "load": ("locust", "numpy", "pandas", "plotly", "pyarrow", "scipy"),
+    "gguf": ("gguf", "numpy"),
 }
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 

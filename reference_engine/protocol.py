@@ -141,7 +141,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker: str = ""
 
 
-class EarlyStopped(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class EarlyEnding(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The condition that was met, and the tokens that were left of max_tokens."""
 
     condition: Condition
@@ -161,7 +161,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     stop_reason: str | int | None = None
-    early_stop: EarlyStopped | None = None
+    early_stop: EarlyEnding | None = None
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

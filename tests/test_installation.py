@@ -2,7 +2,7 @@
 
 The extras of all commands are resolved at once: versions that suit all of them suit each command.
 uv reads metadata alone, and takes the markers of the Python and the platform that it is asked for;
-pip would take those of the Python that runs it.
+pip would take the markers of the Python that runs it.
 """
 
 import re

@@ -6,7 +6,7 @@ results/engines/ENGINE-VERSION/ keeps conform.json and its page, the wire logs o
 run's manifest and summary, and runs.json with every command, its exit code and how long it took;
 at last matrix.html of all that stand there, and README.md with a line of each (`--table`: these
 two alone). An engine that dies in a case is started again.
-An engine that does not start, or a run that fails, is told at the end, and the exit code is 1.
+An engine that does not start, or a run that fails, is named at the end, and the exit code is 1.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def conform(folder: Path, steps: list[Step], flags: list[str], *words: str) -> N
 
 
 def cases_after_death(folder: Path) -> list[str]:
-    """Those that nothing is known of, since the server died in one before them."""
+    """The cases without a judgement, since the server died in one before them."""
     cases = read_conform(folder / CONFORM_FILE).cases
     deaths = [n for n, one in enumerate(cases, start=1) if one.aftermath is Aftermath.DEAD]
     return [one.id for one in cases[deaths[-1] :]] if deaths else []

@@ -155,8 +155,6 @@ def _per_token(energy: Figure, throughput: Figure, facts: RunFacts) -> Figure:
 
 def _of_all(gpu: pd.DataFrame, column: str) -> pd.Series:
     """The sum over the devices, by time (ns) and ascending."""
-    if column not in gpu or gpu.empty:  # runs of earlier versions have no energy
-        return pd.Series(dtype=float)
     known = gpu.dropna(subset=column).groupby("t_ns")[column].agg(["sum", "count"])
     total: pd.Series = known.loc[known["count"] == gpu["gpu"].nunique(), "sum"].astype(float)
     return total

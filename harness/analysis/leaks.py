@@ -121,7 +121,7 @@ _OF_ITSELF: Final = {
 def is_wedged(probing: Mapping[str, Any]) -> bool | None:
     if not probing:
         return None
-    if not probing["errors"] or not _is_silent(probing):
+    if not probing["errors"] or not probing["is_silent"]:
         return False
     return None if probing["healthy"] is None else bool(probing["healthy"])
 
@@ -130,7 +130,7 @@ def health_warnings(probing: Mapping[str, Any]) -> Iterator[str]:
     if not probing or not probing["errors"]:
         return
     error, state = probing["errors"][0], _OF_ITSELF[probing["healthy"]]
-    if not _is_silent(probing):
+    if not probing["is_silent"]:
         yield (f"after the settle time the server answers short requests with: {error}; it {state}")
         return
     what = "wedged: " if is_wedged(probing) else ""
@@ -138,10 +138,6 @@ def health_warnings(probing: Mapping[str, Any]) -> Iterator[str]:
         f"{what}after the settle time {len(probing['errors'])} of {probing['sent']} short requests "
         f"were not answered ({error}), and the server {state}"
     )
-
-
-def _is_silent(probing: Mapping[str, Any]) -> bool:
-    return bool(probing.get("is_silent", True))
 
 
 # With n readings Sen's widest interval, from the least slope to the largest, holds the true one in

@@ -163,7 +163,8 @@ def train_of(requests: pd.DataFrame, late_s: float) -> TrainLatencies | NotMeasu
 
 
 def _controls(rows: pd.DataFrame) -> pd.Series:
-    """Requests that took over a slot that came free by itself; a probe did only in version 0.1."""
+    """Requests that took over a slot that came free by itself. Probes among them stand only in the
+    recordings of tests/golden, which are older than the first release."""
     is_known = rows["reference_ns"].notna() & rows["first_token_ns"].notna()
     return (rows["arm"] == TrialArm.CONTROL) & (rows["role"] != Role.PROBE) & is_known
 

@@ -419,7 +419,7 @@ def _how_sure(error: float) -> str:
 
 
 def _unread(requests: pd.DataFrame) -> Iterator[str]:
-    unread = requests["unread"].dropna() if "unread" in requests else pd.Series(dtype=str)
+    unread = requests["unread"].dropna()
     if not unread.empty:
         yield (
             f"{len(unread)} of {len(requests)} answers held data that could not be read, and was "

@@ -188,7 +188,7 @@ def taken_for(requests: pd.DataFrame) -> tuple[float, float] | None:
     """What an event was taken for by rows that counted in calibrated events, on average, and the
     share by which that may miss what a user that left has read, else any user (the median of the
     rows); None if no row did."""
-    if "tokens_per_event" not in requests or requests["tokens_per_event"].isna().all():
+    if requests["tokens_per_event"].isna().all():
         return None
     of_each = requests["tokens_per_event"].astype(float)
     errors = requests["tokens_error"].astype(float)

@@ -24,7 +24,7 @@ class TokenDetails(msgspec.Struct):
     reasoning_tokens: Count | None = None
 
 
-class Usage(msgspec.Struct):
+class UsageCounts(msgspec.Struct):
     """Token counts; with continuous usage, of the answer so far."""
 
     prompt_tokens: Count | None = None
@@ -94,15 +94,15 @@ class Choice(msgspec.Struct):
         return not self.text and delta is not None and not delta.content and self.has_text()
 
 
-class CancellationInfo(msgspec.Struct):
+class CancellationReason(msgspec.Struct):
     reason: Reason | None = None
 
 
 class Chunk(msgspec.Struct):
     choices: list[Choice] = []
-    usage: Usage | None = None
+    usage: UsageCounts | None = None
     error: Any = None
-    cancellation_info: CancellationInfo | None = None
+    cancellation_info: CancellationReason | None = None
 
 
 class Look(Chunk):

@@ -5,7 +5,7 @@ that made no sense. It decides why a stream that ended has failed, if it has.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from harness.client.chunk import EXPIRED, CancellationInfo, Choice, Chunk, Look
+from harness.client.chunk import EXPIRED, CancellationReason, Choice, Chunk, Look
 from harness.client.loose import shown
 from harness.client.server_error import NO_REASON
 from harness.client.states import StreamSignal
@@ -87,7 +87,7 @@ class StreamEnding:
             self._unfinished -= 1
         return None
 
-    def _failure(self, reason: str, info: CancellationInfo | None) -> StreamFailure | None:
+    def _failure(self, reason: str, info: CancellationReason | None) -> StreamFailure | None:
         why = info.reason if info else None
         if is_abort(reason):
             signal = StreamSignal.EXPIRE if why == EXPIRED else StreamSignal.ABORT

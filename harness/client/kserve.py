@@ -36,7 +36,7 @@ from tritonclient.grpc.service_pb2 import (
 )
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from harness.client.chunk import Choice, Chunk, Usage
+from harness.client.chunk import Choice, Chunk, UsageCounts
 from harness.client.connection import Deadline, RelayProcess
 from harness.client.conversation import LoadClient, limits
 from harness.client.states import State
@@ -309,7 +309,7 @@ class KServeCall:
     def _take_tokens(self, answer: ModelInferResponse, t_ns: int) -> None:
         stream, usage = self.stream, None
         if self._counted_by is not None and self._counted_by in answer.parameters:
-            usage = Usage(completion_tokens=answer.parameters[self._counted_by].int64_param)
+            usage = UsageCounts(completion_tokens=answer.parameters[self._counted_by].int64_param)
         stream.chunk(Chunk(choices=[Choice(text=_SOME_TEXT)], usage=usage), t_ns)
         if stream.outcome is not None:
             return

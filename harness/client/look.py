@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from harness.client.chunk import ABORT, DONE, NONSENSE, CancellationInfo, Choice, Look, Usage
+from harness.client.chunk import (
+    ABORT,
+    DONE,
+    NONSENSE,
+    CancellationReason,
+    Choice,
+    Look,
+    UsageCounts,
+)
 from harness.client.loose import (
     Unread,
     account_in,
@@ -271,14 +279,14 @@ def _renamed(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _why_cancelled(event: Event, choices: list[Any]) -> CancellationInfo | None:
+def _why_cancelled(event: Event, choices: list[Any]) -> CancellationReason | None:
     info = event.get("cancellation_info")
     why = end_of(info.get("reason")) if isinstance(info, dict) else None
     for choice in choices:
         reason = None if why is not None else reason_at(choice)
         said = reason.get("message") if isinstance(reason, dict) else None
         why = cut(said) if isinstance(said, str) and said.strip() else why
-    return None if why is None else CancellationInfo(why)
+    return None if why is None else CancellationReason(why)
 
 
 def _look_response(event: Event, kind: str, unread: Unread) -> Look:
@@ -305,7 +313,9 @@ def _look_message(event: Event, kind: str, unread: Unread) -> Look:
     message, usage = event.get("message"), event.get("usage")
     if isinstance(message, dict):  # its beginning
         prompt = usage_of(message.get("usage"), unread)
-        return Look(usage=None if prompt is None else Usage(prompt_tokens=prompt.prompt_tokens))
+        return Look(
+            usage=None if prompt is None else UsageCounts(prompt_tokens=prompt.prompt_tokens)
+        )
     part = event.get("delta") or event.get("content_block") or {}
     if event.get("type") == "message":  # a whole answer
         part = event

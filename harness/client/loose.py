@@ -30,7 +30,7 @@ from harness.client.chunk import (
     Choice,
     Delta,
     TokenDetails,
-    Usage,
+    UsageCounts,
 )
 from harness.client.words import clean, end_of, is_done_text
 
@@ -288,7 +288,7 @@ def delta_of(value: Any) -> Delta:
     return Delta(content=content, reasoning="".join(texts(more)))
 
 
-def account_in(event: Mapping[str, Any], choices: list[Any], unread: Unread) -> Usage | None:
+def account_in(event: Mapping[str, Any], choices: list[Any], unread: Unread) -> UsageCounts | None:
     """The first account of the tokens: the event's own, a choice's, or that of a part such as
     `x_groq`, `message` or `response`."""
     found = event.get("usage") or event.get("usageMetadata")
@@ -313,7 +313,7 @@ NATIVE_COUNTS: Final = frozenset(
 )
 
 
-def usage_of(value: Any, unread: Unread) -> Usage | None:
+def usage_of(value: Any, unread: Unread) -> UsageCounts | None:
     """By any of the counts' names."""
     if not isinstance(value, dict):
         unread.note("`usage`", value)
@@ -324,7 +324,7 @@ def usage_of(value: Any, unread: Unread) -> Usage | None:
         return None
     details = value.get("completion_tokens_details") or value.get("output_tokens_details")
     hidden = count_of(details.get("reasoning_tokens")) if isinstance(details, dict) else None
-    return Usage(
+    return UsageCounts(
         prompt_tokens=prompt,
         completion_tokens=completion,
         completion_tokens_details=None if hidden is None else TokenDetails(hidden),

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from harness.client.chunk import NONSENSE, Choice, Chunk, Look, Usage
+from harness.client.chunk import NONSENSE, Choice, Chunk, Look, UsageCounts
 from harness.client.dialect import COMPLETIONS, Dialect
 from harness.client.ending import ENDED_EARLY as ENDED_EARLY
 from harness.client.ending import NO_ANSWER, NO_STREAM, StreamEnding, StreamFailure, says_something
@@ -60,7 +60,7 @@ class StreamMachine:
         self._token_times_ns = array("q")  # 8 bytes each, where a list of such ints takes 40
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
-        self._usage: Usage | None = None
+        self._usage: UsageCounts | None = None
         self._think_ns: int | None = None
         self._wire_close: WireClose | None = None
         self._ended_ns: int | None = None
@@ -269,7 +269,7 @@ class StreamMachine:
     def row(self) -> RequestRow:
         if self.outcome is None or self._ended_ns is None:
             raise IllegalSignalError(f"{self!r} has not ended, so there is no row of it yet")
-        spec, times, usage = self._spec, self._token_times_ns.tolist(), self._usage or Usage()
+        spec, times, usage = self._spec, self._token_times_ns.tolist(), self._usage or UsageCounts()
         is_complete = self.outcome is Outcome.COMPLETED
         by = self._tokens.by
         scale = self._calibration if by is TokenCounting.CALIBRATED and times else None
@@ -459,7 +459,7 @@ class StreamMachine:
         self._comes_in_messages = any(choice.message and not choice.delta for choice in choices)
         self._apply(StreamSignal.TOKEN)
 
-    def _fill_in(self, usage: Usage) -> None:
+    def _fill_in(self, usage: UsageCounts) -> None:
         """What an account leaves out is as it was before."""
         before = self._usage
         if before is not None and usage.prompt_tokens is None:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from harness.client.chunk import ABORT, Choice, Usage
+from harness.client.chunk import ABORT, Choice, UsageCounts
 from harness.client.words import end_of
 from harness.records import TokenCounting
 from harness.workload.event_scale import Calibration
@@ -68,7 +68,7 @@ class TokenCount:
         self._events = self._tokens = 0
         self._has_counted_text = False
 
-    def of(self, choice: Choice, usage: Usage | None) -> int:
+    def of(self, choice: Choice, usage: UsageCounts | None) -> int:
         if choice.finish_reason == ABORT and not choice.has_text():
             return 0  # its usage counts what was generated, sent or not
         if self._reads_usage:

@@ -23,7 +23,7 @@ from harness.records import ProcessMark, WorkerSeen
 from harness.run.shards import LoadTally, note_missed_arrivals
 from harness.store.manifest import Manifest, TargetFacts, find_hardware, find_versions, utc_now
 from harness.store.run_folder import RECORDS, OtherVersionError, RunFolder, RunRows
-from harness.workload.plan import plan_from_mark
+from harness.workload.plan import LoadPlan, plan_from_mark
 from harness.workload.workload import as_plain_data, load_target
 
 _NOT_SAVED = (
@@ -34,17 +34,19 @@ _HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson next to reques
 
 
 class _Found(NamedTuple):
-    """`marks` in the order of time; `seen`: the workers that a master saw."""
+    """`marks` in the order of time; `seen`: the workers that a master saw; `plan`: the last load's,
+    if it was an open loop."""
 
     marks: Sequence[ProcessMark]
     tallies: Sequence[LoadTally]
     seen: set[str]
+    plan: LoadPlan | None
 
 
 def collect(shards: Sequence[Path], out: Path, *, command: list[str]) -> RunFolder:
     """Write a run's folder and leave the shards unchanged.
 
-    Raises ConfigError if a folder holds no shards, or `out` is not empty.
+    Raises ConfigError if a folder holds no shards that can be read, or `out` is not empty.
     """
     found = _find(shards)
     killed = _killed_run(shards)
@@ -72,7 +74,19 @@ def _find(shards: Sequence[Path]) -> _Found:
     in_order = sorted(chain.from_iterable(marks.values()), key=lambda mark: mark.at)
     if not in_order:
         raise ConfigError(f"{shards[0]}: {_HOLDS_NONE}")
-    return _Found(in_order, list(_tallies(marks, in_order)), set().union(*seen.values()))
+    tallies = list(_tallies(marks, in_order))
+    return _Found(in_order, tallies, set().union(*seen.values()), _open_plan(in_order))
+
+
+def _open_plan(marks: Sequence[ProcessMark]) -> LoadPlan | None:
+    last = max(_began(marks), key=lambda mark: mark.at, default=None)
+    if last is None or last.open_plan is None:
+        return None
+    return plan_from_mark(last.open_plan, source=f"process-{last.host}-{last.pid}.ndjson")
+
+
+def _began(marks: Sequence[ProcessMark]) -> list[ProcessMark]:
+    return [mark for mark in marks if mark.event == "began"]
 
 
 def _save(
@@ -87,7 +101,8 @@ def _save(
     )
     _note_load(manifest, found.tallies)
     _note_absent(manifest, found.marks, found.seen)
-    _note_schedule(manifest, folder, found.marks)
+    if found.plan is not None:
+        _note_schedule(manifest, folder, found.plan, _began(found.marks))
     folder.write_manifest(manifest)
 
 
@@ -197,12 +212,9 @@ def _note_absent(manifest: Manifest, marks: Sequence[ProcessMark], seen: set[str
         )
 
 
-def _note_schedule(manifest: Manifest, folder: RunFolder, marks: Sequence[ProcessMark]) -> None:
-    began = [mark for mark in marks if mark.event == "began"]
-    last = max(began, key=lambda mark: mark.at, default=None)
-    if last is None or last.open_plan is None:
-        return
-    plan = plan_from_mark(last.open_plan)
+def _note_schedule(
+    manifest: Manifest, folder: RunFolder, plan: LoadPlan, began: Sequence[ProcessMark]
+) -> None:
     if manifest.arrivals is None:
         if len({(mark.host, mark.clock, mark.pid) for mark in began}) < len(began):
             return  # a web page ran several loads

@@ -135,8 +135,9 @@ def bring_up(recipe: Recipe, wish: Wish, *, interruption: Interruption) -> Up:
     return up
 
 
-def _check_model(name: str) -> None:
-    check_extra("load", "walkaway targets up of an engine")  # its model is made with numpy
+def _check_model(recipe: Recipe, name: str) -> None:
+    extra = "gguf" if recipe.model == "gguf" else "load"  # the weights are made with its numpy
+    check_extra(extra, f"walkaway targets up {recipe.name}")
     from harness.run.tiny_model import SHAPES
 
     if name not in SHAPES:
@@ -144,12 +145,12 @@ def _check_model(name: str) -> None:
 
 
 def _check(recipe: Recipe, wish: Wish) -> None:
-    if not recipe.is_hop:
-        _check_model(wish.model or MODEL)
     if recipe.most_slots is not None and wish.slots > recipe.most_slots:
         raise ConfigError(
             f"--slots {wish.slots}: {recipe.name} runs at most {recipe.most_slots} at once"
         )
+    if not recipe.is_hop:
+        _check_model(recipe, wish.model or MODEL)
     if recipe.is_hop != (wish.direct is not None):
         raise ConfigError(
             f"{recipe.name} stands in front of another server: name that with --direct URL"

@@ -11,14 +11,17 @@ without weights, for engines that only pretend to compute.
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.run.recipes import ModelFormat
+
+if TYPE_CHECKING:
+    import gguf
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,42 +65,40 @@ def make_model(path: Path, kind: ModelFormat, preset: str, *, seed: int = 0) -> 
     weights = _weights(shape, np.random.default_rng(seed))
     match kind:
         case "gguf":
-            with path.open("wb") as file:
-                _write_gguf(file, shape, weights)
+            _write_gguf(path, shape, dict(weights))
         case "hf":
             path.mkdir()
             _write_tokenizer(path, shape)
-            with (path / "model.safetensors").open("wb") as file:
-                _write_safetensors(file, dict(weights))
+            _write_safetensors(path / "model.safetensors", dict(weights))
         case "tokenizer":
             path.mkdir()
             _write_tokenizer(path, shape._replace(vocabulary=SIMULATED_VOCABULARY))
 
 
 def _weights(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """By Hugging Face's names, without `model.` and `.weight`."""
+    """By Hugging Face's names."""
 
     def drawn(rows: int, columns: int, scale: float = SCALE) -> Floats:
         return rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(scale)
 
     ones = np.ones(shape.hidden, np.float32)
     keys = shape.kv_heads * shape.head
-    yield "embed_tokens", drawn(shape.vocabulary, shape.hidden)
+    yield "model.embed_tokens.weight", drawn(shape.vocabulary, shape.hidden)
     for layer in range(shape.layers):
-        prefix = f"layers.{layer}."
-        yield prefix + "input_layernorm", ones
-        yield prefix + "self_attn.q_proj", drawn(shape.hidden, shape.hidden)
-        yield prefix + "self_attn.k_proj", drawn(keys, shape.hidden)
-        yield prefix + "self_attn.v_proj", drawn(keys, shape.hidden)
-        yield prefix + "self_attn.o_proj", drawn(shape.hidden, shape.hidden)
-        yield prefix + "post_attention_layernorm", ones
-        yield prefix + "mlp.gate_proj", drawn(shape.feed_forward, shape.hidden)
-        yield prefix + "mlp.up_proj", drawn(shape.feed_forward, shape.hidden)
-        yield prefix + "mlp.down_proj", drawn(shape.hidden, shape.feed_forward)
-    yield "norm", ones
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", ones
+        yield f"{prefix}.self_attn.q_proj.weight", drawn(shape.hidden, shape.hidden)
+        yield f"{prefix}.self_attn.k_proj.weight", drawn(keys, shape.hidden)
+        yield f"{prefix}.self_attn.v_proj.weight", drawn(keys, shape.hidden)
+        yield f"{prefix}.self_attn.o_proj.weight", drawn(shape.hidden, shape.hidden)
+        yield f"{prefix}.post_attention_layernorm.weight", ones
+        yield f"{prefix}.mlp.gate_proj.weight", drawn(shape.feed_forward, shape.hidden)
+        yield f"{prefix}.mlp.up_proj.weight", drawn(shape.feed_forward, shape.hidden)
+        yield f"{prefix}.mlp.down_proj.weight", drawn(shape.hidden, shape.feed_forward)
+    yield "model.norm.weight", ones
     output = drawn(shape.vocabulary, shape.hidden, LOUD)
     output[:QUIET] = 0
-    yield "lm_head", output
+    yield "lm_head.weight", output
 
 
 def _byte_letters() -> list[str]:
@@ -164,119 +165,66 @@ def _write_tokenizer(folder: Path, shape: Shape) -> None:
         (folder / name).write_text(json.dumps(page, indent=1))
 
 
-def _write_safetensors(file: BinaryIO, weights: Mapping[str, Floats]) -> None:
-    """Eight bytes with the header's length, the header, then the tensors without gaps."""
-    entries: dict[str, Any] = {}
+def _write_safetensors(path: Path, weights: Mapping[str, Floats]) -> None:
+    """Eight bytes with the header's length, the header, then the tensors without gaps.
+
+    The library writes bfloat16 for torch alone: numpy has no such type.
+    """
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in weights.items():
         start, end = end, end + 2 * tensor.size
-        full = f"{name}.weight" if name == "lm_head" else f"model.{name}.weight"
-        entries[full] = {
+        entries[name] = {
             "dtype": "BF16",
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
-    file.write(struct.pack("<Q", len(header)) + header)
-    for tensor in weights.values():
-        # bfloat16 is the upper half of a float32.
-        file.write((tensor.view(np.uint32) >> 16).astype("<u2").tobytes())
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for tensor in weights.values():
+            # bfloat16 is the upper half of a float32.
+            file.write((tensor.view(np.uint32) >> 16).astype("<u2").tobytes())
 
 
-_GGUF_NAMES: Final = {
-    "embed_tokens": "token_embd",
-    "norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_ALIGNMENT: Final = 32
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # GGUF's types of values
-_CONTROL, _NORMAL = 3, 1  # its kinds of tokens
-_CODES: Final = {_U32: "I", _I32: "i", _F32: "f", _BOOL: "?"}  # struct's
+def _write_gguf(path: Path, shape: Shape, weights: Mapping[str, Floats]) -> None:
+    import gguf
+
+    file = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA])
+    file.add_name("random weights")
+    file.add_file_type(gguf.LlamaFileType.ALL_F32)
+    file.add_context_length(shape.context)
+    file.add_embedding_length(shape.hidden)
+    file.add_block_count(shape.layers)
+    file.add_feed_forward_length(shape.feed_forward)
+    file.add_head_count(shape.heads)
+    file.add_head_count_kv(shape.kv_heads)
+    file.add_layer_norm_rms_eps(EPSILON)
+    file.add_rope_dimension_count(shape.head)
+    file.add_rope_freq_base(THETA)
+    file.add_vocab_size(shape.vocabulary)
+    _add_tokenizer(file, shape)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.layers)
+    for name, tensor in weights.items():
+        file.add_tensor(names.get_name(name, (".weight",)), tensor)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
 
 
-def _gguf_name(name: str) -> str:
-    if not name.startswith("layers."):
-        return f"{_GGUF_NAMES[name]}.weight"
-    _, layer, rest = name.split(".", 2)
-    return f"blk.{layer}.{_GGUF_NAMES[rest]}.weight"
+def _add_tokenizer(file: "gguf.GGUFWriter", shape: Shape) -> None:
+    from gguf import TokenType
 
-
-def _write_gguf(file: BinaryIO, shape: Shape, weights: Iterator[tuple[str, Floats]]) -> None:
-    """Magic, version, counts, key-values, tensor descriptions, then the tensors, each aligned."""
-    tensors = {_gguf_name(name): tensor for name, tensor in weights}
-    values = [_key_value(key, value) for key, value in _gguf_values(shape).items()]
-    file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + b"".join(values))
-    offset = 0
-    for name, tensor in tensors.items():
-        sizes = tensor.shape[::-1]  # the fastest-moving one first
-        described = struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, offset)  # 0: float32
-        file.write(_text(name) + described)
-        offset += tensor.nbytes + -tensor.nbytes % _ALIGNMENT
-    for tensor in tensors.values():
-        file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-        file.write(tensor.astype("<f4").tobytes())
-
-
-def _gguf_values(shape: Shape) -> dict[str, tuple[int, Any]]:
-    words = _vocabulary(shape.vocabulary)
-    kinds = [_CONTROL if number < len(SPECIAL) else _NORMAL for number in range(len(words))]
-    llama = {
-        "context_length": (_U32, shape.context),
-        "embedding_length": (_U32, shape.hidden),
-        "block_count": (_U32, shape.layers),
-        "feed_forward_length": (_U32, shape.feed_forward),
-        "attention.head_count": (_U32, shape.heads),
-        "attention.head_count_kv": (_U32, shape.kv_heads),
-        "attention.layer_norm_rms_epsilon": (_F32, EPSILON),
-        "rope.dimension_count": (_U32, shape.head),
-        "rope.freq_base": (_F32, THETA),
-        "vocab_size": (_U32, shape.vocabulary),
-    }
-    tokenizer = {
-        "ggml.model": (_STRING, "gpt2"),
-        "ggml.pre": (_STRING, "gpt-2"),
-        "ggml.tokens": (_STRING, words),
-        "ggml.token_type": (_I32, kinds),
-        "ggml.merges": (_STRING, ["a b"]),  # it wants some; "ab" is no token, so none is merged
-        "ggml.bos_token_id": (_U32, 1),
-        "ggml.eos_token_id": (_U32, 2),
-        "ggml.padding_token_id": (_U32, 0),
-        "ggml.add_bos_token": (_BOOL, False),
-        "chat_template": (_STRING, CHAT),
-    }
-    return {
-        "general.architecture": (_STRING, "llama"),
-        "general.name": (_STRING, "random weights"),
-        "general.file_type": (_U32, 0),
-        **{f"llama.{key}": value for key, value in llama.items()},
-        **{f"tokenizer.{key}": value for key, value in tokenizer.items()},
-    }
-
-
-def _key_value(key: str, value: tuple[int, Any]) -> bytes:
-    kind, content = value
-    if not isinstance(content, list):
-        return _text(key) + struct.pack("<I", kind) + _packed(kind, [content])
-    head = struct.pack("<IIQ", _ARRAY, kind, len(content))
-    return _text(key) + head + _packed(kind, content)
-
-
-def _packed(kind: int, content: Sequence[Any]) -> bytes:
-    if kind == _STRING:
-        return b"".join(map(_text, content))
-    return struct.pack(f"<{len(content)}{_CODES[kind]}", *content)
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return struct.pack("<Q", len(encoded)) + encoded
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("gpt-2")
+    file.add_token_list(words := _vocabulary(shape.vocabulary))
+    ordinary = len(words) - len(SPECIAL)
+    file.add_token_types([TokenType.CONTROL] * len(SPECIAL) + [TokenType.NORMAL] * ordinary)
+    file.add_token_merges(["a b"])  # it wants some; "ab" is no token, so none is merged
+    file.add_bos_token_id(1)
+    file.add_eos_token_id(2)
+    file.add_pad_token_id(0)
+    file.add_add_bos_token(value=False)
+    file.add_chat_template(CHAT)

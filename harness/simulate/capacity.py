@@ -26,7 +26,6 @@ from harness.records import Summary
 from harness.run.process import Interruption
 from harness.run.progress import PrefixedProgress, Progress
 from harness.run.run_config import RunConfig
-from harness.simulate.claims import claims
 from harness.simulate.machine import SimulatedMachine
 from harness.simulate.plan import Plan
 from harness.simulate.simulation import (
@@ -405,7 +404,6 @@ def _capacity(config: RunConfig, question: Question, search: Search) -> Capacity
         late_s=question.late_s,
         price_hour=question.price_hour,
         needs=needs,
-        claims=claims(workload, load_rate, needs),
         assumptions=[
             *filter(None, [goal_of(workload)[1]]),
             *(f"machine {machine.name}: {one}" for one in machine.assumptions),

@@ -42,15 +42,6 @@ class Need(msgspec.Struct, kw_only=True):
     runs: list[str] = []
 
 
-class Claim(msgspec.Struct, kw_only=True):
-    """The source's figure, and the one found for it. `note`: why they differ."""
-
-    what: str
-    source: str
-    found: str
-    note: str = ""
-
-
 class CapacityResult(msgspec.Struct, kw_only=True):
     """`goal`: the limits that a replica must hold."""
 
@@ -66,7 +57,6 @@ class CapacityResult(msgspec.Struct, kw_only=True):
     late_s: float
     price_hour: float | None
     needs: list[Need]
-    claims: list[Claim] = []
     assumptions: list[str] = []
     remarks: list[str] = []
 

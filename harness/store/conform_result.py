@@ -189,10 +189,7 @@ class ConformResult(msgspec.Struct, kw_only=True):
 
 def read_conform(file: Path) -> ConformResult:
     try:
-        content = msgspec.json.decode(file.read_bytes())
-        if isinstance(content, dict) and isinstance(content.get("not_run"), list):  # of old
-            content["not_run"] = dict.fromkeys(content["not_run"], "it needs what was not given")
-        return msgspec.convert(content, ConformResult)
+        return msgspec.json.decode(file.read_bytes(), type=ConformResult)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {in_words(error)}") from error
     except msgspec.MsgspecError as error:

@@ -195,7 +195,6 @@ class Manifest(msgspec.Struct, kw_only=True):
     probing: Probing | None = None
     load_processes: list[LoadProcessRecord] = []
     absent_workers: list[str] = []
-    void_trials: list[dict[str, Any]] = []  # of version 0.1
     kills: list[Kill] = []
     simulated: Simulation | None = None
     notes: list[str] = []

@@ -60,8 +60,8 @@ def write_table(path: Path, record: type[msgspec.Struct], rows: Iterable[msgspec
 def read_frame(
     path: Path, record: type[msgspec.Struct], *, without: Container[str] = ()
 ) -> pd.DataFrame:
-    """Read column by column: a large run takes little more memory than its frame. A column that
-    the run is too old to have holds the record's default.
+    """Read column by column: a large run takes little more memory than its frame. A column that is
+    newer than the run holds the record's default.
 
     Raises ConfigError for a file that is missing or damaged.
     """
@@ -73,7 +73,7 @@ def read_frame(
         raise ConfigError(f"{path}: cannot be read: {in_words(error)}") from error
     frame = pd.DataFrame(columns)
     for one in msgspec.structs.fields(record):
-        if one.name not in frame and isinstance(one.default, (str, int)):
+        if one.name not in frame and one.default is not msgspec.NODEFAULT:
             frame[one.name] = one.default
     if lacking := [one for one in _required(record) if one not in frame and one not in without]:
         raise ConfigError(f"{path}: is not as walkaway writes it: it has no column {lacking[0]}")

@@ -48,6 +48,7 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
     "client": ClientSample,
 }
 WHOLE_FILES: Final = "a run whose files are whole"
+SINCE_0_1_0: Final = "kills"  # a key of every manifest since the first release
 FILES_OF_A_RUN: Final = ("manifest.json", "summary.json", "requests.parquet", "shards", "rounds")
 
 
@@ -203,6 +204,8 @@ class RunFolder:
 
     def check_version(self, name: str, content: Any) -> None:
         said = other_version(content)
+        if said is None and name == "manifest.json" and SINCE_0_1_0 not in content:
+            said = "was written before version 0.1.0, the oldest that this walkaway reads"
         if said is not None and "schema_version" not in content:
             raise UnusableRunError(
                 f"{self.path / name}: is not as walkaway writes it: it has no `schema_version`",
@@ -353,21 +356,7 @@ def read_results(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSumma
 def as_summary(content: Any) -> Summary | ArmsSummary:
     if isinstance(content, dict) and "arms" in content:
         return msgspec.convert(content, ArmsSummary)
-    if isinstance(content, dict) and isinstance(content.get("audit"), dict):
-        content = content | {"audit": _with_names_of_today(content["audit"])}
     return msgspec.convert(content, Summary)
-
-
-def _with_names_of_today(audit: dict[str, Any]) -> dict[str, Any]:
-    """An audit as 7cb23c3 wrote it has `somebody_else`, and the verdict "not told"."""
-    try:
-        counters = [
-            one | {"verdict": "unknown"} if one["verdict"] == "not told" else one
-            for one in audit["counters"]
-        ]
-        return audit | {"foreign_traffic": audit["somebody_else"], "counters": counters}
-    except (KeyError, TypeError):
-        return audit  # of today, or damaged
 
 
 def other_version(content: Any) -> str | None:

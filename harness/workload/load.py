@@ -206,8 +206,7 @@ Variant = Literal["decode", "queue", "prefill", "unary"]
 class SlotRecoveryLoad(_LeavesAtOnePoint):
     """A train of probes (`harness.experiments.train`): it ends with the run's time, after `trials`
     samples, or when the 95 % interval of the median recovery is `width_s` wide. `slots` is the
-    server's number of batch slots; if absent, the server is asked. `control_answer_tokens`: of
-    version 0.1, unused."""
+    server's number of batch slots; if absent, the server is asked."""
 
     _answers = ("answer_tokens", "probe_tokens")
     _streams = ("slots",)
@@ -218,7 +217,6 @@ class SlotRecoveryLoad(_LeavesAtOnePoint):
     width_s: Duration | None = None
     probe_tokens: Tokens
     prefill_tokens: Tokens = 1024
-    control_answer_tokens: Tokens | None = None
 
     @property
     def longest_requests(self) -> dict[str, int]:

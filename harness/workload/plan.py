@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from harness.errors import ConfigError
 from harness.records import Protocol
 from harness.workload.arrivals import AnyArrivals, ClosedArrivals, OpenArrivals
 from harness.workload.event_scale import Counted
@@ -83,43 +84,14 @@ def write_plan(plan: LoadPlan, path: Path) -> None:
     path.write_text(plan.model_dump_json(indent=2) + "\n")
 
 
-def plan_from_mark(kept: dict[str, Any]) -> LoadPlan:
-    """A plan as a load process kept it with its rows; one of version 0.1 is upgraded."""
-    return LoadPlan.model_validate(_upgraded(kept) if "open_loop" in kept else kept, strict=False)
-
-
-def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
-    load, schedule = old["load"], old["open_loop"]["schedule"]
-    load["mix"] = [kind | kind.pop("leave") for kind in load["mix"]]
-    arrivals = {"max_streams": old["open_loop"]["max_streams"]}
-    if schedule["kind"] == "trace":
-        load["prompt_tokens"] = schedule.pop("prompt_tokens")
-        load["stay_tokens"] = schedule.pop("answer_tokens")
-        arrivals |= schedule
-    else:
-        spacing = "even" if schedule["burstiness"] is None else schedule["burstiness"]
-        first, *others = schedule["stretches"]
-        rates = (
-            {"kind": "steps", "steps": [_step(one) for one in (first, *others)]}
-            if others
-            else {"kind": "ramp", **first}
-        )
-        arrivals |= rates | {"spacing": spacing}
-    return {
-        "url": old["url"],
-        "model": old["model"],
-        "arm": old["arm"],
-        "target": {"name": "", "description": "", "settle_s": 0.0, "path": old["path"]},
-        "run": {
-            "seed": old["seed"],
-            "users": old["users"],
-            "processes": old["processes"],
-            "max_seconds": old["max_seconds"],
-        },
-        "load": load | {"stay_share": 0.0},
-        "arrivals": arrivals,
-    }
-
-
-def _step(stretch: dict[str, float]) -> dict[str, float]:
-    return {"rate": stretch["from_rate"], "seconds": stretch["seconds"]}
+def plan_from_mark(kept: dict[str, Any], *, source: str) -> LoadPlan:
+    """A plan as a load process kept it with its rows. Raises ConfigError for one that was written
+    before version 0.1.0, or is damaged; `source` names the file."""
+    try:
+        return LoadPlan.model_validate(kept, strict=False)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ConfigError(
+            f"{source}: the key `{key}` of its plan cannot be read: the file is damaged, or older "
+            "than version 0.1.0; collect it with the walkaway that wrote it"
+        ) from error

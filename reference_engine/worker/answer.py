@@ -5,7 +5,7 @@ from typing import NamedTuple
 from reference_engine.core.early_stop import Condition, Detector, EarlyStopping, QualityHook
 from reference_engine.core.request import FinishReason, Phase, Request, Sampling
 from reference_engine.model.tokenizer import TextStream
-from reference_engine.protocol import EarlyStopped, Ending
+from reference_engine.protocol import EarlyEnding, Ending
 
 
 class TextEnd(NamedTuple):
@@ -77,7 +77,7 @@ def ending_of(request: Request, phase: Phase, end: TextEnd | None, why: str) -> 
     if request.finish_reason is FinishReason.ERROR:
         stop_reason = why
     if end is not None and end.condition is not None:
-        early = EarlyStopped(condition=end.condition, tokens_saved=request.num_tokens_left)
+        early = EarlyEnding(condition=end.condition, tokens_saved=request.num_tokens_left)
     return Ending(
         finish_reason=request.finish_reason,
         phase=phase,

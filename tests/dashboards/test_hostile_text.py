@@ -159,7 +159,7 @@ def page_of(command: str, *paths: Path) -> Path:
     return page
 
 
-# Each page: how it is made, and words that stand on it beside the hostile text.
+# Each page: how it is made, and words that stand on it besides the hostile text.
 SHOWN: Final = (
     (report, ("why not", "too small", "gauge", "abacus", "tiny", "some way", "7*7")),
     (report_of_arms, (f"128{EVIL.partition('<b>')[0]}",)),

@@ -280,7 +280,7 @@ def test_a_picture_is_drawn_when_it_comes_near_the_screen(browser: Browser, tmp_
     expect(last.locator(".main-svg").first).to_be_visible()
     drawn = page.evaluate(IDS_OF_DRAWN)
     page.close()
-    assert 0 < len(drawn) < 10  # those far above are left
+    assert 0 < len(drawn) < 10  # pictures far above the screen are not drawn
 
 
 def test_paper_has_all_pictures_however_early_it_is_printed(

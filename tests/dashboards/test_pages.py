@@ -1,4 +1,4 @@
-"""The pages: what each kind tells, that nothing is fetched, and how a file is written."""
+"""The pages: what each kind shows, that nothing is fetched, and how a file is written."""
 
 import base64
 import hashlib

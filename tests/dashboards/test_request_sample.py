@@ -18,7 +18,7 @@ def made_up(
     let_go_s: dict[int, float],
     ghosts: set[int],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Requests r0, r1, ..., of which those in `let_go_s` were abandoned."""
+    """Requests r0, r1, ...; the numbers in `let_go_s` were abandoned."""
     first = [None if one is None else int(one * 1e6) for one in ttft_ms]
     requests = pd.DataFrame(
         {

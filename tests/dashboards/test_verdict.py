@@ -1,4 +1,4 @@
-"""The verdict is the gate's; how far to trust a run is said beside it."""
+"""The verdict is the gate's; the page also says how far to trust the run."""
 
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def test_a_window_that_was_mostly_warm_up_is_not_good(
     [
         ([1.2], Mark.GOOD, "machine ok"),
         ([1.9], Mark.BAD, "machine full 100 % of the time"),
-        ([1.9, 0.2], Mark.BAD, "machine full 50 % of the time"),  # the mean alone would not tell
+        ([1.9, 0.2], Mark.BAD, "machine full 50 % of the time"),  # the mean alone would not show it
         ([], Mark.UNKNOWN, None),
     ],
 )

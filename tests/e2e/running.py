@@ -76,7 +76,7 @@ class Run:
         return {path.name: Run(path) for path in self.folder.glob("rounds/*")}
 
     def pids(self) -> set[int]:
-        """Every process that the run told of: the engine's and the load's."""
+        """Every process that the run named: the engine's and the load's."""
         pids = {row["pid"] for row in self.rows("client")}
         log = self.folder / "engine.log"
         for line in log.read_text().splitlines() if log.exists() else ():

@@ -86,7 +86,7 @@ def test_a_server_needs_nothing_but_its_url(tmp_path: Path) -> None:
 
 
 def here(*arguments: str) -> tuple[int, str]:
-    """In this process: the exit code, and all that is printed or told as an error."""
+    """The command in this process: its exit code, its output and its error message."""
     ended = CliRunner().invoke(app, ["conform", *arguments], env={"TEST_KEY": KEY})
     if isinstance(error := ended.exception, WalkawayError):
         return error.exit_code, f"{ended.output}{error}"
@@ -227,7 +227,7 @@ def test_a_fault_turns_its_cases_red_and_no_others(tmp_path: Path, row: Row) -> 
 @pytest.mark.e2e
 @pytest.mark.table
 def test_a_prompt_that_leaves_the_cache_with_its_client_shows(tmp_path: Path) -> None:
-    """A figure that is told, not judged."""
+    """The case reports a figure and does not judge it."""
 
     def survives(fault: str) -> tuple[float, float]:
         (found,) = judge(Row(fault, (), ("prefix/survives",)), tmp_path).values()

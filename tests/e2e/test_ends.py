@@ -111,7 +111,7 @@ def test_when_the_harness_is_killed_its_children_end_by_themselves(tmp_path: Pat
     assert harness.run.manifest["status"] == "interrupted"
 
 
-# One of several load processes dies: the run goes on, says so, and loses nothing else...
+# One of several load processes dies: the run continues, says so, and loses nothing else...
 
 ENOUGH_EACH = 3
 ABANDONS = 200
@@ -150,7 +150,8 @@ def test_a_load_process_that_is_killed_costs_what_it_had_not_written(tmp_path: P
     assert len(written) == sum(one["requests"] for one in run.manifest["load_processes"])
     assert run.summary["outcomes"]["abandoned"] >= ABANDONS - len(kept)
 
-    # Every request that reached the server has a row, but for those in flight in the dead process.
+    # Every request that reached the server has a row, except requests that the dead process had
+    # in flight.
     came = {event["client_request_id"] for event in run.rows("lifecycle")} - {None}
     lost = {name for name in came - written if name.startswith("walkaway-")}
     tag = kept[0].split("-")[1]

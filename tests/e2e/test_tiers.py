@@ -439,7 +439,7 @@ def test_a_migrated_answer_of_the_model_is_the_unbroken_one(flags: tuple[str, ..
 
 @pytest.mark.parametrize("kind", ["worker", "decode", "frontend"])
 def test_a_silent_process_is_taken_for_lost_and_comes_back(kind: str) -> None:
-    """Its answer goes on at another worker, and is whole in the end. A frontend that wakes finds
+    """Another worker continues the answer, which is whole in the end. A frontend that wakes finds
     its connections lost, one after the other.
     """
     flags = [*STEP_MS, "--peer-timeout-s", "1", "--migrate", "2"]

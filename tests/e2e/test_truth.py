@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 STEP_S = 0.02
 
-# Every kind of wrong at once; ghosts have so much left to say that they are there at the end.
+# Every fault at once; ghosts have enough left to say to be still there at the end.
 WRONG = Script(
     step_s=STEP_S, slots=5, linger_steps=2, free_delay_s=0.05, ghost_every=20, leak_blocks=1
 )

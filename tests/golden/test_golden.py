@@ -1,5 +1,6 @@
 """The rows of the recorded runs give the figures and verdicts that they gave at 7cb23c3.
 
+Their manifests and summaries have the keys of version 0.1.0, the oldest that is read.
 Words may change: of texts only the number is held, all else to the last digit. Intended
 differences stand in `changes.toml` with their reasons, and must be there. The manifest of each run
 has the command that made it; the commit 731770e holds the program that recorded them.
@@ -69,7 +70,7 @@ def _short(value: object) -> str:
 
 
 def check_same(file: str, now: Any, *, at: str, about: str) -> None:
-    """But for the named changes; those that name this run must be found."""
+    """But for the named changes; each change that names this run must be found."""
     changes = [one["at"] for one in CHANGES.get(about, [])]
     seen = set()
     unnamed = []

@@ -1,4 +1,4 @@
-"""The quantiles in plain Python are those of scipy."""
+"""The quantiles in plain Python are equal to scipy's."""
 
 import random
 from statistics import fmean, stdev

@@ -76,7 +76,7 @@ HUNDRED = [float(i) for i in range(1, 101)]
         (HUNDRED[:5], None, 0.5, None),
         (HUNDRED, [i >= 80 for i in range(100)], 0.5, (40.0, 61.0)),
         (HUNDRED, [i >= 55 for i in range(100)], 0.5, None),
-        # Those censored before the quantile make the sample no larger.
+        # Values censored before the quantile make the sample no larger.
         ([0.5] * 100 + HUNDRED, [i < 100 for i in range(200)], 0.5, (40.0, 61.0)),
     ],
 )

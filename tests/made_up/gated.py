@@ -99,6 +99,7 @@ def manifest(arms: Sequence[str] = (), **more: Any) -> dict[str, Any]:
         "hardware": {"cpu": "a processor", "cores": 2, "gpus": []},
         "workload": workload,
         "target": {"config": {"max_num_seqs": 12, "device": "cpu"}},
+        "kills": [],
         **more,
     }
 

@@ -52,8 +52,8 @@ WORKLOAD: dict[str, Any] = {
 
 
 class SyntheticRun:
-    """`abandons` requests one after the other in each of four slots, the first `ghosts` of which
-    the server never lets go of; every fourth request beside them stays to its end.
+    """`abandons` requests leave, one after the other in each of four slots; the server never lets
+    go of the first `ghosts`. Every fourth request stays to its end.
     """
 
     def __init__(self, *, abandons: int, ghosts: int) -> None:

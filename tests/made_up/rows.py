@@ -76,7 +76,7 @@ def step_row(
     sampled: Iterable[str] = (),
     **more: Any,
 ) -> StepRow:
-    """A step that computed so many tokens of each request, and sampled one of each in `sampled`."""
+    """A step that computed `scheduled` tokens by request, and sampled one of each in `sampled`."""
     row = StepRow(
         step=number,
         started_ns=started_ns,

@@ -1,4 +1,4 @@
-"""Servers that tell nothing of single requests, as their metrics pages show them."""
+"""Servers whose metrics pages show nothing of single requests."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def lonely(run: RunBuilder) -> RunBuilder:
 
 
 def alone_one_by_one(run: RunBuilder, number: int) -> None:
-    """So many requests, one a second, each left 100 ms after it was sent and gone 40 ms later."""
+    """`number` requests, one a second, each left 100 ms after it was sent and gone 40 ms later."""
     run.another_engine()
     run.metrics(running="exact", waiting="exact")
     for i in range(number):

@@ -72,7 +72,7 @@ def test_the_torch_runner_serves_and_without_permission_no_faults() -> None:
 
 
 def test_a_client_that_stops_reading_is_there_even_if_the_kernel_ends_it() -> None:
-    """The kernel treats unread data like unacknowledged data; the engine must tell them apart.
+    """The kernel treats unread data like unacknowledged data; the engine must distinguish them.
 
     Here its buffers have room for the whole answer, so it sees no stall itself.
     """

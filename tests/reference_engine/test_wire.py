@@ -70,7 +70,7 @@ def test_only_a_greeting_of_this_version_with_the_secret_is_accepted(
 
 
 class Peer:
-    """Our end of a connection, beside a raw other end; `lost` becomes how it was lost."""
+    """Our end of a connection whose other end is raw; `lost` becomes how it was lost."""
 
     def __init__(self, on_message: Callable[[object], object]) -> None:
         self.lost = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The JSON schemas are those of today's records, and the files that walkaway writes are valid by
+"""docs/schemas has the JSON schemas of today's records, and the files that walkaway writes obey
 them."""
 
 import json

@@ -1,4 +1,4 @@
-"""A gentle watch beside busy users, end to end (the table of other servers:
+"""A gentle watch of a server with busy users, end to end (the table of other servers:
 `python -m tools.truth.gentle`)."""
 
 import pytest

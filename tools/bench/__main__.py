@@ -3,8 +3,9 @@
 A benchmark is a function `(*, quick: bool = False) -> Iterable[Ratio]` of a module in this folder.
 It compares ours with theirs in rounds that take turns, so that a noisy machine hits both, and
 yields a `Ratio` (ratio.py) for every line of the table: the median of the rounds' ratios, which
-need not be that of the two medians beside it. With `quick` it takes the smallest sizes: the figures
-mean nothing then, but every line of it runs. Where it cannot run it raises `UnavailableError`.
+need not be the ratio of the two medians in that line. With `quick` it takes the smallest sizes: the
+figures mean nothing then, but every line of it runs. Where it cannot run it raises
+`UnavailableError`.
 Each line goes to stderr, and to FILE as JSON, as soon as it is measured; the table follows at the
 end, or when interrupted. The exit status is 1 if nothing was measured or a bound is broken (with
 `--report-only` a broken bound is shown and no more), and 130 if interrupted.
@@ -45,7 +46,7 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
 
 
 def run(names: Iterable[str], *, quick: bool, leave_out: Callable[[str], None]) -> Iterator[Ratio]:
-    """All lines of the named benchmarks; `leave_out` is told which one cannot run, and why."""
+    """All lines of the named benchmarks; `leave_out` gets the one that cannot run, and why."""
     for name in names:
         _say(f"{name} ...")
         try:

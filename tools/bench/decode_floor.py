@@ -103,7 +103,7 @@ def _by_output(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Ite
 
 class Step(NamedTuple):
     """Milliseconds of a whole step, by the host's clock, and of the model with the copy of its
-    inputs, by the device's; `num_tokens`: those of all contexts.
+    inputs, by the device's; `num_tokens`: the tokens of all contexts.
     """
 
     whole_ms: float
@@ -193,8 +193,8 @@ class Stage:
         return steps[warm:]
 
     def abort(self, batch: int, number: int, num_tokens: int) -> list[Abort]:
-        """Requests of a full batch are aborted one by one; those that take their places have
-        prompts of so many tokens.
+        """`number` requests of a full batch are aborted one by one; the requests that take their
+        places have prompts of `num_tokens` tokens.
         """
         engine, _, reports = self._filled(batch)
         aborts = []

@@ -1,6 +1,6 @@
 """The server of tokens over gRPC: `python -m tools.bench.kserve_token_server JSON`.
 
-JSON, standard output, log and the times of tokens are those of `token_server.py`. It answers each
+JSON, standard output, log and the times of tokens are as in `token_server.py`. It answers each
 request of a stream of KServe with the bundled engine's responses, encoded beforehand: a handler
 sends bytes.
 """

@@ -5,7 +5,7 @@ it; the others only stamp each token's line. All ask again and again for answers
 client that received less than was sent was saturated: it is marked, bounds nothing, and is left out
 where there are more streams. Ours opens a connection for each request, the others keep theirs.
 
-`grpc_tokens`: ours over gRPC, a response a token, beside ours over HTTP, an event a token.
+`grpc_tokens`: ours over gRPC, a response a token, against ours over HTTP, an event a token.
 
 `token_stamps`: how late a token is stamped, by the server's own log of its sends. In bursts, as the
 requests of one engine step come, the last of B tokens waits until the others have been taken in, so

@@ -1,6 +1,6 @@
 """The price of a preemption, from the loss of the blocks to the request's next token: blocks copied
-to the host and back (ours) against tokens computed again (theirs). Device and model are those that
-the engine would choose; with `quick` it is the CPU.
+to the host and back (ours) against tokens computed again (theirs). Device and model are the
+engine's own choice; with `quick` the device is the CPU.
 
 A preempted request has C tokens of a prompt that the prefix cache keeps, and L more. Copying takes
 the whole to the host and L tokens back, computing again takes L tokens:
@@ -101,7 +101,7 @@ class Preempting:
         return self._runner.info.device
 
     def preempt_ms(self, num_cached: int, length: int) -> float:
-        """Milliseconds from the preemption of a request with so many tokens to its next one."""
+        """Milliseconds from the preemption of a request with `length` tokens to its next token."""
         request = self._running(num_cached, length)
         num_tokens = request.num_tokens
         start = time.perf_counter()
@@ -116,7 +116,7 @@ class Preempting:
         return 1e3 * elapsed_s
 
     def _running(self, num_cached: int, length: int) -> Request:
-        """One whose prompt is cached, and whose answer has so many tokens."""
+        """A request whose prompt is cached, and whose answer has `length` tokens."""
         sampling = Sampling(max_tokens=length + 8, temperature=0.0, ignore_eos=True)
         prompt = [WORD] * max(1, num_cached)
         request = Request(f"r{next(self._numbers)}", prompt, sampling)

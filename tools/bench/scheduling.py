@@ -25,7 +25,7 @@ from tools.bench.ratio import Bound, Ratio, share
 EOS, WORD = 2, 300
 NUM_REQUESTS = 256
 PROMPT_TOKENS = 32
-NUM_STEPS = 500  # the smaller pool holds the tokens of so many, without preemption
+NUM_STEPS = 500  # the smaller pool holds the tokens of that many steps, without preemption
 SMALL_POOL, LARGE_POOL = 10_000, 1_000_000
 SOURCE_NS = 100_000.0
 

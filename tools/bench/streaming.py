@@ -1,9 +1,9 @@
-"""A client process beside the server of tokens, watched for a while once all its streams are open.
+"""A client process and the server of tokens, watched for a while once all streams are open.
 
 Both are processes of their own, each on a core of its own where there are two: a system may well
 wake the client on the core of the server that sent, where it waits until that has sent more. The
 client's processor time is read from outside, at two moments; what it received between them, and
-when, is in the times that it writes at its end, beside the server's log of what was sent.
+when, is in the times that it writes at its end, and the server's log has what was sent.
 """
 
 import contextlib

@@ -87,7 +87,7 @@ class Stream:
 
 
 class TokenServer:
-    """All streams. `_due` is a heap of those that are being answered."""
+    """All streams. `_due` is a heap of the streams that are being answered."""
 
     def __init__(self, options: SimpleNamespace, listener: socket.socket, log: TextIO) -> None:
         self._options = options

@@ -7,10 +7,10 @@ Each is planted in a copy of the checkout: in the function that `defects.toml` n
 or, as code moves, in another. One that is not found, or stands twice, is said to be lost: correct
 its entry, or delete it with the behaviour that it broke.
 
-Which tests are run, stage by stage until one fails: `near`, those that import the file that it is
-in and those that import one that imports it; `package`, what `defects.toml` names for its package;
-`full`, all but the end-to-end tests; `e2e`, these. Results that are there are kept, but for those
-that are asked for by id, or that survived (`--survivors`).
+Which tests are run, stage by stage until one fails: `near`, tests that import the defect's file, or
+import a file that imports it; `package`, what `defects.toml` names for its package; `full`, all but
+the end-to-end tests; `e2e`, these. Earlier results are kept, except of defects that are asked for
+by id, or that survived (`--survivors`).
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Imports:
                 self._direct[name].add(_module(path, tree))
 
     def tests_of(self, file: Path) -> tuple[list[str], list[str]]:
-        """Those that import it, and those that import what does."""
+        """Tests that import the file, and tests that import a file which imports it."""
         module = _module(file, self._tree)
         importers = self._direct[module]
         near = self._tests(importers)
@@ -71,7 +71,7 @@ class Imports:
         return near, [one for one in self._tests(through) if one not in near]
 
     def _tests(self, modules: set[str]) -> list[str]:
-        """The test files among them, and those that use a tests' helper among them."""
+        """The test files among these modules, and test files that use a helper among them."""
         found = {one for one in modules if _is_test(one)}
         helpers = {one for one in found if "test_" not in one}
         for helper in helpers:

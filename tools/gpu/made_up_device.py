@@ -60,7 +60,7 @@ def fake_torch(**cuda: Any) -> Any:
 class Machine:
     """Starts no process, and leaves what the stage's process would leave.
 
-    `ended`: how the stages end that are not good. `leaves_nothing`: those without figures.
+    `ended`: how the stages end that are not good. `leaves_nothing`: stages without figures.
     """
 
     def __init__(

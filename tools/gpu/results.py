@@ -1,7 +1,7 @@
 """A card's folder: what each stage has left there, and how its last try ended (`stages.json`).
 
 A stage that is good replaces what it left before. Any other replaces only what was not whole
-either; else what it said goes into `failure/` beside the figures.
+either; else what it said goes into `failure/`, next to the figures.
 """
 
 import json

@@ -35,8 +35,8 @@ class Session:
     now: Callable[[], datetime]
 
     def measure(self, names: Iterable[str], *, only_not_good: bool) -> int:
-        """Run the device's stage, then these or those of them that are not good in the card's
-        folder. Returns the exit status; raises NoDeviceError."""
+        """Run the device's stage, then these stages; with `only_not_good` without stages that are
+        good in the card's folder. Returns the exit status; raises NoDeviceError."""
         looked = self._run(STAGES[DEVICE])
         results = Results(self.base / folder_name(self._work(STAGES[DEVICE])))
         outcomes = [self._keep(results, STAGES[DEVICE], looked)]

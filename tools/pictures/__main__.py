@@ -136,7 +136,7 @@ def web(browser: Browser, folder: Path) -> None:
         )
         page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=DOCS / "web-tab.png")
-        page.close()  # one page alone: it draws beside the load that it tells of
+        page.close()  # one page alone: drawing takes processor time from the load that it shows
         for width, scheme in SCREENS:
             take_live(browser, url, width, scheme)
 

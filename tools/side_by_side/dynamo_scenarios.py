@@ -8,7 +8,7 @@ MODULE is `dynamo.runtime` or `reference_engine.dynamo`, and PYTHON one that has
 middle and a leaf, processes of their own, write what happens to them into one file; their clock is
 the machine's. A case is a way in which the caller gives up after 10 items, the leaf's manner, and
 how the middle calls it: `direct` (no middle), `passes` (`context=context`), or `passes not`.
-`cancels`: 300 stops with each of the last two, and the ms until the leaf was told.
+`cancels`: 300 stops with each of the last two, and the ms until the leaf heard of it.
 """
 
 import argparse
@@ -83,7 +83,7 @@ class Notes:
 
 
 def handler(who: str, notes: Notes, items_of: Callable[..., AsyncIterator[Any]]) -> Any:
-    """`items_of` as a handler that notes how it ended, and when it was told to."""
+    """`items_of` as a handler that notes when it heard that it should end, and how it ended."""
 
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
         case, how = request["case"], ["ran out"]
@@ -308,7 +308,7 @@ def run(module: str, *, quick: bool) -> dict[str, Any]:
 
 
 def cancels(module: str, *, quick: bool) -> dict[str, list[float]]:
-    """With the context passed on and without: the ms after which the leaf was told, each time."""
+    """With the context passed on and without: the ms until the leaf heard of each stop."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "notes.jsonl"
         with processes(module, file, quick=quick) as start:

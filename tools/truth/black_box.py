@@ -136,7 +136,7 @@ def user_lines(seen: Observed) -> Iterator[Line]:
     metrics = seen.run.metrics
     rates = by_method(metrics["ghost_rate"])
     rate = rates["gauge"]
-    counted = ghosts + lost if ghosts else 0  # beside a ghost a lost slot looks like another ghost
+    counted = ghosts + lost if ghosts else 0  # among ghosts a lost slot looks like one more
     yield count_line("ghosts, by gauge", counted, rate["mean"] * rate["n"])
     apart = 0 if ghosts else lost
     yield count_line("lost slots that are no ghosts", apart, rate["others"].get("lost_slots", 0))
@@ -147,7 +147,7 @@ def user_lines(seen: Observed) -> Iterator[Line]:
     missing = metrics["leaked_blocks"]
     if not ghosts:
         yield count_line("leaked blocks", blocks, missing["mean"])
-    else:  # those that they hold are missing, too
+    else:  # the blocks that ghosts hold are missing, too
         most = math.inf if missing["bound"] == "upper" else blocks
         yield Line("leaked blocks, at most", blocks, (blocks, most), missing["mean"])
     yield waste_line(seen, ghosts)

@@ -1,5 +1,5 @@
 """The table fault → verdict: the cases of `walkaway conform` that a fault of the bundled engine
-must turn red, and those that must stay green; and what an odd scripted server turns red.
+must turn red, and cases that must stay green; and what an odd scripted server turns red.
 
     python -m tools.truth.conform_cases [FAULT...] [--times 3]
 

@@ -8,8 +8,8 @@ status is 1 if a case is red that should not be, if a defect stays green or is r
 if more than one in ten of the `must` cases of a clean server are undecided, or if a reason has a
 word that no reader can use.
 
-With `--runs N` clean servers alone get N runs, in turn; with `--busy K` beside K busy
-processes.
+With `--runs N` only clean servers are run, N times, in turn; with `--busy K` while K busy processes
+run.
 """
 
 import argparse
@@ -66,7 +66,7 @@ class Cell(NamedTuple):
 
     @property
     def cases(self) -> tuple[str, ...]:
-        """Those that are asked for by name."""
+        """The cases that are asked for by name."""
         return tuple(one for one in self.asked if "/" in one)
 
     @property
@@ -228,7 +228,7 @@ def revision() -> str:
 
 
 def kept_lines() -> dict[tuple[str, str, str], str]:
-    """Those of the page, by their first cells."""
+    """The lines of the page, by their first cells."""
     if not PAGE.exists():
         return {}
     rows = [one for one in PAGE.read_text().splitlines() if one.startswith("| ")][1:]
@@ -240,7 +240,7 @@ def kept_lines() -> dict[tuple[str, str, str], str]:
 
 
 def keep_line(key: tuple[str, str, str], row: str) -> None:
-    """On the page, beside what other runs of this command may write at the same time."""
+    """On the page, into which other runs of this command may write at the same time."""
     with PAGE.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         write_page(kept_lines() | {key: row})

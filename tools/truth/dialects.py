@@ -1,8 +1,8 @@
 """A scripted engine behind other doors: `python -m tools.truth.dialects SETTINGS_JSON`.
 
-Speaks chat, Responses and Messages beside completions, several answers and prompts a request,
-schemas, stored answers, and HTTP/2. Its settings are those of the engine (`Script`), and `Oddities`
-of its doors. The n-th token of every answer is " wn", so that a missing one shows.
+Speaks completions, chat, Responses and Messages, several answers and prompts a request, schemas,
+stored answers, and HTTP/2. Its settings are the engine's (`Script`), and `Oddities` of its doors.
+The n-th token of every answer is " wn", so that a missing one shows.
 
     request ─▶ Answer ─▶ works of the engine ─▶ tokens ─▶ events of the dialect ─▶ Door
 """
@@ -52,7 +52,7 @@ class Oddities:
     close is not seen ("forget"). `compile_s`: a schema's time, in a slot; `compiles_on`: also when
     its client has left. `rst_stream`: it is a leave ("cancel"), nothing ("ignore"), or the end of
     all streams of the connection ("end all"). `forgets_others`: of several answers only the first
-    ends with its request. `keeps_queued`: those that still wait do not. `deaf_route`: no leave is
+    ends with its request. `keeps_queued`: waiting answers do not end. `deaf_route`: no leave is
     seen there. `keeps_stopped`: the text of an answer that was left is context of the next turn."""
 
     half_close: str = "cancel"

@@ -40,8 +40,8 @@ class Sample:
     def quantile(self, share: float, *, looks_later: float) -> float:
         """Kaplan-Meier: where the surviving share falls to 1 - share, or infinity.
 
-        With every look that saw no end yet so much later: then more are still there at each end,
-        and the quantile comes later or not at all.
+        Every look that saw no end yet is taken `looks_later` later: then more are still there at
+        each end, and the quantile comes later or not at all.
         """
         shifted = [(v + looks_later * is_censored, is_censored) for v, is_censored in self.values]
         left, at_risk = 1.0, len(shifted)
@@ -324,8 +324,8 @@ def by_plan(lags: Iterable[tuple[dict[str, Any], float]]) -> list[list[float]]:
 def compare_lags(
     what: str, groups: list[list[float]], step_s: float, *, prompt_share: float = 1.0
 ) -> Iterator[str]:
-    """Nothing is seen before it happened, and in so many groups it typically takes no more than a
-    step until it is seen."""
+    """Nothing is seen before it happened, and in `prompt_share` of the groups it typically takes no
+    more than a step until it is seen."""
     first, last = min(map(min, groups)), max(map(max, groups))
     if first < 0:
         yield f"{what}: seen {-first} s before it happened"

@@ -1,9 +1,9 @@
 """A gateway with faults behind switches: `python -m tools.truth.faulty_gateway URL SETTINGS_JSON`.
 
 It stands before one upstream at URL, and is clean unless a switch says otherwise: its settings are
-those of `Faults`. It says on standard output where it listens, and ends with its standard input.
-`GET /usage` has a row for each request that was passed on and is over, `/metrics` a gauge and
-counters; `/v1/models` is the upstream's.
+the fields of `Faults`. It says on standard output where it listens, and ends with its standard
+input. `GET /usage` has a row for each request that was passed on and is over, `/metrics` a gauge
+and counters; `/v1/models` is the upstream's.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A hop before a server that does not always tell it when a client leaves:
+"""A hop before a server that does not always pass a client's leave on to it:
 `python -m tools.truth.forgetful_hop URL EVERY LATE_S`.
 
 Each connection gets one of its own to the server, and what comes is passed on. When a client

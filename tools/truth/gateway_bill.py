@@ -19,7 +19,7 @@ ENDS: Final = {
     "messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
 }
 DONE: Final = b"data: [DONE]\n\n"
-INNER: Final = ("response", "message")  # what an event may tell of
+INNER: Final = ("response", "message")  # where an event may hold the id and the usage
 PROMPTS: Final = ("system", "instructions", "prompt", "messages", "input")
 
 

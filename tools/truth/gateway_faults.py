@@ -92,7 +92,7 @@ class Faults:
         return self.one_dialect in ("", dialect)
 
     def bill(self, meter: Meter, outcome: str, delivered: int) -> tuple[int, int]:
-        """Tokens of the prompt and of the answer. `delivered`: those of the answer."""
+        """Tokens of the prompt and of the answer. `delivered`: tokens that the client got."""
         read = meter.usage or (meter.prompt, meter.tokens)
         if outcome == "refused" or (outcome == "left" and self.lost_usage):
             return 0, 0

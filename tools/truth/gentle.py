@@ -1,4 +1,4 @@
-"""Gentle watches beside busy users, held to the truth of a scripted server:
+"""Gentle watches of a server with busy users, held to the truth of a scripted server:
 `python -m tools.truth.gentle [--seconds S] [--users N] [--seed S] [--rounds N] [NAME ...]`.
 
 With `--server URL --engine NAME --model NAME` it watches a server that runs already, through a hop
@@ -66,7 +66,7 @@ USERS_WHERE_NEVER: Final = 4  # whose ghosts take slots, too
 
 
 class Watched(NamedTuple):
-    """`told`: a line for each turn. `held_s`: of our streams that left, None for ever."""
+    """`told`: the watch's line of each turn. `held_s`: of our streams that left; None: for ever."""
 
     told: list[dict[str, Any]]
     held_s: list[float | None]
@@ -77,7 +77,7 @@ class Watched(NamedTuple):
 
     @property
     def true_latency_s(self) -> float | None:
-        """Of those that were let go of before their end."""
+        """Of the streams that the server let go of before their end."""
         let_go = [one for one in self.held_s if one is not None]
         return median(let_go) if let_go else None
 

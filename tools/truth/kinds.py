@@ -79,7 +79,7 @@ def _truth(
 def bundled_engine(settings: Settings, slots: int, folder: Path) -> Iterator[list[str]]:
     del folder
     changes = {"max_num_seqs": slots, "sim_fixed_ms": 1e3 * step_for({}, slots)}
-    # A step has room for prompts beside a token of each stream.
+    # A step has room for a token of each stream and for prompts.
     changes["max_num_batched_tokens"] = max(256, 4 * slots)
     flags = engine_flags(settings.get("fault", ""), num_blocks=64 * slots, **changes)
     engine = RunningEngine(*flags, stderr=subprocess.DEVNULL)
@@ -108,8 +108,8 @@ class Defect(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """`cases`: of the clean server; none: those of `--quick`. `may_be_open`: it may leave cases
-    undecided, but none red. `sizes`: other numbers of slots than those that are asked for."""
+    """`cases`: of the clean server; none: the cases of `--quick`. `may_be_open`: it may leave cases
+    undecided, but none red. `sizes`: numbers of slots in place of the numbers asked for."""
 
     name: str
     about: str

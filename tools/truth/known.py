@@ -49,9 +49,9 @@ class Truth:
     """The server's knowledge of one run, joined with the rows of the users by request id.
 
     `works`: requests as the harness could read of them; `all_works`: as they were. `left`: the
-    abandoned requests, `stayed`: those planned to be read to their end, each with its work on the
-    server. `unseen`: rows of requests that never came to the server. `token_lags_s`: from sending
-    to reading, each token of each request that read any.
+    abandoned requests, `stayed`: requests planned to be read to their end, each with its work on
+    the server. `unseen`: rows of requests that never came to the server. `token_lags_s`: from
+    sending to reading, each token of each request that read any.
     """
 
     def __init__(

@@ -28,12 +28,12 @@ class Script:
     A step takes `step_s`, and `stream_s` more for each request in the batch; for `busy_s` of it the
     processor is busy.
 
-    `linger_steps`: whole steps that it goes on for a client that it saw leave. `free_delay_s`: from
-    leaving the batch until slot and blocks are given back (at the boundary after that). Every
+    `linger_steps`: whole steps that it computes for a client that it saw leave. `free_delay_s`:
+    from leaving the batch until slot and blocks are given back (at the boundary after that). Every
     `ghost_every`-th client that leaves is not noticed (0: all are), nor a `ghost_share` of them.
-    `leak_blocks`: of each aborted request that had been admitted, so many blocks are never given
-    back. `leak_slots`: nor are the slots of the first so many of them. `wedge_after`: when so many
-    clients have left, no request is admitted any more (0: never so).
+    `leak_blocks`: this number of blocks of each aborted request that had been admitted is never
+    given back. `leak_slots`: nor is the slot of the first ones, up to this number. `wedge_after`:
+    after this number of leaves no request is admitted any more (0: never so).
 
     Its pages may be wrong too (see `Shown`): `gauge_every_s` and
     `gauge_every_steps`, how seldom the gauges move; `aborted_counter`, what is wrong with the
@@ -299,9 +299,10 @@ class Shown:
     """The metrics page of an engine: the truth, or what the script makes of it.
 
     Gauges show the engine as it is now, as it was at the last reading that is old enough
-    (`gauge_every_s`), or at the end of every so many steps (`gauge_every_steps`; with nothing left
-    to compute, now). The counter of aborts is `exact`, `stuck` at nothing, `double`, or `late`:
-    what it was some time ago. `step_ended` is called at the end of each step.
+    (`gauge_every_s`), or as it was when the number of steps was last a multiple of
+    `gauge_every_steps` (with nothing left to compute, now). The counter of aborts is `exact`,
+    `stuck` at nothing, `double`, or `late`: what it was some time ago. `step_ended` is called at
+    the end of each step.
     """
 
     def __init__(self, engine: ScriptedEngine, clock_ns: Callable[[], int]) -> None:

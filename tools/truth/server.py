@@ -1,8 +1,8 @@
 """A scripted engine behind HTTP: `python -m tools.truth.server SETTINGS_JSON`.
 
-Speaks what the harness expects of the bundled engine, in plain asyncio streams, and serves beside
-it `GET /truth`. It says on standard output where it listens and ends with its standard input. Its
-settings are those of the engine (`Script`), and bad manners of a server (`Manners`).
+Speaks what the harness expects of the bundled engine, in plain asyncio streams, and serves
+`GET /truth`, too. It says on standard output where it listens and ends with its standard input. Its
+settings are the engine's (`Script`), and bad manners of a server (`Manners`).
 """
 
 import asyncio
@@ -31,12 +31,12 @@ NAP_S = 5e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manners:
-    """Wrongs that a bad server does to its clients, beside those of its engine.
+    """Wrongs that a bad server does to its clients, apart from its engine's faults.
 
     `status`: of each answer to a POST, from the request number `status_from` on. `only_model`:
     another one gets 404. `key`, `metrics_key`: without this bearer token an answer, or the metrics
     page, is refused by 401. `at_once`: the whole answer in one piece. `length`: of each answer,
-    whatever was asked for. `dies_after_tokens`: having sent so many, the process ends.
+    whatever was asked for. `dies_after_tokens`: after sending this number, the process ends.
     `certificate`: a PEM file with its key; the server then speaks TLS.
     """
 

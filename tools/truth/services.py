@@ -1,8 +1,8 @@
 """A scripted engine with more than streams: `python -m tools.truth.services SETTINGS_JSON`.
 
-Beside the doors of tools/truth/dialects.py it ranks and embeds documents, computes answers in the
-background, loads and unloads an adapter, keeps answers whose client has left until they are stopped
-or read, and writes tool calls in few large pieces. Its settings are those of the engine (`Script`)
+It has the doors of tools/truth/dialects.py. It also ranks and embeds documents, computes answers in
+the background, loads and unloads an adapter, keeps answers whose client has left until they are
+stopped or read, and writes tool calls in few large pieces. Its settings are the engine's (`Script`)
 and `Habits` of these services.
 """
 

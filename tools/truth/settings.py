@@ -1,8 +1,8 @@
 """Seeded settings of the scripted server, and how the harness looks at it.
 
 Setting n is always the same. Together they cover every way in which the server can be wrong; each
-leaves out faults that would hide another one from outside: a ghost goes on taking
-blocks, so blocks leak in settings without ghosts; nothing else is looked for on a wedged server.
+leaves out faults that would hide another one from outside: a ghost keeps taking blocks, so blocks
+leak only in settings without ghosts; nothing else is looked for on a wedged server.
 """
 
 import random
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tools.truth.scripted_engine import Script
 
 USERS = 7
-ABANDONS = 120  # so many that chance moves a mean by less than the truth line allows
+ABANDONS = 120  # with this number chance moves a mean by less than the truth line allows
 ABANDONS_WITH_GHOSTS = 40  # each ghost keeps a slot for ever
 SETTLE_S = 2.0  # much longer than the script lets anything linger that is not to stay for ever
 LATE_S = SETTLE_S + 1.3  # a late counter moves after the settle time still, by a part of the load
@@ -66,7 +66,7 @@ class Setting:
     script: Script
 
     def target(self) -> str:
-        """Its description tells the true refresh rule of its gauges, and nothing of how its counter
+        """Its description has the true refresh rule of its gauges, and does not say how its counter
         of aborts lies.
         """
         script = self.script

@@ -1,10 +1,10 @@
 """The train of probes and occupancy, held to the truth in settings drawn fresh from a seed.
 
-    delays 0 to 0.5 s, steps 5 to 45 ms, 2 to 32 slots, ghosts 0, 0.1 and 0.3 of those that leave
+    delays 0 to 0.5 s, steps 5 to 45 ms, 2 to 32 slots, ghosts 0, 0.1 and 0.3 of the leaves
 
 Mean and median of the cancel latency must lie within max(2 ms, 0.2 steps) of what the server did to
-those that left, the 99th percentile within a step; occupancy must count the ghosts of each round.
-An interval that does not cover is told, and may happen to one setting in twenty.
+requests that left, the 99th percentile within a step; occupancy must count the ghosts of each
+round. An interval that does not cover the truth is reported; expect one setting in twenty.
 """
 
 import math
@@ -170,7 +170,7 @@ def around(known: float, off: float) -> tuple[float, float]:
 
 
 def rate_lines(folder: Path) -> Iterator[Line]:
-    """8 slots, steps of 20 ms, no delay: so many samples a minute, and it stops when asked to."""
+    """8 slots, steps of 20 ms, no delay: enough samples a minute, and it stops when asked to."""
     setting = TrainSetting(
         number=0, script=Script(slots=8, num_blocks=20_000), ghost_share=0.0, max_seconds=20
     )

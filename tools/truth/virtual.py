@@ -33,7 +33,7 @@ LONGEST_TORCH_PROMPT: Final = 128
 WAYS: Final = ("fin", "rst", "half_close", "cancel")  # whose lags are measured
 # What is compared: the metric, its figures, and the goal for the error.
 COMPARED: Final = (
-    ("requests", "count", 0.0),  # those of an open loop, which the schedule alone decides
+    ("requests", "count", 0.0),  # in open loops, where the schedule alone decides
     ("abandoned", "count", 0.0),
     ("cancel_latency_s", "mean", 0.05),
     ("cancel_latency_s", "p99", 0.10),

@@ -32,7 +32,7 @@ SERVERS: Final[dict[str, dict[str, Any]]] = {
 
 
 class Watched(NamedTuple):
-    """`told`: what the way says; `held_s`: how long the server held each stream that left, None for
+    """`told`: the way's answer; `held_s`: how long the server held each stream that left; None: for
     ever."""
 
     told: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Open loops: latency from the intended start, requests that came late, and those never sent."""
+"""Open loops: latency from the intended start, late requests, and requests never sent."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def scheduled(run: RunBuilder, *, planned: int, max_streams: int = 100) -> RunBu
 
 
 def late(run: RunBuilder, name: str, *, by: float, **request: Any) -> None:
-    """A request that was sent so many milliseconds after it should have been."""
+    """A request that was sent `by` milliseconds after it should have been."""
     run.request(name, **request)
     run.requests[-1].intended_start_ns -= round(by * MS)
 

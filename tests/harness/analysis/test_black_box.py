@@ -118,7 +118,7 @@ def test_totals_too_far_below_zero_give_no_limit_however_wide_their_interval() -
 
 
 def balance(sums: list[float], count: int = 10, **more: Any) -> Balance:
-    """Blocks in each of which so many left."""
+    """Blocks of time in each of which `count` requests left."""
     n = len(sums)
     counts = np.full(n, count)
     return Balance(edges_ns=np.arange(n), sums=np.array(sums), counts=counts, **more)
@@ -172,7 +172,7 @@ def test_one_scrape_that_met_all_who_left_together_is_not_enough_for_a_mean() ->
 
 @pytest.mark.parametrize(("step", "stays"), [(8.0, 0.6), (20.0, 0.1), (55.0, 0.6)])
 def test_the_mean_age_of_a_page_is_put_right(run: RunBuilder, step: float, stays: float) -> None:
-    """Half a step is what a cancel takes, and as long do those who come wait."""
+    """A cancel takes half a step, and a request that comes waits as long."""
     true_s = stepping_server(run, step=step, stays=stays)
     found = total(run)
     assert isinstance(found, Balance)

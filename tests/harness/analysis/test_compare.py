@@ -257,6 +257,6 @@ def test_the_interval_and_the_direction_of_the_figure_decide(
 def test_an_identical_build_with_other_steps_is_neither_better_nor_worse(
     name: str, steps_waited: float, step_s: float
 ) -> None:
-    """A millisecond that waits for nothing, and so many steps; known as finely as one likes."""
+    """A latency of 1 ms and `steps_waited` steps, known as finely as one likes."""
     build = [latency(0.001 + steps_waited * of, half=1e-6) for of in (0.010, step_s)]
     assert standing(pair(name, build[0], build[1], (0.010, step_s))) == Standing.UNSURE

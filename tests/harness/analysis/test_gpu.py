@@ -24,7 +24,7 @@ def half_a_batch(run: RunBuilder) -> None:
 
 
 def test_two_devices_are_one_by_their_power(run: RunBuilder) -> None:
-    """Readings that are not those of the load count for its ends alone."""
+    """Readings outside the load count only at its two ends."""
     half_a_batch(run)
     for t in range(-100, 1200, 100):
         peak = 900 if t == 500 else 0

@@ -19,7 +19,7 @@ LONG_S = 100
 def watched(
     run: RunBuilder, *, pid: int = 8, busy: float, late_ms: float = 0.1, late: int = 0
 ) -> None:
-    """A process that used this share of a core, and noticed so many ticks so late."""
+    """A process that used `busy` of a core; its first `late` ticks came `late_ms` late."""
     for number in range(TICKS):
         tick(run, 10 * number, pid, busy * number / 100, late_ms if number < late else 0.1)
 

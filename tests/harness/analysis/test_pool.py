@@ -30,7 +30,7 @@ MANIFEST: dict[str, Any] = {
 
 @pytest.fixture
 def make_arm(make_run: MakeRun) -> MakeArm:
-    """One run of so many requests, with so many preemptions."""
+    """One run with these numbers of requests and preemptions."""
 
     def make(number: int, arm: str, *, requests: int = 1, preemptions: float = 8) -> ArmRound:
         run = make_run()

@@ -78,7 +78,7 @@ def share(run: RunBuilder) -> None:
 
 
 def probe(run: RunBuilder) -> None:
-    run.manifest.workload["load"] = {"kind": "slot_recovery", "control_answer_tokens": 64}
+    run.manifest.workload["load"] = {"kind": "slot_recovery"}
     row: dict[str, Any] = {"sent": 0, "tokens": [10], "outcome": "completed", "end": 9}
     run.request("p", **row, role=Role.PROBE, arm="abandon")
 

@@ -1,4 +1,4 @@
-"""Tokens as clients read them: their times, and those read beyond a plan."""
+"""Tokens as clients read them: their times, and tokens read beyond a plan."""
 
 from collections.abc import Sequence
 from itertools import pairwise

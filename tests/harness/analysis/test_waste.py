@@ -1,4 +1,4 @@
-"""Waste of servers that tell only counters: tokens, prompts, blocks."""
+"""Waste of servers that show only counters: tokens, prompts, blocks."""
 
 from dataclasses import replace
 

@@ -59,7 +59,7 @@ def plan_of(url: str, *, target: dict[str, Any] | None = None, **changes: Any) -
 
 
 def after(tokens: int, *, think_ns: int = 0) -> LeaveRule:
-    """Leave when so many tokens were read."""
+    """Leave after reading `tokens` tokens."""
     return lambda read: think_ns if read >= tokens else None
 
 

@@ -35,7 +35,7 @@ def rows_of(
 
 
 def reason(serve: Serve, folder: Path, script: Script, load: AnyLoad) -> str:
-    """The last line of a load that could not go on."""
+    """The last line of a load that could not continue."""
     child = LoadProcess(folder, serve(script).url, load, users=1)
     _, log = child.process.communicate(timeout=60)
     child.stdin.close()
@@ -81,9 +81,9 @@ def engine_with_slots(
     long_answer: int = LONG,
     held_s: float = 0.0,
 ) -> Script:
-    """First come, first served. The `ghosts` among clients that leave in mid-stream go on, and a
-    slot is held for `held_s`. All prefills go through one lock. So many long requests have room in
-    the KV cache at once."""
+    """First come, first served. Of the clients that leave in mid-stream, the server keeps computing
+    for the `ghosts` and holds the slot of every other one for `held_s`. All prefills share a lock.
+    `long_at_once` long requests have room in the KV cache at once."""
     here: list[Exchange] = []
     left, prefill = count(1), threading.Lock()
 
@@ -205,7 +205,7 @@ def held_by_round(rows: list[RequestRow]) -> list[list[bool]]:
 def test_requests_that_wait_after_a_round_count_what_is_held(
     serve: Serve, tmp_path: Path, told: int
 ) -> None:
-    """Ghosts 3, 6 and 7 of 12 that leave, whatever number of slots was told."""
+    """Ghosts 3, 6 and 7 of 12 leaves, whatever number of slots the load was given."""
     load = OCCUPANCY.model_copy(update={"slots": told})
     script = engine_with_slots(4, ghosts=(3, 6, 7))
     rows = rows_of(serve, tmp_path, script, load, settle_s=0.5)
@@ -243,7 +243,7 @@ def test_prefills_are_no_ghosts(serve: Serve, tmp_path: Path) -> None:
 
 
 def test_ghosts_of_the_capacity_phase_are_waited_for(serve: Serve, tmp_path: Path) -> None:
-    """One of the two long prompts that have room goes on, for longer than several answers take."""
+    """Two long prompts have room; one is a ghost for longer than several answers take."""
     load = OCCUPANCY.model_copy(update={"rounds": 1, "capacity_prompt_tokens": LONG})
     script = engine_with_slots(4, ghosts=(1, 4), gap_s=0.005, long_at_once=2)
     rows = rows_of(serve, tmp_path, script, load, settle_s=0.2)

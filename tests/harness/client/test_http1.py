@@ -79,7 +79,7 @@ ANSWERS = st.sampled_from(list(EVERYTHING.values()))
 PLACES = st.lists(st.integers(0, 4000), max_size=12)
 
 Seen = tuple[object, ...]
-# Reads a part, and tells whether there may be more.
+# Reads a part, and returns whether there may be more.
 Reading = Callable[[Http1Connection, Take], bool]
 
 

@@ -23,7 +23,7 @@ def answer(x: Exchange) -> None:
 
 
 class Asker:
-    """Sends one request after the other; `ports` are those of our ends, in order."""
+    """Sends one request after the other; `ports`: of our ends of the connections, in order."""
 
     def __init__(self, url: str, *, ca_file: str | None = None, keep_alive: bool = True) -> None:
         self.transport = SocketTransport(httpx.URL(url), ca_file=ca_file, keep_alive=keep_alive)

@@ -169,7 +169,7 @@ def test_a_half_close_cancels_nothing() -> None:
 
 
 def test_calls_share_a_channel_and_end_alone_unless_it_is_closed_or_killed() -> None:
-    """One user stays all along; others leave beside it in every way."""
+    """One user stays all along; meanwhile others leave in every way."""
     goes_on = threading.Event()
 
     def script(served: Served) -> Iterator[ModelStreamInferResponse]:

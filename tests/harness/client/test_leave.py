@@ -226,7 +226,7 @@ def test_a_pause_without_a_time_begins_when_the_request_has_gone_out(ask: Ask) -
     assert_left(ask, ask(silent, after(0), Way.FIN), 0)
 
 
-# Half of the connection, and the cancel endpoint: what still comes is told apart.
+# Half a close, and the cancel endpoint: what still comes after leaving is kept apart.
 
 
 @pytest.mark.parametrize("is_tls", [False, True])

@@ -19,7 +19,7 @@ from tests.harness.client.conftest import Exchange, Serve
 from tests.harness.client.kserve_server import Served, serving
 from tests.harness.client.test_kserve import SOURCE
 
-# `max_tokens` tells the server how to behave.
+# The value of `max_tokens` chooses how the server behaves.
 NO_HEAD, NO_TOKEN, THREE_TOKENS, HALF = 101, 102, 103, 104
 WHOLE, CUT, STAYS = 105, 106, 107
 

@@ -171,4 +171,4 @@ def test_a_trace_that_breaks_off_ends_the_load(serve: Serve, tmp_path: Path) -> 
     _, log = child.process.communicate(timeout=60)
     child.stdin.close()
     assert f"{trace}:2: " in log
-    assert child.process.returncode == 0  # the rows tell how far it came
+    assert child.process.returncode == 0  # the rows show how far it came

@@ -1,4 +1,4 @@
-"""Options of plain Locust's command line, and those that a web page's runs get."""
+"""Options of plain Locust's command line, and the options of runs from a web page."""
 
 import argparse
 import sys

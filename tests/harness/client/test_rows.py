@@ -104,7 +104,7 @@ def test_rows_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ([(40, 50, 60), (10, 20, 30)], 1),  # one after the other
         ([(10, 20, 30), (11, 21, 31), (40, 50, 60)], 2),
         ([(0, 6, 7), (5, 9, 10), (5, 8, 9)], 3),
-        ([(10, 20, 30), (12,), ()], 1),  # too short to tell
+        ([(10, 20, 30), (12,), ()], 1),  # too short to judge
     ],
 )
 def test_how_many_streams_ran_at_once(times: list[tuple[int, ...]], most: int) -> None:

@@ -1,7 +1,7 @@
 """Streams with the fields that clients and servers document decode to the texts that are stated.
 
-The fields are those of OpenAI's and Anthropic's API references, and of the servers' own documents;
-the bytes are ours. Then any JSON value takes the place of any other, and any cut any place.
+OpenAI's and Anthropic's API references and the servers' own documents have these fields; the bytes
+are ours. Then any JSON value takes the place of any other, and any cut any place.
 """
 
 import copy

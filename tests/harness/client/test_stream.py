@@ -707,7 +707,7 @@ def test_counts_that_files_hold_are_kept_as_they_are() -> None:
 def test_events_without_end_fail_before_they_take_the_memory(
     continuous_usage: bool, usage: int | None, tokens: int
 ) -> None:
-    """Also those whose count stands still."""
+    """Events whose count stands still, too."""
     stream = fed(machine(continuous_usage=continuous_usage), *[event("a", usage=usage)] * MOST)
     stream.event(event("", usage=usage), 0)
     assert stream.outcome is None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.client.chunk import Choice, Usage
+from harness.client.chunk import Choice, UsageCounts
 from harness.client.token_count import TokenCount
 from harness.records import TokenCounting
 from harness.workload.event_scale import Calibration, calibrate
@@ -28,7 +28,7 @@ def read(count: TokenCount, usages: Sequence[int | None]) -> list[int]:
     """Tokens after each event with text and this count so far."""
     so_far, found = 0, []
     for usage in usages:
-        so_far += count.of(Choice(text="a"), None if usage is None else Usage(0, usage))
+        so_far += count.of(Choice(text="a"), None if usage is None else UsageCounts(0, usage))
         found.append(so_far)
     return found
 
@@ -81,11 +81,11 @@ def test_what_an_event_brings_says_which_first_count_is_none(
 def test_a_whole_answer_in_one_event_is_counted_when_it_ends() -> None:
     count = counter()
     assert read(count, [24]) == [1]
-    assert count.of(Choice(text="", finish_reason="null"), Usage(0, 24)) == 0  # no end
-    assert count.of(END, Usage(0, 24)) == 23
-    assert count.of(END, Usage(0, 24)) == 0
+    assert count.of(Choice(text="", finish_reason="null"), UsageCounts(0, 24)) == 0  # no end
+    assert count.of(END, UsageCounts(0, 24)) == 23
+    assert count.of(END, UsageCounts(0, 24)) == 0
     whole = counter()
-    assert whole.of(Choice(text="a", finish_reason="stop"), Usage(0, 24)) == 24
+    assert whole.of(Choice(text="a", finish_reason="stop"), UsageCounts(0, 24)) == 24
     assert whole.by is TokenCounting.USAGE
 
 

@@ -127,7 +127,7 @@ StreamClient.ask = ask
 
 
 def ended(rows: list[RequestRow]) -> list[RequestRow]:
-    """Without those that the end of the load caught, perhaps before they were sent."""
+    """Without requests that the end of the load caught, perhaps before they were sent."""
     return [row for row in rows if row.outcome is not Outcome.CUT_OFF]
 
 

@@ -1,4 +1,4 @@
-"""A machine that lacks something is told what; this one can run the demo."""
+"""doctor names what a machine lacks; this machine can run the demo."""
 
 import json
 from pathlib import Path

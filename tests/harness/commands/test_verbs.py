@@ -117,7 +117,7 @@ def test_a_shell_completes_names(words: str, offered: str) -> None:
 
 
 def test_a_folder_without_a_conformance_result_is_one_message(tmp_path: Path) -> None:
-    """Of the folder above those that have one, the message says so."""
+    """If folders in it have results, the message names these."""
 
     def said() -> str:
         words = ["matrix", str(tmp_path), "-o", str(tmp_path / "m.html")]

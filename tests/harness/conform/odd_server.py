@@ -10,16 +10,17 @@ from typing import Any, Literal
 Oddity = Literal["instant", "endless", "dies", "only short"] | int
 
 STEP_S = 0.004
-TOO_MANY = 40  # tokens beyond those asked for
+TOO_MANY = 40  # tokens beyond the number asked for
 DIES_AFTER = 25  # requests
 LONGEST = 100  # tokens
 
 
 class OddServer(ThreadingHTTPServer):
     """`oddity`: a status with which it refuses completions; "instant": its answers come in one
-    piece; "endless": it ignores `max_tokens`; "dies": after so many requests; "only short":
-    longer answers are refused by 429, and 4 slots are all. Else it runs any number of requests at
-    once. It echoes the key of a request that it refuses, and of a short one in each token."""
+    piece; "endless": it ignores `max_tokens`; "dies": after `DIES_AFTER` requests; "only short":
+    longer answers than `LONGEST` are refused by 429, and there are 4 slots. Without an oddity it
+    runs any number of requests at once. It echoes the key of a request that it refuses, and of a
+    short one in each token."""
 
     daemon_threads = True
     request_queue_size = 128

@@ -33,7 +33,7 @@ class Manners:
     """`slots`: 0 for any number; `slots_later`: from request number `later` on. `full`: the status
     of a request beyond them; 0: it queues; -1: its connection is closed. `stream_s`, `chunk_s`: by
     which each running request, and a step's part of a prompt, make a step longer. `widest_s`: steps
-    last from `step_s` to so long, at random. `first_s`: until a prompt is begun. `flush`: tokens
+    last from `step_s` to this time, at random. `first_s`: until a prompt is begun. `flush`: tokens
     sent at once, in `events` events each time. `memory`: the tokens, of prompts and answers, that
     fit at once; 0: any number. `metrics`: a page shows the requests that run and wait. `rate`:
     requests a second that are taken; others get a 429. `restarts`: before this request all
@@ -41,12 +41,13 @@ class Manners:
     answered at once from then on. `says_done`: a stream ends with [DONE]. `one_choice`: it
     refuses a request for more choices. `named`: the model that the answers name.
 
-    Of clients that leave: `hold_s`: their slots are held for so long; -1: for ever. `forgets`:
-    their answers run to their ends; "early": those without a token, "resets": those that were
-    reset, "prefill": their prompts alone. `leaks`: of the tokens of each, so many stay in memory.
-    `stall_s`: the whole server stops for so long. `cuts`: another stream is cut. `asks_again`: of
-    one that left before its first token, as a gateway does. `dies_s`: so long after one left that
-    was no stream, no step is made any more.
+    What the server does when a client leaves: `hold_s`: it holds the slot for this time; -1: for
+    ever. `forgets`: it computes the answer to its end; "early": only if it has no token yet,
+    "resets": only if the client reset the connection, "prefill": only the prompt. `leaks`: this
+    number of the request's tokens stays in memory. `stall_s`: the whole server stops for this time.
+    `cuts`: it cuts another stream. `asks_again`: it repeats a request that had no token yet, as a
+    gateway does. `dies_s`: after a request that was no stream, it makes no step any more, from this
+    time on.
     """
 
     slots: int = 4

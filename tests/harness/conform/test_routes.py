@@ -1,4 +1,4 @@
-"""The routes beside the streams, on a server that keeps answers."""
+"""The routes other than streams, on a server that keeps answers."""
 
 import json
 from collections.abc import Iterator

@@ -53,7 +53,7 @@ def holds(
         ([*QUICK, None], QUICK, False, Failure.NEVER),
         ([None, None], [1.5, 0.03], None, None),  # a control waited, too
         ([None], [], None, None),
-        ([0.31, 0.30, 0.33], QUICK[:3], None, None),  # too few to tell it from chance
+        ([0.31, 0.30, 0.33], QUICK[:3], None, None),  # too few to be more than chance
     ],
 )
 def test_tries_are_held_against_the_controls(
@@ -163,7 +163,7 @@ def test_a_time_before_the_leave_is_within_one_step() -> None:
 
 
 def test_slots_that_change_hands_together_are_one_try() -> None:
-    """Those of one wave share a moment: a hundred probes of two waves are no hundred tries."""
+    """Probes of one wave share a moment: a hundred probes of two waves are no hundred tries."""
     late = [SlotTry(0.3, 0.3, 30, wave=one % 2) for one in range(100)]
     quick = [SlotTry(0.03, 0.03, 3, wave=one % 2) for one in range(100)]
     with pytest.raises(CannotDecideError):

@@ -51,7 +51,7 @@ TARGET = ConformTarget(engine="vllm", url="http://127.0.0.1:1", model="m", versi
 
 
 def tried(*steps: float, others: int | None = None) -> list[SlotTry]:
-    """`others`: the tokens of another stream; as many as steps, if not told."""
+    """`others`: the tokens of another stream; None: as many as steps."""
     return [
         SlotTry(one * STEP_S, one * STEP_S, round(one) if others is None else others)
         for one in steps
@@ -104,7 +104,7 @@ def test_the_median_and_the_worst_have_bounds(
 
 
 def test_steps_that_a_slot_takes_after_an_end_too_are_not_the_leaves() -> None:
-    """A server whose steps have room for one token of a prompt beside 255 streams."""
+    """A server whose steps have room for 255 streams and one token of a prompt."""
     found = judge_recovery(tried(24, 25, 24), CALM, Bound(), controls=tried(24))
     assert (found.failure, found.stops, found.steps) == (None, True, None)
     assert "24 steps at the median, and 24 steps after answers that ended" in found.reason
@@ -125,7 +125,7 @@ def test_where_steps_compute_a_prompt_another_stream_gets_fewer_tokens() -> None
 
 
 def test_a_probe_that_is_never_served_though_the_controls_were_is_a_red() -> None:
-    for others in (190, 3):  # the streams that stayed went on, or stood still, too
+    for others in (190, 3):  # the streams that stayed got tokens, or stood still, too
         missing = [*tried(1), SlotTry(None, 2.0, others)]
         found = judge_recovery(missing, CALM, Bound(), controls=CONTROLS)
         assert (found.failure, found.stops) == (Failure.NEVER, False)
@@ -289,7 +289,7 @@ def a_row(left_ns: int | None = None, heard_ns: int | None = None) -> RequestRow
 
 
 def test_leaves_count_as_long_as_the_server_answers() -> None:
-    """Those who give up on a server that has fallen silent did not make it so."""
+    """Clients that give up on a server that has fallen silent are not the cause."""
     known = Known(left=10)
     known.note(a_row(left_ns=100, heard_ns=90))
     known.note(a_row(left_ns=500))

@@ -15,7 +15,7 @@ LONGEST = 2000
 
 
 class Memory(Capacity):
-    """Of so many tokens; `looks`: the lengths that were tried."""
+    """A cache of `tokens` tokens; `looks`: the lengths that were tried."""
 
     def __init__(self, tokens: int) -> None:
         row = SimpleNamespace(sent_ns=0, first_token_ns=1_000_000)

@@ -113,7 +113,7 @@ def averaged(freed: float, error: float) -> Averaged:
     [
         (0.0, 0.05, True),
         (0.0, 0.4, None),
-        (0.02, 0.01, True),  # told by the rate and its interval
+        (0.02, 0.01, True),  # decided by the rate and its interval
         (0.5, 0.05, False),
         (0.5, 0.3, None),
         (1.0, 0.1, False),
@@ -127,7 +127,7 @@ def test_a_server_stops_if_few_leaves_are_forgotten_and_not_if_many_are(
 
 
 def test_by_pace_the_end_of_an_answer_is_the_measure() -> None:
-    """A stream costs the twin 4 ms a token; of those that leave half are let go of."""
+    """A stream costs the twin 4 ms a token; the server lets go of half of the leaves."""
     half = GhostRate.by_pace(averaged(0.002, 0.0004), averaged(0.004, 0.0004))
     assert half.rate == pytest.approx(0.5)
     assert half.freed.error == pytest.approx(0.112, abs=0.001)
@@ -170,7 +170,7 @@ def test_enough_is_known_when_both_intervals_are_narrow() -> None:
 
 
 def play(ghosts: float, rng: Any, looks: list[int]) -> list[bool | None]:
-    """The answers at these looks beside a dozen users."""
+    """The decisions at these looks, while a dozen users are served."""
     world = watched(rng, looks[-1], lambda: 0.013, ghosts=ghosts, streams=2, poll_s=WINDOW.poll_s)
     answers: list[bool | None] = []
     for look, moments in enumerate(looks):

@@ -8,7 +8,7 @@ from harness.experiments.limit import find_limit
 
 
 def server_with(slots: int, *, stagger: int = 0) -> Callable[[int, int], Sequence[Sequence[int]]]:
-    """A server that runs so many at once, a token each turn; each comes `stagger` turns later."""
+    """A server with `slots` slots, a token each turn; each stream comes `stagger` turns later."""
 
     def ask(num_streams: int, tokens: int) -> list[Sequence[int]]:
         free: list[int] = [0] * slots

@@ -1,4 +1,4 @@
-"""Each leave by the memory that a server shows: beside users whose comings and goings are known."""
+"""Each leave by the memory that a server shows, among users whose comings and goings are known."""
 
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ def memory(rng: np.random.Generator, *, leaves: int, blocks: int, ghost_every: i
 
 
 def enough(rng: np.random.Generator) -> float:
-    """What ours must hold beside these users, by five seconds of them."""
+    """The blocks that our request must hold among these users, by five seconds of them."""
     quiet = memory(rng, leaves=1, blocks=0)
     need = needed(Falls.of(quiet.times_s, quiet.values).sizes[:250])
     assert need is not None

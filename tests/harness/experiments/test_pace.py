@@ -15,7 +15,7 @@ SEEDS = 60
 
 
 def tokens(rng: np.random.Generator, slow: int, fast: int, noise: float = 0.15) -> list[int]:
-    """When they came, ns: so many at the slow pace, then so many at the fast one."""
+    """When tokens came, ns: `slow` at the slow pace, then `fast` at the fast one."""
     paces = np.array([SLOW_S] * slow + [FAST_S] * fast)
     stalls = np.where(rng.random(len(paces)) < 0.05, 0.04, 0)
     gaps = paces * rng.lognormal(0, noise, len(paces)) + stalls

@@ -25,7 +25,7 @@ def _parsed(line: str | Limit, arms: list[str]) -> list[Limit]:
 
 
 def wasting(name: str, values: Rounds, counting: str | None) -> dict[str, dict[str, Any]]:
-    """An arm with so many wasted tokens a round."""
+    """An arm with these wasted tokens, by round."""
     metric = gated.steps()
     metric.unit = "tokens"
     rounds = {"wasted_tokens": {"mean": list(values)}}

@@ -38,7 +38,7 @@ ONLY_LIMITED = Metric(unit="s", n=40, upper95=0.1, method="gauge", bound="upper"
         ("goodput_rps.mean >= 10", OF_ROUNDS, OPEN),
         ("cancel_latency_s.mean <= 0.2", ONLY_LIMITED, PASS),
         ("cancel_latency_s.mean <= 0.05", ONLY_LIMITED, OPEN),
-        # a quantile by its interval, p95 by those of p50 and p99
+        # a quantile by its interval, p95 by the intervals of p50 and p99
         ("cancel_latency_steps.p99 <= 2", gated.steps(), PASS),
         ("cancel_latency_steps.p99 < 2", gated.steps(), OPEN),
         ("cancel_latency_steps.p99 < 1", gated.steps(), FAIL),

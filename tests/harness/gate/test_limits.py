@@ -1,4 +1,4 @@
-"""Limits as people write them, and what is said of those that cannot be."""
+"""Limits as people write them, and what is said of limits that make no sense."""
 
 import re
 import tomllib

@@ -37,7 +37,7 @@ class NoLoad:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Begin:
-    """Begins a run of `demo` on a server at a URL; arguments are those of its config."""
+    """Begins a run of `demo` on a server at a URL; takes the arguments of `RunConfig`."""
 
     def begin(**config: Any) -> Measurement:
         config = {"workload": "demo", "target_url": "http://127.0.0.1:1"} | config

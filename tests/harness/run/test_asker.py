@@ -30,7 +30,7 @@ def raw(body: bytes) -> Answer:
 
 
 def clock(step_s: int) -> Callable[[], int]:
-    """Each reading is so many seconds later."""
+    """Each reading is `step_s` seconds later."""
     times = iter(range(0, 10**12, step_s * 10**9))
     return lambda: next(times)
 

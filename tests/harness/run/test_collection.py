@@ -1,5 +1,6 @@
 """Shards of two machines, whose clocks begin anywhere, become one run."""
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,6 +163,23 @@ def test_unsent_requests_of_an_open_loop_are_counted(tmp_path: Path) -> None:
     assert manifest["arrivals"]["unsent"] == unsent
     assert manifest["seed"] == 3
     assert any("8 of 10 requests of the sch" in text for text in remarks(folder))
+
+
+def test_a_plan_of_the_first_release_is_read(tmp_path: Path) -> None:
+    """It has the 316 requests of the shipped workload `open_loop`."""
+    kept = json.loads((Path(__file__).parent / "plan-0.1.0.json").read_text())
+    shards = leave_shards(tmp_path / "a", "here", HERE_NS, 10, open_plan=kept)
+    assert collected(tmp_path, shards).read_manifest()["arrivals"]["planned"] == 316
+
+
+def test_a_plan_before_the_first_release_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    older = {"url": "http://server:1", "open_loop": {"schedule": {}, "max_streams": 7}}
+    shards = leave_shards(tmp_path / "a", "here", HERE_NS, 10, open_plan=older)
+    with pytest.raises(ConfigError, match=r"^process-here-7.ndjson: the key `model` .* older than"):
+        collected(tmp_path, shards)
+    assert not (tmp_path / "run").exists()
 
 
 def test_damaged_rows_are_left_out_and_counted(tmp_path: Path) -> None:

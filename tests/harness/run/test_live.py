@@ -41,7 +41,7 @@ def test_latency_and_waste_do_not_depend_on_the_order(
         live.take_rows([left("a", at_ms=10, read=3)])
         assert live.shown()["held"] == 1
     moved = event("blocks_freed", "a", at_ms=8, tokens=1, reason="handed_over")
-    live.take_events([moved, freed])  # what went on at another worker is not gone
+    live.take_events([moved, freed])  # a request that moved to another worker is not gone
     if not is_row_first:
         live.take_rows([left("a", at_ms=10, read=3)])
     shown = live.shown()

@@ -1,7 +1,7 @@
 """A live engine and a replica that get equal commands at equal boundaries, compared step by step.
 
 The live one is the worker's own: its inbox, its runner, its loop, with all outputs and texts; only
-its clock is told. Commands also come while a step computes, as they do from reading threads.
+its clock is the test's. Commands also come while a step computes, as they do from reading threads.
 """
 
 from collections import Counter
@@ -138,7 +138,7 @@ class Lockstep:
             for one in heard:
                 replica.hear(one.t_ns, one.command)
             stepped = replica.step(boundary_ns)
-            told = None if live.report is None else live.report.step  # a wedged one tells nothing
+            told = None if live.report is None else live.report.step  # a wedged one reports nothing
             assert step_of(stepped.record) == step_of(told)
             assert stepped.events == live.events
             assert state_of(replica.scheduler) == state_of(live.scheduler)

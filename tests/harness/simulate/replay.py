@@ -95,7 +95,7 @@ def log_of(engine: RunningEngine) -> Log:
 
 
 class Replay:
-    """`run` yields each step's log beside what the replica did."""
+    """`run` yields each step of the log with what the replica did in it."""
 
     def __init__(self, log: Log, asked: Mapping[str, Asked], config: EngineConfig) -> None:
         self._log = log

@@ -155,7 +155,7 @@ def test_runs_of_one_name_are_two_runs(tmp_path: Path) -> None:
 
 
 def test_a_user_that_asks_for_its_cancel_rests_when_the_answer_has_ended(tmp_path: Path) -> None:
-    """It reads on after leaving; the frontend is told, and sees no disconnect."""
+    """It reads on after leaving; the frontend gets a cancel request and sees no disconnect."""
     run = RunBuilder(tmp_path)
     for number in range(calibration.FEWEST_LAGS):
         name, sent = f"r{number}", number * 100.0

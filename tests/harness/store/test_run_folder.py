@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 from harness.records import ClientSample, CpuSample, GpuSample, MetricSample, Outcome, RequestRow
 from harness.store.manifest import ClockCheck
 from harness.store.parquet import schema_of
-from harness.store.run_folder import RECORDS, RunFolder, RunRows, open_run
+from harness.store.run_folder import RECORDS, OtherVersionError, RunFolder, RunRows, open_run
 from tests.made_up.rows import lifecycle_event, made_up_manifest, request_row, step_row
 
 LARGE_NS = 2**53 + 1  # a float would lose its last digit
@@ -114,6 +114,23 @@ def test_the_manifest_is_replaced_whole(folder: RunFolder) -> None:
     assert written["clock"] == {"name": "CLOCK_MONOTONIC", "comparable": True, "round_trip_ns": 5}
     assert written["idle"] == {"before": {}, "after": {}, "later": {}, "loops": []}
     assert not list(folder.path.glob("*.part"))
+
+
+def test_a_run_before_the_first_release_is_refused(folder: RunFolder) -> None:
+    folder.write_manifest(made_up_manifest())
+    content = folder.read_manifest()
+    del content["kills"]
+    (folder.path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(OtherVersionError, match=r"manifest.json: was written before version 0.1.0"):
+        folder.load_manifest()
+
+
+def test_a_column_that_is_newer_than_the_run_holds_its_default(folder: RunFolder) -> None:
+    folder.write_rows(RunRows(requests=[a_request("r", Outcome.COMPLETED)]))
+    table = folder.path / "requests.parquet"
+    pq.write_table(pq.read_table(table).drop_columns(["frontend", "unread"]), table)
+    row = folder.frame("requests").iloc[0]
+    assert (row["frontend"], row["unread"]) == (0, None)
 
 
 def test_a_run_is_written_into_a_folder_of_its_own(tmp_path: Path) -> None:

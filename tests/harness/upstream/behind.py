@@ -76,7 +76,7 @@ class Running:
 
 @contextmanager
 def upstream(**settings: Any) -> Iterator[Running]:
-    """With short steps; `settings` are those of the server and of its pace."""
+    """With short steps; `settings`: of the server and of its pace."""
     pace = {"slots": 2, "step_ms": 2.0}
     pace |= {key: settings.pop(key) for key in list(settings) if hasattr(ServingPace(), key)}
     log, ready, found = Lines(), threading.Event(), []

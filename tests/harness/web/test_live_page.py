@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 
 def shown(*, ticks: int, has_log: bool = True) -> dict[str, Any]:
-    """The state of a run after so many ticks, in each of which a user left."""
+    """The state of a run after `ticks` ticks, in each of which a user left."""
     live = LiveRun(has_log=has_log, started_ns=0)
     for n in range(ticks):
         name, at_ms = str(n), 500 * n

@@ -17,8 +17,8 @@ _SHIPPED: Final = (60, 1)  # requests of the trace that ships, and its seed
 
 
 def conversations(number: int, *, seed: int) -> list[Recorded]:
-    """One request a second on average. All begin with the same page; a request goes on with an
-    earlier conversation (its pages, and one to three more) or begins one."""
+    """One request a second on average. All begin with the same page; a request continues an earlier
+    conversation (its pages, and one to three more) or begins one."""
     rng = random.Random(seed)
     known: list[tuple[int, ...]] = [(0,)]
     requests: list[Recorded] = []

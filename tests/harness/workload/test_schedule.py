@@ -1,7 +1,6 @@
 """Arrivals are resolved for the server, a trace is found and read, or refused before the start."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,8 +9,7 @@ from harness.run.load_plan import count_arrivals, describe_open_loop, open_loop_
 from harness.run.run_config import RunConfig, make_load_plan, resolve_run
 from harness.workload.arrivals import TraceArrivals
 from harness.workload.load import AbandonLoad
-from harness.workload.observed_latency import ObservedLatency
-from harness.workload.plan import LoadPlan, plan_from_mark
+from harness.workload.plan import LoadPlan
 from harness.workload.workload import Workload, load_workload
 from tests.harness.plans import server
 from tests.harness.workload.test_refused import GOOD
@@ -79,7 +77,7 @@ def test_arms_may_differ_in_their_arrivals(tmp_path: Path) -> None:
     ("more", "context", "longest", "factor"),
     [
         ("from_s=1\nseconds=90\nspeed=3", None, 2000, 1),
-        ("", 1100, 1000, 1),  # beside the longest answer
+        ("", 1100, 1000, 1),  # with room for the longest answer
         ('prompt_factor="fit"', None, 2000, 0.5),
         ('prompt_factor="fit"', 300, 200, 0.05),
         ('prompt_factor="fit"\nfrom_s=50', None, 2000, 1),  # never longer
@@ -125,67 +123,3 @@ def test_a_trace_replayed_too_fast_is_refused(tmp_path: Path) -> None:
     resolve_run(at_speed(1))
     with pytest.raises(ConfigError, match=r"trace.jsonl: `arrivals` bring up to 16 .*most_rate=16"):
         resolve_run(at_speed(2))
-
-
-def old_plan(schedule: dict[str, Any]) -> dict[str, Any]:
-    """A plan as version 0.1 kept it with its rows, without the keys that are not read."""
-    more = {"delivery": "stream", "n": 1}
-    mix = [
-        {"weight": 0.75, "leave": {"plan": "tokens", "tokens": [1]}, "way": "rst", **more},
-        {"weight": 0.25, "leave": {"plan": "never"}, "way": "fin", **more},
-    ]
-    lengths = {"prompt_tokens": [8, 2000], "answer_tokens": 100, "stay_tokens": 50}
-    return {
-        **dict.fromkeys(("url", "path", "model", "arm"), "/x"),
-        "seed": 5,
-        "users": 1,
-        "processes": 2,
-        "max_seconds": 100.0,
-        "load": {"kind": "abandon", "mix": mix, "think": "step", **lengths},
-        "open_loop": {"schedule": schedule, "max_streams": 7},
-    }
-
-
-def stretch(seconds: float, from_rate: float, to_rate: float) -> dict[str, float]:
-    return {"seconds": seconds, "from_rate": from_rate, "to_rate": to_rate}
-
-
-RAMP = {"burstiness": 1.0, "stretches": [stretch(3, 0, 9)]}
-STEPS = {"burstiness": None, "stretches": [stretch(3, 2, 2), stretch(1, 5, 5)]}
-REPLAY = {"file": "mine.csv", "from_s": 0.0, "prompt_factor": 1.0, "speed": 2.0, "seconds": 90.0}
-LENGTHS = {"prompt_tokens": [8, 2000], "answer_tokens": 50}
-
-
-@pytest.mark.parametrize(
-    ("schedule", "arrivals"),
-    [
-        ({"kind": "rate", **RAMP}, 'kind="ramp"\nfrom_rate=0\nto_rate=9\nseconds=3'),
-        (
-            {"kind": "rate", **STEPS},
-            'kind="steps"\nspacing="even"\nsteps=[{rate=2,seconds=3},{rate=5,seconds=1}]',
-        ),
-        (
-            {"kind": "trace", **REPLAY, **LENGTHS},
-            'kind="trace"\nfile="mine.csv"\nspeed=2\nseconds=90',
-        ),
-    ],
-    ids=["ramp", "steps", "trace"],
-)
-def test_the_plan_of_an_older_version_has_the_same_arrivals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], arrivals: str
-) -> None:
-    (tmp_path / "mine.csv").write_text(TRACE)
-    monkeypatch.chdir(tmp_path)
-    old = plan_from_mark(old_plan(schedule))
-    new = plan(tmp_path, f"{arrivals}\nmax_streams=7", "run.seed=5", "load.stay_share=0.25")
-    assert isinstance(old.load, AbandonLoad)
-    assert isinstance(new.load, AbandonLoad)
-    assert old.schedule is not None
-    assert (old.schedule.max_streams, old.run.processes) == (7, 2)
-    assert list(old.planned_arrivals()) == list(new.planned_arrivals())
-    for arrival in old.planned_arrivals():
-        was, now = (
-            arrival.draw_request(load, seed=5, seen=ObservedLatency())
-            for load in (old.load, new.load)
-        )
-        assert was.planned_abandon == now.planned_abandon

@@ -1,4 +1,4 @@
-"""The parts of a request beside its JSON, as ASGI brings them."""
+"""The parts of a request other than its JSON, as ASGI brings them."""
 
 import re
 from typing import Any
@@ -31,7 +31,7 @@ def anyio_backend() -> str:
 
 
 class Sender:
-    """A client that sends a body of so many bytes, piece by piece, as it is asked for them."""
+    """A client that sends a body of `num_bytes`, piece by piece, as it is asked for them."""
 
     def __init__(self, num_bytes: int, **headers: str) -> None:
         self.num_left = num_bytes

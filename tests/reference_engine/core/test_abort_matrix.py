@@ -1,7 +1,7 @@
 """Abort in every state of a request: nothing of it is left.
 
-Each case brings a request called "target" into its state beside one that survives, ends it, and
-checks the books: no block held, none lost, counted once, and the survivor runs on to its end.
+Each case brings a request called "target" into its state while another one runs, ends it, and
+checks the books: no block held, none lost, counted once, and the other request runs to its end.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Admission and preemption: the requests chosen, with how many tokens, and those that wait."""
+"""Admission and preemption: the chosen requests, their numbers of tokens, and who waits."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ LONG_PREFILL = {
             {"long": 12, "short": 4},
             [{"long": 5, "short": 4}, {"long": 5, "short": 1}, {"long": 2, "short": 1}],
         ),
-        (  # the threshold clamps each prompt, and the budget goes on to the next
+        (  # the threshold clamps each prompt, and the next gets what is left of the budget
             LONG_PREFILL,
             dict.fromkeys("abcdefg", 12),
             [dict.fromkeys("abcdef", 5) | {"g": 2}, dict.fromkeys("abcdef", 5) | {"g": 2}],

@@ -60,7 +60,7 @@ CONFIGS = st.builds(
 
 
 class Memory:
-    """The tokens whose keys and values a runner would have in each slot, and in those of the host.
+    """The tokens whose keys and values a runner would have in each slot, there and on the host.
 
     All slots look computed at first, by a token that no request has.
     """

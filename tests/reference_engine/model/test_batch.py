@@ -1,4 +1,4 @@
-"""The inputs of plain steps: the same as those of any other step, and rows that do nothing."""
+"""The inputs of plain steps: the same as of any other step, and rows that do nothing."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Canaries: greedy answers are the same, bit by bit in their logits, under any load.
 
 First they are generated undisturbed: eight at a time, in a pool that holds them all. Then under
-load: in a pool that is too small, beside requests that come, are cancelled at any moment, and share
+load: in a pool that is too small, with requests that come, are cancelled at any moment, and share
 the canaries' first prompt tokens. Some canaries are preempted and computed again, or copied to the
 host and back, some find their prefix in the cache.
 """

@@ -51,7 +51,7 @@ HAS_GPU = torch.cuda.is_available()
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 # First and last position of the tokens that a step computes of each request: a decode of the first
-# token, in a full block, in a new one, of a long context; prompts that are whole, that go on in
+# token, in a full block, in a new one, of a long context; prompts that are whole, that continue in
 # the middle of a block, after a prefix that was cached, with one token, over several tiles.
 SPANS = [
     *((0, 1), (15, 16), (16, 17), (299, 300), (256, 257)),
@@ -95,7 +95,7 @@ def test_ragged_prompts_and_decodes_attend_as_by_the_textbook(
     inputs = rows.inputs(limits.mixed_shape(256))
     rows.fill(spans, limits.mixed_shape(256))
     blocks = shape.random_blocks(401, generator).to(dtype)
-    # Heads of queries lie beside those of keys and values.
+    # The heads of queries, keys and values lie in one tensor.
     heads = torch.randn(256, shape.num_heads + 3, shape.head_dim, generator=generator).to(dtype)
     queries = heads[:, : shape.num_heads]
     attended = heads.clone().to(device)[:, : shape.num_heads]
@@ -236,7 +236,7 @@ def on_a_device(
 def test_steps_on_a_device_answer_as_a_cpus_do_while_requests_come_and_go(
     is_captured: bool, num_steps: int
 ) -> None:
-    """Rows that are padded, prompts beside decodes, requests that are aborted, temperatures."""
+    """Rows that are padded, prompts among decodes, requests that are aborted, temperatures."""
     need("cpu")
     recorder, said = Replays() if is_captured else None, list[str]()
     sides = make_side(), make_side()

@@ -124,7 +124,7 @@ class Served:
         return client
 
     async def sender(self, data: bytes, receive_bytes: int | None = None) -> socket.socket:
-        """A client that has sent so much, which may be less or more than a request."""
+        """A client that has sent `data`, which may be less or more than a request."""
         client = socket.socket()
         if receive_bytes is not None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

@@ -1,4 +1,4 @@
-"""Queries, cancels and pings of requests, and the results of those that were cancelled."""
+"""Queries, cancels and pings of requests, and the results of cancelled requests."""
 
 import asyncio
 from typing import Any

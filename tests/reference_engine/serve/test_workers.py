@@ -39,7 +39,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Watched:
-    """A connection to the worker at this address, and what it told of it."""
+    """A connection to the worker at this address, and what it reported."""
 
     def __init__(self, address: WorkerAddress, beats: Beats | None = None, tries: int = 2) -> None:
         self.ups: asyncio.Queue[Ready] = asyncio.Queue()

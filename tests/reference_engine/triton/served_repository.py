@@ -55,7 +55,7 @@ def write_repository(folder: Path) -> Path:
 
 
 class Watched:
-    """A copy of a repository, whose models tell what they do, and wait at gates.
+    """A copy of a repository, whose models report what they do, and wait at gates.
 
     `events` holds what the models have said, in order: model, what, request id.
     """

@@ -4,7 +4,7 @@
     python -m tests.reference_engine.triton.side_by_side --triton 'COMMAND {repository} {port}'
 
 The second adds a column for NVIDIA's server, started by the command. Each server gets a copy of the
-repository, whose models tell what they do. Pauses give a server time;
+repository, whose models report what they do. Pauses give a server time;
 the tests, whose server is at hand, look inside instead.
 """
 

@@ -125,7 +125,7 @@ def test_the_first_of_two_answers_counts(served: Served) -> None:
 def test_a_model_that_dies_is_started_again(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its request fails; those behind it, and other models, do not."""
+    """Its request fails; the requests behind it, and other models, do not."""
     [before] = served.model("odd").pids
     with served.client() as client:
         ends = [Pending(), Pending()]

@@ -41,8 +41,8 @@ CONFIG = EngineConfig(
 
 
 class Frontend:
-    """Remembers what it is told, and cancels a request when its `cue` comes: an event, with the
-    first letter of the worker that notes it.
+    """Remembers what its worker sends, and cancels a request when its `cue` comes: an event, with
+    the first letter of the worker that notes it.
     """
 
     def __init__(self, name: str, worker: RunningWorker) -> None:
@@ -261,7 +261,7 @@ def test_a_frontend_that_is_lost_loses_its_requests_on_both_workers_and_no_other
 def test_blocks_that_do_not_fit_or_stay_away_cost_time_or_nothing(
     data: bytes, is_cancelled: bool
 ) -> None:
-    """They are computed again; a cancellation does not wait for those still to come."""
+    """They are computed again; a cancellation does not wait for blocks still to come."""
     with running(**decode_settings()) as decode, Frontend("prefill-0", decode) as side:
         given = HandedOver(num_bytes=10, num_cached_tokens=3, probability=None)
         side.send(replace(add("a", 1), answer=[300], handed_over=given))
