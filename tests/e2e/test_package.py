@@ -43,8 +43,7 @@ def wheel_in(folder: Path) -> Path:
 
 def install(binaries: Path, what: str | Path) -> None:
     constraints = REPOSITORY / "constraints.txt"
-    command = [binaries / "pip", "install", "--quiet", what, "--constraint", constraints]
-    run(*command, cwd=binaries)
+    run(binaries / "pip", "install", "--quiet", what, "--constraint", constraints, cwd=binaries)
 
 
 def test_conform_needs_no_extra_and_a_run_says_which_it_needs(base: Path, tmp_path: Path) -> None:
