@@ -66,7 +66,9 @@ def fewest_for_rate_below(rate: float) -> int:
 
 
 def t_quantile(share: float, freedom: float) -> float:
-    """Of Student's distribution; `share` above one half."""
+    """Of Student's distribution, which is symmetric."""
+    if share < 0.5:
+        return -t_quantile(1 - share, freedom)
     x = _beta_quantile(2 * (1 - share), freedom / 2, 0.5)
     return math.sqrt(freedom * (1 - x) / x)
 
