@@ -1,7 +1,7 @@
 """Conformance results side by side: a line a case, a narrow column a server as it was configured.
 
-The dialects of a gateway share a line. A red cell may be explained in explanations.toml beside the
-results, a sentence and a link each.
+The dialects of a gateway share a line. The file explanations.toml next to the results may explain
+red cells, each by a sentence and a link.
 """
 
 import os
