@@ -1,7 +1,7 @@
 """Conformance results side by side: a line a case, a narrow column a server as it was configured.
 
-The dialects of a gateway share a line. A red cell may be explained in explanations.toml beside the
-results, a sentence and a link each.
+The dialects of a gateway share a line. The file explanations.toml next to the results may explain
+red cells, each by a sentence and a link.
 """
 
 import os
@@ -27,10 +27,17 @@ from dashboards.conform_page import (
 from dashboards.page import document, save
 from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
-from harness.store.conform_result import NOT_MEANT, CaseResult, ConformResult, read_conform
+from harness.store.conform_result import (
+    NOT_MEANT,
+    CaseResult,
+    ConformResult,
+    Failure,
+    read_conform,
+)
 
 # The gravest verdict of several dialects stands for all.
 GRAVEST: Final = ("fail", "harness", "cannot decide", "pass", "info", "not supported")
+KINDS: Final = (Failure.HARM, Failure.NEVER, Failure.LATE, None)
 OPEN: Final = ("harness", "cannot decide")
 EXPLANATIONS: Final = "explanations.toml"
 PAGE: Final = "index.html"
@@ -190,8 +197,8 @@ def _column(
 
 def _cell(name: str, place: str, described: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One case on one server: the gravest of its dialects, and how many of them that is."""
-    words = [one["word"] for one in described]
-    word = min(words, key=GRAVEST.index)
+    gravest = min(described, key=_gravity)
+    words, word = [one["word"] for one in described], gravest["word"]
     applicable = [one for one in words if one not in ("not supported", "info")]
     is_part = word in ("fail", *OPEN) and words.count(word) < len(applicable)
     lines: dict[tuple[str, str], dict[str, Any]] = {}
@@ -199,13 +206,18 @@ def _cell(name: str, place: str, described: Sequence[dict[str, Any]]) -> dict[st
         line = lines.setdefault((one["word"], one["sentence"]), {**one, "dialects": []})
         line["dialects"] += [one["dialect"]] if len(described) > 1 else []
     return {
-        **next(one for one in described if one["word"] == word),
+        **gravest,
         "name": name,
         "anchor": place,
         "part": f"{words.count(word)} of {len(applicable)}" if is_part else "",
         "lines": [*lines.values()],
         "described": described,
     }
+
+
+def _gravity(one: dict[str, Any]) -> tuple[int, int]:
+    """0: the gravest verdict, and the gravest kind of failure."""
+    return GRAVEST.index(one["word"]), KINDS.index(one["kind"])
 
 
 def _reds(cell: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from harness.conform.gateway.case import DIALECTS
 from harness.run.process import free_port
-from harness.run.recipes import load_recipes
+from harness.run.recipes import engines_home, load_recipes
 from harness.store.conform_result import CONFORM_FILE, CaseResult, Contract, Verdict, read_conform
 from tools.engines_matrix import Step, keep_what_failed, served, walkaway
 
@@ -57,7 +57,15 @@ def measure(gateway: str, out: Path, words: list[str]) -> list[Step]:
     if (folder / CONFORM_FILE).exists():
         keep_what_failed(folder)
         (folder / "runs.json").write_text(json.dumps(steps, indent=1) + "\n")
+        hide_home(folder)
     return steps
+
+
+def hide_home(folder: Path) -> None:
+    """The commands that are kept name no folder of this machine."""
+    for file in folder.glob("*.*"):
+        text = file.read_text()
+        file.write_text(text.replace(str(engines_home()), "$WALKAWAY_ENGINES"))
 
 
 def _judged(

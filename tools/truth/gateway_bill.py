@@ -15,7 +15,8 @@ DIALECTS: Final = {
     "/messages": "messages",
 }
 ENDS: Final = {
-    "responses": b'event: response.completed\ndata: {"type":"response.completed"}\n\n',
+    "responses": b"event: response.completed\n"
+    b'data: {"type":"response.completed","response":{"status":"completed"}}\n\n',
     "messages": b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
 }
 DONE: Final = b"data: [DONE]\n\n"
