@@ -85,7 +85,7 @@ class Cleaning:
         while row is not None and row.outcome is not Outcome.COMPLETED:
             refusals += was_refused(row)
             if time.perf_counter_ns() > until_ns:
-                return _why_unanswered(row, refusals)
+                return _why_unanswered(row, refusals, is_usual=server.facts.refuses)
             server.pause(_AGAIN_S)
             row = self._ask_canary(longest_s)
         if row is None:
@@ -180,7 +180,13 @@ class Cleaning:
         return SLOWER * (server.ttft_s + max(slots) * server.step_s)
 
 
-def _why_unanswered(row: RequestRow, refusals: int) -> tuple[Aftermath, str]:
+def _why_unanswered(row: RequestRow, refusals: int, *, is_usual: bool) -> tuple[Aftermath, str]:
+    """`is_usual`: it refuses where it has no free slot."""
+    if was_refused(row) and not is_usual:
+        return Aftermath.REFUSING, (
+            f"the server refuses short requests ({row.error}), though it let such requests wait "
+            "before: it may limit how much is asked; raise that limit for this check"
+        )
     if was_refused(row):
         said = f"{refusals} refusals in a row though nothing of this run is left ({row.error})"
         return Aftermath.WEDGED, f"the server is busy for nobody: {said}"

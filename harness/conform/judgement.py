@@ -134,6 +134,7 @@ def holds_of(
         stalls_s=[one.stall_s for one in tries if one.stall_s is not None],
         control_stalls_s=[one.stall_s for one in controls if one.stall_s is not None],
         cuts=[one.cut for one in tries if one.cut is not None],
+        control_cuts=[one.cut for one in controls if one.cut is not None],
     )
 
 
@@ -206,6 +207,12 @@ def _settled(
             failure, reason, evidence, stops=stopping.stops, steps=counted.steps, way=holds.way
         )
 
+    if holds.cuts and holds.control_cuts:
+        raise CannotDecideError(
+            f"a stream that stayed was cut as another one left ({holds.cuts[0]}), and one as an "
+            f"answer ended by itself ({holds.control_cuts[0]}): a limit of the server's, or of "
+            "one before it, may end long requests"
+        )
     if (harm := judge_stalls(holds, now.step_s, now.flush_s)) is not None:
         return finding(Failure.HARM, harm)
     if stopping.stops is False:

@@ -21,6 +21,7 @@ from harness.conform.judgement import (
     judge_recovery,
 )
 from harness.conform.stopping import ANOTHER_LOAD, HARM_S, is_suspicious
+from harness.experiments.admission import Admission
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, SlotTry
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.occupancy import Occupancy
@@ -229,7 +230,7 @@ class Recoveries:
         then another load takes them. Slots that stay lost after every stream has ended are left out
         from here on."""
         streams = self._streams
-        if not streams.facts.has_queue:
+        if not streams.facts.can_fill:
             return Finding(None, "no slots are known that another load could take", {})
         if running == 0:
             if streams.serves():
@@ -237,6 +238,9 @@ class Recoveries:
             return Finding(Failure.NEVER, "the server serves no request any more", {})
         if running is not None and running < streams.slots:
             streams.facts = streams.facts._replace(slots=running)
+        if (admission := self._admission) is not None:
+            served_s = [admission.control_s() for _ in range(self.tries)]
+            return _served_within(served_s)
         controls = [self._one_control() for _ in range(self.tries)]
         served_s = [one.recovery_s for one in controls if one.recovery_s is not None]
         if len(served_s) < len(controls):
@@ -244,9 +248,14 @@ class Recoveries:
                 f"{ANOTHER_LOAD}: a slot whose answer ended by itself served no other request "
                 f"within {controls[-1].waited_s:.1f} s"
             )
-        worst_ms = round(1e3 * max(0.0, *served_s), 1)
-        said = f"slots whose answers ended by themselves served another within {worst_ms:g} ms"
-        return Finding(None, said, {"control_worst_ms": worst_ms})
+        return _served_within(served_s)
+
+    @property
+    def _admission(self) -> Admission | None:
+        """Of a server that refuses."""
+        if not self._streams.facts.refuses:
+            return None
+        return next((one for one in self._watchers if isinstance(one, Admission)), None)
 
     def _one_control(self) -> SlotTry:
         """A slot that is free already, since a request that had left came to its end meanwhile,
@@ -258,3 +267,9 @@ class Recoveries:
             if not streams.ghosts():
                 raise
             return slots.time_probe(streams.start(streams.probe()))
+
+
+def _served_within(served_s: Sequence[float]) -> Finding:
+    worst_ms = round(1e3 * max(0.0, *served_s), 1)
+    said = f"slots whose answers ended by themselves served another within {worst_ms:g} ms"
+    return Finding(None, said, {"control_worst_ms": worst_ms})

@@ -38,6 +38,7 @@ _TIMES: Final = (Failure.LATE, Failure.NEVER)  # harm is no matter of chance, an
 _PLAIN: Final = ("stream/fin-decode", "stream/rst-decode")  # a leave that each server could see
 _MANY_PROMPTS: Final = ("dose", "retry")  # groups of cases that send many long prompts
 _LONG_PROMPTS: Final = ("prefill", *_MANY_PROMPTS)
+_UNANSWERED: Final = (Aftermath.WEDGED, Aftermath.REFUSING)
 _HEALTH: Final = "wedge/health"
 _EVER_NS: Final = 1 << 62
 _MOST_RECOUNTS: Final = 3  # of slots, in a run
@@ -207,16 +208,17 @@ class CaseTurns:
         if aftermath is Aftermath.DEAD and is_healthy:
             aftermath = Aftermath.WEDGED
         is_over = aftermath is Aftermath.DEAD or (is_still and aftermath is Aftermath.WEDGED)
-        may_be_ghosts = aftermath is Aftermath.WEDGED and bench.ghosts() > 0
+        may_be_ghosts = aftermath in _UNANSWERED and bench.ghosts() > 0
         if not is_over:
             self._rest(result, aftermath)
-        if aftermath is Aftermath.WEDGED and not is_over and not bench.cleaning.running:
+        if aftermath in _UNANSWERED and not is_over and not bench.cleaning.running:
             is_unseen = may_be_ghosts and not bench.facts.can_fill
             # What was left has ended, or will.
             later = (bench.cleaning.aftermath_of_left if is_unseen else bench.cleaning.aftermath)()
             is_over = later[0] in (Aftermath.WEDGED, Aftermath.DEAD)
-            if later[0] is Aftermath.RESTARTED:
+            if later[0] in (Aftermath.RESTARTED, Aftermath.REFUSING):
                 aftermath, reason = later
+                may_be_ghosts = False
         if aftermath is Aftermath.RESTARTED:
             _leave_open(result, reason)
         elif may_be_ghosts and not is_over:
@@ -224,6 +226,8 @@ class CaseTurns:
         result.aftermath = aftermath
         result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
         result.left_in_all = known.left + result.left
+        if aftermath is Aftermath.REFUSING:
+            self.end = reason  # nobody is accused: the leaves need not be why
         if not is_over:
             self._last = result if result.left else self._last
             return [result]

@@ -62,6 +62,11 @@ class Admission:
             cuts=[] if cut is None else [cut],
         )
 
+    def control_s(self) -> float:
+        """By itself, after a red. Raises CannotDecideError if no request is admitted."""
+        self._full_slots.begin()
+        return self._hand_over()
+
     def _hand_over(self) -> float:
         server = self._streams
         self._full_slots.fill(server.slots - 1)

@@ -401,14 +401,15 @@ class FullSlots:
         """How a stream was cut as others left, so that there is no figure. Raises
         CannotDecideError."""
         if len(moments) < len(probes):
-            if moments and (cut := self.how_cut()) is not None:
+            if moments and (cut := self.how_cut(min(moments))) is not None:
                 return cut
             raise CannotDecideError("a stream that was to leave could not")
-        if self._leavers and (cut := _how_cut(probes)) is not None:
+        if self._leavers and (cut := _how_cut(probes, min(moments))) is not None:
             return cut
+        refuses = self._streams.facts.refuses
         for probe in probes:
             if probe.first_token_ns is None and probe.row is not None:
-                if is_refused(probe):
+                if refuses and is_refused(probe):
                     continue
                 raise CannotDecideError(f"the probe was not answered: {end_of(probe)}")
         return None
@@ -419,7 +420,7 @@ class FullSlots:
         server = self._streams
         read = self.metronomes
         others = sum(at_ns > since_ns for at_ns in read[0].token_times_ns) if read else None
-        stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut()
+        stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut(t0_ns)
         if first_ns is None:
             return SlotTry(None, patience_s, others, stall_s, cut, self._waves)
         waited_s = (first_ns - since_ns) / 1e9
@@ -441,9 +442,9 @@ class FullSlots:
                 gaps.append(max(around) / 1e9)
         return min(gaps, default=None)
 
-    def how_cut(self) -> str | None:
-        """How a stream that stayed ended, or one that was to leave, if one was cut."""
-        return _how_cut([*self._streams.fillers, *self._leavers])
+    def how_cut(self, since_ns: int = 0) -> str | None:
+        """How a stream that stayed, or one that was to leave, ended since then, if it was cut."""
+        return _how_cut([*self._streams.fillers, *self._leavers], since_ns)
 
     def steps_now(self, steps: int = _SHOWN_STEPS) -> list[float]:
         """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
@@ -470,9 +471,9 @@ class FullSlots:
         return steps if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
 
 
-def _how_cut(streams: Sequence[LiveStream]) -> str | None:
-    ended = (one for one in streams if one.row is not None)
-    return next((end_of(one) for one in ended if one.row and one.row.outcome in _CUT), None)
+def _how_cut(streams: Sequence[LiveStream], since_ns: int) -> str | None:
+    cut = (one for one in streams if one.row is not None and one.row.outcome in _CUT)
+    return next((end_of(one) for one in cut if one.row and one.row.ended_ns >= since_ns), None)
 
 
 def _no_slot(what: str, stream: LiveStream) -> str:

@@ -38,7 +38,8 @@ class Holds(NamedTuple):
     `controls_s`: the same for answers that ended by themselves. `floor_s`: what this way cannot
     see below. `natural_s`: how long the streams that left would have run on; None: not known.
     `stalls_s`, `control_stalls_s`: the longest gap of a stream that stayed, in each try and in each
-    control; empty where no stream stayed. `cuts`: how streams that stayed ended as others left.
+    control; empty where no stream stayed. `cuts`, `control_cuts`: how streams that stayed were cut
+    as others left, and as answers ended.
     """
 
     way: Way
@@ -50,6 +51,7 @@ class Holds(NamedTuple):
     stalls_s: Sequence[float] = ()
     control_stalls_s: Sequence[float] = ()
     cuts: Sequence[str] = ()
+    control_cuts: Sequence[str] = ()
 
 
 def has_no_end(tries_s: Sequence[float | None]) -> bool:

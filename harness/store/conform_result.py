@@ -57,6 +57,7 @@ class Aftermath(StrEnum):
     SLOW = "slow"
     WRONG_TEXT = "wrong text"
     GHOSTS = "busy with its ghosts"  # no answer until the answers that were left had ended
+    REFUSING = "refusing"  # short requests, though it is known to queue: it may limit their rate
     WEDGED = "wedged"  # no answer to the probe within its time
     DEAD = "dead"
     RESTARTED = "restarted"  # it served nobody for longer than the settle time, and then again

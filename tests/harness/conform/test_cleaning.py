@@ -43,7 +43,7 @@ def cleaning_of(*, settle_s: float = SETTLE_S, flush_tokens: float = 1.0, **more
         settle_s=settle_s,
         ttft_s=0.02,
         step_s=0.02,
-        facts=SimpleNamespace(flush_tokens=flush_tokens),
+        facts=SimpleNamespace(flush_tokens=flush_tokens, refuses=False),
         **more,
     )
     return Cleaning(cast(Streams, streams), cast(Occupancy, None))

@@ -142,6 +142,13 @@ def test_a_stream_that_is_cut_as_another_leaves_is_harm() -> None:
     assert "the connection was closed" in found.reason
 
 
+def test_streams_that_are_cut_where_answers_end_by_themselves_too_are_no_harm_of_leaving() -> None:
+    """A limit on the length of a request, say."""
+    cut = SlotTry(0.01, 0.01, others=1, cut="the connection was closed")
+    with pytest.raises(CannotDecideError, match="a limit of the server's, or of one before it"):
+        judge_recovery([cut], CALM, Bound(), controls=[cut])
+
+
 def test_a_verdict_by_seconds_names_its_figures() -> None:
     found = judge_holds(holds(QUICK, QUICK, way="admission"), 0.0016, Bound())
     assert (found.stops, found.steps, found.way) == (True, None, "admission")

@@ -136,6 +136,16 @@ def test_ghosts_that_nobody_can_count_are_no_wedged_server(*, ends: bool) -> Non
     assert (ran.end is None) is ends
 
 
+def test_a_server_that_refuses_what_it_let_wait_before_ends_the_run_and_is_not_accused() -> None:
+    one = bench()
+    one.cleaning.running = None
+    one.cleaning.aftermath = lambda: (Aftermath.REFUSING, "it refuses: HTTP 429")
+    ran = turns(one)
+    result = run(ran, FIN, GOOD)
+    assert (result.verdict, result.aftermath) == (Verdict.PASS, Aftermath.REFUSING)
+    assert ran.end == "it refuses: HTTP 429"
+
+
 def test_a_server_that_has_restarted_decides_nothing_and_the_run_goes_on() -> None:
     one = bench()
     one.cleaning.aftermath = lambda: (Aftermath.RESTARTED, "it has restarted")
