@@ -207,7 +207,9 @@ def _write_gguf(path: Path, shape: Shape, weights: Mapping[str, Floats]) -> None
     _add_tokenizer(file, shape)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.layers)
     for name, tensor in weights.items():
-        file.add_tensor(names.get_name(name, (".weight",)), tensor)
+        named = names.get_name(name, (".weight",))
+        assert named is not None
+        file.add_tensor(named, tensor)
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
