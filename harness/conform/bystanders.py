@@ -33,6 +33,7 @@ NO_GREEDY: Final = (
     "the server has no greedy text: answers to one prompt differ from their first word on"
 )
 UNLIKE_TEXTS: Final = "texts differ without any leave, too, and are not compared"
+STOP: Final = "stop"  # the finish reason of an answer that ended by itself, before its length
 Rows = list[RequestRow]
 
 
@@ -99,6 +100,16 @@ def rows_of(streams: Sequence[LiveStream]) -> Rows:
             raise CannotDecideError(f"a request was refused: {row.error}")
         rows.append(row)
     return rows
+
+
+def lengths_of(rows: Rows) -> list[int]:
+    """Tokens of the answers that did not end by themselves."""
+    return [tokens_of(row) for row in rows if row.finish_reason != STOP]
+
+
+def tokens_of(row: RequestRow) -> int:
+    """By the server's count, or else by the events."""
+    return row.completion_tokens or row.tokens_read
 
 
 def joined(stream: LiveStream) -> RequestRow:

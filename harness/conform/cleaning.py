@@ -27,6 +27,7 @@ _LONGEST_REST_S: Final = 90.0
 _AGAIN_S: Final = 0.1
 _RESTART_S: Final = 5.0  # for which a server that no longer serves is asked again
 _RESTART_LOOK_S: Final = 0.5
+_LIMITED_S: Final = 65.0  # a minute, and a little
 
 
 class Cleaning:
@@ -67,6 +68,21 @@ class Cleaning:
             found = self.aftermath()
         return found
 
+    def aftermath_of_refusals(self) -> tuple[Aftermath, str]:
+        """Where the server refuses though nothing of this run is left: a limit on how much is asked
+        in a minute lets requests in again when the minute is over."""
+        began_s = time.monotonic()
+        found = self.aftermath()
+        while found[0] is Aftermath.WEDGED and time.monotonic() - began_s < _LIMITED_S:
+            found = self.aftermath()
+        if found[0] is Aftermath.WEDGED or time.monotonic() - began_s < self._streams.settle_s:
+            return found
+        return Aftermath.REFUSING, (
+            f"the server refused every request for {time.monotonic() - began_s:.0f} s after all of "
+            "ours had ended, and then served again: it may limit how much is asked in a minute; "
+            "raise that limit for this check"
+        )
+
     def _serves_again(self, longest_s: float) -> bool:
         until_s = time.monotonic() + longest_s
         while (left_s := until_s - time.monotonic()) > 0:
@@ -85,7 +101,8 @@ class Cleaning:
         while row is not None and row.outcome is not Outcome.COMPLETED:
             refusals += was_refused(row)
             if time.perf_counter_ns() > until_ns:
-                return _why_unanswered(row, refusals, is_usual=server.facts.refuses)
+                is_usual = not server.facts.lets_wait(server.ghosts() + 1)
+                return _why_unanswered(row, refusals, is_usual=is_usual)
             server.pause(_AGAIN_S)
             row = self._ask_canary(longest_s)
         if row is None:
@@ -181,7 +198,7 @@ class Cleaning:
 
 
 def _why_unanswered(row: RequestRow, refusals: int, *, is_usual: bool) -> tuple[Aftermath, str]:
-    """`is_usual`: it refuses where it has no free slot."""
+    """`is_usual`: it refuses where it has no free slot, or no place in its queue."""
     if was_refused(row) and not is_usual:
         return Aftermath.REFUSING, (
             f"the server refuses short requests ({row.error}), though it let such requests wait "

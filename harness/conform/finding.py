@@ -9,7 +9,7 @@ Evidence = dict[str, float | str | None]  # the names hold the units
 
 class Finding(NamedTuple):
     """`failure` None: good, or, if not `is_judged`, for information alone. `stops`, `steps`, `way`:
-    see CaseResult."""
+    see CaseResult. `is_one_try`: a red by a single try, which may be chance."""
 
     failure: Failure | None
     reason: str
@@ -18,6 +18,7 @@ class Finding(NamedTuple):
     stops: bool | None = None
     steps: Steps | None = None
     way: Way | None = None
+    is_one_try: bool = False
 
 
 def found(good: str, wrong: str | None, evidence: Evidence, how: Failure) -> Finding:

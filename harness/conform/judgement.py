@@ -204,7 +204,13 @@ def _settled(
 ) -> Finding:
     def finding(failure: Failure | None, reason: str) -> Finding:
         return Finding(
-            failure, reason, evidence, stops=stopping.stops, steps=counted.steps, way=holds.way
+            failure,
+            reason,
+            evidence,
+            stops=stopping.stops,
+            steps=counted.steps,
+            way=holds.way,
+            is_one_try=holds.is_one_try,
         )
 
     if holds.cuts and holds.control_cuts:

@@ -28,6 +28,7 @@ from harness.experiments.occupancy import Occupancy
 from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams
+from harness.formatting import quantity
 from harness.store.conform_result import Failure, Way
 from harness.workload.abandon import RequestSpec
 
@@ -142,16 +143,34 @@ class Recoveries:
         """By full slots: a look, and the test if the look does not acquit (see
         harness/conform/stopping.py). Raises CannotDecideError."""
         tries = self._turns(one_try, bound, is_alone=is_alone, is_look=True)
-        if tries[-1].recovery_s is None:
-            return self.judged(tries, bound)
-        if not self._is_suspicious(tries, bound):
-            try:
-                finding = self.judged(tries, bound)
-            except CannotDecideError:
-                finding = None
-            if finding is not None and finding.failure is None and finding.stops:
-                return finding
-        return self.judged(self._turns(one_try, bound, is_alone=is_alone), bound)
+        if tries[-1].recovery_s is not None:
+            if not self._is_suspicious(tries, bound):
+                try:
+                    finding = self.judged(tries, bound)
+                except CannotDecideError:
+                    finding = None
+                if finding is not None and finding.failure is None and finding.stops:
+                    return finding
+            tries = self._turns(one_try, bound, is_alone=is_alone)
+        finding = self.judged(tries, bound)
+        return self._after_others(finding) if finding.failure is Failure.NEVER else finding
+
+    def _after_others(self, never: Finding) -> Finding:
+        """One slot that never came back may be of another queue than the probe's, where several
+        servers answer. It counts if the probe gets no slot of the streams that stayed either, or if
+        each slot was seen to serve each request that queues."""
+        slots = self._full_slots
+        is_sure, after = slots.are_one_pool, slots.others_leave()
+        if after is None:
+            return never._replace(is_one_try=not is_sure)
+        others, wait_s = after
+        if not others:
+            return never
+        stayed = "the stream that stayed" if others == 1 else f"the {others} streams that stayed"
+        within = quantity(wait_s, "s")
+        reason = f"{never.reason}; then {stayed} left, too, and none of their slots worked for it"
+        evidence = never.evidence | {"others_left": others}
+        return never._replace(reason=f"{reason} within {within}", evidence=evidence)
 
     def _turns(
         self,

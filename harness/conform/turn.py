@@ -59,6 +59,7 @@ class CaseTurns:
     recount: Callable[[LoadSession, ServerFacts], ServerFacts] = recount
     end: str | None = None
     _recounts: int = 0
+    _restarted_after: str | None = None  # the latest case in which clients left before a restart
     _last: CaseResult | None = None  # the latest in which a client left
     _has_stopped: bool = False  # the server, when a client left a plain stream
 
@@ -188,7 +189,10 @@ class CaseTurns:
             bench.end()
             if isinstance(control, Exception) or control.failure is not None:
                 return control
-            if "P" not in case.methods or outcome.failure is Failure.NEVER:
+            if outcome.is_one_try and bench.full_slots.are_one_pool:
+                return None
+            is_never = outcome.failure is Failure.NEVER and not outcome.is_one_try
+            if "P" not in case.methods or is_never:
                 return None
             bench.cleaning.rest()
         if bench.cleaning.running:
@@ -214,24 +218,48 @@ class CaseTurns:
         if aftermath in _UNANSWERED and not is_over and not bench.cleaning.running:
             is_unseen = may_be_ghosts and not bench.facts.can_fill
             # What was left has ended, or will.
-            later = (bench.cleaning.aftermath_of_left if is_unseen else bench.cleaning.aftermath)()
+            later = self._later(is_unseen=is_unseen)
             is_over = later[0] in (Aftermath.WEDGED, Aftermath.DEAD)
             if later[0] in (Aftermath.RESTARTED, Aftermath.REFUSING):
                 aftermath, reason = later
                 may_be_ghosts = False
+        is_limited = aftermath is Aftermath.REFUSING and bench.facts.refuses
         if aftermath is Aftermath.RESTARTED:
+            self._note_restart(result, reason)
+        elif is_limited and result.kind in _TIMES:
             _leave_open(result, reason)
         elif may_be_ghosts and not is_over:
             aftermath = Aftermath.GHOSTS
         result.aftermath = aftermath
         result.left = known.left_here(int(1e9 * self.patience.settle_s / 2))
         result.left_in_all = known.left + result.left
-        if aftermath is Aftermath.REFUSING:
-            self.end = reason  # nobody is accused: the leaves need not be why
         if not is_over:
+            # Nobody is accused of refusals: the leaves need not be why.
+            self.end = reason if aftermath is Aftermath.REFUSING else self.end
             self._last = result if result.left else self._last
             return [result]
         return self._end_run(result, reason, coming, is_healthy=bool(is_healthy))
+
+    def _note_restart(self, result: CaseResult, reason: str) -> None:
+        """Once a server may restart for another reason than the leaves just before."""
+        if not self.bench.known.left_here(_EVER_NS):
+            _leave_open(result, reason)
+            return
+        earlier, self._restarted_after = self._restarted_after, result.id
+        if earlier is None:
+            _leave_open(result, reason)
+        elif result.verdict is not Verdict.FAIL:
+            result.verdict, result.kind, result.stops = Verdict.FAIL, Failure.HARM, None
+            result.reason = f"{reason}, as after the leaves of {earlier}; before: {result.reason}"
+
+    def _later(self, *, is_unseen: bool) -> tuple[Aftermath, str]:
+        """The aftermath once what was left must have ended."""
+        cleaning = self.bench.cleaning
+        if is_unseen:
+            return cleaning.aftermath_of_left()
+        return (
+            cleaning.aftermath_of_refusals() if self.bench.facts.refuses else cleaning.aftermath()
+        )
 
     def _end_run(
         self, result: CaseResult, reason: str, coming: Sequence[Case], *, is_healthy: bool
@@ -320,13 +348,13 @@ def _is_red_by_time(outcome: Finding | Exception, case: Case) -> TypeGuard[Findi
 
 
 def _had_controls(red: Finding, case: Case) -> bool:
-    """Its tries had controls between them; a count of slots has none."""
-    return red.stops is False and "P" in case.methods
+    """Its tries had controls between them; a count of slots has none, and one try too few."""
+    return red.stops is False and "P" in case.methods and not red.is_one_try
 
 
 def _leave_open(result: CaseResult, reason: str) -> None:
-    """A server that restarts may do so for another reason than leaves."""
-    if result.verdict in (Verdict.PASS, Verdict.FAIL):
+    """A server may restart, and refuse, for another reason than leaves. Harm stays harm."""
+    if result.verdict in (Verdict.PASS, Verdict.FAIL) and result.kind is not Failure.HARM:
         result.verdict, result.kind, result.stops = Verdict.CANNOT_DECIDE, None, None
     result.reason = f"{reason}; before: {result.reason}"
 

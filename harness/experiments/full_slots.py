@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream
 from harness.experiments.flushes import latest_gaps
-from harness.experiments.holds import Leaver
+from harness.experiments.holds import Leaver, wait_again_s
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import FIRST_TOKENS, QUEUED_STEPS, READY_S
@@ -40,6 +40,8 @@ _ENDS_IN: Final = 4  # times its typical time
 _CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 _STALL_STEPS: Final = 8
 _CONTROLS: Final = 2  # times that a control is begun
+_SURE_HAND_OVERS: Final = 6  # two pools, with a queue each, would miss one with 98 %
+_MOST_LOST_ALONE: Final = 1  # while nothing that was left could hold a slot
 
 
 class SlotTry(NamedTuple):
@@ -66,7 +68,10 @@ class _WaitedTooLittleError(Exception):
 class FullSlots:
     """`resets`: how many of the leaves were resets on the wire. `before`: the steps right before
     the first leave, in seconds; empty until then. `controls`: slots that changed hands by
-    themselves since `begin`. `natural_s`: how long the streams that left would have run on."""
+    themselves since `begin`. `natural_s`: how long the streams that left would have run on.
+    `handed_over`, `lost_hand_overs`: of all controls, in how many a request that queued got the
+    slot, and in how many it got none. Behind one address there may be several servers with a queue
+    each: what waits in one queue gets no slot of another."""
 
     def __init__(self, streams: Streams, rng: random.Random) -> None:
         self._streams = streams
@@ -75,6 +80,8 @@ class FullSlots:
         self._leavers: Sequence[LiveStream] = ()  # of the latest try
         self._longest_s = 0.0  # the longest wait for a slot that came: the next may take as long
         self._may_stall = False  # a stream that stayed stood still as others left the last time
+        self._waiting: Sequence[LiveStream] = ()  # probes of the latest try that got no slot
+        self.handed_over = self.lost_hand_overs = self._lost_alone = 0
         self.resets = 0
         self.before: list[float] = []
         self.controls: list[SlotTry] = []
@@ -83,7 +90,34 @@ class FullSlots:
     def can_judge(self, facts: ServerFacts) -> str | None:
         if not facts.can_fill:
             return facts.why
-        return None if facts.has_queue else "the server refuses a request instead of queueing it"
+        if not facts.has_queue:
+            return "the server refuses a request instead of queueing it"
+        if self._lost_alone > _MOST_LOST_ALONE:
+            return (
+                "slots whose answers ended by themselves served no request that queued: several "
+                "servers may answer here, with a queue each, or another load takes them"
+            )
+        return None
+
+    @property
+    def are_one_pool(self) -> bool:
+        """Whether each slot surely serves each request that queues."""
+        return self.handed_over >= _SURE_HAND_OVERS and not self.lost_hand_overs
+
+    def others_leave(self) -> tuple[int, float] | None:
+        """After a try whose slot did not come back: the streams that stayed leave, too. Returns
+        their number, and for how long the probe got none of their slots either; None: it got one,
+        or none waits."""
+        server = self._streams
+        controls_s = [one.recovery_s or 0.0 for one in self.controls]
+        wait_s = server.ttft_s + wait_again_s(controls_s, server.patience.probe_s)
+        left = [one for one in server.fillers if not one.has_ended]
+        for one in left:
+            one.leave()
+        server.fillers = []
+        server.together([partial(one.wait_tokens, 1, wait_s) for one in self._waiting])
+        served = sum(one.tokens > 0 for one in self._waiting)
+        return None if served or not self._waiting else (len(left), wait_s)
 
     def fill(self, streams: int | None = None) -> list[LiveStream]:
         """Keep `streams` long streams running (default: one per slot). Streams of the previous try
@@ -190,7 +224,8 @@ class FullSlots:
         if slots < _MANY:
             return 1
         in_a_step = int(1 / turn_steps) if turn_steps > 1 / _MOST_LEAVE else _MOST_LEAVE
-        return max(1, min(slots // _LEAVING, in_a_step))
+        may_wait = self._streams.facts.queue or _MOST_LEAVE
+        return max(1, min(slots // _LEAVING, in_a_step, may_wait))
 
     def begin_case(self) -> None:
         """Forget how late slots were, and whether streams stood still, in the case before."""
@@ -243,8 +278,14 @@ class FullSlots:
             except _WaitedTooLittleError:
                 continue
             self.controls += tries
+            self._note_hand_over(is_lost=any(one.recovery_s is None for one in tries))
             return tries[-1]
         raise self._not_full()
+
+    def _note_hand_over(self, *, is_lost: bool) -> None:
+        self.handed_over += not is_lost
+        self.lost_hand_overs += is_lost
+        self._lost_alone += is_lost and not self._streams.ghosts()
 
     def ender_tokens(self, count: int) -> int:
         """The length of an answer that ends after `count` probes have queued behind it."""
@@ -356,6 +397,7 @@ class FullSlots:
             server.together([partial(one.wait_tokens, 1, longest_s) for one in probes])
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
         self._waves += 1
+        self._waiting = []
         if (cut := self._cut_instead(probes, moments)) is not None:
             return [SlotTry(None, 0.0, None, None, cut, self._waves)]
         firsts = sorted(one.first_token_ns for one in probes if one.first_token_ns is not None)
@@ -374,6 +416,7 @@ class FullSlots:
         for probe in probes:
             if probe.first_token_ns is not None:
                 probe.join(READY_S)
+        self._waiting = [probe for probe in probes if probe.first_token_ns is None]
         return tries
 
     def _stands_still(self, probes: Sequence[LiveStream]) -> bool:

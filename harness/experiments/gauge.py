@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream
-from harness.experiments.holds import Holds, Leaver
+from harness.experiments.holds import Holds, Leaver, has_no_end, wait_again_s
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
@@ -120,18 +120,22 @@ class GaugeWatcher:
         tries_s: list[float | None] = []
         controls_s, halves_s = list[float](), list[float]()
         natural_s = None
-        for number in range(tries):
-            stream, fall = self._try(readings, leaver, number, rest)
+        while len(tries_s) < tries or tries_s[-1:] == [None]:
+            longest_s = server.patience.probe_s
+            if tries_s[-1:] == [None]:
+                longest_s = wait_again_s(controls_s, longest_s)
+            stream, fall = self._try(readings, leaver, len(tries_s), rest, longest_s)
             assert stream.abandoned_ns is not None
             tries_s.append(None if fall is None else fall.at_s - stream.abandoned_ns / 1e9)
             left_s = (stream.spec.max_tokens - stream.tokens) * server.step_s
             natural_s = left_s if natural_s is None else min(left_s, natural_s)
-            if fall is None:
+            if has_no_end(tries_s):
                 break
-            halves_s.append(fall.half_s)
+            if fall is None:  # a ghost of ours may still be counted
+                rest = min(readings.level(2))
+            else:
+                halves_s.append(fall.half_s)
             controls_s.append(self._control(readings, rest))
-        if not controls_s:  # a ghost of ours may still be counted
-            controls_s.append(self._control(readings, min(readings.level(2))))
         half_s = max(halves_s, default=readings.poll_s / 2)
         return Holds(
             way=self.way,
@@ -155,7 +159,7 @@ class GaugeWatcher:
         return levels[0]
 
     def _try(
-        self, readings: Readings, leaver: Leaver, number: int, rest: float
+        self, readings: Readings, leaver: Leaver, number: int, rest: float, longest_s: float
     ) -> tuple[LiveStream, Fall | None]:
         server = self._streams
         stream = leaver.begin(replace(leaver.spec, role=Role.USER))
@@ -173,7 +177,8 @@ class GaugeWatcher:
         if stream.abandoned_ns is None:
             raise CannotDecideError("the stream that was to leave could not")
         sure_s = self._sure_s if leaver.is_early else 0.0
-        return stream, self._fall(readings, stream.abandoned_ns / 1e9, rest, sure_s=sure_s)
+        since_s = stream.abandoned_ns / 1e9
+        return stream, self._fall(readings, since_s, rest, sure_s=sure_s, longest_s=longest_s)
 
     def _wait_counted(self, readings: Readings, stream: LiveStream, rest: float) -> None:
         is_unary = stream.spec.delivery is Delivery.UNARY

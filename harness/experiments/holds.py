@@ -7,13 +7,16 @@ controls take turns, so that a machine that becomes slower does so in both.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from harness.client.live_stream import LiveStream
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.store.conform_result import Way
 from harness.workload.abandon import RequestSpec
+
+_LEAST_AGAIN_S: Final = 0.5
+_AGAIN: Final = 4  # times the slowest control
 
 
 class Leaver(NamedTuple):
@@ -39,7 +42,8 @@ class Holds(NamedTuple):
     see below. `natural_s`: how long the streams that left would have run on; None: not known.
     `stalls_s`, `control_stalls_s`: the longest gap of a stream that stayed, in each try and in each
     control; empty where no stream stayed. `cuts`, `control_cuts`: how streams that stayed were cut
-    as others left, and as answers ended.
+    as others left, and as answers ended. `is_one_try`: what one leave should have freed never came
+    free, and what other leaves should have freed did.
     """
 
     way: Way
@@ -52,6 +56,12 @@ class Holds(NamedTuple):
     control_stalls_s: Sequence[float] = ()
     cuts: Sequence[str] = ()
     control_cuts: Sequence[str] = ()
+    is_one_try: bool = False
+
+
+def wait_again_s(controls_s: Sequence[float], usual_s: float) -> float:
+    """How long a second hold without an end is waited for, if the first one was for `usual_s`."""
+    return min(usual_s, max(_LEAST_AGAIN_S, _AGAIN * max(controls_s, default=0.0)))
 
 
 def has_no_end(tries_s: Sequence[float | None]) -> bool:

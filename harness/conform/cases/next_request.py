@@ -8,18 +8,22 @@ from typing import Any, Final
 from harness.client.dialect import route
 from harness.conform.bench import Bench
 from harness.conform.bystanders import (
+    STOP,
     Rows,
     compared,
     greedy_when_admitted,
     leave_each,
     leaver,
+    lengths_of,
     one_by_one,
     rows_of,
     start_greedy,
+    tokens_of,
 )
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
 from harness.conform.routes import Reply, Routes
+from harness.conform.stopping import MOST_FALSE_ALARM, false_alarm
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.store.conform_result import Failure, Level
@@ -40,26 +44,36 @@ TEMPLATE_TOKENS: Final = 12  # that a chat template may put around an empty answ
     "The next request gets all the tokens that it asked for.",
     wire="As many requests of 8 tokens as slots queue behind full slots; the streams before them "
     "are left, or, in the control, end; as many more are sent right then.",
-    passes="each gets 8 tokens, as in the control",
+    passes="each gets 8 tokens, as in the control; an answer that ends with `stop` counts only if "
+    "many do, and none in the control",
     methods="R",
     remedy="reset the state of a slot before the next request gets it",
     why="State of the request that was left, such as its stop flag, can end the next request.",
     caught=reports("tenstorrent/tt-inference-server#3605"),
 )
 def length(bench: Bench) -> Finding:
-    if (least := min(lengths(bench, leaving=False))) < SHORT:
+    control = queued_behind(bench, SHORT, leaving=False)
+    rows = [row for _ in range(ROUNDS) for row in queued_behind(bench, SHORT, leaving=True)]
+    return judge_lengths(control, rows)
+
+
+def judge_lengths(control: Rows, rows: Rows) -> Finding:
+    """Raises CannotDecideError."""
+    if (least := min(lengths_of(control), default=SHORT)) < SHORT:
         raise CannotDecideError(f"without any leave, too, a request got {least} of {SHORT} tokens")
-    got = [tokens for _ in range(ROUNDS) for tokens in lengths(bench, leaving=True)]
+    got = lengths_of(rows)
+    stopped, usual = (sum(row.finish_reason == STOP for row in some) for some in (rows, control))
+    if stopped and not usual and false_alarm(stopped, len(rows), len(control)) <= MOST_FALSE_ALARM:
+        got = [tokens_of(row) for row in rows]
+    if not got:
+        raise CannotDecideError("each answer ended by itself, with `stop`, before its length")
     short = [tokens for tokens in got if tokens < SHORT]
     said = f"{len(short)} of {len(got)} requests got fewer than {SHORT} tokens: {min(got)}"
     evidence: Evidence = {"requests": len(got), "cut_short": len(short), "fewest_tokens": min(got)}
+    if stopped:
+        evidence["ended_with_stop"] = stopped
     good = f"{len(got)} requests got their {SHORT} tokens"
     return found(good, said if short else None, evidence, Failure.HARM)
-
-
-def lengths(bench: Bench, *, leaving: bool) -> list[int]:
-    rows = queued_behind(bench, SHORT, leaving=leaving)
-    return [row.completion_tokens or row.tokens_read for row in rows]
 
 
 @case(
@@ -95,12 +109,12 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     before = [bench.start(asked) for _ in range(slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)
-    numbers = numbers_of(slots)
-    queued = [] if bench.facts.refuses else start_greedy(bench, numbers, tokens)
+    numbers, may_wait = numbers_of(slots), _may_wait(bench)
+    queued = start_greedy(bench, numbers, tokens) if may_wait else []
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:
         leave_each(bench, before, within_s=bench.step_s)
-    if bench.facts.refuses:
+    if not may_wait:
         return greedy_when_admitted(bench, numbers, tokens)
     queued += start_greedy(bench, numbers, tokens)
     return rows_of(queued)
@@ -108,7 +122,12 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
 
 def alone(bench: Bench) -> Rows:
     rows = one_by_one(bench, numbers_of(bench.crowd(MOST_BEFORE)), TEXT_TOKENS)
-    return rows if bench.facts.refuses else [*rows, *rows]
+    return [*rows, *rows] if _may_wait(bench) else rows
+
+
+def _may_wait(bench: Bench) -> bool:
+    """Requests for the slots of all that leave, and as many more."""
+    return bench.facts.lets_wait(2 * bench.crowd(MOST_BEFORE))
 
 
 def numbers_of(slots: int) -> range:

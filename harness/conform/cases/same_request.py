@@ -38,8 +38,11 @@ from harness.workload.abandon import RequestSpec
 ROUNDS: Final = 2
 MOST_ROUNDS: Final = 4
 TEXT_TOKENS: Final = 12
+MOST_TEXT_TOKENS: Final = 64  # where steps are short: a client must leave before the answer's end
+TEXT_S: Final = 0.1
 READ_TOKENS: Final = 4  # before a leave in the answer
-BEFORE_TOKENS: Final = 16  # of the answers before the one that is left in the queue
+BEFORE_TOKENS: Final = 16  # of the answers before the one that is left in the queue, at least
+BEFORE_S: Final = 0.3  # that they last, at least
 LONG_PROMPT: Final = 1024  # tokens; about half are computed when its client leaves
 PREFILL_SHARES: Final = (0.2, 0.8)
 _RANDOM: Final = "{random}"
@@ -59,7 +62,8 @@ Act = Callable[[RequestSpec, str], tuple[RequestRow, LiveStream]]
 def same_text(bench: Bench, control: Ask, act: Act, *, prompt_tokens: int | None = None) -> Finding:
     """Raises CannotDecideError."""
     size = {} if prompt_tokens is None else {"prompt_tokens": prompt_tokens}
-    spec = bench.short(TEXT_TOKENS, role=Role.CANARY, **size)
+    tokens = max(TEXT_TOKENS, min(MOST_TEXT_TOKENS, int(TEXT_S / bench.step_s)))
+    spec = bench.short(tokens, role=Role.CANARY, **size)
     changed: list[tuple[str, str]] = []
     rounds = 0
     while rounds < ROUNDS or (len(changed) == 1 and rounds < MOST_ROUNDS):
@@ -197,7 +201,8 @@ def in_queue(bench: Bench) -> Finding:
     bench.check_queues()
 
     def act(spec: RequestSpec, text: str) -> tuple[RequestRow, LiveStream]:
-        tokens = BEFORE_TOKENS + int(bench.ttft_s / bench.step_s)
+        lasts_s = bench.ttft_s + BEFORE_S
+        tokens = max(BEFORE_TOKENS, int(lasts_s / bench.step_s))
         before = [bench.start(bench.short(tokens)) for _ in range(bench.slots)]
         wait_each(before, 1)
         queued = bench.start(spec, text)
@@ -206,7 +211,7 @@ def in_queue(bench: Bench) -> Finding:
             raise CannotDecideError("a request that should queue was served: slots were free")
         leave_each(bench, [queued])
         rows_of(before)
-        bench.pause(TEXT_TOKENS * bench.step_s)  # a forgotten request runs no longer than this
+        bench.pause(spec.max_tokens * bench.step_s)  # a forgotten request runs no longer than this
         return bench.ask(spec, text), queued
 
     return same_text(bench, bench.whole, act)

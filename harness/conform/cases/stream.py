@@ -7,12 +7,13 @@ from typing import Final
 from harness.client.exchange import StreamClient
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
+from harness.conform.bystanders import lengths_of
 from harness.conform.case import ABORT, FREED, case
 from harness.conform.finding import Finding
 from harness.conform.judgement import AT_ONCE
 from harness.experiments.outcome import CannotDecideError, TooQuickError
 from harness.formatting import quantity
-from harness.records import Delivery, Outcome, RequestRow, Way
+from harness.records import Delivery, Outcome, Way
 from harness.store.conform_result import Failure, Level
 from harness.workload.abandon import RequestSpec
 
@@ -121,7 +122,7 @@ def before_first(bench: Bench) -> Finding:
 def last_token(bench: Bench) -> Finding:
     races = QUICK_RACES if bench.is_quick else RACES
     left = 0
-    control = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)))
+    control = _fewest(bench)
 
     def race() -> int:
         nonlocal left
@@ -137,7 +138,7 @@ def last_token(bench: Bench) -> Finding:
     if count.way not in ("occupancy", "gauge"):
         raise CannotDecideError("a slot that is lost at an answer's end computes nothing to see")
     together = bench.occupancy.running_at_once(extra=1) if bench.facts.can_fill else None
-    shortest = min(lengths_of(bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)))
+    shortest = _fewest(bench)
     evidence: dict[str, float | str | None] = {
         "races": races,
         "left_in_time": left,
@@ -150,16 +151,17 @@ def last_token(bench: Bench) -> Finding:
         return Finding(Failure.NEVER, count.said, evidence, way=count.way)
     if together is not None and together > bench.slots:
         return Finding(Failure.HARM, f"{together} requests run in {bench.slots} slots", evidence)
-    if shortest < control:
+    if control is not None and shortest is not None and shortest < control:
         said = f"a later answer has {shortest} tokens, and each before had {control}"
         return Finding(Failure.HARM, said, evidence)
     said = f"{left} clients left in the last step: {count.good}"
     return Finding(None, said, evidence, way=count.way)
 
 
-def lengths_of(rows: list[RequestRow]) -> list[int]:
-    """By the server's count, or else by the events."""
-    return [row.completion_tokens or row.tokens_read for row in rows]
+def _fewest(bench: Bench) -> int | None:
+    """Tokens of an answer, of as many at once as slots; None: each ended before its length."""
+    rows = bench.occupancy.whole_at_once(LAST_TOKENS, bench.crowded)
+    return min(lengths_of(rows), default=None)
 
 
 def _race(bench: Bench) -> int:

@@ -9,7 +9,7 @@ import json
 import random
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -36,10 +36,14 @@ class Manners:
     last from `step_s` to this time, at random. `first_s`: until a prompt is begun. `flush`: tokens
     sent at once, in `events` events each time. `memory`: the tokens, of prompts and answers, that
     fit at once; 0: any number. `metrics`: a page shows the requests that run and wait. `rate`:
-    requests a second that are taken; others get a 429. `restarts`: before this request all
+    requests that are taken in `rate_s`; others get a 429. `restarts`: before this request all
     connections are cut, and for a second none is taken. `caches`: what was asked and answered is
     answered at once from then on. `says_done`: a stream ends with [DONE]. `one_choice`: it
-    refuses a request for more choices. `named`: the model that the answers name.
+    refuses a request for more choices. `named`: the model that the answers name. `queued`: requests
+    that wait; one more gets a 429; 0: any number waits. `pools`: servers behind this address, each
+    with a queue and its part of the slots; a request goes to the next one, or to any
+    (`is_at_random`). `longest_s`: a request is cut after this time; 0: never. `stops`: the
+    probability with which a token is an answer's last, unless the request says `ignore_eos`.
 
     What the server does when a client leaves: `hold_s`: it holds the slot for this time; -1: for
     ever. `forgets`: it computes the answer to its end; "early": only if it has no token yet,
@@ -63,12 +67,18 @@ class Manners:
     memory: int = 0
     metrics: bool = False
     rate: float = 0.0
+    rate_s: float = 1.0
     restarts: int = 0
     widest_s: float = 0.0
     caches: bool = False
     says_done: bool = True
     one_choice: bool = False
     named: str = "scripted"
+    queued: int = 0
+    pools: int = 1
+    is_at_random: bool = False
+    longest_s: float = 0.0
+    stops: float = 0.0
     hold_s: float = 0.0
     forgets: bool | str = False
     leaks: int = 0
@@ -91,7 +101,10 @@ class Work:
     is_over: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     size: int = 0
+    stops: float = 0.0
     came_s: float = field(default_factory=time.perf_counter)
+    pool: int = 0
+    ends_by_itself: bool = False
 
     def __post_init__(self) -> None:
         self.size = self.prompt + self.tokens
@@ -102,10 +115,11 @@ class SlotServer:
         self.manners = manners
         self.queue: deque[Work] = deque()
         self.running: list[Work] = []
-        self.held = 0
+        self.held = Counter[int]()
         self.leaked = 0
         self.asked = 0
         self.taken_s = deque[float]()
+        self.router = random.Random(1)
         self.arrival = asyncio.Event()
         self.away_until_s = 0.0
         self.dies_at_s = inf
@@ -119,9 +133,9 @@ class SlotServer:
         is_later = 0 < manners.later <= self.asked
         return manners.slots_later if is_later else manners.slots
 
-    @property
-    def is_full(self) -> bool:
-        return self.slots > 0 and len(self.running) + self.held >= self.slots
+    def is_full(self, pool: int) -> bool:
+        running = sum(work.pool == pool for work in self.running)
+        return self.slots > 0 and running + self.held[pool] >= self.slots / self.manners.pools
 
     def has_room(self, work: Work) -> bool:
         """In memory, for its prompt and its whole answer."""
@@ -131,8 +145,7 @@ class SlotServer:
     async def run(self) -> None:
         due_s = time.perf_counter()
         while True:
-            while self.queue and not self.is_full and self.has_room(self.queue[0]):
-                self.running.append(self.queue.popleft())
+            self._admit()
             if not self.running:
                 self.arrival.clear()
                 if not self.queue:
@@ -148,6 +161,19 @@ class SlotServer:
             if time.perf_counter() < self.dies_at_s:
                 self._step()
 
+    def _admit(self) -> None:
+        waiting = set[int]()  # pools whose first request waits
+        for work in list(self.queue):
+            if work.pool in waiting:
+                continue
+            if self.is_full(work.pool) or not self.has_room(work):
+                waiting.add(work.pool)
+                if len(waiting) == self.manners.pools:
+                    return
+            else:
+                self.queue.remove(work)
+                self.running.append(work)
+
     def _step_s(self) -> float:
         manners = self.manners
         return self.rng.uniform(manners.step_s, max(manners.step_s, manners.widest_s))
@@ -155,6 +181,9 @@ class SlotServer:
     def _step(self) -> None:
         room = PROMPT_TOKENS
         for work in list(self.running):
+            if 0 < self.manners.longest_s < time.perf_counter() - work.came_s:
+                self._cut(work)
+                continue
             if not work.made and time.perf_counter() < work.came_s + self.manners.first_s:
                 continue
             if work.prompt > 0:
@@ -163,7 +192,8 @@ class SlotServer:
                 if work.prompt > 0:
                     continue
             work.made += 1
-            is_last = work.made >= work.tokens
+            work.ends_by_itself = self.rng.random() < work.stops
+            is_last = work.made >= work.tokens or work.ends_by_itself
             if is_last or work.made - work.sent >= self.manners.flush:
                 self._send(work, is_last=is_last)
             if is_last or (work.writer is None and self.manners.forgets == "prefill"):
@@ -176,7 +206,8 @@ class SlotServer:
         one_each = self.manners.events
         body = EVENT % WORD * count if one_each else EVENT % (WORD * count)
         if is_last:
-            end: dict[str, Any] = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]}
+            reason = "stop" if work.ends_by_itself else "length"
+            end: dict[str, Any] = {"choices": [{"index": 0, "text": "", "finish_reason": reason}]}
             end |= {"usage": usage(work), "model": self.manners.named}
             body += b"data: " + json.dumps(end).encode() + b"\n\n"
             body += b"data: [DONE]\n\n" if self.manners.says_done else b""
@@ -208,9 +239,10 @@ class SlotServer:
             return
         self.running.remove(work)
         if self.manners.hold_s:
-            self.held += 1
+            self.held[work.pool] += 1
         if self.manners.hold_s > 0:
-            asyncio.get_running_loop().call_later(self.manners.hold_s, self._give_back)
+            later = asyncio.get_running_loop().call_later
+            later(self.manners.hold_s, self._give_back, work.pool)
 
     def _forgets(self, work: Work, *, is_reset: bool) -> bool:
         match self.manners.forgets:
@@ -229,8 +261,13 @@ class SlotServer:
                 work.writer.transport.abort()
                 return
 
-    def _give_back(self) -> None:
-        self.held -= 1
+    def _cut(self, work: Work) -> None:
+        if work.writer is not None:
+            work.writer.transport.abort()
+        self._end(work)
+
+    def _give_back(self, pool: int) -> None:
+        self.held[pool] -= 1
         self.arrival.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -256,18 +293,24 @@ class SlotServer:
             writer.close()
 
     def _metrics(self) -> bytes:
-        gauges = {"running": len(self.running) + self.held, "waiting": len(self.queue)}
+        gauges = {"running": len(self.running) + self.held.total(), "waiting": len(self.queue)}
         return "".join(f"slots_{name} {value}\n" for name, value in gauges.items()).encode()
 
-    def _refusal(self) -> int:
+    def _refusal(self, pool: int) -> int:
         """The status; 0: the request is taken."""
-        now_s, rate = time.perf_counter(), self.manners.rate
-        while self.taken_s and self.taken_s[0] < now_s - 1:
+        now_s, manners = time.perf_counter(), self.manners
+        while self.taken_s and self.taken_s[0] < now_s - manners.rate_s:
             self.taken_s.popleft()
-        if rate and len(self.taken_s) >= rate:
+        if manners.rate and len(self.taken_s) >= manners.rate:
             return 429
         self.taken_s.append(now_s)
-        return self.manners.full if self.manners.full and self.is_full else 0
+        if self.is_full(pool) and 0 < manners.queued <= len(self.queue):
+            return 429
+        return manners.full if manners.full and self.is_full(pool) else 0
+
+    def _next_pool(self) -> int:
+        pools = self.manners.pools
+        return self.router.randrange(pools) if self.manners.is_at_random else self.asked % pools
 
     def _restart(self) -> None:
         self.away_until_s = time.perf_counter() + AWAY_S
@@ -285,7 +328,8 @@ class SlotServer:
         if self.asked == self.manners.restarts:
             self._restart()
             return
-        if (status := self._refusal()) < 0:
+        pool = self._next_pool()
+        if (status := self._refusal(pool)) < 0:
             return
         if status:
             writer.write(plain(status, as_json({"error": {"message": "no slot is free"}})))
@@ -295,6 +339,8 @@ class SlotServer:
             return
         is_stream = bool(asked.get("stream"))
         work = Work(len(asked["prompt"]), asked["max_tokens"], writer, is_stream)
+        work.pool = pool
+        work.stops = 0.0 if asked.get("ignore_eos") else self.manners.stops
         if is_stream:
             writer.write(HEAD)
         whole = json.dumps(asked)
@@ -324,7 +370,8 @@ class SlotServer:
 
 
 def whole_answer(work: Work, named: str) -> bytes:
-    choice = {"index": 0, "text": " w" * work.made, "finish_reason": "length"}
+    reason = "stop" if work.ends_by_itself else "length"
+    choice = {"index": 0, "text": " w" * work.made, "finish_reason": reason}
     return plain(200, as_json({"choices": [choice], "usage": usage(work), "model": named}))
 
 

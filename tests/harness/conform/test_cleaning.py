@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from harness.conform.cleaning import Cleaning
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.occupancy import Occupancy
 from harness.experiments.streams import Streams
 from harness.records import Outcome
@@ -38,12 +39,19 @@ def cleaning(*opened: Stream) -> Cleaning:
     return cleaning_of(opened=list(opened))
 
 
-def cleaning_of(*, settle_s: float = SETTLE_S, flush_tokens: float = 1.0, **more: Any) -> Cleaning:
+def cleaning_of(
+    *,
+    settle_s: float = SETTLE_S,
+    flush_tokens: float = 1.0,
+    facts: dict[str, Any] | None = None,
+    **more: Any,
+) -> Cleaning:
     streams: Any = SimpleNamespace(
         settle_s=settle_s,
         ttft_s=0.02,
         step_s=0.02,
-        facts=SimpleNamespace(flush_tokens=flush_tokens, refuses=False),
+        facts=ServerFacts(4, 0.02, 0.02, None, flush_tokens=flush_tokens, **(facts or {})),
+        ghosts=lambda: 0,
         **more,
     )
     return Cleaning(cast(Streams, streams), cast(Occupancy, None))
@@ -113,3 +121,43 @@ def test_what_was_left_is_outlasted_before_a_server_is_called_wedged() -> None:
     assert one.aftermath()[0] is Aftermath.WEDGED
     assert one.aftermath_of_left()[0] is Aftermath.CLEAN
     assert next(tries) == 4
+
+
+def refused_first(refusals: int, **facts: Any) -> Cleaning:
+    """It refuses so many short requests, and then answers."""
+    looks = count()
+
+    def start(*_: object) -> SimpleNamespace:
+        is_full = next(looks) < refusals
+        outcome = Outcome.REJECTED if is_full else Outcome.COMPLETED
+        row = request_row("canary", sent_ns=0, ended_ns=1, outcome=outcome, error="429")
+        return SimpleNamespace(join=lambda _: row)
+
+    return cleaning_of(
+        settle_s=0.0,
+        facts=facts,
+        session=SimpleNamespace(plan=PLAN),
+        start=start,
+        short=lambda *_, **__: None,
+        pause=lambda _: None,
+    )
+
+
+def test_refusals_that_end_by_themselves_are_a_limit_and_no_lost_slot() -> None:
+    found, reason = refused_first(4, refuses=True).aftermath_of_refusals()
+    assert found is Aftermath.REFUSING
+    assert "in a minute" in reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "found"),
+    [
+        ({}, Aftermath.REFUSING),
+        ({"refuses": True}, Aftermath.WEDGED),
+        ({"queue": 0}, Aftermath.WEDGED),
+    ],
+)
+def test_a_refusal_where_requests_used_to_wait_is_a_limit(
+    facts: dict[str, Any], found: Aftermath
+) -> None:
+    assert refused_first(1 << 30, **facts).aftermath()[0] is found

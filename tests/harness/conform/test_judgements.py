@@ -14,6 +14,7 @@ from harness.conform.cases.counts import judge_labels, settled
 from harness.conform.cases.hops import judge_tax, tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
+from harness.conform.cases.next_request import SHORT, judge_lengths
 from harness.conform.cases.queue import leave_queue
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
@@ -325,3 +326,43 @@ def test_a_request_that_need_not_queue_leaves_and_a_cache_of_answers_is_the_reas
         leave_queue(queued, [stream], usual_s=1.0)
     assert raised.type is why
     assert has_left
+
+
+def answers(*lengths: int, reason: str = "length") -> list[RequestRow]:
+    return [
+        request_row(
+            "a",
+            sent_ns=0,
+            ended_ns=1,
+            outcome=Outcome.COMPLETED,
+            completion_tokens=one,
+            finish_reason=reason,
+        )
+        for one in lengths
+    ]
+
+
+@pytest.mark.parametrize(
+    ("control", "rows", "failure"),
+    [
+        (answers(8, 8), answers(8, 8, 3), Failure.HARM),
+        (answers(8, 8), answers(8, 8) + answers(3, reason="stop"), None),
+        (
+            answers(8) + answers(2, reason="stop"),
+            answers(8) + answers(*[3] * 8, reason="stop"),
+            None,
+        ),
+        (answers(*[8] * 8), answers(*[3] * 24, reason="stop"), Failure.HARM),
+    ],
+    ids=["cut short", "one ends by itself", "as in the control", "all end, in the control none"],
+)
+def test_an_answer_that_ends_by_itself_is_cut_short_only_if_most_are(
+    control: list[RequestRow], rows: list[RequestRow], failure: Failure | None
+) -> None:
+    assert judge_lengths(control, rows).failure is failure
+
+
+def test_answers_that_all_end_by_themselves_have_no_length_to_compare() -> None:
+    ends = answers(*[SHORT] * 4, reason="stop")
+    with pytest.raises(CannotDecideError, match="`stop`"):
+        judge_lengths(ends, ends)

@@ -48,7 +48,7 @@ def bench(**more: Any) -> Any:
             plan=SimpleNamespace(target=SimpleNamespace(disconnect="cancel"))
         ),
         "facts": SAME,
-        "full_slots": SimpleNamespace(begin_case=nothing),
+        "full_slots": SimpleNamespace(begin_case=nothing, are_one_pool=False),
         "patience": PATIENCE,
         "is_quick": False,
         "step_s": 0.02,
@@ -176,3 +176,47 @@ def test_after_a_recount_the_server_is_waited_for_as_it_is_now(slots: int | None
     assert result.verdict is Verdict.PASS
     assert one.facts.slots == slots
     assert waits_s == [PATIENCE.filler_s, patient.filler_s]
+
+
+@pytest.mark.parametrize(
+    ("is_one_pool", "second", "verdict"),
+    [
+        (True, GOOD, Verdict.FAIL),  # the controls suffice
+        (False, NEVER, Verdict.FAIL),
+        (False, GOOD, Verdict.CANNOT_DECIDE),
+    ],
+)
+def test_a_red_by_one_try_is_looked_at_again(
+    second: Finding, verdict: Verdict, *, is_one_pool: bool
+) -> None:
+    one = bench(recoveries=SimpleNamespace(check_alone=lambda _: GOOD))
+    one.full_slots.are_one_pool = is_one_pool
+    found = iter([NEVER._replace(is_one_try=True), second])
+    (result,) = turns(one).run(a_case(FIN, lambda _: next(found)), [])
+    assert result.verdict is verdict
+
+
+def test_a_server_that_restarts_after_leaves_twice_is_accused() -> None:
+    one = bench()
+    one.cleaning.aftermath = lambda: (Aftermath.RESTARTED, "it has restarted")
+    ran = turns(one)
+
+    def check(bench: Any) -> Finding:
+        bench.known.note_leave()
+        return GOOD
+
+    run(ran, RST, GOOD)  # nobody leaves
+    (first,) = ran.run(a_case(FIN, check), [])
+    assert first.verdict is Verdict.CANNOT_DECIDE
+    (second,) = ran.run(a_case(RST, check), [])
+    assert (second.verdict, second.kind) == (Verdict.FAIL, Failure.HARM)
+    assert f"as after the leaves of {FIN}" in second.reason
+
+
+def test_harm_stays_harm_when_the_server_restarts() -> None:
+    one = bench()
+    one.cleaning.aftermath = lambda: (Aftermath.RESTARTED, "it has restarted")
+    harm = Finding(Failure.HARM, "a stream that stayed was cut", {}, stops=True)
+    result = run(turns(one), FIN, harm)
+    assert (result.verdict, result.kind) == (Verdict.FAIL, Failure.HARM)
+    assert "it has restarted" in result.reason

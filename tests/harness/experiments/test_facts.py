@@ -8,7 +8,9 @@ from harness.experiments.idle_server import (
     ServerFacts,
     Trial,
     _Count,
+    _count_queue,
     _NotServedError,
+    _Slots,
     count_slots,
     recounted,
     was_closed,
@@ -116,3 +118,13 @@ def test_a_count_that_finds_fewer_than_the_slots_shows_no_missing_limit() -> Non
 
     facts = ServerFacts(SLOTS, 0.02, 0.02, None)
     assert recounted(trial, facts) == facts
+
+
+@pytest.mark.parametrize(("waiting", "found"), [(0, 0), (3, 3), (13, None)])
+def test_a_short_queue_is_known_by_what_it_refuses(waiting: int, found: int | None) -> None:
+    """Twice as many requests as slots, and one, are tried."""
+    queue = _count_queue(refusing(rate=SLOTS + waiting), _Slots(SLOTS, "it has 6"))
+    assert queue == found
+    facts = ServerFacts(SLOTS, 0.02, 0.02, None, queue=queue)
+    assert facts.lets_wait(waiting)
+    assert facts.lets_wait(waiting + 1) is (found is None)

@@ -57,6 +57,9 @@ def full_slots() -> Tried:
         facts=ServerFacts(4, STEP_S, STEP_S, None),
         patience=Patience(2.0, 200, 2.0, 2.1),
         tokens_left=lambda _: 50,
+        ttft_s=STEP_S,
+        together=lambda acts: [act() for act in acts],
+        ghosts=lambda: 0,
     )
     return Tried(cast(Streams, streams), random.Random(0))
 
@@ -71,3 +74,36 @@ def test_a_single_hiccup_does_not_make_the_streams_that_stay_wait_for_their_ends
     slots.one_try(0.9)
     slots.begin_case()
     assert not slots.waits_for_fillers
+
+
+def waiting_probe(slots: Tried, *, served: bool, others: int) -> None:
+    """It got no slot in the try; and, if `served`, one of those of the `others`."""
+    left = [SimpleNamespace(has_ended=False, leave=lambda: None) for _ in range(others)]
+    slots._streams.fillers = cast(list[LiveStream], left)
+    probe: Any = SimpleNamespace(tokens=0)
+
+    def wait_tokens(_tokens: int, _longest_s: float) -> None:
+        probe.tokens = int(served)
+
+    probe.wait_tokens = wait_tokens
+    slots._waiting = [probe]
+
+
+def test_a_probe_that_gets_no_slot_of_any_stream_meets_a_server_that_does_not_stop() -> None:
+    slots = full_slots()
+    waiting_probe(slots, served=False, others=3)
+    after = slots.others_leave()
+    assert after is not None
+    assert after[0] == 3
+    assert not slots._streams.fillers
+    waiting_probe(slots, served=True, others=3)
+    assert slots.others_leave() is None
+
+
+def test_slots_are_one_pool_when_each_of_six_served_what_queued() -> None:
+    slots, facts = full_slots(), ServerFacts(4, STEP_S, STEP_S, None)
+    seen = []
+    for is_lost in (*[False] * 6, True, True):
+        slots._note_hand_over(is_lost=is_lost)
+        seen.append((slots.are_one_pool, slots.can_judge(facts) is None))
+    assert seen == [(False, True)] * 5 + [(True, True), (False, True), (False, False)]
