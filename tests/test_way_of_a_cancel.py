@@ -79,7 +79,7 @@ def test_the_client_leaves() -> None:
         client = Client(server.url)
         client.ask(rule("none", client.client.step), Way.FIN)
         client.client.close()
-    assert leg("harness/workload", "harness/load") - called == set()
+    assert leg("harness/workload", "harness/client") - called == set()
 
 
 @pytest.mark.anyio

@@ -15,7 +15,9 @@ it a row in docs/workloads.md and, for TLS, in docs/connections.md. Some ways ne
 on the connection:
 
     transport.py                   STOP_READING: a small receive buffer; KILLED: an owning process
-    client.py                      CANCEL: a request of its own; KILLED: what the process had read
+    exchange.py                    CANCEL: a request of its own; KILLED: what the process had read
+    wire_log.py                    the system call that its line in the log names
+    harness/simulate/exchange.py   what the simulated kernel sends
     harness/run/load_plan.py       CANCEL, KILLED: refused where they cannot be done
     harness/analysis/tokens.py     FIN: the share of resets for unread data
 

@@ -6,6 +6,17 @@ idle first-token time) and returns a finding: good, late, never, harm, or for in
 raises `RefusedError` where the server does not offer what the case is about, and
 `CannotDecideError` where nothing can be said; everything else that it raises is a crash of the
 check, which cannot decide either.
+
+To add a case:
+
+    cases/GROUP.py                   the function, with @case(...) and `since`: the next suite, as a
+                                     suite that was released never changes; a new file is named in
+                                     cases/__init__.py
+    tools/truth/conform_cases.py     a fault that turns it red
+    tools/truth/conform_docs.py      what it needs in words, if a `Need` below is new
+    make conform-docs                writes docs/conform/cases.md
+
+The cases about a gateway are in gateway/cases.py.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

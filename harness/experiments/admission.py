@@ -2,8 +2,8 @@
 
 The slots are full, one more request is refused, one stream leaves, and requests are sent one after
 the other until one is admitted. In a control an answer ends by itself. A server may refuse for
-another reason, too, such as a limit per minute: refusals whose words are others than those of full
-slots decide nothing.
+another reason, too, such as a limit per minute: refusals in other words than for full slots decide
+nothing.
 """
 
 import random

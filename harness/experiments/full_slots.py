@@ -224,7 +224,7 @@ class FullSlots:
         if slots < _MANY:
             return 1
         in_a_step = int(1 / turn_steps) if turn_steps > 1 / _MOST_LEAVE else _MOST_LEAVE
-        may_wait = self._streams.facts.queue or _MOST_LEAVE
+        may_wait = self._streams.facts.most_waiting
         return max(1, min(slots // _LEAVING, in_a_step, may_wait))
 
     def begin_case(self) -> None:
@@ -238,6 +238,7 @@ class FullSlots:
         self.before, self.controls, self.resets, self.natural_s = [], [], 0, None
         self._leavers = ()
         self._streams.lag.latest_ns.clear()
+        self._streams.lets_wait(self._crowd)
         self.fill(self._streams.slots - self._crowd if fillers is None else fillers)
         self._streams.pause(_FIRST_STEPS * self._streams.step_s)
 

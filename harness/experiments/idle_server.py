@@ -32,6 +32,7 @@ _TURNS: Final = 1.25  # times the steps that the requests of all slots take to b
 BUSY: Final = frozenset({409, 429, 503})  # how a server refuses a request beyond its slots
 _IDLE_PROBES: Final = 7
 _AGAIN_S: Final = (0.1, 2.0)  # after which a request that was refused is sent again
+MANY_WAIT: Final = 1 << 20  # of requests: a queue without a limit that matters
 MOST_WAITING: Final = 128  # requests behind full slots, where it does not matter how many
 _FIRST_TOKENS: Final = 8  # of the request that warms the server up
 _TRIAL_S: Final = 2 * READY_S  # a wait for many requests, which were expected to take half of it
@@ -60,8 +61,8 @@ class ServerFacts(NamedTuple):
     its slots it refuses a request instead of queueing it. `flush_tokens`: how many tokens come at
     once. `ran_at_once`: the most requests that were seen to run together, where no slots were
     found. `turn_steps`: the steps between the first tokens of requests that start at once.
-    `closes`: it refuses by closing the connection without an answer. `queue`: the requests that
-    may wait, where that is few; None: as many as a case needs, or not known.
+    `closes`: it refuses by closing the connection without an answer. `queue`: how many
+    requests may wait; None: not counted.
     """
 
     slots: int | None
@@ -88,6 +89,10 @@ class ServerFacts(NamedTuple):
 
     def lets_wait(self, requests: int) -> bool:
         return not self.refuses and (self.queue is None or requests <= self.queue)
+
+    @property
+    def most_waiting(self) -> int:
+        return MANY_WAIT if self.queue is None else self.queue
 
     @property
     def together_tokens(self) -> int:
@@ -165,7 +170,6 @@ def find_facts(
         ran_at_once=found.ran_at_once,
         turn_steps=found.turn_steps,
         closes=found.closes,
-        queue=None if found.refuses else _count_queue(trial, found),
     )
 
 
@@ -177,6 +181,23 @@ def recount(session: LoadSession, facts: ServerFacts) -> ServerFacts:
         return _try(session, streams, max(tokens, fewest), facts.step_s)
 
     return recounted(trial, facts)
+
+
+def count_queue(session: LoadSession, facts: ServerFacts) -> int:
+    """How many requests may wait behind the slots; MANY_WAIT: as many as a case needs."""
+    return counted_queue(
+        lambda streams, tokens: _try(session, streams, tokens, facts.step_s), facts
+    )
+
+
+def counted_queue(trial: Callable[[int, int], Trial], facts: ServerFacts) -> int:
+    assert facts.slots is not None
+    streams = facts.slots + min(2 * facts.slots, MOST_WAITING) + 1
+    try:
+        tried = trial(streams, FIRST_TOKENS + ceil(streams * facts.turn_steps))
+    except _NotServedError:
+        return MANY_WAIT
+    return max(0, len(tried.times) - facts.slots) if tried.refused else MANY_WAIT
 
 
 def recounted(trial: Callable[[int, int], Trial], facts: ServerFacts) -> ServerFacts:
@@ -384,18 +405,6 @@ def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: f
         f"it refuses requests, but not each beyond a number: {len(more.times)} of {slots + 1} were "
         f"answered, and then {len(enough.times)} of {slots}, as under a limit of their rate",
     )
-
-
-def _count_queue(trial: Callable[[int, int], Trial], found: _Slots) -> int | None:
-    """How many requests may wait behind the slots; None: as many as are tried."""
-    if found.number is None or found.number > MOST_SLOTS:
-        return None
-    streams = found.number + min(2 * found.number, MOST_WAITING) + 1
-    try:
-        tried = trial(streams, FIRST_TOKENS + ceil(streams * found.turn_steps))
-    except _NotServedError:
-        return None
-    return max(0, len(tried.times) - found.number) if tried.refused else None
 
 
 def _check_slots(trial: Callable[[int, int], Trial], slots: int) -> _Slots:

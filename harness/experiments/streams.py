@@ -16,6 +16,7 @@ from harness.experiments.idle_server import (
     PROBE_TOKENS,
     PROMPT_TOKENS,
     ServerFacts,
+    count_queue,
     was_closed,
     was_refused,
 )
@@ -81,6 +82,13 @@ class Streams:
     def crowd(self, most: int) -> int:
         """A number of clients: one per slot, but at most `most`; `most` if slots are not known."""
         return min(self.facts.slots or most, most)
+
+    def lets_wait(self, requests: int) -> bool:
+        """Whether as many may queue. The first call for more than one counts the places, which
+        takes a server at rest."""
+        if requests > 1 and self.facts.has_queue and self.facts.queue is None:
+            self.facts = self.facts._replace(queue=count_queue(self.session, self.facts))
+        return self.facts.lets_wait(requests)
 
     def check_queues(self) -> None:
         """Raises RefusedError if no request of ours can wait in a queue."""

@@ -1,6 +1,15 @@
 """What is known of real engines and gateways: how each is installed, started, asked and ended.
 
 recipes.toml holds the engines and gateways.toml the gateways, whose `direct` is the server behind.
+
+To add an engine or a gateway:
+
+    harness/targets/NAME.toml     its dialect, its metrics, what it promises (workload/target.py); a
+                                  row in docs/targets.md
+    recipes.toml, gateways.toml   how it is installed and started; a row in docs/engines.md or
+                                  docs/gateways.md
+    tools/engines_matrix.py       its settings in `make matrix`; gateways are all in `make gateways`
+    tools/engine_logs.py          how its log says that a request was aborted: a second witness
 """
 
 import getpass

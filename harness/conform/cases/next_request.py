@@ -105,11 +105,12 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     visit = 2 * SHORT + int(bench.ttft_s / bench.step_s)
     asked = leaver(bench, visit) if leaving else bench.short(visit)
     slots = bench.crowd(MOST_BEFORE)
+    may_wait = _may_wait(bench)
     bench.full_slots.fill(bench.slots - slots if bench.facts.can_fill else 0)
     before = [bench.start(asked) for _ in range(slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)
-    numbers, may_wait = numbers_of(slots), _may_wait(bench)
+    numbers = numbers_of(slots)
     queued = start_greedy(bench, numbers, tokens) if may_wait else []
     bench.pause(bench.ttft_s + bench.step_s)
     if leaving:
@@ -127,7 +128,7 @@ def alone(bench: Bench) -> Rows:
 
 def _may_wait(bench: Bench) -> bool:
     """Requests for the slots of all that leave, and as many more."""
-    return bench.facts.lets_wait(2 * bench.crowd(MOST_BEFORE))
+    return bench.lets_wait(2 * bench.crowd(MOST_BEFORE))
 
 
 def numbers_of(slots: int) -> range:

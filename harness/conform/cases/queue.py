@@ -67,7 +67,7 @@ MOST_GREEDY: Final = 16
 )
 def queue_leave(bench: Bench) -> Finding:
     bench.check_queues()
-    if not bench.facts.lets_wait(2):
+    if not bench.lets_wait(2):
         raise RefusedError("the server lets one request wait: none can wait behind it")
     return bench.recoveries.by_turns(lambda _number: [_leave_queue(bench)], is_alone=True)
 
@@ -80,8 +80,7 @@ def _leave_queue(bench: Bench) -> SlotTry:
     if not ender.wait_tokens(1, READY_S):
         raise CannotDecideError("a stream of the set-up did not begin")
     asked = bench.short(QUEUED_TOKENS, role=Role.USER)
-    room = bench.facts.queue or MOST_WAITING + 1
-    before = min(2 * bench.crowd(MOST_LEAVING), room - 1)
+    before = min(2 * bench.crowd(MOST_LEAVING), bench.facts.most_waiting - 1)
     queued = [bench.start(asked) for _ in range(before)]
     bench.pause(bench.step_s)
     probe = bench.full_slots.queue_probe()
@@ -197,7 +196,8 @@ def _beside(bench: Bench, numbers: Callable[[], range], *, leavers: int) -> list
 )
 def queue_mass(bench: Bench) -> Finding:
     bench.check_queues()
-    queues = min(MASS * bench.slots, MOST_QUEUED, bench.facts.queue or MOST_QUEUED)
+    bench.lets_wait(MASS)
+    queues = min(MASS * bench.slots, MOST_QUEUED, bench.facts.most_waiting)
     # Over gRPC the requests of one client share a connection, and end with it as cancels.
     way = Way.RST if bench.session.plan.protocol is Protocol.HTTP else None
 

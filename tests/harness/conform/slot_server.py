@@ -304,7 +304,8 @@ class SlotServer:
         if manners.rate and len(self.taken_s) >= manners.rate:
             return 429
         self.taken_s.append(now_s)
-        if self.is_full(pool) and 0 < manners.queued <= len(self.queue):
+        room = self.slots - len(self.running) - self.held.total() + manners.queued
+        if manners.queued and len(self.queue) >= room:
             return 429
         return manners.full if manners.full and self.is_full(pool) else 0
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from harness.experiments.idle_server import (
+    MANY_WAIT,
     ServerFacts,
     Trial,
     _Count,
-    _count_queue,
     _NotServedError,
-    _Slots,
     count_slots,
+    counted_queue,
     recounted,
     was_closed,
 )
@@ -120,11 +120,11 @@ def test_a_count_that_finds_fewer_than_the_slots_shows_no_missing_limit() -> Non
     assert recounted(trial, facts) == facts
 
 
-@pytest.mark.parametrize(("waiting", "found"), [(0, 0), (3, 3), (13, None)])
-def test_a_short_queue_is_known_by_what_it_refuses(waiting: int, found: int | None) -> None:
+@pytest.mark.parametrize(("waiting", "found"), [(0, 0), (3, 3), (13, MANY_WAIT)])
+def test_a_short_queue_is_known_by_what_it_refuses(waiting: int, found: int) -> None:
     """Twice as many requests as slots, and one, are tried."""
-    queue = _count_queue(refusing(rate=SLOTS + waiting), _Slots(SLOTS, "it has 6"))
+    facts = ServerFacts(SLOTS, 0.02, 0.02, None)
+    queue = counted_queue(refusing(rate=SLOTS + waiting), facts)
     assert queue == found
-    facts = ServerFacts(SLOTS, 0.02, 0.02, None, queue=queue)
-    assert facts.lets_wait(waiting)
-    assert facts.lets_wait(waiting + 1) is (found is None)
+    assert facts._replace(queue=queue).lets_wait(waiting)
+    assert facts._replace(queue=queue).lets_wait(waiting + 1) is (found == MANY_WAIT)
