@@ -21,7 +21,7 @@ _MOST_STILL: Final = 3  # texts of an answer with one count: parts of one token,
 _MOST_AT_FIRST: Final = 4  # events' worth, and tokens more, that a first count may be
 
 
-class _Answer:
+class _CountedAnswer:
     """`counted`: the server's latest count. `read`: tokens, once texts were counted too. `granted`
     and `since`: tokens and texts since the count rose, the rising event's own included. `still`:
     texts since it stood at `still_at`."""
@@ -62,8 +62,8 @@ class TokenCount:
             likely = int(_MOST_AT_FIRST * (self._per_event + 1))
             self._most_at_first = min(self._most_at_first, likely)
         self._asked = asked
-        self._together = _Answer()
-        self._answers = defaultdict(_Answer, {0: self._together})
+        self._together = _CountedAnswer()
+        self._answers = defaultdict(_CountedAnswer, {0: self._together})
         self._most_answers = 1
         self._events = self._tokens = 0
         self._has_counted_text = False
@@ -93,7 +93,7 @@ class TokenCount:
         self.by = TokenCounting.EVENTS if tokens is None else _BY_USAGE
         return sum(has_text) if tokens is None else tokens
 
-    def _of_risen(self, one: _Answer, choice: Choice, so_far: int) -> int:
+    def _of_risen(self, one: _CountedAnswer, choice: Choice, so_far: int) -> int:
         """The first count of an answer, or one after texts that were counted."""
         is_first = not one.counted
         is_odd = self._most_at_first < so_far <= self._asked and not end_of(choice.finish_reason)
@@ -107,7 +107,7 @@ class TokenCount:
         one.since = int(choice.has_text())
         return new
 
-    def _of_no_count(self, one: _Answer, choice: Choice, so_far: int | None) -> int:
+    def _of_no_count(self, one: _CountedAnswer, choice: Choice, so_far: int | None) -> int:
         """There is none, or it has not risen."""
         has_text = choice.has_text() or bool(choice.token_ids)
         if not has_text:
@@ -124,7 +124,7 @@ class TokenCount:
                 return 0
         return self._estimate(one, choice, so_far)
 
-    def _estimate(self, one: _Answer, choice: Choice, so_far: int | None) -> int:
+    def _estimate(self, one: _CountedAnswer, choice: Choice, so_far: int | None) -> int:
         """By its ids or its text, less what a count that stands still has already brought of it."""
         has_counted = any(answer.counted for answer in self._answers.values())
         self._count_texts_from_now()

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from harness.store.conform_result import Failure, Steps, Way
+from harness.store.conform_result import Failure, JudgingWay, Steps
 
 Evidence = dict[str, float | str | None]  # the names hold the units
 
@@ -17,7 +17,7 @@ class Finding(NamedTuple):
     is_judged: bool = True
     stops: bool | None = None
     steps: Steps | None = None
-    way: Way | None = None
+    way: JudgingWay | None = None
     is_one_try: bool = False
 
 

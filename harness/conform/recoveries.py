@@ -29,14 +29,16 @@ from harness.experiments.outcome import CannotDecideError, HarnessError
 from harness.experiments.patience import READY_S
 from harness.experiments.streams import Streams
 from harness.formatting import quantity
-from harness.store.conform_result import Failure, Way
+from harness.store.conform_result import Failure, JudgingWay
 from harness.workload.abandon import RequestSpec
 
 _AFTER_STEPS: Final = 12  # steps after the tries, whose median is taken
 
 
 def by_first(
-    ways: Sequence[tuple[Way, str | None, Callable[[], Finding]]], *, give_up: Callable[[], object]
+    ways: Sequence[tuple[JudgingWay, str | None, Callable[[], Finding]]],
+    *,
+    give_up: Callable[[], object],
 ) -> Finding:
     """The finding of the first way that can judge and decides. `give_up` is called after each way
     that does not. Raises CannotDecideError, and HarnessError if a way failed by our own side."""
@@ -108,7 +110,7 @@ class Recoveries:
             is_alone=is_alone,
             is_heavy=is_heavy,
         )
-        ways: list[tuple[Way, str | None, Callable[[], Finding]]] = [
+        ways: list[tuple[JudgingWay, str | None, Callable[[], Finding]]] = [
             (
                 "full_slots",
                 self._full_slots.can_judge(streams.facts),

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from harness.experiments.holds import Holds
 from harness.formatting import quantity
-from harness.store.conform_result import Failure, Way
+from harness.store.conform_result import Failure, JudgingWay
 
 AT_MEDIAN: Final = "at the median"
 HARM_S: Final = 0.1
@@ -40,21 +40,21 @@ ANOTHER_LOAD: Final = (
     "either another load uses this server, or it hands slots over late when answers end, too"
 )
 # What a leave is to bring about, by each way; and what it did not.
-_BACK: Final[dict[Way, str]] = {
+_BACK: Final[dict[JudgingWay, str]] = {
     "full_slots": "the slot worked for another request",
     "admission": "another request was admitted",
     "gauge": "the gauge of running requests fell",
     "pace": "the pace of another stream came back",
     "quiet": "the server came to rest",
 }
-_NOT_BACK: Final[dict[Way, str]] = {
+_NOT_BACK: Final[dict[JudgingWay, str]] = {
     "full_slots": "the slot worked for no other request",
     "admission": "no other request was admitted",
     "gauge": "the gauge of running requests did not fall",
     "pace": "the pace of another stream did not come back",
     "quiet": "the server did not come to rest",
 }
-_OF_ENDS: Final[dict[Way, str]] = {
+_OF_ENDS: Final[dict[JudgingWay, str]] = {
     "full_slots": "as slots that change hands by themselves do",
     "admission": "as after answers that ended by themselves",
 }

@@ -20,14 +20,14 @@ from harness.store.conform_result import (
     CaseResult,
     ConformTarget,
     Failure,
+    JudgingWay,
     Level,
     Verdict,
-    Way,
 )
 
 _NONE_HELD: Final = {Verdict.PASS: True, Verdict.FAIL: False}  # slots, by their count
 # How a case is judged whose finding does not say so, by its first method.
-_WAY_OF: Final[dict[str, Way]] = {
+_WAY_OF: Final[dict[str, JudgingWay]] = {
     "O": "occupancy",
     "B": "text",
     "R": "text",

@@ -21,7 +21,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import QUEUED_STEPS, READY_S
 from harness.experiments.streams import Streams, end_of, is_refused
 from harness.records import Role
-from harness.store.conform_result import Way
+from harness.store.conform_result import JudgingWay
 
 _LEAST_PAUSE_S: Final = 0.005  # between two requests that may be refused
 _MOST_PAUSE_S: Final = 0.05
@@ -31,7 +31,7 @@ _NUMBER: Final = re.compile(r"[\d.]+")
 class Admission:
     """`refusals`: in a row, of the latest leave."""
 
-    way: Way = "admission"
+    way: JudgingWay = "admission"
 
     def __init__(self, streams: Streams, full_slots: FullSlots, rng: random.Random) -> None:
         self._streams = streams

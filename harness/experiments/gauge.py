@@ -30,7 +30,7 @@ from harness.experiments.readings import (
 )
 from harness.experiments.streams import Streams, end_of
 from harness.records import Delivery, Role
-from harness.store.conform_result import Way
+from harness.store.conform_result import JudgingWay
 
 _AT_REST_S: Final = 0.25
 _AT_REST_READINGS: Final = 10
@@ -61,7 +61,7 @@ def find_fall(readings: Sequence[Reading], since_s: float, rest: float) -> Fall 
 
 
 class GaugeWatcher:
-    way: Way = "gauge"
+    way: JudgingWay = "gauge"
 
     def __init__(self, streams: Streams, urls: Sequence[str], rng: random.Random) -> None:
         self._streams = streams

@@ -15,7 +15,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.pace import PaceWatcher
 from harness.experiments.quiet import QuietWatcher
 from harness.experiments.streams import Streams
-from harness.store.conform_result import Way
+from harness.store.conform_result import JudgingWay
 
 
 class Count(NamedTuple):
@@ -23,7 +23,7 @@ class Count(NamedTuple):
 
     held: int
     of: int
-    way: Way
+    way: JudgingWay
 
     @property
     def said(self) -> str:

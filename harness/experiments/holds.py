@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 from harness.client.live_stream import LiveStream
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
-from harness.store.conform_result import Way
+from harness.store.conform_result import JudgingWay
 from harness.workload.abandon import RequestSpec
 
 _LEAST_AGAIN_S: Final = 0.5
@@ -46,7 +46,7 @@ class Holds(NamedTuple):
     free, and what other leaves should have freed did.
     """
 
-    way: Way
+    way: JudgingWay
     tries_s: Sequence[float | None]
     controls_s: Sequence[float]
     floor_s: float
@@ -86,7 +86,7 @@ class Watcher(Protocol):
     """
 
     @property
-    def way(self) -> Way: ...
+    def way(self) -> JudgingWay: ...
 
     def can_judge(self, facts: ServerFacts) -> str | None: ...
 

@@ -26,7 +26,7 @@ from harness.experiments.patience import READY_S, SLOWER
 from harness.experiments.streams import Streams, end_of, without_token
 from harness.formatting import quantity
 from harness.records import Delivery, Role
-from harness.store.conform_result import Way
+from harness.store.conform_result import JudgingWay
 
 LEAST_RATIO: Final = 1.5  # of the pace with other streams to the pace alone
 FIRST_OTHERS: Final = 4
@@ -92,7 +92,7 @@ class PaceWatcher:
     """`alone_s`: the pace alone; `beside_s`: the pace while `others` more streams run, both in
     seconds per token. `ratio`: the second over the first, once measured."""
 
-    way: Way = "pace"
+    way: JudgingWay = "pace"
 
     def __init__(
         self, streams: Streams, rng: random.Random, *, most_others: int = MOST_OTHERS

@@ -23,7 +23,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.experiments.readings import Reading, Readings
 from harness.experiments.streams import Streams, end_of
-from harness.store.conform_result import Way
+from harness.store.conform_result import JudgingWay
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class QuietWatcher:
     """`meters`: none where the server's process is not known; the first that shows a rest counts.
     `rest`: once it was measured."""
 
-    way: Way = "quiet"
+    way: JudgingWay = "quiet"
 
     def __init__(self, streams: Streams, meters: Sequence[Meter], rng: random.Random) -> None:
         self._streams = streams

@@ -29,7 +29,7 @@ from harness.simulate.rows import CellFacts, CellFiles
 
 LOOKS_EVERY_S: Final = 0.2
 
-Report = Callable[[Reached], bool]  # returns whether to continue
+ReportReached = Callable[[Reached], bool]  # returns whether to continue
 
 
 class _Stopped(Exception):  # noqa: N818
@@ -40,7 +40,7 @@ def cell_folder(folder: Path, number: int) -> Path:
     return folder / f"cell-{number}"
 
 
-def run_cell(folder: Path, number: int, report: Report) -> CellFacts:
+def run_cell(folder: Path, number: int, report: ReportReached) -> CellFacts:
     """Reads the plan in the folder, and writes the cell's rows next to it. Raises ConfigError."""
     plan = read_plan(folder)
     files = CellFiles(cell_folder(folder, number), keeps_tokens=plan.cluster.keep == "rows")
@@ -51,7 +51,7 @@ def run_cell(folder: Path, number: int, report: Report) -> CellFacts:
         raise
 
 
-def _run(cell: Cell, report: Report) -> CellFacts:
+def _run(cell: Cell, report: ReportReached) -> CellFacts:
     def look(_: int, facts: CellFacts) -> None:
         if not report(reached(facts)):
             raise _Stopped
@@ -155,7 +155,7 @@ class _Process:
         return not cls.halt.is_set()
 
 
-def rarely(report: Report, clock_s: Callable[[], float]) -> Report:
+def rarely(report: ReportReached, clock_s: Callable[[], float]) -> ReportReached:
     """Passes a report on after each LOOKS_EVERY_S; in between the answer is to continue."""
     next_s = clock_s()
 

@@ -29,7 +29,6 @@ WIRE_CLOSES: Final = {  # what the kernel sends, by way of leaving
     Way.KILLED: WireClose.KERNEL,
     Way.CANCEL: WireClose.NOTHING,
 }
-READS_ON: Final = (Way.HALF_CLOSE, Way.CANCEL)
 
 
 class Sending(NamedTuple):

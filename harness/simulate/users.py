@@ -16,7 +16,7 @@ from harness.errors import ConfigError
 from harness.records import Outcome
 from harness.simulate.agenda import Kind
 from harness.simulate.asking import Asking, SimulatedRequest
-from harness.simulate.exchange import READS_ON, Sending, SimulatedExchange
+from harness.simulate.exchange import Sending, SimulatedExchange
 from harness.simulate.frontend import Common, SimulatedFrontend
 from harness.simulate.lags import NS, Lag, TokenLags
 from harness.workload.arrivals import OpenArrivals
@@ -292,7 +292,7 @@ class Users:
         self._catch_up(exchange)
         exchange.close(Outcome.ABANDONED, t_ns, think_ns=pause_ns)
         self._frontend.leave(exchange, t_ns, way)
-        if way not in READS_ON or exchange.has_ended:
+        if not way.reads_on or exchange.has_ended:
             self._over(exchange, t_ns)
 
     def _catch_up(self, exchange: SimulatedExchange) -> None:

@@ -64,7 +64,7 @@ class Aftermath(StrEnum):
 
 
 # How a case was judged.
-Way = Literal[
+JudgingWay = Literal[
     "full_slots",
     "occupancy",
     "admission",
@@ -115,7 +115,7 @@ class CaseResult(msgspec.Struct, kw_only=True):
     kind: Failure | None = None
     stops: bool | None = None
     steps: Steps | None = None
-    way: Way | None = None
+    way: JudgingWay | None = None
     aftermath: Aftermath | None = None
     evidence: dict[str, float | str | None] = {}
     took_s: float = 0.0

@@ -79,7 +79,7 @@ class InferenceResponse(NamedTuple):
 _Item: TypeAlias = ModelInferResponse | InferenceError | None
 
 
-class _Responses:
+class _TritonResponses:
     """They raise InferenceError where the request has failed; then they are at their end."""
 
     def __init__(self, request: InferenceRequest) -> None:
@@ -95,7 +95,7 @@ class _Responses:
         return InferenceResponse(item.id, read_outputs(item))
 
 
-class ResponseIterator(_Responses, Iterator[InferenceResponse]):
+class ResponseIterator(_TritonResponses, Iterator[InferenceResponse]):
     def __init__(self, request: InferenceRequest) -> None:
         super().__init__(request)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -105,7 +105,7 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         return self._take(None if self._has_ended else self._items.get(), StopIteration)
 
 
-class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
+class AsyncResponseIterator(_TritonResponses, AsyncIterator[InferenceResponse]):
     """The twin for the event loop that makes it."""
 
     def __init__(self, request: InferenceRequest) -> None:

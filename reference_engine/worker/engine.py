@@ -54,7 +54,7 @@ class FrontendShare(NamedTuple):
     events: list[RequestEvent]
 
 
-Report = Callable[[StepReport, Mapping[str, FrontendShare]], None]
+ReportStep = Callable[[StepReport, Mapping[str, FrontendShare]], None]
 
 
 class Leaving(NamedTuple):
@@ -77,7 +77,7 @@ class EngineIO(NamedTuple):
     """
 
     now_ns: Callable[[], int]
-    report: Report
+    report: ReportStep
     hang_up: Callable[[str, str], None]
     quality_hook: QualityHook | None = None
     worker: str = ""

@@ -35,7 +35,7 @@ from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
 from reference_engine.protocol import LESS_MEMORY, Listening, WorkerSettings
 from reference_engine.wire import Beats, Failed, Hello
-from reference_engine.worker.engine import EngineIO, Report
+from reference_engine.worker.engine import EngineIO, ReportStep
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.frontend_connections import FirstWord, Frontends, say
 from reference_engine.worker.inbox import Inbox
@@ -128,7 +128,7 @@ class Worker:
             max_model_len=settings.config.max_model_len,
             beats=Beats.within(settings.peer_timeout_s),
         )
-        self._report: Report = self.frontends.report
+        self._report: ReportStep = self.frontends.report
         metrics_port = None
         if settings.metrics_port is not None:
             from reference_engine.worker.status import StatusServer, WorkerStatus

@@ -46,11 +46,11 @@ _FEWEST_STEPS: Final = 0.5  # within which our own side must see a leave
 _CONTROLS: Final = 4
 _CONTRACT_S: Final = {"cancel": 12.0, "drain": 45.0, "resume": 45.0}  # of an answer
 _BY_TIME: Final = (Failure.LATE, Failure.NEVER)
-Report = Callable[[SuiteEvent], None]
+ReportEvent = Callable[[SuiteEvent], None]
 Outcome = JudgedCrossing | Finding | Exception
 
 
-def run_gateway(order: SuiteRequest, plan: LoadPlan, report: Report) -> None:
+def run_gateway(order: SuiteRequest, plan: LoadPlan, report: ReportEvent) -> None:
     """Reports each case as soon as it is decided."""
     assert order.upstream is not None
     bench = _bench(order, plan)
@@ -126,7 +126,7 @@ class GatewayTurns:
         bench: GatewayBench,
         folder: Path,
         lacking: dict[DialectName, Exception],
-        report: Report,
+        report: ReportEvent,
     ) -> None:
         self._bench, self._folder, self._lacking, self._report = bench, folder, lacking, report
         self._end: CaseResult | None = None  # the case after which nothing can be asked

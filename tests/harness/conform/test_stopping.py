@@ -19,7 +19,7 @@ from harness.conform.stopping import (
 from harness.experiments.full_slots import SlotTry
 from harness.experiments.holds import Holds
 from harness.experiments.outcome import CannotDecideError
-from harness.store.conform_result import Failure, Way
+from harness.store.conform_result import Failure, JudgingWay
 from harness.workload.abandon import RequestSpec
 from tests.harness.conform.test_verdict import CALM
 
@@ -33,7 +33,7 @@ def holds(
     tries: Sequence[float | None],
     controls: Sequence[float],
     *,
-    way: Way = "full_slots",
+    way: JudgingWay = "full_slots",
     **more: Any,
 ) -> Holds:
     return Holds(way, tries, controls, 0.001, waited_s=NEVER_S, **more)
@@ -57,7 +57,7 @@ def holds(
     ],
 )
 def test_tries_are_held_against_the_controls(
-    way: Way,
+    way: JudgingWay,
     tries: list[float | None],
     controls: list[float],
     stops: bool | None,

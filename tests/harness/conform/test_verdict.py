@@ -35,9 +35,9 @@ from harness.store.conform_result import (
     CaseResult,
     ConformTarget,
     Failure,
+    JudgingWay,
     Level,
     Verdict,
-    Way,
 )
 from tests.made_up.rows import request_row
 
@@ -267,7 +267,7 @@ def test_what_a_late_client_left_open_is_no_word_about_the_server(
     def look() -> Finding:
         raise opened.value
 
-    ways: list[tuple[Way, str | None, Callable[[], Finding]]] = [
+    ways: list[tuple[JudgingWay, str | None, Callable[[], Finding]]] = [
         ("full_slots", None, look),
         ("gauge", "no page shows it", look),
     ]
