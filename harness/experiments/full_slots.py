@@ -146,7 +146,7 @@ class FullSlots:
                 self._retire(extra)
             server.fillers = running[:wanted]
             # A server that refuses has its slots back only a moment after they were left.
-            is_refused_yet = server.facts.refuses and any(map(is_refused, waiting))
+            is_refused_yet = server.facts.may_refuse and any(map(is_refused, waiting))
             if not is_refused_yet or time.monotonic() > until_s:
                 break
             server.pause(server.step_s)

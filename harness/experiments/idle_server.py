@@ -91,6 +91,11 @@ class ServerFacts(NamedTuple):
         return not self.refuses and (self.queue is None or requests <= self.queue)
 
     @property
+    def may_refuse(self) -> bool:
+        """Whether it refuses where it has no free slot, or no place in its queue."""
+        return self.refuses or self.most_waiting < MANY_WAIT
+
+    @property
     def most_waiting(self) -> int:
         return MANY_WAIT if self.queue is None else self.queue
 
