@@ -376,7 +376,6 @@ KINDS: Final = (
         "any of two servers, with a queue each",
         slot_server,
         {"pools": 2, "is_at_random": True},
-        (DEAF,),
         may_be_open=True,
         sizes=(4, 64),
     ),
