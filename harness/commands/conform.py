@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from harness.conform.case import Case
     from harness.conform.config import ConformConfig
 
-OWN = "reference"
 GATEWAY = "gateway"  # the kind of what stands before the upstream, unless one is named
 _cases = partial(typer.Option, rich_help_panel="The cases")
 Wanted = Annotated[list[str] | None, typer.Argument(metavar="ID|GROUP/", hidden=True)]
@@ -114,7 +113,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     *,
     wanted: Wanted = None,
     target: Target = None,
-    engine: Engine = OWN,
+    engine: Engine = None,
     model: Model = None,
     metrics_url: MetricsUrl = None,
     api_key_env: ApiKeyEnv = None,
@@ -152,7 +151,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     code is 0 if all is well, 3 for an unexpected failure or a stale expectation, 4 if a case that
     must be decided was not, and 5 if the server failed before the first case.
 
-    Example: walkaway conform --target http://127.0.0.1:8000 --engine openai
+    Example: walkaway conform --target http://127.0.0.1:8000
     """
     from harness.conform.config import ConformConfig, chosen_cases
 
@@ -161,11 +160,12 @@ def conform(  # noqa: PLR0913  one argument a flag
         _list(chosen_cases(asked), as_json)
         return
     from harness.http_client import check_ca_file, parse_headers, typed_command
+    from harness.run.recognition import OWN, with_kind
 
     config = ConformConfig(
         wanted=wanted or [],
         target_url=target,
-        engine=GATEWAY if upstream is not None and engine == OWN else engine,
+        engine=engine or (OWN if upstream is None else GATEWAY),
         model=model,
         metrics_urls=metrics_url or [],
         api_key_env=api_key_env,
@@ -192,6 +192,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         out=out,
         command=typed_command(header or []),
     )
+    config = with_kind(config) if engine is None and upstream is None else config
     outputs = _Outputs(junit=junit, markdown=markdown, badge=badge, as_json=as_json)
     raise typer.Exit(_run(config, outputs, quiet=quiet))
 

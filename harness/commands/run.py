@@ -21,10 +21,10 @@ Target = Annotated[
     server_flag(metavar="URL", help="The server. Default: the bundled engine is started."),
 ]
 Engine = Annotated[
-    str,
+    str | None,
     server_flag(
         metavar="NAME",
-        help="The kind of server: a name (walkaway targets) or a path.",
+        help="The kind of server: a name (walkaway targets) or a path. Default: recognised.",
         autocompletion=target_names,
     ),
 ]
@@ -117,7 +117,7 @@ def run(  # noqa: PLR0913  one argument a flag
     *,
     workload: WorkloadName,
     target: Target = None,
-    engine: Engine = "reference",
+    engine: Engine = None,
     model: Model = None,
     api_key_env: ApiKeyEnv = None,
     header: Header = None,
@@ -142,10 +142,11 @@ def run(  # noqa: PLR0913  one argument a flag
     WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. The server is
     the bundled engine, or any that speaks OpenAI's dialect.
 
-    Example: walkaway run demo --target http://127.0.0.1:8000 --engine vllm
+    Example: walkaway run demo --target http://127.0.0.1:8000
     """
     from harness.commands.run_and_show import cancellation_settings, run_and_show
     from harness.http_client import check_ca_file, parse_headers, typed_command
+    from harness.run.recognition import OWN, with_kind
     from harness.run.run_config import RunConfig
 
     gpu_url = gpu_metrics_url
@@ -158,7 +159,7 @@ def run(  # noqa: PLR0913  one argument a flag
         workload=workload,
         settings=[*(settings or []), *of_gpus, *of_processes, *of_cancellation],
         target_url=target,
-        engine=engine,
+        engine=engine or OWN,
         model=model,
         metrics_urls=metrics_url or [],
         api_key_env=api_key_env,
@@ -169,6 +170,7 @@ def run(  # noqa: PLR0913  one argument a flag
         has_scraping=not no_scrape,
         command=typed_command(header or []),
     )
+    config = with_kind(config) if engine is None else config
     if web:
         from harness.commands.web import serve_page
 

@@ -28,7 +28,7 @@ from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import check_target_url
 from harness.place import check_host
-from harness.run.preflight import published_context, published_slots
+from harness.run.preflight import note_kind, published_context, published_slots
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import Access, find_target
@@ -73,6 +73,7 @@ def conform(
     folder = RunFolder.claim(path)
     result = _blank(config, access.target)
     contact = Contact(access=access, folder=folder, progress=progress, interruption=interruption)
+    note_kind(contact, config)
     try:
         with ExitStack() as children:
             suite = _prepare(config, contact, result, expected, chosen, show, children)

@@ -32,7 +32,7 @@ from harness.records import Delivery, MetricSample, Protocol
 from harness.run.loading import wait_for_page
 from harness.run.process import Child
 from harness.run.refusal import LIMIT_KEYS, longer_length
-from harness.run.run_config import Access
+from harness.run.run_config import Access, ServerConfig
 from harness.run.run_state import Preparation, RunState
 from harness.run.server import (
     Server,
@@ -72,6 +72,7 @@ def find_server(
     config, settings, url = run.resolved.config, run.resolved.workload.engine, run.resolved.url
     command, log, engine = config.target_command, run.folder.log("engine"), None
     is_ours = url is None and command is None
+    note_kind(run, config)
     ready: Mapping[str, Any] = {}
     load = run.resolved.workload.load
     if not is_ours and isinstance(load, AbandonLoad) and load.kill is not None:
@@ -113,6 +114,13 @@ def find_server(
         place=run.resolved.place,
         takes_first_model=takes_first_model,
     )
+
+
+def note_kind(run: Preparation, config: ServerConfig) -> None:
+    """By what the kind of server was recognised, where it was not named."""
+    if config.recognised:
+        run.progress.phase(config.recognised)
+        run.notes.add(config.recognised)
 
 
 def start_our_engine(

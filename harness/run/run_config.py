@@ -52,11 +52,12 @@ UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """What a user typed about a server and its result, for any command. `loads_any_host`: loopback
-    or not."""
+    """What a user typed about a server and its result, for any command. `recognised`: by what the
+    kind `engine` was recognised, where it was not typed. `loads_any_host`: loopback or not."""
 
     target_url: str | None = None
     engine: str = "reference"
+    recognised: str = ""
     model: str | None = None
     metrics_urls: list[str] = field(default_factory=list)
     api_key_env: str | None = None

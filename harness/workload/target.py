@@ -62,6 +62,17 @@ class MetricSource(TomlTable):
     optional: bool = False
 
 
+class Signs(TomlTable):
+    """By what a server of this kind is recognised. `owned_by`: the owner in its list of models;
+    `metrics`: how a metric's name begins; `server`: how that header begins, in small letters;
+    `page`: a page (JSON) that no other kind has."""
+
+    owned_by: str | None = None
+    metrics: str | None = None
+    server: str | None = None
+    page: UrlPath | None = None
+
+
 class LabelSource(TomlTable):
     name: Annotated[str, Field(min_length=1)]
     label: Annotated[str, Field(min_length=1)]
@@ -160,6 +171,7 @@ class Target(TomlTable):
     version_from: PageSource | None = None
     scrape_interval_s: ScrapeInterval | None = None
     min_scrape_interval_s: ScrapeInterval | None = None
+    signs: Signs | None = None
     settle_s: Seconds
     settle_steps: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     silence_s: Seconds | None = None

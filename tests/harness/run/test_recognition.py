@@ -1,0 +1,64 @@
+"""A kind of server is known by what it shows."""
+
+import socket
+
+import httpx
+import pytest
+
+from harness.run.recognition import ANY, Seen, look_at, recognise, with_kind
+from harness.run.run_config import ServerConfig
+from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
+
+KINDS = [load_target(name) for name in shipped(SHIPPED_TARGETS)]
+NOTHING = Seen(owners=[], metrics="", server="", pages={})
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        (
+            NOTHING._replace(owners=["vllm"], metrics="# HELP x\nvllm:num_requests_running 0"),
+            "vllm",
+        ),
+        (NOTHING._replace(owners=["llamacpp"]), "llamacpp"),
+        (NOTHING._replace(server="llama.cpp"), "llamacpp"),
+        (NOTHING._replace(metrics='vllm:e2e 1\ndynamo_frontend_requests_total{a="b"} 3'), "dynamo"),
+        (NOTHING._replace(pages={"/walkaway/config": {}}, metrics="vllm:e2e 1"), "reference"),
+        (NOTHING._replace(metrics="# vllm: is not here"), ANY),
+        (NOTHING, ANY),
+    ],
+)
+def test_each_kind_has_a_sign_of_its_own(seen: Seen, kind: str) -> None:
+    assert recognise(seen, KINDS)[0] == kind
+
+
+def test_no_two_kinds_share_a_sign() -> None:
+    signs = [kind.signs.model_dump(exclude_none=True) for kind in KINDS if kind.signs is not None]
+    assert signs
+    shown = [(key, value) for one in signs for key, value in one.items()]
+    assert len(shown) == len(set(shown))
+
+
+def test_what_cannot_be_read_shows_nothing() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        match request.url.path:
+            case "/v1/models":
+                return httpx.Response(200, json={"data": [{"owned_by": 3}, "odd"]})
+            case "/metrics":
+                return httpx.Response(200, text="sglang:num_running_reqs 0\n")
+            case "/walkaway/config":
+                return httpx.Response(200, text="a page for browsers")
+        raise httpx.ConnectError("no")
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+        seen = look_at(client, "http://a", [], KINDS)
+    assert seen.owners == []
+    assert recognise(seen, KINDS)[0] == "sglang"
+
+
+def test_a_server_that_is_not_there_is_of_no_known_kind() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    config = with_kind(ServerConfig(target_url=f"http://127.0.0.1:{port}"))
+    assert config.engine == ANY
+    assert "no sign" in config.recognised
