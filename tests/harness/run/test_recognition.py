@@ -41,14 +41,14 @@ def test_no_two_kinds_share_a_sign() -> None:
 
 def test_what_cannot_be_read_shows_nothing() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        match request.url.path:
-            case "/v1/models":
-                return httpx.Response(200, json={"data": [{"owned_by": 3}, "odd"]})
-            case "/metrics":
-                return httpx.Response(200, text="sglang:num_running_reqs 0\n")
-            case "/walkaway/config":
-                return httpx.Response(200, text="a page for browsers")
-        raise httpx.ConnectError("no")
+        pages = {
+            "/v1/models": httpx.Response(200, json={"data": [{"owned_by": 3}, "odd"]}),
+            "/metrics": httpx.Response(200, text="sglang:num_running_reqs 0\n"),
+            "/walkaway/config": httpx.Response(200, text="a page for browsers"),
+        }
+        if request.url.path not in pages:
+            raise httpx.ConnectError("no")
+        return pages[request.url.path]
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as client:
         seen = look_at(client, "http://a", [], KINDS)
