@@ -204,13 +204,18 @@ def _save(order: GateOrder, measured: Measured, judgement: Judgement) -> str | N
 
 def _check_has_rounds(measured: Measured) -> None:
     rounds = min(num_rounds(side) for side in measured.sides.values())
-    verb = "run" if measured.simulated is None else "simulate"
     if rounds < FEWEST_ROUNDS:
         raise ConfigError(
             f"--save-baseline: this run has {quantity(rounds, 'rounds')}, and a comparison needs "
-            f"at least {FEWEST_ROUNDS}: walkaway {verb} "
-            f"{measured.conditions.workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
+            f"at least {FEWEST_ROUNDS}: {_more_rounds(measured)}"
         )
+
+
+def _more_rounds(measured: Measured) -> str:
+    workload = measured.conditions.workload
+    if measured.simulated is None:
+        return f"walkaway run {workload} --rounds 5"
+    return f"walkaway simulate {workload} --set 'arms=[{{name=\"build\"}}]' --set run.rounds=5"
 
 
 def _check_can_be_held_to(measured: Measured) -> None:

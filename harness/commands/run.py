@@ -41,6 +41,19 @@ CaFile = Annotated[
 YesLoadThisHost = Annotated[
     bool, server_flag("--yes-load-this-host", help="Allow a target that is not on loopback.")
 ]
+Gate = Annotated[
+    bool, result_flag("--gate", help="Judge the run by its limits: exit 0, 3 or 4 (walkaway gate).")
+]
+Junit = Annotated[
+    Path | None, result_flag(metavar="FILE", help="With --gate: write a JUnit report; -: print it.")
+]
+Markdown = Annotated[
+    Path | None, result_flag(metavar="FILE", help="With --gate: write a table; -: print it.")
+]
+Rounds = Annotated[
+    int | None,
+    _load(metavar="N", min=1, help="Run each arm N times, as a baseline needs (3 or more)."),
+]
 Setting = Annotated[
     list[str] | None,
     _load(
@@ -127,7 +140,11 @@ def run(  # noqa: PLR0913  one argument a flag
     request_cancellation_rate: CancellationRate = None,
     request_cancellation_delay: CancellationDelay = None,
     processes: Processes = None,
+    rounds: Rounds = None,
     out: Out = None,
+    gate: Gate = False,
+    junit: Junit = None,
+    markdown: Markdown = None,
     shows_all: All = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -144,7 +161,12 @@ def run(  # noqa: PLR0913  one argument a flag
 
     Example: walkaway run demo --target http://127.0.0.1:8000
     """
-    from harness.commands.run_and_show import cancellation_settings, run_and_show
+    from harness.commands.run_and_show import (
+        GateReports,
+        cancellation_settings,
+        rounds_settings,
+        run_and_show,
+    )
     from harness.http_client import check_ca_file, parse_headers, typed_command
     from harness.run.recognition import OWN, with_kind
     from harness.run.run_config import RunConfig
@@ -157,7 +179,13 @@ def run(  # noqa: PLR0913  one argument a flag
     )
     config = RunConfig(
         workload=workload,
-        settings=[*(settings or []), *of_gpus, *of_processes, *of_cancellation],
+        settings=[
+            *(settings or []),
+            *of_gpus,
+            *of_processes,
+            *of_cancellation,
+            *rounds_settings(workload, rounds),
+        ],
         target_url=target,
         engine=engine or OWN,
         model=model,
@@ -170,14 +198,15 @@ def run(  # noqa: PLR0913  one argument a flag
         has_scraping=not no_scrape,
         command=typed_command(header or []),
     )
+    reports = GateReports.asked(gates=gate, junit=junit, markdown=markdown, as_json=as_json)
     config = with_kind(config) if engine is None else config
     if web:
         from harness.commands.web import serve_page
 
-        if as_json or shows_all:
-            flag = "--json" if as_json else "--all"
+        if as_json or shows_all or gate:
+            flag = "--json" if as_json else "--all" if shows_all else "--gate"
             raise ConfigError(
                 f"{flag}: is not for --web, whose runs show their results in the page"
             )
         raise typer.Exit(serve_page(config, port=web_port))
-    run_and_show(config, as_json=as_json, quiet=quiet, shows_all=shows_all)
+    run_and_show(config, as_json=as_json, quiet=quiet, shows_all=shows_all, gate=reports)

@@ -1,9 +1,12 @@
 """`walkaway run` and `demo` on a terminal: do the run, show its result, raise how it ended."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
+import typer
 from rich.console import Console
 
 from harness.errors import ConfigError, InterruptedRunError, UndecidedError
@@ -12,20 +15,74 @@ from harness.run.pipeline import FinishedRun, execute
 from harness.run.process import Interruption
 from harness.run.progress import Progress, ProgressConsole, choose_progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
+from harness.store.output import is_stdout
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
 ABOVE = "the line `invalid` above says why"
 
 
-def run_and_show(config: RunConfig, *, as_json: bool, quiet: bool, shows_all: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateReports:
+    """Where the verdicts of `run --gate` go besides the terminal."""
+
+    junit: Path | None = None
+    markdown: Path | None = None
+
+    @classmethod
+    def asked(
+        cls, *, gates: bool, junit: Path | None, markdown: Path | None, as_json: bool
+    ) -> Self | None:
+        """None without --gate. Raises ConfigError for a flag that needs it, and for two outputs in
+        one place."""
+        if not gates:
+            if (flag := "--junit" if junit else "--markdown" if markdown else None) is not None:
+                raise ConfigError(f"{flag} needs --gate: it reports the verdicts of the gate")
+            return None
+        if sum((as_json, junit is not None and is_stdout(junit), is_stdout(markdown))) > 1:
+            raise ConfigError("of --json, --junit - and --markdown - only one can be printed")
+        return cls(junit=junit, markdown=markdown)
+
+    def check_can_judge(self, workload: Workload) -> None:
+        """Raises ConfigError before the run if nothing could judge it."""
+        from harness.gate.baseline import place_of
+
+        if not workload.gate.limits and not place_of(workload.name).is_file():
+            raise ConfigError(
+                f"--gate: workload {workload.name} has no limits, and no baseline is saved for it: "
+                "write limits into its section [gate], or take gate, gate_black_box or demo"
+            )
+
+    def judge(self, folder: Path, *, quiet: bool) -> int:
+        from harness.commands.gate import GateOrder, gate_and_show
+
+        order = GateOrder(run=folder, junit=self.junit, markdown=self.markdown)
+        return gate_and_show(order, as_json=False, quiet=quiet)
+
+
+def run_and_show(
+    config: RunConfig,
+    *,
+    as_json: bool,
+    quiet: bool,
+    shows_all: bool,
+    gate: GateReports | None = None,
+) -> None:
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     resolved = resolve_run(config)
+    if gate is not None:
+        gate.check_can_judge(resolved.workload)
     with Interruption() as interruption:
         finished = _run(resolved, progress, interruption)
-    show_finished(
-        finished, is_interrupted=interruption.requested, as_json=as_json, shows_all=shows_all
-    )
+    try:
+        show_finished(
+            finished, is_interrupted=interruption.requested, as_json=as_json, shows_all=shows_all
+        )
+    except UndecidedError:
+        if gate is None:
+            raise
+    if gate is not None:
+        raise typer.Exit(gate.judge(finished.folder.path, quiet=quiet or as_json))
 
 
 def show_finished(
@@ -84,6 +141,14 @@ def _show(
         print_summary(console, summary, shows_all=shows_all)
     if report is not None:
         console.print(f"report: {report}", soft_wrap=True, markup=False, highlight=False)
+
+
+def rounds_settings(workload: str, rounds: int | None) -> list[str]:
+    """A workload without arms gets one, since only arms have rounds."""
+    if rounds is None:
+        return []
+    arms = [] if load_workload(workload).arms else ['arms=[{name="build"}]']
+    return [*arms, f"run.rounds={rounds}"]
 
 
 _RATE = "--request-cancellation-rate"
