@@ -1,16 +1,29 @@
 """The command line's app, the layout of its help, and the flags that several commands share."""
 
+import os
+import sys
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from harness.errors import check_extra
+from harness.errors import ConfigError, check_extra
 
 # A flag names the part of the help that it stands in.
 server_flag = partial(typer.Option, rich_help_panel="The server")
 result_flag = partial(typer.Option, rich_help_panel="The result")
+
+# What names a server once for all commands, each in place of a flag.
+SERVER_VARIABLES: Final = {
+    "--target": "WALKAWAY_TARGET",
+    "--engine": "WALKAWAY_ENGINE",
+    "--model": "WALKAWAY_MODEL",
+    "--api-key-env": "WALKAWAY_API_KEY_ENV",
+    "--header": "WALKAWAY_HEADER",
+    "--ca-file": "WALKAWAY_CA_FILE",
+}
+_SECRET: Final = ("authorization", "cookie", "key", "secret", "token")
 
 app = typer.Typer(
     name="walkaway",
@@ -69,6 +82,28 @@ class LoadCommand(Command):
     def invoke(self, ctx: Any) -> Any:
         check_extra("load", f"walkaway {ctx.info_name}")
         return super().invoke(ctx)
+
+
+def typed_variables() -> list[str]:
+    """The variables that took the place of flags, as a shell sets them before a command; of headers
+    the names alone. Raises ConfigError for a header that may hold a key."""
+    typed = {argument.partition("=")[0] for argument in sys.argv[1:]}
+    found = {
+        variable: os.environ[variable]
+        for flag, variable in SERVER_VARIABLES.items()
+        if os.environ.get(variable) and flag not in typed
+    }
+    for text in found.get("WALKAWAY_HEADER", "").split():
+        name = text.partition("=")[0]
+        if any(word in name.lower() for word in _SECRET):
+            raise ConfigError(
+                f"WALKAWAY_HEADER: the header {name} may hold a key in clear; put the key into a "
+                "variable of its own, and name that by --api-key-env or WALKAWAY_API_KEY_ENV"
+            )
+    return [
+        f"{variable}={'***' if variable == 'WALKAWAY_HEADER' else text}"
+        for variable, text in found.items()
+    ]
 
 
 def workload_names(incomplete: str) -> list[str]:

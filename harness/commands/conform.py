@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from harness.commands.app import result_flag, server_flag
+from harness.commands.app import result_flag, server_flag, typed_variables
 from harness.commands.conform_terminal import Terminal
 from harness.commands.run import (
     ApiKeyEnv,
@@ -190,7 +190,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         seed=seed,
         expected=expected_failures,
         out=out,
-        command=typed_command(header or []),
+        command=[*typed_variables(), *typed_command(header or [])],
     )
     config = with_kind(config) if engine is None and upstream is None else config
     outputs = _Outputs(junit=junit, markdown=markdown, badge=badge, as_json=as_json)
@@ -201,7 +201,9 @@ def _own_server(against: str | None, target: str | None) -> str | None:
     if against not in (None, "good", "bad"):
         raise ConfigError(f"--against {against}: there are two such servers: good and bad")
     if against is not None and target is not None:
-        raise ConfigError(f"--against {against} starts a server of its own: leave out --target")
+        raise ConfigError(
+            f"--against {against} starts a server of its own: leave out --target (WALKAWAY_TARGET)"
+        )
     return against
 
 

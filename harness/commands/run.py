@@ -7,36 +7,71 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.app import result_flag, server_flag, target_names, workload_names
+from harness.commands.app import (
+    SERVER_VARIABLES,
+    result_flag,
+    server_flag,
+    target_names,
+    typed_variables,
+    workload_names,
+)
 from harness.errors import ConfigError
 
 _load = partial(typer.Option, rich_help_panel="The load")
 _page = partial(typer.Option, rich_help_panel="In the browser")
 _metrics = partial(typer.Option, rich_help_panel="The server's metrics")
+DEMO = "demo"
 WorkloadName = Annotated[
     str, typer.Argument(metavar="WORKLOAD", hidden=True, autocompletion=workload_names)
 ]
 Target = Annotated[
     str | None,
-    server_flag(metavar="URL", help="The server. Default: the bundled engine is started."),
+    server_flag(
+        metavar="URL",
+        envvar=SERVER_VARIABLES["--target"],
+        help="The server. Default: the bundled engine is started.",
+    ),
 ]
 Engine = Annotated[
     str | None,
     server_flag(
         metavar="NAME",
+        envvar=SERVER_VARIABLES["--engine"],
         help="The kind of server: a name (walkaway targets) or a path. Default: recognised.",
         autocompletion=target_names,
     ),
 ]
-Model = Annotated[str | None, server_flag(metavar="NAME", help="The model's name on the server.")]
+Model = Annotated[
+    str | None,
+    server_flag(
+        metavar="NAME",
+        envvar=SERVER_VARIABLES["--model"],
+        help="The model's name on the server.",
+    ),
+]
 ApiKeyEnv = Annotated[
-    str | None, server_flag(metavar="VAR", help="Environment variable with the API key.")
+    str | None,
+    server_flag(
+        metavar="VAR",
+        envvar=SERVER_VARIABLES["--api-key-env"],
+        help="Environment variable with the API key.",
+    ),
 ]
 Header = Annotated[
-    list[str] | None, server_flag(metavar="K=V", help="A header for each request. Repeatable.")
+    list[str] | None,
+    server_flag(
+        metavar="K=V",
+        envvar=SERVER_VARIABLES["--header"],
+        help="A header for each request. Repeatable.",
+    ),
 ]
 CaFile = Annotated[
-    str | None, server_flag(metavar="FILE", help="Trust only the CAs in this PEM file for https.")
+    str | None,
+    server_flag(
+        metavar="FILE",
+        envvar=SERVER_VARIABLES["--ca-file"],
+        help="Trust only the CAs in this PEM file for https.",
+    ),
 ]
 YesLoadThisHost = Annotated[
     bool, server_flag("--yes-load-this-host", help="Allow a target that is not on loopback.")
@@ -116,7 +151,7 @@ def demo(
     from harness.run.run_config import RunConfig
 
     config = RunConfig(
-        workload="demo",
+        workload=DEMO,
         settings=settings or [],
         out=out,
         has_scraping=not no_scrape,
@@ -128,7 +163,7 @@ def demo(
 
 def run(  # noqa: PLR0913  one argument a flag
     *,
-    workload: WorkloadName,
+    workload: WorkloadName = DEMO,
     target: Target = None,
     engine: Engine = None,
     model: Model = None,
@@ -156,10 +191,11 @@ def run(  # noqa: PLR0913  one argument a flag
 ) -> None:
     """Run a workload and write a report.
 
-    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file. The server is
-    the bundled engine, or any that speaks OpenAI's dialect.
+    WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file; without one it
+    is `demo`, with a few probes after its load. The server is the bundled engine, or any that
+    speaks OpenAI's dialect.
 
-    Example: walkaway run demo --target http://127.0.0.1:8000
+    Example: walkaway run --target http://127.0.0.1:8000
     """
     from harness.commands.run_and_show import (
         GateReports,
@@ -196,7 +232,8 @@ def run(  # noqa: PLR0913  one argument a flag
         loads_any_host=yes_load_this_host,
         out=out,
         has_scraping=not no_scrape,
-        command=typed_command(header or []),
+        has_probe_phase=workload == DEMO,
+        command=[*typed_variables(), *typed_command(header or [])],
     )
     reports = GateReports.asked(gates=gate, junit=junit, markdown=markdown, as_json=as_json)
     config = with_kind(config) if engine is None else config

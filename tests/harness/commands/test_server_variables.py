@@ -1,0 +1,34 @@
+"""Variables that name a server once for all commands."""
+
+import sys
+
+import pytest
+
+from harness.commands.app import SERVER_VARIABLES, typed_variables
+from harness.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in SERVER_VARIABLES.values():
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(sys, "argv", ["walkaway", "run", "--model=m"])
+
+
+def test_a_command_is_repeated_with_the_variables_that_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert typed_variables() == []
+    monkeypatch.setenv("WALKAWAY_TARGET", "http://127.0.0.1:8000")
+    monkeypatch.setenv("WALKAWAY_MODEL", "another")  # the flag counts more
+    monkeypatch.setenv("WALKAWAY_HEADER", "x-tenant=a x-trace=b")
+    found = ["WALKAWAY_TARGET=http://127.0.0.1:8000", "WALKAWAY_HEADER=***"]
+    assert typed_variables() == found
+
+
+@pytest.mark.parametrize("header", ["Authorization=abc", "x-api-key=abc", "Cookie=abc"])
+def test_a_key_in_clear_is_refused(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+    monkeypatch.setenv("WALKAWAY_HEADER", f"x-tenant=a {header}")
+    with pytest.raises(ConfigError, match="--api-key-env") as refused:
+        typed_variables()
+    assert "abc" not in str(refused.value)
