@@ -4,8 +4,9 @@ Where exact logs exist, the exact figure keeps its place, and these figures stan
 several runs sums are added up, never means, and a method counts only if every run has it.
 
 At most two methods a figure, the better one first: a train of probes or occupancy, which see the
-slots themselves but need a workload of their own, then the gauges, which work under any load. A
-ghost that came to its natural end before the settle time was over is not seen by the gauge.
+slots themselves but need a workload of their own, or a probe phase after the load, then the gauges,
+which work under any load. A ghost that came to its natural end before the settle time was over is
+not seen by the gauge.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -137,10 +138,11 @@ class Outside:
 
 def seen_from_outside(frames: RunFrames, facts: RunFacts) -> Outside:
     why = why_no_lag(frames, facts, "running")
+    is_exact = facts.lacks("lifecycle") is None  # probes of another load would add nothing
     return Outside(
         num_left=open_in_run(frames).n_left,
         num_abandoned=num_abandoned(frames.requests),
-        train=train_of(frames.requests, late_s=_lateness_s(frames)),
+        train=train_of(frames.requests if is_exact else frames.probes, late_s=_lateness_s(frames)),
         rounds=rounds_of(frames.requests),
         total=held_after_leaving(frames, facts) if why is None else NotMeasurable(why),
         ghosts=ghosts_by_gauge(frames, facts),
@@ -177,8 +179,16 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     return {
         CANCEL_LATENCY: latency,
         GHOST_RATE: ghosts,
-        "wasted_tokens": {"counter": waste_by_counter(runs, best)},
+        "wasted_tokens": _waste_by_method(runs, best),
     }
+
+
+def _waste_by_method(runs: Sequence[Outside], latency: Metric | None) -> Methods:
+    counted = waste_by_counter(runs, latency)
+    if isinstance(counted, Metric) or latency is None or latency.method != "probe":
+        return {"counter": counted}
+    most = _most_wasted(runs, latency, sum(run.num_left for run in runs))
+    return {"counter": counted} if most is None else {"counter": counted, "probe": most}
 
 
 def _by_probes(
@@ -207,9 +217,8 @@ def _of_all(
 def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
     """The counter's waste with an interval by blocks of time, and an upper bound.
 
-    upper = for each answer mean cancel latency (its interval's end) / step + 2: one token a step as
-    long as it was held, one in the step during which its user left, one on the way. A latency that
-    is itself a lower bound limits nothing while the server may still compute for users who left.
+    A latency that is itself a lower bound limits nothing while the server may still compute for
+    users who left.
     """
     figure = _of_all([run.waste for run in runs], wasted_in_all, "counter")
     if isinstance(figure, NotMeasurable):
@@ -218,19 +227,27 @@ def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
     if len(unread) == len(runs):
         limits = pooled(unread).by_chance()
         figure.mean_ci95 = None if limits is None else (max(0.0, limits[0]), limits[1])
-    steps = [run.step_s for run in runs if run.step_s]
     is_open = latency is not None and (latency.bound, figure.bound) == ("lower", "lower")
-    most_s = None if latency is None or is_open else _longest_mean(latency)
-    if latency is not None and most_s is not None and steps:
-        answers = sum(run.num_left for run in runs) / figure.n
-        figure.others["upper"] = Metric(
-            unit="tokens",
-            n=figure.n,
-            mean=answers * (max(0.0, most_s) / float(np.median(steps)) + 2),
-            method=latency.method,
-            bound="upper",
-        )
+    most = None if latency is None or is_open else _most_wasted(runs, latency, figure.n)
+    if most is not None:
+        figure.others["upper"] = most
     return figure
+
+
+def _most_wasted(runs: Sequence[Outside], latency: Metric, n: int) -> Metric | None:
+    """For each answer mean cancel latency (its interval's end) / step + 2: one token a step as long
+    as it was held, one in the step during which its user left, one on the way."""
+    steps, most_s = [run.step_s for run in runs if run.step_s], _longest_mean(latency)
+    if most_s is None or not steps:
+        return None
+    answers = sum(run.num_left for run in runs) / n
+    return Metric(
+        unit="tokens",
+        n=n,
+        mean=answers * (max(0.0, most_s) / float(np.median(steps)) + 2),
+        method=latency.method,
+        bound="upper",
+    )
 
 
 def _longest_mean(latency: Metric) -> float | None:

@@ -80,7 +80,7 @@ def observe(frames: RunFrames) -> Observed:
     return Observed(
         facts=facts,
         requests=frames.requests,
-        probes=frames.requests if frames.probe_phase is None else frames.probe_phase,
+        probes=frames.probes,
         cancels=cancels,
         refills=refills_after_abandons(frames, cancels, facts),
         tasks=answered_tasks(frames),

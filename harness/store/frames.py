@@ -13,7 +13,7 @@ class RunFrames:
     `steps` holds its two maps as three aligned list columns: `request_ids`, `scheduled_tokens`,
     `sampled_tokens`. A missing source is an empty frame with its columns. The lists of `requests`
     stay arrow arrays: see `harness.analysis.tokens`. `probe_phase` holds the probes after the load
-    of `walkaway demo`: only slot recovery counts them.
+    of `demo`: only slot recovery counts them, and cancel latency where nothing else shows it.
     """
 
     manifest: dict[str, Any]
@@ -25,3 +25,8 @@ class RunFrames:
     gpu: pd.DataFrame
     client: pd.DataFrame
     probe_phase: pd.DataFrame | None = None
+
+    @property
+    def probes(self) -> pd.DataFrame:
+        """The requests of the probe phase, else of the load, which may be of probes itself."""
+        return self.requests if self.probe_phase is None else self.probe_phase
