@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from harness.errors import ConfigError, InterruptedRunError, UndecidedError
 from harness.records import ArmsSummary, Summary
@@ -16,6 +17,8 @@ from harness.run.process import Interruption
 from harness.run.progress import Progress, ProgressConsole, choose_progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
 from harness.store.output import is_stdout
+from harness.store.run_folder import RunFolder
+from harness.text.headlines import StopVerdict, stop_verdict
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
 
@@ -44,20 +47,27 @@ class GateReports:
         return cls(junit=junit, markdown=markdown)
 
     def check_can_judge(self, workload: Workload) -> None:
-        """Raises ConfigError before the run if nothing could judge it."""
-        from harness.gate.baseline import place_of
-
-        if not workload.gate.limits and not place_of(workload.name).is_file():
+        """Raises ConfigError before the run if nothing could judge it, or there is nothing to
+        report."""
+        reports = self.junit or self.markdown
+        if not _has_limits(workload) and (workload.arms or reports):
             raise ConfigError(
                 f"--gate: workload {workload.name} has no limits, and no baseline is saved for it: "
-                "write limits into its section [gate], or take gate, gate_black_box or demo"
+                "write limits into its section [gate], or take gate or gate_black_box"
             )
 
-    def judge(self, folder: Path, *, quiet: bool) -> int:
+    def judge(self, workload: Workload, folder: RunFolder, *, quiet: bool) -> int:
+        """The exit code. A run without limits is judged by whether the server stops, and no run
+        passes if it does not."""
+        verdict = _whether_it_stops(folder)
+        stops = None if verdict is None else verdict.stops
+        if not _has_limits(workload):
+            return _CODES[stops]
         from harness.commands.gate import GateOrder, gate_and_show
 
-        order = GateOrder(run=folder, junit=self.junit, markdown=self.markdown)
-        return gate_and_show(order, as_json=False, quiet=quiet)
+        order = GateOrder(run=folder.path, junit=self.junit, markdown=self.markdown)
+        code = gate_and_show(order, as_json=False, quiet=quiet)
+        return _CODES[False] if stops is False else code
 
 
 def run_and_show(
@@ -82,7 +92,8 @@ def run_and_show(
         if gate is None:
             raise
     if gate is not None:
-        raise typer.Exit(gate.judge(finished.folder.path, quiet=quiet or as_json))
+        code = gate.judge(resolved.workload, finished.folder, quiet=quiet or as_json)
+        raise typer.Exit(code)
 
 
 def show_finished(
@@ -91,6 +102,8 @@ def show_finished(
     """Raises how the run ended, if not well."""
     if finished.summary is not None:
         _show(finished.summary, finished.report, as_json=as_json, shows_all=shows_all)
+        if not as_json and finished.failure is None:
+            _say_whether_it_stops(finished.folder)
     if finished.failure is not None:
         kept = f"what was collected is in {finished.folder.path}"
         why = _not_said_yet(finished, as_json=as_json)
@@ -149,6 +162,35 @@ def rounds_settings(workload: str, rounds: int | None) -> list[str]:
         return []
     arms = [] if load_workload(workload).arms else ['arms=[{name="build"}]']
     return [*arms, f"run.rounds={rounds}"]
+
+
+_STYLES = {True: "green", False: "bold red", None: "yellow"}
+_CODES = {True: 0, False: 3, None: 4}
+
+
+def _has_limits(workload: Workload) -> bool:
+    from harness.gate.baseline import place_of
+
+    return bool(workload.gate.limits) or place_of(workload.name).is_file()
+
+
+def _whether_it_stops(folder: RunFolder) -> StopVerdict | None:
+    """None if nobody left, or for a run of several arms."""
+    summary, manifest = folder.read_summary(), folder.read_manifest()
+    if not isinstance(summary, Summary) or not summary.outcomes.get("abandoned"):
+        return None
+    is_silent = bool((manifest.get("probing") or {}).get("is_silent"))
+    return stop_verdict(summary.metrics, is_silent=is_silent)
+
+
+def _say_whether_it_stops(folder: RunFolder) -> None:
+    if (verdict := _whether_it_stops(folder)) is None:
+        return
+    text = f"{verdict.text[0].upper()}{verdict.text[1:]}"
+    url = (folder.read_manifest().get("target") or {}).get("url")
+    more = f" (walkaway conform --target {url} says it)" if verdict.stops is None and url else ""
+    console = Console()
+    console.print(Text(f"{text}{more}.", style=_STYLES[verdict.stops]), soft_wrap=True)
 
 
 _RATE = "--request-cancellation-rate"

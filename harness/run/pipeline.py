@@ -199,14 +199,36 @@ def measure_all(
             return measure(run, children, when_loaded=prepare)
         if (failure := measure(run, children)) is not None:
             return failure
-        probes = run.probe_phase(LoadProcess())
-        failure = measure(probes, children, when_loaded=prepare)
-        probes.manifest.status = status_after(failure)
-        probes.folder.write_manifest(probes.manifest)
-        return failure and type(failure)(f"probe phase: {failure}")
+        return _measure_probes(run, children, when_loaded=prepare)
     finally:
         if run.server is not None and run.server.engine is not None:
             run.server.engine.ask_to_quit()  # it ends while the run is judged
+
+
+def _measure_probes(
+    run: Measurement, children: ExitStack, *, when_loaded: Callable[[], None]
+) -> WalkawayError | None:
+    """A server whose slots cannot be found, or that answers nobody after the load, has no probe
+    phase, and the run says so."""
+    if run.manifest.probing is not None and run.manifest.probing.is_silent:
+        _leave_out(run, "the server answered no request after the load", when_loaded)
+        return None
+    probes = run.probe_phase(LoadProcess())
+    try:
+        failure = measure(probes, children, when_loaded=when_loaded)
+    except ConfigError as error:
+        _leave_out(run, str(error), when_loaded)
+        return None
+    probes.manifest.status = status_after(failure)
+    probes.folder.write_manifest(probes.manifest)
+    return failure and type(failure)(f"probe phase: {failure}")
+
+
+def _leave_out(run: Measurement, why: str, when_loaded: Callable[[], None]) -> None:
+    when_loaded()
+    shutil.rmtree(run.folder.probe_phase.path, ignore_errors=True)
+    run.notes.add(f"the probe phase was left out: {why}")
+    run.manifest.notes = run.notes.texts()
 
 
 def measure(

@@ -3,7 +3,7 @@ for a report also the ghosts and the leaks, as far as they are known.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from harness.formatting import DASH, bounded, in_all, quantity
 from harness.metrics import (
@@ -18,6 +18,12 @@ from harness.records import Metric
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}
 _HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
+_BY_PROBES: Final = "`walkaway run slot_recovery` measures it by probes (--set load.slots=N)."
+_MEASURED_BY: Final = {
+    CANCEL_LATENCY: _BY_PROBES,
+    WASTED_TOKENS: "A metrics page with the tokens that it generated shows it (--metrics-url).",
+    SLOT_RECOVERY: _BY_PROBES,
+}
 _VERBS: Final = {WASTED_TOKENS: "are"}
 
 
@@ -26,9 +32,40 @@ def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str
     return [
         said.get(name)
         or f"{titled(name)} {_VERBS.get(name, 'is')} not measurable here: "
-        f"{missing.get(name, 'the run gives no data for it')}."
+        f"{missing.get(name, 'the run gives no data for it')}. {_MEASURED_BY[name]}"
         for name in _HEADLINES
     ]
+
+
+class StopVerdict(NamedTuple):
+    """Whether the server stops the requests whose clients have left; `stops` None: not known."""
+
+    stops: bool | None
+    text: str
+
+
+def stop_verdict(metrics: Metrics, *, is_silent: bool) -> StopVerdict:
+    """`is_silent`: the server answered no short request after the load had settled."""
+    ghosts, latency = metrics.get("ghost_rate"), metrics.get(CANCEL_LATENCY)
+    if is_silent:
+        return StopVerdict(
+            stops=False,
+            text="after its users had left, the server answered nobody any more: it works on for "
+            "nobody, or it is wedged",
+        )
+    if ghosts is not None and ghosts.mean is not None and ghosts.n:
+        left = left_requests(ghosts)
+        if count := ghost_count(ghosts):
+            text = f"the server does not stop each request: {count:,} of {ghosts.n:,} {left} ran on"
+            return StopVerdict(stops=False, text=text)
+        return StopVerdict(stops=True, text=f"the server stops: none of {ghosts.n:,} {left} ran on")
+    if latency is not None and latency.n and latency.method == "probe":
+        if latency.n_censored:
+            text = f"the server does not stop each request: {latency.n_censored:,} of {latency.n:,}"
+            return StopVerdict(stops=False, text=f"{text} slots did not come back")
+        text = f"the server stops: each of {latency.n:,} slots worked for the next request"
+        return StopVerdict(stops=True, text=text)
+    return StopVerdict(stops=None, text="this run does not show whether the server stops")
 
 
 def arm_sentences(arms: Mapping[str, Metrics]) -> Iterator[str]:

@@ -37,7 +37,9 @@ def test_a_report_is_named_only_if_it_was_drawn(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end(folder, report=folder.report)
-    assert capsys.readouterr().out.endswith(f"\nreport: {folder.report}\n")
+    *_, report, stops = capsys.readouterr().out.splitlines()
+    assert report == f"report: {folder.report}"
+    assert stops == "The server stops: none of 1 abandoned requests ran on."
     with pytest.raises(TargetError, match=r"^the disk is full\nwhat was collected is in "):
         end(folder, failure=TargetError("the disk is full"))
     assert "report" not in capsys.readouterr().out

@@ -1,11 +1,14 @@
 """`walkaway run --gate`: what is refused before anything is measured."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.commands.run_and_show import GateReports, rounds_settings
 from harness.errors import ConfigError
+from harness.records import Metric
+from harness.text.headlines import stop_verdict
 from harness.workload.workload import load_workload
 
 
@@ -33,8 +36,11 @@ def test_a_workload_without_limits_is_refused_before_it_runs(
     monkeypatch.chdir(tmp_path)  # where no baseline is saved
     gate = GateReports()
     gate.check_can_judge(load_workload("gate"))
+    gate.check_can_judge(load_workload("chat_stop"))  # by whether the server stops
     with pytest.raises(ConfigError, match="workload chat_stop has no limits"):
-        gate.check_can_judge(load_workload("chat_stop"))
+        GateReports(junit=Path("gate.xml")).check_can_judge(load_workload("chat_stop"))
+    with pytest.raises(ConfigError, match="workload swap_or_recompute has no limits"):
+        gate.check_can_judge(load_workload("swap_or_recompute"))
 
 
 def test_rounds_of_a_workload_without_arms_are_of_one_build() -> None:
@@ -43,3 +49,25 @@ def test_rounds_of_a_workload_without_arms_are_of_one_build() -> None:
     arms = load_workload("innocent_bystanders", rounds_settings("innocent_bystanders", 3))
     assert len(arms.arms) > 1
     assert arms.run.rounds == 3
+
+
+def metric(mean: float, **more: Any) -> Metric:
+    return Metric(unit="ratio", mean=mean, **{"n": 40, "method": "exact", **more})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_silent", "stops"),
+    [
+        ({"ghost_rate": metric(0.0)}, False, True),
+        ({"ghost_rate": metric(0.05)}, False, False),
+        ({"cancel_latency_s": metric(0.02, method="probe")}, False, True),
+        ({"cancel_latency_s": metric(0.02, method="probe", n_censored=2)}, False, False),
+        ({"cancel_latency_s": metric(0.02, method="gauge")}, False, None),
+        ({"ghost_rate": metric(0.0)}, True, False),  # nobody is answered any more
+        ({}, False, None),
+    ],
+)
+def test_a_run_says_whether_the_server_stops(
+    metrics: dict[str, Metric], stops: bool | None, *, is_silent: bool
+) -> None:
+    assert stop_verdict(metrics, is_silent=is_silent).stops is stops
