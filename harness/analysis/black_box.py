@@ -27,11 +27,17 @@ from harness.analysis.littles_law import (
 )
 from harness.analysis.occupancy import NO_ROUNDS, RoundTotals, ghost_rate_of, rounds_of
 from harness.analysis.open_requests import LEFT, is_unopened, num_abandoned, open_in_run
-from harness.analysis.probe_train import NO_PROBES, TrainLatencies, cancel_latency, train_of
+from harness.analysis.probe_train import (
+    NO_PROBES,
+    TrainLatencies,
+    cancel_latency,
+    cancel_latency_steps,
+    train_of,
+)
 from harness.analysis.run_facts import RunFacts
 from harness.analysis.scraped import typical_step_s, why_no_lag
 from harness.analysis.tokens import tokens_read, without_tokens
-from harness.metrics import CANCEL_LATENCY, GHOST_RATE
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, GHOST_RATE
 from harness.records import Metric
 from harness.store.frames import RunFrames
 
@@ -178,6 +184,9 @@ def figures_from_outside(runs: Sequence[Outside]) -> dict[str, Methods]:
     best = next((one for one in latency.values() if isinstance(one, Metric)), None)
     return {
         CANCEL_LATENCY: latency,
+        CANCEL_LATENCY_STEPS: _by_probes(
+            [run.train for run in runs], cancel_latency_steps, NO_PROBES
+        ),
         GHOST_RATE: ghosts,
         "wasted_tokens": _waste_by_method(runs, best),
     }

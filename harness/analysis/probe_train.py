@@ -31,7 +31,7 @@ import pandas as pd
 from harness.analysis.figure import Figure, Figures, NotMeasurable, Sample, sampled
 from harness.analysis.open_requests import QUEUED
 from harness.analysis.tokens import without_tokens
-from harness.metrics import CANCEL_LATENCY, SLOT_RECOVERY
+from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS, SLOT_RECOVERY
 from harness.records import Metric, Outcome, Role, TrialArm
 from harness.stats import Bools, Floats, Ints, clustered_mean_ci95, turnbull_median
 
@@ -52,7 +52,8 @@ _TOLD_APART_SD: Final = 3.0  # standard deviations between two shares of dropped
 class TrainLatencies:
     """`latency_s` of the cancels at `t0_ns` that could be read; where `censored`, longer than that.
     `ready_low_s` to `ready_high_s`: when the server was ready. `dropped`: readings in a burst, of
-    how many, after cancels and in controls."""
+    how many, after cancels and in controls. `step_s`: the typical step; None: no stream showed it.
+    """
 
     t0_ns: Ints
     latency_s: Floats
@@ -62,6 +63,7 @@ class TrainLatencies:
     dropped: tuple[int, int]
     dropped_controls: tuple[int, int]
     late_s: float
+    step_s: float | None
 
     def drops_differ(self) -> bool:
         (a, n), (b, m) = self.dropped, self.dropped_controls
@@ -159,6 +161,7 @@ def train_of(requests: pd.DataFrame, late_s: float) -> TrainLatencies | NotMeasu
         dropped=(int(is_burst.sum()), len(is_burst)),
         dropped_controls=(int(of_controls.sum()), len(of_controls)),
         late_s=late_s,
+        step_s=steps.typical_ns / 1e9 if np.isfinite(steps.typical_ns) else None,
     )
 
 
@@ -201,6 +204,22 @@ def cancel_latency(trains: Sequence[TrainLatencies], method: str) -> Figure:
     if (ready_s := turnbull_median(low, high)) is not None:
         figure.others["ready_p50"] = ready_s
     return figure
+
+
+def cancel_latency_steps(trains: Sequence[TrainLatencies], method: str) -> Figure:
+    """In typical steps of each run."""
+    known = [(train, train.step_s) for train in trains if train.step_s]
+    if len(known) < len(trains):
+        return NotMeasurable("no stream showed the steps of the server meanwhile")
+    values = np.concatenate([train.latency_s / step_s for train, step_s in known])
+    censored = np.concatenate([train.censored for train in trains])
+    figure = sampled(
+        CANCEL_LATENCY_STEPS,
+        Sample(values=values, censored=censored),
+        "every reading of the train was dropped: its tokens came in bursts",
+        method=method,
+    )
+    return _by_blocks(figure, values)
 
 
 def _by_blocks(figure: Figure, values: Floats) -> Figure:

@@ -52,7 +52,7 @@ from harness.analysis.remarks import flags, remarks
 from harness.analysis.replicas import by_replica, over_replicas
 from harness.analysis.run_facts import RunFacts, run_facts
 from harness.analysis.tokens import over_read_figures, token_counting, without_tokens
-from harness.metrics import METRICS, WASTED_TOKENS
+from harness.metrics import CANCEL_LATENCY_STEPS, METRICS, WASTED_TOKENS
 from harness.records import Metric, Outcome, Simulated, Summary
 from harness.stats import Floats
 from harness.store.frames import RunFrames
@@ -194,7 +194,9 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
         **of_each_run,
     }
     for name, methods in figures_from_outside([one.outside for one in runs]).items():
-        figures[name] = with_methods(figures[name], methods)
+        # Steps seen by probes are for servers that have no log of their own.
+        if name != CANCEL_LATENCY_STEPS or isinstance(figures[name], NotMeasurable):
+            figures[name] = with_methods(figures[name], methods)
     return figures
 
 

@@ -186,7 +186,7 @@ def test_a_run_that_none_can_be_held_to_is_no_baseline_unless_a_limit_says_how(
 ) -> None:
     for run in (gated.save(tmp_path / "run"), gated.save_rounds(tmp_path / "rounds", 1.0, 1.0)):
         said = refusal(run, saves_baseline=True)
-        assert "a comparison needs at least 3: walkaway run gate --set 'arms=" in said
+        assert "a comparison needs at least 3: walkaway run gate --rounds 5" in said
     assert not Path("results").exists()
     none = gated.of_rounds(1.0, 1.0, 1.0)
     none["arms"]["build"]["per_round"] = {"leaked_slots": {"mean": [0.0] * 3}}
