@@ -27,6 +27,7 @@ CANCEL_LATENCY_STEPS: Final = "cancel_latency_steps"
 SLOT_RECOVERY: Final = "slot_recovery_s"
 WASTED_TOKENS: Final = "wasted_tokens"
 GHOST_RATE: Final = "ghost_rate"
+NOBODY_LEFT: Final = "no request was abandoned"  # why there is no figure of cancels
 ENERGY_PER_TOKEN: Final = "energy_per_token_j"
 STAGES: Final = ("detect_s", "signal_s", "wait_s", "free_s")
 _OPEN_LOOP_SIGN: Final = "ttft_from_intended_s"  # only an open loop has it

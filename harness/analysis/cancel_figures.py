@@ -26,12 +26,12 @@ from harness.metrics import (
     CANCEL_LATENCY_STEPS,
     GHOST_RATE,
     METRICS,
+    NOBODY_LEFT,
     STAGES,
     WASTED_TOKENS,
 )
 from harness.records import Metric, Role
 
-NOBODY_LEFT: Final = "no request was abandoned"
 _NO_CANCEL: Final = "the lifecycle log has no abandoned request that could still be cancelled"
 _NO_REQUEST: Final = "the lifecycle log has no abandoned request"
 _NO_ENERGY: Final = f"{_NO_REQUEST}, or neither the energy nor the power of the GPU was read twice"

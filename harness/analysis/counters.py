@@ -9,12 +9,11 @@ from typing import Final
 
 import pandas as pd
 
-from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading, with_other
 from harness.analysis.open_requests import LEFT, num_abandoned
 from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import prompt_total, tokens_read
-from harness.metrics import WASTED_TOKENS
+from harness.metrics import NOBODY_LEFT, WASTED_TOKENS
 from harness.records import GAUGES, Metric, Outcome
 
 _ROUNDING: Final = 1e-9  # of a gauge that is a share

@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.counters import idle_figure, not_shown
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.open_requests import num_abandoned, open_in_run
 from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
+from harness.metrics import NOBODY_LEFT
 from harness.records import Metric
 from harness.stats import Floats, theil_sen
 from harness.store.frames import RunFrames

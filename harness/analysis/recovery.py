@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from harness.analysis.cancel_figures import NOBODY_LEFT
 from harness.analysis.figure import Figures, Sample, proportion, same_reason, sampled
 from harness.analysis.run_facts import RunFacts, is_among
 from harness.analysis.timeline import StepTimes, timeline
+from harness.metrics import NOBODY_LEFT
 from harness.stats import Ints
 from harness.store.frames import RunFrames
 

@@ -232,7 +232,7 @@ def run(  # noqa: PLR0913  one argument a flag
         loads_any_host=yes_load_this_host,
         out=out,
         has_scraping=not no_scrape,
-        has_probe_phase=workload == DEMO,
+        has_probe_phase=workload == DEMO and not web,
         command=[*typed_variables(), *typed_command(header or [])],
     )
     reports = GateReports.asked(gates=gate, junit=junit, markdown=markdown, as_json=as_json)

@@ -9,6 +9,7 @@ from harness.formatting import DASH, bounded, in_all, quantity
 from harness.metrics import (
     CANCEL_LATENCY,
     CANCEL_LATENCY_STEPS,
+    NOBODY_LEFT,
     SLOT_RECOVERY,
     WASTED_TOKENS,
     titled,
@@ -29,12 +30,13 @@ _VERBS: Final = {WASTED_TOKENS: "are"}
 
 def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str]:
     said = _known_sentences(metrics)
-    return [
-        said.get(name)
-        or f"{titled(name)} {_VERBS.get(name, 'is')} not measurable here: "
-        f"{missing.get(name, 'the run gives no data for it')}. {_MEASURED_BY[name]}"
-        for name in _HEADLINES
-    ]
+    return [said.get(name) or _missing_sentence(name, missing.get(name)) for name in _HEADLINES]
+
+
+def _missing_sentence(name: str, reason: str | None) -> str:
+    why = reason or "the run gives no data for it"
+    more = "" if reason in (None, NOBODY_LEFT) else f" {_MEASURED_BY[name]}"
+    return f"{titled(name)} {_VERBS.get(name, 'is')} not measurable here: {why}.{more}"
 
 
 class StopVerdict(NamedTuple):
