@@ -55,7 +55,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "e2e and not (slow or alone or browser or table)"
 
 test-all: test
-	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "slow or browser"
+	$(BIN)/pytest --numprocesses=auto --dist=loadfile -m "(slow or browser) and not table"
 	$(BIN)/pytest -m alone tests/e2e tests/truth
 
 snapshots: $(VENV)/.installed-dev

@@ -146,7 +146,7 @@ def test_what_runs_on_after_a_silence_is_seen_before_it_ends(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("ghost_every", [table(0), 1])
+@pytest.mark.parametrize("ghost_every", [table(0), table(1)])
 def test_where_neither_slots_nor_requests_are_known_a_rest_is_judged(
     tmp_path: Path, ghost_every: int
 ) -> None:
@@ -169,7 +169,7 @@ def test_where_neither_slots_nor_requests_are_known_a_rest_is_judged(
     ("manners", "case", "verdict"),
     [
         table(Manners(slots=1, full=429), "prefill/retry-at-once", Verdict.PASS),
-        (Manners(slots=1, forgets=True, chunk_s=0.03), "prefill/leave", Verdict.FAIL),
+        table(Manners(slots=1, forgets=True, chunk_s=0.03), "prefill/leave", Verdict.FAIL),
         table(Manners(slots=1), "bystander/ends", Verdict.NOT_SUPPORTED),
     ],
 )

@@ -41,7 +41,7 @@ def test_the_counter_tells_what_two_answers_wasted(runs: FaultRuns, fault: str) 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id=case.fault, marks=() if case.fault in SOON else pytest.mark.slow)
+        pytest.param(case, id=case.fault, marks=() if case.fault in SOON else pytest.mark.table)
         for case in CASES
     ],
 )

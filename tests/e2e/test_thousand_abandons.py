@@ -128,7 +128,7 @@ def all_events(engine: RunningEngine) -> list[dict[str, object]]:
     "runner",
     [
         SIMULATED,
-        pytest.param(COMPILED, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param(COMPILED, marks=[pytest.mark.table, pytest.mark.timeout(400)]),
     ],
 )
 def test_a_thousand_abandons_are_a_thousand_aborts(runner: tuple[str, ...]) -> None:

@@ -20,10 +20,15 @@ from tools.bench.load_generator import (
 from tools.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 from tools.bench.streaming import Answer, Traffic, Watched
 
+LONG = ("served_speed",)  # a minute; `make bench` runs it, too
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # one compiles the decode step
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.table if one in LONG else ()) for one in BENCHMARKS],
+)
 def test_every_benchmark_runs(name: str) -> None:
     left_out: list[str] = []
     ratios = list(run([name], quick=True, leave_out=left_out.append))
