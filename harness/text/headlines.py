@@ -17,7 +17,8 @@ from harness.records import Metric
 
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}
-_HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
+HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
+NO_DATA: Final = "the run gives no data for it"
 _VERBS: Final = {WASTED_TOKENS: "are"}
 
 
@@ -26,13 +27,13 @@ def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str
     return [
         said.get(name)
         or f"{titled(name)} {_VERBS.get(name, 'is')} not measurable here: "
-        f"{missing.get(name, 'the run gives no data for it')}."
-        for name in _HEADLINES
+        f"{missing.get(name, NO_DATA)}."
+        for name in HEADLINES
     ]
 
 
 def arm_sentences(arms: Mapping[str, Metrics]) -> Iterator[str]:
-    for name in _HEADLINES:
+    for name in HEADLINES:
         found = {arm: typical(metrics[name]) for arm, metrics in arms.items() if name in metrics}
         clauses = ", ".join(f"{arm} {figure}" for arm, figure in found.items())
         unit = " per user who left" if name == WASTED_TOKENS else ""
@@ -64,7 +65,7 @@ def report_sentence(
 
 
 def _known_sentences(metrics: Metrics) -> dict[str, str]:
-    found = {name: metrics[name] for name in _HEADLINES if name in metrics and metrics[name].n}
+    found = {name: metrics[name] for name in HEADLINES if name in metrics and metrics[name].n}
     said = {}
     if latency := found.get(CANCEL_LATENCY):
         steps = metrics.get(CANCEL_LATENCY_STEPS)
