@@ -164,14 +164,13 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> go.
         hovertemplate=POINT_TEXT,
     )
     is_few = len(by_arm) <= MOST_NAMED
-    known = {arm: those for arm, those in by_arm.items() if those}
-    means = {arm: float(np.mean(those)) for arm, those in known.items()}
-    halves = [_half_width(those) * scale for those in known.values()]
+    known = {arm: values for arm, values in by_arm.items() if values}
+    means = {arm: float(np.mean(values)) for arm, values in known.items()}
     bars = go.Scatter(
         mode="markers",
         x=list(means),
         y=[mean * scale for mean in means.values()],
-        error_y={**_ERROR[is_few], "array": halves},
+        error_y={**_ERROR[is_few], "array": [_half_width(one) * scale for one in known.values()]},
         marker={**_MEAN, "size": 22 if is_few else 7},
         name="mean and its 95 % interval",
         customdata=[f"{arm}: {quantity(mean, unit)}" for arm, mean in means.items()],
