@@ -4,7 +4,9 @@ server would show. `harness.text.headlines` has the sentences.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+from dashboards.verdict import CardVerdict, Mark
 from harness.formatting import bounded, figure_of, interval, is_p99_the_largest, number, quantity
 from harness.metrics import (
     CANCEL_LATENCY,
@@ -15,6 +17,8 @@ from harness.metrics import (
 )
 from harness.records import Metric
 from harness.text.headlines import (
+    HEADLINES,
+    NO_DATA,
     NOTHING,
     Metrics,
     amounts,
@@ -25,11 +29,13 @@ from harness.text.headlines import (
     level,
 )
 
+NO_LIMIT: Final = CardVerdict(mark=Mark.UNKNOWN, text="no limit")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
     """One headline figure. `is_clean` is set only if good means exactly zero; `flag` is the reason
-    not to believe the figure.
+    not to believe the figure. `verdict`: by its limits, of a card on the first screen.
     """
 
     label: str
@@ -38,6 +44,8 @@ class Card:
     good: str
     is_clean: bool | None = None
     flag: str | None = None
+    verdict: CardVerdict | None = None
+    is_known: bool = True
 
 
 def cards(
@@ -45,7 +53,8 @@ def cards(
     flags: Mapping[str, str],
     in_use: Mapping[str, float] = NOTHING,
     unsure: int = 0,
-) -> list[Card]:
+) -> dict[str, Card]:
+    """By the name of the metric."""
     found = {
         CANCEL_LATENCY: _timed_card(
             metrics,
@@ -76,11 +85,44 @@ def cards(
             label="First token, users who stayed",
         ),
     }
-    return [replace(card, flag=flags.get(name)) for name, card in found.items() if card is not None]
+    known = {name: card for name, card in found.items() if card is not None}
+    return {name: replace(card, flag=flags.get(name)) for name, card in known.items()}
 
 
-def without_praise(found: Sequence[Card]) -> list[Card]:
-    return [replace(card, is_clean=None) if card.is_clean else card for card in found]
+def without_praise(found: Mapping[str, Card]) -> dict[str, Card]:
+    return {
+        name: replace(card, is_clean=None) if card.is_clean else card
+        for name, card in found.items()
+    }
+
+
+def first_cards(
+    found: Mapping[str, Card], missing: Mapping[str, str], verdicts: Mapping[str, CardVerdict]
+) -> list[Card]:
+    """The three headlines with their verdicts, also one that was not measured, with the reason:
+    other figures on its card may fail it, but none makes it good.
+    """
+    shown = []
+    for name in HEADLINES:
+        card, verdict = found.get(name), verdicts.get(name, NO_LIMIT)
+        if card is None:
+            card = _missing_card(name, missing.get(name, NO_DATA), found)
+            if verdict.mark is Mark.GOOD:
+                verdict = replace(verdict, mark=Mark.UNKNOWN)
+        shown.append(replace(card, verdict=verdict))
+    return shown
+
+
+def _missing_card(name: str, reason: str, found: Mapping[str, Card]) -> Card:
+    refill = found.get("slot_refill_s") if name == SLOT_RECOVERY else None
+    nearest = [] if refill is None else [f"{refill.label}: {refill.value}, {refill.details[0]}"]
+    return Card(
+        label=titled(name),
+        value="not measurable here",
+        details=[reason, *nearest],
+        good="",
+        is_known=False,
+    )
 
 
 def _timed_card(metrics: Metrics, name: str, good: str, *more: str, label: str = "") -> Card | None:

@@ -6,31 +6,28 @@ from pathlib import Path
 from typing import Any, Final
 
 from dashboards import headline
+from dashboards.arms_article import of_arms
 from dashboards.page import document, save
 from dashboards.request_sample import request_rows
-from dashboards.sections import arms, cancel, early_stop, load
-from dashboards.sections.section import Section, Table, TableCell
+from dashboards.sections import cancel, early_stop, load
+from dashboards.sections.section import Section, first_picture
 from dashboards.sections.stages import stages
 from dashboards.sections.tables import (
-    SIDE_BY_SIDE,
     account_tables,
     every_figure,
     limits_table,
     replicas_table,
-    value_tables,
 )
 from dashboards.sections.waste import waste
-from dashboards.verdict import trust, trust_of_arms, verdict_of
+from dashboards.verdict import ReportVerdict, trust, verdict_of
 from harness.analysis.tokens import COUNTED_BY
-from harness.compare.pairs import headline_differences, is_certain
 from harness.export.library import Run, load_remains
-from harness.formatting import bounded, quantity, spoken_outcome
-from harness.metrics import headline_figures, spoken
+from harness.formatting import quantity, spoken_outcome
 from harness.records import ArmsSummary, is_disaggregated
 from harness.store.conform_result import conformance_beside
 from harness.store.manifest import Manifest
 from harness.store.remains import NOT_KNOWN
-from harness.text.headlines import report_sentence
+from harness.text.headlines import HEADLINES, report_sentence
 from harness.text.tables import client_facts
 
 CONFIG_SHOWN: Final = (
@@ -51,7 +48,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
     listings = {one["anchor"]: one["listing"] for one in articles if one["listing"] is not None}
     html = document(
         "report.html.j2",
-        {one["anchor"]: one["sections"] for one in articles},
+        {one["anchor"]: [*one["first"], *one["sections"]] for one in articles},
         requests={anchor: data for anchor, (_, data) in listings.items()},
         articles=articles,
     )
@@ -69,13 +66,17 @@ def _article(path: Path, anchor: str) -> dict[str, Any]:
 
 def describe(run: Run, anchor: str) -> dict[str, Any]:
     """The content for one run, for `article.html.j2`; `remarks` by level: with an `invalid` one the
-    figures mean nothing, so it stands before them and replaces the sentence.
+    figures mean nothing, so it stands before them and replaces the sentence. `first`: the section
+    of the first screen, if there is any picture.
     """
     summary, manifest, verdict = run.summary, run.manifest, verdict_of(run)
-    body = _of_arms(run) if isinstance(summary, ArmsSummary) else _of_run(run)
+    body = of_arms(run) if isinstance(summary, ArmsSummary) else _of_run(run, verdict)
     limits = [] if verdict is None else [limits_table(verdict)]
+    first, sections = first_picture(body["sections"])
     return {
         **body,
+        "first": first,
+        "sections": sections,
         "anchor": anchor,
         "run_id": summary.run_id,
         "question": str(manifest.workload.get("question") or summary.workload),
@@ -152,7 +153,7 @@ def _machine(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from manifest.versions.items()
 
 
-def _of_run(run: Run) -> dict[str, Any]:
+def _of_run(run: Run, verdict: ReportVerdict | None) -> dict[str, Any]:
     frames = run.frames  # all rows, before any figure asks for the outline alone
     summary, metrics = run.whole, run.metrics
     in_use = summary.breakdown.get("leaks_in_use", {})
@@ -162,9 +163,12 @@ def _of_run(run: Run) -> dict[str, Any]:
     is_invalid = any(one.level == "invalid" for one in summary.validity)
     if is_invalid or summary.status != "complete":
         cards = headline.without_praise(cards)
+    on_cards = {} if verdict is None else verdict.on_cards
     return {
         "sentence": report_sentence(summary.outcomes, metrics, in_use, lost, unsure),
-        "cards": cards,
+        "is_sentence_first": not summary.outcomes.get("abandoned"),
+        "cards": headline.first_cards(cards, summary.not_measurable, on_cards),
+        "more_cards": [card for name, card in cards.items() if name not in HEADLINES],
         "facts": list(_facts(run)),
         "trust": trust(run),
         "not_measurable": summary.not_measurable,
@@ -185,14 +189,18 @@ def _unsure(run: Run) -> int:
 
 
 def _sections(run: Run) -> list[Section]:
-    builders = (
-        *(cancel.recovery, stages, cancel.latency, cancel.ways, waste),
-        *(load.slots, load.kv, load.hardware, load.survivors, load.lag),
-    )
-    has_probes = (cancel.probe_requests(run)["role"] == "probe").any()
+    """In the order of the page: what became of the cancels, of the slots and of the users who
+    stayed; then the details of a cancel, and what the measuring cost.
+    """
+    each, has_probes = cancel.cancels(run), cancel.has_probes(run)
     return [
+        *([each] if each.pictures else []),
         *early_stop.sections(run),
-        *(build(run) for build in builders[0 if has_probes else 1 :]),
+        waste(run),
+        *([cancel.recovery(run)] if has_probes else []),
+        *(build(run) for build in (load.slots, load.kv, load.survivors)),
+        *(build(run) for build in (cancel.latency, stages, cancel.ways)),
+        *(build(run) for build in (load.hardware, load.lag)),
     ]
 
 
@@ -210,93 +218,3 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "still serving after the run", f"no: {why}" if probing.errors else "yes"
     if known := client_facts(summary.audit.client if summary.audit else {}):
         yield "client-side counts", ", ".join(f"{name} {value}" for name, value in known)
-
-
-def _of_arms(run: Run) -> dict[str, Any]:
-    summary = run.of_arms
-    known = {name for metrics in summary.metrics.values() for name in metrics}
-    reasons = [one for arm in summary.arms.values() for one in arm.not_measurable.items()]
-    return {
-        "sentence": _arms_sentence(run),
-        "cards": [],
-        "facts": list(_arms_facts(run)),
-        "trust": trust_of_arms(run),
-        "not_measurable": {name: reason for name, reason in reasons if name not in known},
-        "side_by_side": list(_side_by_side(summary)),
-        "sections": [*early_stop.sections(run), *arms.sections(run)],
-        "tables": [] if summary.value is None else value_tables(summary.value),
-        "listing": None,
-        "every_figure": every_figure(summary.arms),
-    }
-
-
-def _arms_sentence(run: Run) -> str:
-    summary = run.of_arms
-    if not any(sum(arm.outcomes.values()) for arm in summary.arms.values()):
-        return "No request was made, so there is nothing to report."
-    if arms.is_frontier(run.manifest.workload) and (said := arms.frontier_sentence(run)):
-        return said
-    rounds, compared = quantity(summary.rounds, "rounds"), headline_differences(summary)
-    by_arm: dict[str, list[str]] = {}
-    for name, key, one in compared:
-        if name in summary.headlines and one.n:
-            change = arms.change(name, one)
-            by_arm.setdefault(one.arm, []).append(f"{spoken(name, key)} {change}")
-    if by_arm:
-        answers = "; ".join(f"{arm} has {', '.join(said)}" for arm, said in by_arm.items())
-        return f"Against {summary.reference}, in {rounds}: {answers}."
-    certain = sum(is_certain(one) for _, _, one in compared)
-    return (
-        f"{len(summary.arms)} arms in {rounds}: {certain} of their headline figures surely "
-        f"differ from those of {summary.reference}."
-    )
-
-
-def _arms_facts(run: Run) -> Iterator[tuple[str, str]]:
-    summary, seed = run.of_arms, run.manifest.seed
-    counts = {name: sum(arm.outcomes.values()) for name, arm in summary.arms.items()}
-    shown = [f"{count:,} of {name}" for name, count in counts.items()]
-    last = seed + summary.rounds
-    seeds = f"seed {last}" if summary.rounds == 1 else f"seeds {seed + 1} to {last}"
-    yield "arms", "; ".join(_arm_settings(arm) for arm in run.manifest.workload["arms"])
-    yield "rounds", f"{summary.rounds}, {seeds}"
-    yield "requests", f"{sum(counts.values()):,}: {', '.join(shown)}"
-
-
-def _arm_settings(arm: Mapping[str, Any]) -> str:
-    changes = [
-        f"{section}.{key} = {', '.join(map(str, value)) if isinstance(value, list) else value}"
-        for section in ("target", "engine", "load", "arrivals", "collect")
-        for key, value in (arm.get(section) or {}).items()
-        if value not in (None, [])
-    ]
-    return f"{arm['name']}: {', '.join(changes) or 'as the workload says'}"
-
-
-def _side_by_side(summary: ArmsSummary) -> Iterator[Table]:
-    pairs = headline_figures(summary.metrics, summary.headlines)
-    asked = [pair for pair in pairs if pair[0] in summary.headlines]
-    others = [pair for pair in pairs if pair not in asked]
-    tables = (("The arms side by side", asked), ("More figures side by side", others))
-    for title, those in tables:
-        if those:
-            rows = tuple(_arms_row(summary, name, key) for name, key in those)
-            columns = ("figure", *summary.arms)
-            yield Table(title=title, shows=SIDE_BY_SIDE, columns=columns, rows=rows)
-
-
-def _arms_row(summary: ArmsSummary, name: str, key: str) -> tuple[str | TableCell, ...]:
-    found = [metrics[name].of for metrics in summary.metrics.values() if name in metrics]
-    of = f" ({found[0]})" if found and found[0] is not None else ""
-    return (f"{spoken(name, key)}{of}", *(_cell(summary, name, key, arm) for arm in summary.arms))
-
-
-def _cell(summary: ArmsSummary, name: str, key: str, arm: str) -> TableCell:
-    metric = summary.arms[arm].metrics.get(name)
-    if metric is None:
-        return TableCell(text="not measurable")
-    under = "the reference" if arm == summary.reference else None
-    if (one := summary.difference(name, key, arm)) is not None and under is None:
-        is_known = one.difference is not None
-        under = arms.change(name, one) if is_known else None if one.n else one.note
-    return TableCell(text=bounded(metric, key), under=() if under is None else (under,))

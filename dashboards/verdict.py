@@ -4,7 +4,7 @@ The verdict is the gate's: by the workload's own limits on the run itself, else 
 default limits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -18,6 +18,7 @@ from harness.formatting import DASH, figure_of, number, quantity, spoken_outcome
 from harness.gate.judge import Check, GateVerdict, Judgement, judge, refuse
 from harness.gate.limits import (
     DEFAULT_LIMITS,
+    Limit,
     fewest_abandons,
     of_the_run_alone,
     parse_limits,
@@ -25,12 +26,23 @@ from harness.gate.limits import (
 )
 from harness.gate.reports import gravest_first
 from harness.gate.run import read_run
+from harness.metrics import CANCEL_LATENCY, GHOST_RATE, METRICS, SLOT_RECOVERY, WASTED_TOKENS
 from harness.records import WENT_WRONG, ArmsSummary, Summary
 from harness.store.run_folder import UnusableRunError
 from harness.text.tables import steady_in_words
 
 FULL: Final = 0.9  # of all cores: beyond it a process that wants a core waits for it
 MOST_FULL: Final = 0.05  # of the load
+MOST_LINES: Final = 6  # about limits, on the first screen
+MOST_BRIEF: Final = 3  # arms that are named there
+# The headline on whose card a limit stands; a part of a headline stands on its card, too.
+_CARD_OF: Final = {
+    **dict.fromkeys((CANCEL_LATENCY, "cancel_latency_prefill_s"), CANCEL_LATENCY),
+    **dict.fromkeys((GHOST_RATE, "removed_at_first_boundary"), CANCEL_LATENCY),
+    **dict.fromkeys((WASTED_TOKENS, "wasted_prompt_tokens", "energy_wasted_j"), WASTED_TOKENS),
+    **dict.fromkeys((SLOT_RECOVERY, "slot_refill_s", "refilled_next_schedule"), SLOT_RECOVERY),
+    **dict.fromkeys(("leaked_slots", "leaked_blocks"), SLOT_RECOVERY),
+}
 
 
 class Mark(StrEnum):
@@ -48,16 +60,29 @@ _MARK_OF: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardVerdict:
+    """How a headline does by its limits: a mark, that in words, and the limits not kept."""
+
+    mark: Mark
+    text: str
+    limits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportVerdict:
-    """`mark` colours it; each of `lines` is a verdict and its checks. `checks`: a row for each
-    limit, with its verdict, the measured value and the reason.
+    """`mark` colours it; each of `lines` is a verdict and its checks; `apart` are the lines of
+    checks that are on no card. `checks`: a row for each limit, with its verdict, the measured value
+    and the reason. `on_cards`: by the headline that the card is of.
     """
 
     mark: Mark
     word: str
     basis: str
     lines: tuple[tuple[str, str], ...]
+    apart: tuple[tuple[str, str], ...]
+    kept: str
     checks: tuple[tuple[str, str, str, str], ...]
+    on_cards: Mapping[str, CardVerdict]
 
 
 def verdict_of(run: Run) -> ReportVerdict | None:
@@ -65,6 +90,7 @@ def verdict_of(run: Run) -> ReportVerdict | None:
     against a baseline is left to `walkaway gate`: a report is about its run alone.
     """
     workload, basis = run.manifest.workload, "the workload's own limits"
+    limits: list[Limit] = []
     try:
         limits = of_the_run_alone(workload_limits(workload))
         if not limits and isinstance(run.summary, ArmsSummary):
@@ -79,28 +105,69 @@ def verdict_of(run: Run) -> ReportVerdict | None:
         judgement = refuse(run.path.name, reason, "limits that can be")
     else:
         judgement = judge(measured, limits, run=run.path.name, fewest_abandons=fewest)
-    return _in_words(judgement, basis)
+    return _in_words(judgement, basis, {one.text: _card_of(one.metric) for one in limits})
 
 
-def _in_words(judgement: Judgement, basis: str) -> ReportVerdict:
+def _card_of(metric: str) -> str | None:
+    return _CARD_OF.get(metric) or _CARD_OF.get(METRICS[metric].part_of or "")
+
+
+def _in_words(judgement: Judgement, basis: str, card_of: Mapping[str, str | None]) -> ReportVerdict:
+    """`card_of`: by the text of a limit."""
     checks = gravest_first(judgement.checks)
-    of = {verdict: [one for one in checks if one.verdict is verdict] for verdict in GateVerdict}
-    undecided = of[GateVerdict.CANNOT_DECIDE]
-    lines = [(GateVerdict.FAIL, _with_reason(one)) for one in of[GateVerdict.FAIL]]
-    if len(undecided) == 1:
-        lines.append((GateVerdict.CANNOT_DECIDE, _with_reason(undecided[0])))
-    elif undecided:
-        lines.append((GateVerdict.CANNOT_DECIDE, "; ".join(one.name for one in undecided)))
-    if kept := len(of[GateVerdict.PASS]):
-        lines.append((GateVerdict.PASS, f"{kept} of {len(checks)} checks"))
+    on_cards: dict[str | None, list[Check]] = {}
+    for one in checks:
+        on_cards.setdefault(card_of.get(one.name), []).append(one)
+    kept = sum(one.verdict is GateVerdict.PASS for one in checks)
+    passed = f"{kept} of {len(checks)} checks"
     return ReportVerdict(
         mark=_MARK_OF[judgement.verdict],
         word=str(judgement.verdict),
         basis=f"by {basis}, one by one below",
-        lines=tuple((str(verdict), text) for verdict, text in lines),
+        lines=(*_lines(checks), *([(str(GateVerdict.PASS), passed)] if kept else [])),
+        apart=(*_lines(on_cards.get(None, ())),),
+        kept=f"{passed} passed",
         checks=tuple(
             (one.name, str(one.verdict), one.measured or DASH, one.reason) for one in checks
         ),
+        on_cards={name: _on_card(of) for name, of in on_cards.items() if name is not None},
+    )
+
+
+def _lines(checks: Iterable[Check]) -> Iterator[tuple[str, str]]:
+    of: dict[GateVerdict, list[Check]] = {verdict: [] for verdict in GateVerdict}
+    for one in checks:
+        of[one.verdict].append(one)
+    failed, undecided = of[GateVerdict.FAIL], of[GateVerdict.CANNOT_DECIDE]
+    for one in failed[:MOST_LINES]:
+        yield str(GateVerdict.FAIL), _with_reason(one)
+    if more := len(failed[MOST_LINES:]):
+        yield str(GateVerdict.FAIL), f"{quantity(more, 'limits')} more"
+    if len(undecided) == 1:
+        yield str(GateVerdict.CANNOT_DECIDE), _with_reason(undecided[0])
+    elif undecided:
+        more = len(undecided[MOST_LINES:])
+        named = "; ".join(one.name for one in undecided[:MOST_LINES])
+        yield str(GateVerdict.CANNOT_DECIDE), f"{named}; {more:,} more" if more else named
+
+
+def _on_card(checks: Sequence[Check]) -> CardVerdict:
+    """`checks`: of one headline, the gravest first."""
+    gravest = checks[0].verdict
+    alike = [one for one in checks if one.verdict is gravest]
+    of = quantity(len(checks), "limits")
+    counted = f"{len(alike)} of {of}"
+    if len(alike) == len(checks):
+        counted = "its limit" if len(checks) == 1 else f"its {of}"
+    words = {
+        GateVerdict.FAIL: f"fails {counted}",
+        GateVerdict.CANNOT_DECIDE: f"{counted} not decided",
+        GateVerdict.PASS: f"keeps {counted}",
+    }
+    is_kept = gravest is GateVerdict.PASS
+    named = [one.name + (f": {one.measured}" if one.measured else "") for one in alike]
+    return CardVerdict(
+        mark=_MARK_OF[gravest], text=words[gravest], limits=() if is_kept else tuple(named)
     )
 
 
@@ -134,14 +201,23 @@ def _of_arms(judge: Callable[[Summary], Trust], run: Run) -> Iterator[Trust]:
     worst: dict[str, tuple[Trust, str]] = {}
     for arm in run.arms:
         of_arm = {name: one for name, one in run.rounds.items() if name.partition("-")[2] == arm}
-        if those := [(judge(one.whole), name) for name, one in of_arm.items()]:
-            worst[arm] = max(those, key=lambda pair: _GRAVITY.index(pair[0].mark))
-    are_alike = len({one.brief for one, _ in worst.values()}) == 1
-    for place, (arm, (one, name)) in enumerate(worst.items()):
-        brief = one.brief if are_alike else f"{arm}: {one.brief}"
-        is_brief = place == 0 if are_alike else one.mark is not Mark.GOOD
+        if found := [(judge(one.whole), name) for name, one in of_arm.items()]:
+            worst[arm] = max(found, key=lambda pair: _GRAVITY.index(pair[0].mark))
+    briefs = _briefs({arm: one for arm, (one, _) in worst.items()})
+    for arm, (one, name) in worst.items():
         text = f"{one.text} (in {name})"
-        yield replace(one, what=f"{one.what}, {arm}", text=text, brief=brief if is_brief else None)
+        yield replace(one, what=f"{one.what}, {arm}", text=text, brief=briefs.get(arm))
+
+
+def _briefs(worst: Mapping[str, Trust]) -> dict[str, str | None]:
+    """By arm: one for all where they are alike, else for each that is not good, if they are few."""
+    flawed = {arm: one for arm, one in worst.items() if one.mark is not Mark.GOOD}
+    if len({one.brief for one in worst.values()}) == 1:
+        return {arm: one.brief for arm, one in [*worst.items()][:1]}
+    if len(flawed) <= MOST_BRIEF:
+        return {arm: f"{arm}: {one.brief}" for arm, one in flawed.items()}
+    first = max(flawed, key=lambda arm: _GRAVITY.index(flawed[arm].mark))
+    return {first: f"{flawed[first].what} not good in {len(flawed):,} of {len(worst):,} arms"}
 
 
 def _client(summary: Summary) -> Trust:

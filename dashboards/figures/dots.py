@@ -1,6 +1,6 @@
 """Dots for figures of several arms or runs: ratios to a baseline, rounds, chunk sizes, shares."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -46,6 +46,13 @@ FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
 WIDE: Final = 30  # from the lowest to the highest; beyond it only decades are marked
 TALL_PX: Final = 440
+MOST_NAMED: Final = 12  # arms
+LONGEST_NAME: Final = 18
+_ERROR: Final = {  # by whether there are few
+    True: {"type": "data", "color": GREY, "thickness": 2, "width": 8},
+    False: {"type": "data", "color": GREY, "thickness": 0.7, "width": 0},
+}
+_MEAN: Final = {"symbol": "line-ew-open", "color": GREY, "line": {"width": 3}}
 QUANTILES: Final = (
     ("p50", "median", {"color": BLUE}, "circle"),
     ("p99", "p99", {"color": VERMILION, "dash": "dash"}, "square"),
@@ -156,21 +163,32 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> go.
         customdata=[f"{arm}: {quantity(one, unit)}" for arm, one in rounds],
         hovertemplate=POINT_TEXT,
     )
-    known = {arm: those for arm, those in by_arm.items() if those}
-    means = {arm: float(np.mean(those)) for arm, those in known.items()}
-    halves = [_half_width(those) * scale for those in known.values()]
+    is_few = len(by_arm) <= MOST_NAMED
+    known = {arm: values for arm, values in by_arm.items() if values}
+    means = {arm: float(np.mean(values)) for arm, values in known.items()}
     bars = go.Scatter(
         mode="markers",
         x=list(means),
         y=[mean * scale for mean in means.values()],
-        error_y={"type": "data", "array": halves, "color": GREY, "thickness": 2, "width": 8},
-        marker={"symbol": "line-ew-open", "size": 22, "color": GREY, "line": {"width": 3}},
+        error_y={**_ERROR[is_few], "array": [_half_width(one) * scale for one in known.values()]},
+        marker={**_MEAN, "size": 22 if is_few else 7},
         name="mean and its 95 % interval",
         customdata=[f"{arm}: {quantity(mean, unit)}" for arm, mean in means.items()],
         hovertemplate=POINT_TEXT,
     )
-    x = axis("", type="category", categoryorder="array", categoryarray=list(by_arm))
+    x = axis("" if is_few else f"{len(by_arm):,} arms, in the order of the table", **_names(by_arm))
     return styled([dots, bars], x=x, y=axis(shown_unit), height=280)
+
+
+def _names(arms: Collection[str]) -> Properties:
+    """Names that would leave no room for the dots are cut short, or left to the table."""
+    categories = {"type": "category", "categoryorder": "array", "categoryarray": list(arms)}
+    if len(arms) > MOST_NAMED:
+        return {**categories, "showticklabels": False}
+    if max(map(len, arms), default=0) <= LONGEST_NAME:
+        return categories
+    texts = [one if len(one) <= LONGEST_NAME else f"{one[: LONGEST_NAME - 1]}…" for one in arms]
+    return {**categories, "tickvals": list(arms), "ticktext": texts}
 
 
 def _half_width(values: Sequence[float]) -> float:

@@ -1,6 +1,6 @@
 """The sections of a run with several arms, and of the chunk frontier if that is its question."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from dashboards.figures import dots
@@ -20,6 +20,7 @@ from harness.metrics import METRICS, headline_figures
 from harness.records import ArmsSummary, Difference, Metric
 
 MOST_PICTURES: Final = 6
+MOST_NAMED: Final = 6  # arms in a sentence, or as columns
 FRONTIER: Final = "chunk_frontier"
 GAPS, FIRST, CANCEL = "itl_s", "ttft_s", "cancel_latency_prefill_s"
 BUDGET, THRESHOLD, WHOLE = "token budget", "long-prefill threshold", "no chunking"
@@ -38,6 +39,13 @@ def change(name: str, one: Difference) -> str:
     if limits == DASH:  # the remarks say once how many rounds it takes
         return value if one.n < FEWEST_ROUNDS else f"{value}, {one.note}"
     return f"{value} ({limits})"
+
+
+def listed(texts: Iterable[str], between: str = "; ") -> str:
+    """The first few: there may be hundreds of arms."""
+    known = list(texts)
+    more = len(known[MOST_NAMED:])
+    return between.join([*known[:MOST_NAMED], *([f"and {more:,} more"] if more else [])])
 
 
 @section(
@@ -64,7 +72,7 @@ def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
         name=f"rounds-{name}-{key}",
         figure=dots.per_round(values, unit=METRICS[name].unit),
         note=f"{name}, {key}",
-        alt=f"{name} {key} of each arm, one dot a round. {'; '.join(changes)}",
+        alt=f"{name} {key} of each arm, one dot a round. {listed(changes)}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Cancel latency, by way of leaving and by phase, and slot recovery."""
+"""Each cancel, cancel latency by way of leaving and by phase, and slot recovery."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -7,12 +7,13 @@ import msgspec
 import pandas as pd
 
 from dashboards.figures import curves
+from dashboards.figures.cancels import Cancels, each_cancel
 from dashboards.figures.ladders import ladders
 from dashboards.sections.section import Part, Picture, Table, median_and_p99, section, why_not
 from harness.analysis.cancellations import was_cancelled
 from harness.analysis.probe_train import probes
 from harness.export.library import Run
-from harness.formatting import DASH, figure_of
+from harness.formatting import DASH, figure_of, quantity
 from harness.metrics import CANCEL_LATENCY, CANCEL_LATENCY_STEPS
 from harness.records import Metric
 
@@ -38,6 +39,41 @@ PHASES: Final = {
     "hand_over": "between two workers",
     "decode": "in decode",
 }
+
+
+@section(
+    "cancels",
+    "How long each cancel took",
+    "Each dot is a user who left: the time until the server let go. The dashed line is one engine "
+    "step. A cross at the upper edge was never let go (a ghost).",
+    good="no cross, and no dot far above the line.",
+)
+def cancels(run: Run) -> Iterator[Part]:
+    known = run.cancellations[was_cancelled(run.cancellations)]
+    if known.empty:
+        yield why_not(run, (CANCEL_LATENCY,), ONLY_TOTALS)
+        return
+    step = run.metrics.get("step_s")
+    of = Cancels.of_run(known, None if step is None else step.p50)
+    yield Picture(
+        name="cancels",
+        figure=each_cancel(of),
+        alt=f"One dot for each cancel. {' '.join(_counted(of))} "
+        + median_and_p99(run.metrics.get(CANCEL_LATENCY)),
+        note=of.drawn.note,
+    )
+
+
+def _counted(of: Cancels) -> Iterator[str]:
+    let_go = f"Of {quantity(of.of, 'users')} who left, {len(of.let_go):,} were let go"
+    if of.step_s is None:
+        yield f"{let_go}."
+    else:
+        step = quantity(of.step_s, "s")
+        yield f"{let_go}, {of.within_a_step:,} within one engine step of {step}."
+    yield f"Never let go (ghosts): {len(of.ghosts):,}."
+    if len(of.unknown):
+        yield f"Watched for too short a time to say: {len(of.unknown):,}."
 
 
 @section(
@@ -115,7 +151,11 @@ def _cells(label: str, ghosts: int | None, metric: Metric) -> tuple[str, ...]:
     return (label, f"{metric.n:,}", DASH if ghosts is None else f"{ghosts:,}", *figures)
 
 
-def probe_requests(run: Run) -> pd.DataFrame:
+def has_probes(run: Run) -> bool:
+    return bool((_probe_requests(run)["role"] == "probe").any())
+
+
+def _probe_requests(run: Run) -> pd.DataFrame:
     after = run.frames.probe_phase
     return run.frames.requests if after is None else after
 
@@ -130,7 +170,7 @@ def probe_requests(run: Run) -> pd.DataFrame:
     good="abandon within about a step and a half of t0: a control, and the wait for the step.",
 )
 def recovery(run: Run) -> Iterator[Part]:
-    waited = probes(probe_requests(run))
+    waited = probes(_probe_requests(run))
     if waited.empty:
         yield "No stream left while a probe waited."
         return

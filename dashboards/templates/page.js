@@ -42,6 +42,7 @@
   const draw = (plot) => {
     if (!("Plotly" in window)) readPlotly();
     const { data, layout } = figures[plot.id];
+    layout.height = Math.min(layout.height, plot.clientHeight || layout.height); // lower on a phone
     return Plotly.newPlot(plot, data, inked(layout), config);
   };
   const relayout = (size) =>

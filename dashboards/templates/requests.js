@@ -195,6 +195,7 @@
     const panel = section.querySelector(".one");
     const level = `h${Number(section.querySelector("h2, h3").tagName[1]) + 1}`;
     const columns = headings(of);
+    const sides = Object.values(columns).map((one) => (one.isNumber ? "n" : "")); // as in `tables.html.j2`
     const all = of.columns.request_id.map((_, i) => i);
     const texts = all.map((i) =>
       SEARCHED.map((name) => of.columns[name][i] ?? "").concat(of.columns.ghost[i] ? "ghost" : "").join(" ").toLowerCase(),
@@ -209,7 +210,7 @@
           const [name, ...cells] = Object.values(columns).map((one) => one.text(i));
           const open = make("a", { href: link(i) }, name);
           const row = make("tr", {}, make("th", { scope: "row" }, open));
-          row.append(...cells.map((text) => make("td", {}, text)));
+          row.append(...cells.map((text, place) => make("td", { className: sides[place + 1] }, text)));
           row.addEventListener("click", () => { location.hash = link(i); });
           return row;
         }),
@@ -238,7 +239,7 @@
     };
     const title = (name) => {
       const button = make("button", { type: "button" }, name);
-      const cell = make("th", { scope: "col" }, button);
+      const cell = make("th", { scope: "col", className: columns[name].isNumber ? "n" : "" }, button);
       button.addEventListener("click", () => {
         state.falls = state.sorted === name ? !state.falls : Boolean(columns[name].isNumber);
         state.sorted = name;

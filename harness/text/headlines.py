@@ -18,7 +18,9 @@ from harness.records import Metric
 
 Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}
-_HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
+HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
+NO_DATA: Final = "the run gives no data for it"
+_HELD_S: Final = 1.0  # a slot that was held for longer was not given back for the leave
 _BY_PROBES: Final = "`walkaway run slot_recovery` measures it by probes (--set load.slots=N)."
 _MEASURED_BY: Final = {
     CANCEL_LATENCY: _BY_PROBES,
@@ -30,11 +32,11 @@ _VERBS: Final = {WASTED_TOKENS: "are"}
 
 def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str]:
     said = _known_sentences(metrics)
-    return [said.get(name) or _missing_sentence(name, missing.get(name)) for name in _HEADLINES]
+    return [said.get(name) or _missing_sentence(name, missing.get(name)) for name in HEADLINES]
 
 
 def _missing_sentence(name: str, reason: str | None) -> str:
-    why = reason or "the run gives no data for it"
+    why = reason or NO_DATA
     more = "" if reason in (None, NOBODY_LEFT) else f" {_MEASURED_BY[name]}"
     return f"{titled(name)} {_VERBS.get(name, 'is')} not measurable here: {why}.{more}"
 
@@ -62,16 +64,24 @@ def stop_verdict(metrics: Metrics, *, is_silent: bool) -> StopVerdict:
             return StopVerdict(stops=False, text=text)
         return StopVerdict(stops=True, text=f"the server stops: none of {ghosts.n:,} {left} ran on")
     if latency is not None and latency.n and latency.method == "probe":
-        if latency.n_censored:
-            text = f"the server does not stop each request: {latency.n_censored:,} of {latency.n:,}"
-            return StopVerdict(stops=False, text=f"{text} slots did not come back")
-        text = f"the server stops: each of {latency.n:,} slots worked for the next request"
-        return StopVerdict(stops=True, text=text)
+        return _by_slots(latency)
     return StopVerdict(stops=None, text="this run does not show whether the server stops")
 
 
+def _by_slots(latency: Metric) -> StopVerdict:
+    """A slot is censored where it did not come back, or where another stream's own end hid when."""
+    longest_s = max(latency.max or 0.0, latency.lower_bounds.get("max", 0.0))
+    if longest_s > _HELD_S:
+        text = (
+            f"the server does not stop each request: a slot was held for {quantity(longest_s, 's')}"
+        )
+        return StopVerdict(stops=False, text=f"{text} after its user left")
+    text = f"the server stops: each of {latency.n:,} slots worked for the next request within"
+    return StopVerdict(stops=True, text=f"{text} {quantity(longest_s, 's')}")
+
+
 def arm_sentences(arms: Mapping[str, Metrics]) -> Iterator[str]:
-    for name in _HEADLINES:
+    for name in HEADLINES:
         found = {arm: typical(metrics[name]) for arm, metrics in arms.items() if name in metrics}
         clauses = ", ".join(f"{arm} {figure}" for arm, figure in found.items())
         unit = " per user who left" if name == WASTED_TOKENS else ""
@@ -103,7 +113,7 @@ def report_sentence(
 
 
 def _known_sentences(metrics: Metrics) -> dict[str, str]:
-    found = {name: metrics[name] for name in _HEADLINES if name in metrics and metrics[name].n}
+    found = {name: metrics[name] for name in HEADLINES if name in metrics and metrics[name].n}
     said = {}
     if latency := found.get(CANCEL_LATENCY):
         steps = metrics.get(CANCEL_LATENCY_STEPS)

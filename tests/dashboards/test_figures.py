@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboards.figures import bars, curves, ladders, timeline
+from dashboards.figures.cancels import Cancels, each_cancel
 from dashboards.figures.curves import rising_note, rising_steps
+from dashboards.figures.dots import LONGEST_NAME, per_round
 from dashboards.figures.timeline import min_max
 from dashboards.figures.wire import SHOWN_LANES, SHOWN_MOMENTS, tries
 from dashboards.sections.section import CLIENT_TIMES
@@ -59,6 +61,66 @@ def test_a_ghost_stays_in_the_count_and_is_a_cross_where_watching_ended(
     assert [y for one in ghosts for y in one.y] == pytest.approx(crosses)
     ends = [1e3 * one for one, is_open in zip(seconds, censored, strict=True) if is_open]
     assert [x for one in ghosts for x in one.x] == pytest.approx(ends)
+
+
+def test_each_cancel_stands_at_its_time_and_a_ghost_at_the_edge_is_no_time() -> None:
+    frame = cancels([0.03, 2.0, 0.01, 0.7], [False, True, False, True])
+    frame["ghost"] = pd.array([False, True, False, pd.NA], dtype="boolean")
+    figure = each_cancel(Cancels.of_run(frame, step_s=0.02))
+    let_go, ghosts, unknown = figure.data
+    assert list(let_go.x) == [1, 3]
+    assert list(let_go.y) == pytest.approx([30, 10])
+    assert [list(one.x) for one in (ghosts, unknown)] == [[2], [4]]
+    assert len({one.marker.symbol for one in figure.data}) == 3
+    (edge,) = {*ghosts.y, *unknown.y}
+    top = figure.layout.yaxis
+    assert max(let_go.y) < edge < top.range[1]
+    assert (top.ticktext[-1], top.tickvals[-1]) == ("not let go", edge)
+    assert max(top.tickvals[:-1]) <= max(let_go.y)
+    assert {shape.y1 for shape in figure.layout.shapes} == {20}
+    assert [one.name for one in figure.data][1:] == [
+        "never let go: 1",
+        "watched too short a time: 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_s", "kind", "ticks"),
+    [
+        ([0.01], None, "linear", ["0", "2", "4", "6", "8", "10"]),
+        ([0.001] * 9 + [0.9], 0.002, "log", ["1 ms", "10 ms", "100 ms"]),
+        ([], None, "linear", ["not let go"]),
+        ([0.0], None, "linear", []),
+    ],
+)
+def test_each_cancel_has_an_axis_that_shows_the_middle(
+    seconds: list[float], step_s: float | None, kind: str, ticks: list[str]
+) -> None:
+    frame = cancels(seconds or [2.0], [not seconds] * max(1, len(seconds)))
+    frame["ghost"] = frame["censored"]
+    axis = each_cancel(Cancels.of_run(frame, step_s=step_s)).layout.yaxis
+    assert (axis.type, list(axis.ticktext)) == (kind, ticks)
+
+
+def test_of_a_hundred_thousand_cancels_the_slowest_is_drawn_and_none_too_many() -> None:
+    seconds = np.full(100_000, 0.01)
+    seconds[77_777] = 0.05
+    frame = cancels(list(seconds), [False] * len(seconds))
+    frame["ghost"] = False
+    of = Cancels.of_run(frame, step_s=None)
+    (dots,) = each_cancel(of).data
+    assert len(dots.x) <= 2 * timeline.INTERVALS
+    assert dots.x[np.argmax(dots.y)] == 77_778
+    assert of.drawn.note is not None
+
+
+@pytest.mark.parametrize(("arms", "shown"), [(3, True), (200, False)])
+def test_long_names_of_arms_leave_room_for_the_dots(arms: int, shown: bool) -> None:
+    values = {f"{n} {'long' * 50}": [1.0, 2.0, 3.0] for n in range(arms)}
+    axis = per_round(values, unit="s").layout.xaxis
+    assert len(axis.categoryarray) == arms
+    assert (axis.showticklabels is not False) == shown
+    assert all(len(text) <= LONGEST_NAME for text in axis.ticktext or ())
 
 
 def stage(p50: float | None, p99: float | None, bound: float | None = None) -> Metric:

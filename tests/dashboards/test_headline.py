@@ -116,7 +116,7 @@ def test_every_kind_of_run_gets_words_that_are_true_of_it(snapshot: Snapshot) ->
     for name, (metrics, more) in CASES.items():
         lines += [name, f"  {report_sentence(LEFT, metrics, **more)}"]
         known = {key: more[key] for key in ("in_use", "unsure") if key in more}
-        for card in cards(metrics, {}, **known):
+        for card in cards(metrics, {}, **known).values():
             clean = {True: ", clean", False: ", unclean", None: ""}[card.is_clean]
             lines.append(f"  {card.label}{clean}: {card.value}: {'; '.join(card.details)}")
             lines.append(f"    good: {card.good}")
@@ -131,17 +131,21 @@ def test_without_requests_or_abandons_nothing_is_said_of_cancellation() -> None:
 def test_a_missing_headline_is_named_with_its_reason() -> None:
     assert headline_sentences({"cancel_latency_s": UNKNOWN}, {"wasted_tokens": "no counter"}) == [
         "Cancel latency is not measurable here: the run gives no data for it.",
-        "Wasted tokens are not measurable here: no counter.",
+        "Wasted tokens are not measurable here: no counter. A metrics page with the tokens that it "
+        "generated shows it (--metrics-url).",
         "Slot recovery is not measurable here: the run gives no data for it.",
     ]
 
 
 def test_a_run_that_shows_no_good_is_not_praised_but_blamed() -> None:
     found = without_praise(cards(SOME | CLEAN, {}))
-    assert {card.label: card.is_clean for card in found} == {"Ghosts": False, "Leaked": None}
+    assert {card.label: card.is_clean for card in found.values()} == {
+        "Ghosts": False,
+        "Leaked": None,
+    }
 
 
 def test_a_figure_below_the_floor_carries_its_flag() -> None:
     metrics = {"ttft_s": seconds(0.0001, 0.001), "slot_refill_s": seconds(0.1, 0.2)}
-    refill, ttft = cards(metrics, {"ttft_s": "the client was late"})
+    refill, ttft = cards(metrics, {"ttft_s": "the client was late"}).values()
     assert (refill.flag, ttft.flag) == (None, "the client was late")

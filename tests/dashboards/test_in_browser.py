@@ -11,7 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.dashboards.browsing import CHROMIUM, chromium, opened, violations
 from tests.dashboards.reading import page_by
-from tests.made_up.changed import without_an_end
+from tests.made_up.arms import arm, difference, save_arms
+from tests.made_up.changed import change, without_an_end
 from tests.made_up.conform import save_conform, save_engines
 from tests.made_up.gated import GOOD, save_night, save_nights
 from tests.made_up.played import save_played
@@ -62,8 +63,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "pictures", "width", "scheme"),
     [
-        ("clean", 10, 390, "light"),
-        ("ghosts", 10, 1440, "dark"),
+        ("clean", 11, 390, "light"),
+        ("ghosts", 11, 1440, "dark"),
         ("comparison", 7, 390, "dark"),
         ("comparison", 7, 1440, "light"),
         ("trend", 6, 390, "dark"),
@@ -262,6 +263,57 @@ def test_how_far_to_trust_the_run_is_said_on_the_first_screen(
         expect(page.locator("#run0-trust .warning")).to_have_count(1)
 
 
+@pytest.mark.parametrize(("width", "height"), [(1440, 900), (390, 844)])
+def test_the_first_screen_is_one_picture_and_three_cards(
+    browser: Browser, tmp_path: Path, width: int, height: int
+) -> None:
+    """On a phone the third card may begin there."""
+    with opened(browser, report_of(save_played(tmp_path / "run", ghosts=6)), width=width) as (
+        page,
+        noise,
+    ):
+        shown = [page.locator(".first .plot"), *page.locator(".first .card").all()]
+        boxes = [one.bounding_box() for one in shown]
+        assert len(boxes) == 4
+        tops = [box["y"] + (box["height"] if width > 1000 else 20) for box in boxes if box]
+        assert max(tops) < height
+        drawn = page.locator(".first .main-svg").first.bounding_box()
+        assert drawn is not None
+        assert drawn["y"] + drawn["height"] < height
+        assert "never let go (ghosts): 5" in str(shown[0].get_attribute("aria-label")).lower()
+        assert noise == []
+
+
+def test_names_without_end_and_hundreds_of_arms_fit_a_narrow_phone(
+    browser: Browser, tmp_path: Path
+) -> None:
+    endless = {"model": "m" * 200, "engine": "e" * 200, "run_id": "r" * 200}
+    run = save_played(tmp_path / "run", ghosts=6)
+    change(run, "summary.json", **endless)
+    arms = {f"{LONG}{n}": arm(n % 3) for n in range(200)}
+    differences = {"preemptions": {"mean": [difference(one, 0.5) for one in [*arms][1:]]}}
+    of_arms = save_arms(tmp_path, kind="abandon", arms=arms, differences=differences)
+    for one in (run, of_arms):
+        with opened(browser, report_of(one), width=320) as (page, noise):
+            assert page.evaluate("document.documentElement.scrollWidth") == 320
+            assert page.evaluate(STICKS_OUT) == []
+            assert noise == []
+
+
+def test_without_scripts_the_words_of_pictures_and_the_tables_stand(
+    browser: Browser, tmp_path: Path
+) -> None:
+    report = report_of(save_played(tmp_path / "run", ghosts=6))
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(report.as_uri())
+    said = page.locator(".first figure .reason")
+    expect(said).to_be_visible()
+    assert "Never let go (ghosts): 5" in said.inner_text()
+    expect(page.locator(".plot").first).to_be_hidden()
+    expect(page.get_by_role("region", name="Every figure").locator("table")).to_be_visible()
+    page.close()
+
+
 NOTES_PAPER = """() => addEventListener("afterprint", () => {
   window.onPaper = [...document.querySelectorAll(".plot")].map((plot) => {
     const drawn = plot.querySelector(".main-svg");
@@ -280,7 +332,7 @@ def test_a_picture_is_drawn_when_it_comes_near_the_screen(browser: Browser, tmp_
     expect(last.locator(".main-svg").first).to_be_visible()
     drawn = page.evaluate(IDS_OF_DRAWN)
     page.close()
-    assert 0 < len(drawn) < 10  # pictures far above the screen are not drawn
+    assert 0 < len(drawn) < 11  # pictures far above the screen are not drawn
 
 
 def test_paper_has_all_pictures_however_early_it_is_printed(
@@ -289,8 +341,8 @@ def test_paper_has_all_pictures_however_early_it_is_printed(
     page = browser.new_page()
     page.add_init_script(f"({NOTES_PAPER})()")  # before the page's own listeners
     page.goto(report_of(save_played(tmp_path / "run")).as_uri())
-    assert len(page.evaluate(IDS_OF_DRAWN)) < 10
+    assert len(page.evaluate(IDS_OF_DRAWN)) < 11
     assert page.pdf().startswith(b"%PDF")
     on_paper = page.evaluate("onPaper")
     page.close()
-    assert on_paper == [640] * 10
+    assert on_paper == [640] * 11

@@ -11,10 +11,13 @@ import msgspec
 import pytest
 
 from dashboards.__main__ import main
+from dashboards.sections.section import Table
+from harness.formatting import DASH
 from harness.records import Summary
 from tests.dashboards.reading import page_by
 from tests.golden.recorded import judged_today
-from tests.made_up.arms import save_arms
+from tests.made_up.arms import arm as of_arm
+from tests.made_up.arms import difference, save_arms
 from tests.made_up.changed import change
 from tests.made_up.conform import conform_cases, conform_result, save_conform
 from tests.made_up.played import save_played
@@ -36,6 +39,52 @@ def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> Non
     assert body.index("the load could not keep up") < body.index("times")
     assert body.index("The arms side by side") < body.index("Workload and server")
     assert "1, seed 8" in body
+
+
+def test_pictures_come_before_what_the_run_can_be_trusted_for(tmp_path: Path) -> None:
+    hidden = {"gpu_seconds_after_abandon": "there is no GPU"}
+    page = page_by("report", save_played(tmp_path / "run", not_measurable=hidden))
+    titles = page.texts("h2")
+    order = [
+        *("How long each cancel took", "Cancel latency", "Unread tokens", "Batch slots over time"),
+        *("The users who stayed", "The measurement floor", "How far to trust this"),
+        *("Not measurable here", "The limits, one by one"),
+    ]
+    assert [one for one in titles if one in order] == order
+
+
+def test_numbers_stand_on_the_right_of_their_column_and_words_on_the_left(tmp_path: Path) -> None:
+    page = page_by("report", save_played(tmp_path / "run", ghosts=3))
+    right = {"requests", "median", "p99", "n", "mean", "slot time"}
+    seen = {
+        "".join(text).strip(): of.get("class") for tag, of, text in page.elements if tag == "th"
+    }
+    assert {name: seen[name] for name in right} == dict.fromkeys(right, "n")
+    assert {seen[name] for name in ("stage", "left", "method", "verdict", "why", "limit")} == {None}
+    cells = Table(
+        title="",
+        shows="",
+        columns=tuple("abcd"),
+        rows=(("1", "> 2 s", "2 of 3 went wrong " * 3, DASH),),
+    )
+    assert cells.numeric == [False, True, False, False]
+
+
+def test_two_hundred_arms_are_a_row_each_and_few_are_named_before(tmp_path: Path) -> None:
+    names = [f"arm {n} {'long' * 40}" for n in range(200)]
+    differences = {"preemptions": {"mean": [difference(one, 0.5) for one in names[1:]]}}
+    arms = {name: of_arm(place % 3) for place, name in enumerate(names)}
+    run = save_arms(tmp_path, kind="abandon", arms=arms, differences=differences)
+    workload = json.loads((run / "manifest.json").read_text())["workload"]
+    workload["arms"] = [{"name": name, "engine": {}, "load": {}} for name in names]
+    change(run, "manifest.json", workload=workload)
+    page = page_by("report", run)
+    before, *_ = page.body.partition("The arms side by side")
+    assert before.count("long" * 40) < 20
+    assert "and 193 more" in before
+    rows = [line for line in page.texts("tr") if line.endswith("0.5 times (0.4 to 0.6)")]
+    assert len(rows) == 199
+    assert max(one["layout"]["height"] for one in page.figures().values()) < 1_000
 
 
 @pytest.mark.parametrize(

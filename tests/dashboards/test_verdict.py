@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboards.verdict import Mark, ReportVerdict, Trust, trust, verdict_of
+from dashboards.verdict import MOST_LINES, Mark, ReportVerdict, Trust, trust, verdict_of
 from harness.export.library import load_run
+from tests.dashboards.reading import page_by
 from tests.made_up.arms import save_arms
 from tests.made_up.changed import change, change_metric, change_rows, change_workload
 from tests.made_up.played import save_played
@@ -92,6 +93,48 @@ def test_a_run_that_proves_nothing_is_no_pass(
     assert found.word == word
     assert found.mark is {"fail": Mark.BAD, "cannot decide": Mark.UNKNOWN}[word]
     assert any(why in reason for *_, reason in found.checks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "marks"),
+    [
+        ({}, ("good", "good", "unknown")),
+        ({"ghost_rate": {"mean": 0.1}}, ("bad", "good", "unknown")),
+        ({"leaked_slots": {"mean": 1.0}}, ("good", "good", "bad")),
+        ({"wasted_after_close_tokens": {"mean_ci95": (1, 9)}}, ("good", "unknown", "unknown")),
+    ],
+)
+def test_each_card_has_the_verdict_of_its_limits_and_says_it_in_words(
+    sound: Path, changes: dict[str, dict[str, Any]], marks: tuple[str, ...]
+) -> None:
+    """The slot recovery is not measured here: what else is on its card may fail it, no more."""
+    change_workload(sound, gate={"min_abandons": 10})
+    for name, changed in changes.items():
+        change_metric(sound, name, **changed)
+    cards = [
+        (str(of["data-mark"]), " ".join("".join(text).split()))
+        for tag, of, text in page_by("report", sound).elements
+        if tag == "div" and "data-mark" in of and "card" in str(of["class"])
+    ]
+    assert tuple(mark for mark, _ in cards) == marks
+    words = {
+        "good": "\N{CHECK MARK} keeps its",
+        "bad": "\N{MULTIPLICATION X} fails",
+        "unknown": "\N{EN DASH} ",
+    }
+    assert all(words[mark] in text for mark, text in cards)
+    for name in changes:
+        assert any(f"{name}." in text for _, text in cards)
+
+
+def test_a_verdict_on_hundreds_of_limits_is_short_on_the_first_screen(sound: Path) -> None:
+    limits = [f"ghost_rate.mean <= 0.{place:03}" for place in range(1, 101)]
+    change_metric(sound, "ghost_rate", mean=0.5)
+    change_workload(sound, gate={"limits": limits, "min_abandons": 10})
+    found = verdict(sound)
+    assert len(found.checks) == 101
+    assert len(found.lines) == MOST_LINES + 2
+    assert found.lines[MOST_LINES][1].endswith("limits more")
 
 
 def test_a_workloads_own_limits_take_the_place_of_the_defaults(tmp_path: Path) -> None:

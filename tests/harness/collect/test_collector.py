@@ -28,6 +28,19 @@ def test_cpu_rows_count_from_when_a_process_was_named() -> None:
     assert 0 <= rows["harness"].cores < 5
 
 
+def test_a_reading_just_after_the_last_makes_no_row_of_impossible_cores() -> None:
+    """Two ticks of the kernel's clock in 1.7 ms read as 11.5 cores."""
+    sampler = CpuSampler()
+    begun_s = sum(os.times()[:2])
+    sampler.watch("load", os.getpid(), 0)
+    while sum(os.times()[:2]) < begun_s + 0.05:  # CPU time: as long as it takes
+        pass
+    assert sampler.sample(1_700_000) == []
+    (load, machine) = sorted(sampler.sample(250_000_000), key=lambda row: row.process)
+    assert (load.process, machine.process) == ("load", "machine")
+    assert 0.05 / 0.25 - 0.05 <= load.cores < 2  # and the time before it is not lost
+
+
 def collector_of(rows_dir: Path, url: str, notes: Notes) -> Collector:
     return Collector(
         rows_dir=rows_dir,

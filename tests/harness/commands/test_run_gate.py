@@ -61,7 +61,8 @@ def metric(mean: float, **more: Any) -> Metric:
         ({"ghost_rate": metric(0.0)}, False, True),
         ({"ghost_rate": metric(0.05)}, False, False),
         ({"cancel_latency_s": metric(0.02, method="probe")}, False, True),
-        ({"cancel_latency_s": metric(0.02, method="probe", n_censored=2)}, False, False),
+        ({"cancel_latency_s": metric(0.02, method="probe", max=0.1, n_censored=1)}, False, True),
+        ({"cancel_latency_s": metric(0.02, method="probe", max=3.0)}, False, False),
         ({"cancel_latency_s": metric(0.02, method="gauge")}, False, None),
         ({"ghost_rate": metric(0.0)}, True, False),  # nobody is answered any more
         ({}, False, None),
