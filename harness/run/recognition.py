@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import httpx
 
+from harness.errors import ConfigError
 from harness.run.run_config import Access, ServerConfig
 from harness.workload.target import Target
 from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
@@ -33,12 +34,20 @@ class Seen(NamedTuple):
 def with_kind(config: _Config) -> _Config:
     """The configuration with the kind of the server at its URL. Raises ConfigError for a URL that
     may not be loaded."""
+    if str(config.target_url).startswith(("grpc://", "grpcs://")):
+        raise ConfigError(
+            f"--target {config.target_url}: a gRPC server shows no sign of its kind: name it, such "
+            "as --engine triton"
+        )
     kinds = [load_target(name) for name in shipped(SHIPPED_TARGETS)]
     access = Access.of(load_target(ANY), config)
     if access.url is None:
         return config
     with access.new_client(_PAGE_S, longest_s=_PAGE_S) as client:
-        name, why = recognise(look_at(client, access.url, access.metrics_urls, kinds), kinds)
+        seen = look_at(client, access.url, access.metrics_urls, kinds)
+    if seen is None:
+        return replace(config, engine=ANY)  # what asks next says why it cannot be reached
+    name, why = recognise(seen, kinds)
     return replace(
         config, engine=name, recognised=f"kind of server: {name}, {why} (--engine overrides)"
     )
@@ -54,8 +63,8 @@ def look_at(client: httpx.Client, url: str, metrics_urls: list[str], kinds: list
     paths = {kind.signs.page for kind in kinds if kind.signs is not None and kind.signs.page}
     return Seen(
         owners=[one for one in owners if isinstance(one, str)],
-        metrics="\n".join(text.text for text in texts if text is not None),
-        server="" if models is None else models.headers.get("server", ""),
+        metrics="\n".join(one.text for one in texts if one is not None and one.is_success),
+        server=models.headers.get("server", ""),
         pages={path: _as_json(_page(client, url + path)) for path in sorted(paths)},
     )
 
@@ -80,15 +89,15 @@ def recognise(seen: Seen, kinds: list[Target]) -> tuple[str, str]:
 
 
 def _page(client: httpx.Client, url: str) -> httpx.Response | None:
+    """None: no answer."""
     try:
-        answer = client.get(url)
+        return client.get(url)
     except httpx.HTTPError:
         return None
-    return answer if answer.status_code == httpx.codes.OK else None
 
 
 def _as_json(answer: httpx.Response | None) -> Any:
-    if answer is None:
+    if answer is None or not answer.is_success:
         return None
     try:
         return answer.json()

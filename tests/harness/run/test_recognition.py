@@ -5,6 +5,7 @@ import socket
 import httpx
 import pytest
 
+from harness.errors import ConfigError
 from harness.run.recognition import ANY, Seen, look_at, recognise, with_kind
 from harness.run.run_config import ServerConfig
 from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
@@ -52,6 +53,7 @@ def test_what_cannot_be_read_shows_nothing() -> None:
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as client:
         seen = look_at(client, "http://a", [], KINDS)
+    assert seen is not None
     assert seen.owners == []
     assert recognise(seen, KINDS)[0] == "sglang"
 
@@ -60,5 +62,9 @@ def test_a_server_that_is_not_there_is_of_no_known_kind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     config = with_kind(ServerConfig(target_url=f"http://127.0.0.1:{port}"))
-    assert config.engine == ANY
-    assert "no sign" in config.recognised
+    assert (config.engine, config.recognised) == (ANY, "")
+
+
+def test_a_grpc_server_has_to_be_named() -> None:
+    with pytest.raises(ConfigError, match="--engine triton"):
+        with_kind(ServerConfig(target_url="grpc://127.0.0.1:1"))
