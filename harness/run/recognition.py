@@ -53,9 +53,13 @@ def with_kind(config: _Config) -> _Config:
     )
 
 
-def look_at(client: httpx.Client, url: str, metrics_urls: list[str], kinds: list[Target]) -> Seen:
-    """A page that cannot be read shows nothing: why is said when it is needed."""
+def look_at(
+    client: httpx.Client, url: str, metrics_urls: list[str], kinds: list[Target]
+) -> Seen | None:
+    """None: there is no answer. A page that cannot be read shows nothing."""
     models = _page(client, f"{url}/v1/models")
+    if models is None:
+        return None
     listed = _as_json(models)
     data = listed.get("data") if isinstance(listed, dict) else None
     owners = [one.get("owned_by") for one in data or () if isinstance(one, dict)]
