@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dashboards.page import document, save
 from dashboards.sections.comparison import Side, Sides, against, sections
-from dashboards.sections.section import Table
+from dashboards.sections.section import Table, TableCell
 from harness.analysis.tokens import COUNTED_BY
 from harness.compare.comparison import (
     BASELINE,
@@ -19,21 +19,25 @@ from harness.compare.comparison import (
     cells,
     compare_each,
     not_compared,
-    steps_differ,
-    times,
 )
+from harness.compare.overall import CLEAR, Overall, verdict_on
 from harness.compare.pairs import Pair, Standing, standing
 from harness.errors import ConfigError
 from harness.export.library import Run, load_run
 from harness.formatting import DASH, between, bounded, quantity, shift_in_words
-from harness.metrics import METRICS, headline_figures, spoken
+from harness.metrics import headline_figures, spoken, titled
 from harness.records import Metric, num_slots
 
-MOST_NAMED: Final = 4  # figures in a sentence; the others are counted
-BOTH_WAYS: Final = (
-    "The runs differ in step time, so a time is called better or worse only if it is so both as "
-    "measured and in steps."
-)
+MOST_LETTERS: Final = 30  # of a name
+MOST_AT_ONCE: Final = 4  # verdicts on the first screen; more are a table there
+MARK_OF: Final = {Standing.BETTER: "good", Standing.WORSE: "bad"}
+MARKS: Final = {
+    Overall.WORSE: "bad",
+    Overall.MIXED: "mixed",
+    Overall.BETTER: "good",
+    Overall.UNCLEAR: "unknown",
+    Overall.NOT_COMPARED: "unknown",
+}
 DETAILS: Final = (
     *("figure", "difference", "95 %", "times", "95 % of times"),
     *("in steps", "95 % in steps", "judged"),
@@ -46,12 +50,16 @@ def write_comparison(baseline: Path, candidates: Sequence[Path], output: Path) -
     articles = [_article(sides, f"arm{place}") for place, sides in enumerate(by_arm)]
     labels = list(dict.fromkeys(one.label for sides in by_arm for one in sides[1:]))
     named = labels[0] if len(labels) == 1 else f"{len(labels)} candidates"
+    answers = [answer for one in articles for answer in one["answers"]]
     html = document(
         "comparison.html.j2",
         {one["anchor"]: one["sections"] for one in articles},
         title=f"{named} against {by_arm[0][0].label}",
         question=str(run.manifest.workload.get("question") or ""),
         workload=str(run.summary.workload),
+        lead=_lead(answers, by_arm[0][0].label) if len(answers) > 1 else None,
+        clear=CLEAR,
+        is_at_once=len(answers) <= MOST_AT_ONCE,
         refused=refused,
         articles=articles,
         runs=_runs_table([one for sides in by_arm for one in sides]),
@@ -83,78 +91,63 @@ def _compared(
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    names = [path.resolve().name for path in paths]
-    counts = Counter(names)
-    labels = []
-    for place, (name, path) in enumerate(zip(names, paths, strict=True)):
-        label = name if counts[name] == 1 else str(path)
-        before = paths[:place].count(path)
-        labels.append(f"{label} ({before + 1})" if before else label)
+    """The names of the folders, each unique and short enough for a legend; the table of runs has
+    them in full."""
+    folders = [path.resolve() for path in paths]
+    labels: list[str] = []
+    seen: Counter[str] = Counter()
+    for path, folder in zip(paths, folders, strict=True):
+        is_one = len({one for one in folders if one.name == folder.name}) == 1
+        label = _short(folder.name if is_one else str(path))
+        seen[label] += 1
+        labels.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return labels
 
 
+def _short(name: str) -> str:
+    half = MOST_LETTERS // 2
+    return name if len(name) <= MOST_LETTERS else f"{name[:half]} ... {name[-half:]}"
+
+
 def _article(sides: Sides, anchor: str) -> dict[str, Any]:
+    candidates = enumerate(against(sides), start=1)
     return {
         "anchor": anchor,
         "arm": sides[0].arm,
-        "answers": [_answer(*one, sides[0].label) for one in against(sides)],
+        "answers": [_answer(n, *one, sides[0].label) for n, one in candidates],
         "tables": [_side_by_side(sides), *(_details(*one) for one in against(sides))],
         "sections": sections(sides),
     }
 
 
-def _answer(candidate: Side, comparison: Comparison, baseline: str) -> dict[str, Any]:
+def _answer(n: int, candidate: Side, comparison: Comparison, baseline: str) -> dict[str, Any]:
     label = candidate.label
     shifts = (
-        shift_in_words(metric, label, baseline, shift, "s")
+        shift_in_words(titled(metric), label, baseline, shift, "s")
         for metric, shift in comparison.shifts.items()
     )
+    named = f"{label}, arm {candidate.arm}," if candidate.arm else label
+    verdict = verdict_on(comparison, named, baseline)
     return {
         "label": f"{label}, arm {candidate.arm}" if candidate.arm else label,
-        "sentence": _sentence(comparison, baseline),
+        "number": n,
+        "verdict": verdict,
+        "word": str(verdict.overall),
+        "mark": MARKS[verdict.overall],
+        "lines": [(MARK_OF[one.standing], one) for one in verdict.lines],
+        "more": [f"{n} more {which}, in the tables below" for which, n in verdict.more],
         "cautions": [one for one in comparison.remarks if one.level != "info"],
         "remarks": [one for one in comparison.remarks if one.level == "info"],
-        "not_compared": not_compared(comparison.pairs),
+        "not_compared": not_compared(comparison.pairs, lambda one: spoken(one.metric, one.figure)),
         "shifts": [text for text in shifts if text is not None],
     }
 
 
-def _sentence(comparison: Comparison, baseline: str) -> str:
-    if any(one.level == "invalid" for one in comparison.remarks):
-        return "One of the runs is invalid, so its figures say nothing about the server."
-    by_standing: dict[Standing, list[Pair]] = {which: [] for which in Standing}
-    for pair in comparison.pairs:
-        if METRICS[pair.metric].part_of is None:
-            by_standing[standing(pair)].append(pair)
-    sure = [
-        f"surely {which} at {_named(by_standing[which])}"
-        for which in (Standing.WORSE, Standing.BETTER)
-        if by_standing[which]
-    ]
-    judged = (Standing.WORSE, Standing.BETTER, Standing.UNSURE)
-    num_judged = sum(len(by_standing[which]) for which in judged)
-    if not num_judged:
-        return f"No figure can be compared with {baseline}."
-    both_ways = f" {BOTH_WAYS}" if steps_differ(comparison) else ""
-    if not sure:
-        return f"Against {baseline}: no sure difference in any of {num_judged} figures.{both_ways}"
-    num_unsure = len(by_standing[Standing.UNSURE])
-    rest = f"no sure difference in {num_unsure} of {num_judged} figures"
-    return f"Against {baseline}: {'; '.join([*sure, rest])}.{both_ways}"
-
-
-def _named(pairs: Sequence[Pair]) -> str:
-    first = list({pair.metric: pair for pair in reversed(pairs)}.values())[::-1]
-    shown = [f"{spoken(pair.metric, pair.figure)} ({_apart(pair)})" for pair in first[:MOST_NAMED]]
-    more = len(first) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _apart(pair: Pair) -> str:
-    if pair.ratio is None:
-        return f"{quantity(pair.baseline, pair.unit)} to {quantity(pair.candidate, pair.unit)}"
-    in_steps = "" if pair.ratio_in_steps is None else f", in steps {times(pair.ratio_in_steps)}"
-    return f"{times(pair.ratio)}{in_steps}"
+def _lead(answers: Sequence[Mapping[str, Any]], baseline: str) -> str:
+    """Where there are several candidates or arms."""
+    counts = Counter(one["word"] for one in answers)
+    said = [f"{counts[str(which)]} {which}" for which in Overall if counts[str(which)]]
+    return f"{len(answers)} comparisons with {baseline}: {', '.join(said)}."
 
 
 def _side_by_side(sides: Sides) -> Table:
@@ -166,7 +159,7 @@ def _side_by_side(sides: Sides) -> Table:
         columns=("figure", *metrics),
         rows=tuple(
             (
-                name if key == "mean" else f"{name} {key}",
+                named_figure(name, key),
                 *(_value(of, name, key) for of in metrics.values()),
             )
             for name, key in headline_figures(metrics)
@@ -188,22 +181,28 @@ def _details(candidate: Side, comparison: Comparison) -> Table:
     return Table(
         title=f"{candidate.label} against the baseline, figure by figure",
         shows="Difference: candidate less baseline. Times: candidate divided by baseline. In "
-        "steps: the same ratio, each time in steps of its own engine. A time is surely better or "
-        "worse only if it is so by both ratios. One in twenty equal figures is called a sure "
-        "difference by chance.",
+        "steps: the same ratio, each time in steps of its own engine. A time is better or "
+        "worse only if it is so by both ratios. Expect one false mark in twenty figures that are "
+        "equal.",
         columns=DETAILS,
         rows=tuple(_detail(comparison, pair) for pair in comparison.pairs),
     )
 
 
-def _detail(comparison: Comparison, pair: Pair) -> tuple[str, ...]:
+def named_figure(metric: str, figure: str) -> TableCell:
+    """In words; under them the name in summary.json, which a limit of the gate takes."""
+    return TableCell(text=titled(metric, figure), under=(f"{metric}.{figure}",))
+
+
+def _detail(comparison: Comparison, pair: Pair) -> tuple[str | TableCell, ...]:
     of, stands = cells(comparison, pair), standing(pair)
     return (
-        *(of[name] for name in ("figure", "difference", "95 %", "times")),
+        named_figure(pair.metric, pair.figure),
+        *(of[name] for name in ("difference", "95 %", "times")),
         between(pair.ratio_ci95, "") or DASH,
         of["in steps"],
         between(pair.ratio_in_steps_ci95, "") or DASH,
-        f"{stands}: {pair.note}" if stands is Standing.NOT_COMPARED else str(stands),
+        f"{stands}: {pair.note}" if stands is Standing.NOT_COMPARED else stands.signed,
     )
 
 
@@ -223,6 +222,7 @@ def _facts(one: Side) -> Iterator[tuple[str, str]]:
     manifest, summary = one.run.manifest, one.run.summary
     hardware = manifest.hardware
     step = one.metrics.get("step_s")
+    yield "folder", one.run.path.resolve().name
     yield "run", str(summary.run_id)
     yield "written", manifest.created_at
     yield "status", str(summary.status).replace("_", " ")

@@ -5,7 +5,7 @@ of slots, injected faults and method, and for a figure in seconds the same machi
 other settings of the server break no line: a trend exists to show their effect on the figures.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -19,7 +19,7 @@ from harness.gate.judge import Measured
 from harness.gate.run import read_run
 from harness.metrics import METRICS, headline_figures
 from harness.records import Metric
-from harness.store.run_folder import RunFolder
+from harness.store.run_folder import NO_RUN, RunFolder, is_run
 
 TRACKED: Final = [one.name for one in METRICS.values() if one.good is not None]
 
@@ -82,6 +82,9 @@ def read_history(folder: Path) -> tuple[list[RunGroup], list[tuple[str, str]]]:
     by_key: dict[tuple[str, str, str], list[PastRun]] = {}
     skipped = []
     for path in paths:
+        if not is_run(path):
+            skipped.append((path.name, f"{path}: {NO_RUN}"))
+            continue
         try:
             run = read_past_run(path)
         except ConfigError as error:
@@ -135,21 +138,26 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
+    """`stretches`: the points of sound runs, in parts in which all can be compared."""
+
     metric: str
+    figure: str
     unit: str
     side: str
     points: tuple[Point, ...]
+    stretches: tuple[tuple[Point, ...], ...]
 
-    def stretches(self) -> list[list[Point]]:
-        found: list[list[Point]] = []
-        for point in self.points:
-            if point.value is None or point.run.flaw is not None:
-                continue
-            if found and may_be_joined(self.metric, found[-1][-1], point):
-                found[-1].append(point)
-            else:
-                found.append([point])
-        return found
+
+def _stretches(metric: str, points: Iterable[Point]) -> tuple[tuple[Point, ...], ...]:
+    found: list[list[Point]] = []
+    for point in points:
+        if point.run.flaw is not None:
+            continue
+        if found and may_be_joined(metric, found[-1][-1], point):
+            found[-1].append(point)
+        else:
+            found.append([point])
+    return tuple(tuple(part) for part in found)
 
 
 def may_be_joined(metric: str, before: Point, after: Point) -> bool:
@@ -172,9 +180,16 @@ def tracks(runs: Sequence[PastRun]) -> dict[tuple[str, str], list[Track]]:
             continue
         points = {side: tuple(_points(runs, side, metric, figure)) for side in sides}
         drawn = [
-            Track(metric=metric, unit=METRICS[metric].unit, side=side, points=those)
-            for side, those in points.items()
-            if those
+            Track(
+                metric=metric,
+                figure=figure,
+                unit=METRICS[metric].unit,
+                side=side,
+                points=of_side,
+                stretches=_stretches(metric, of_side),
+            )
+            for side, of_side in points.items()
+            if of_side
         ]
         if drawn:
             found[metric, figure] = drawn

@@ -1,52 +1,38 @@
-"""From a folder of runs to one HTML file: each figure from run to run."""
+"""From a folder of runs to one HTML file: what got worse since when, and each figure over time."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
-from dashboards.figures.look import (
-    CYCLE,
-    GREY,
-    MARKS_AXIS,
-    POINT_TEXT,
-    SCALES,
-    VERMILION,
-    Properties,
-    axis,
-    note,
-    plain,
-    styled,
-    vertical_line,
-    whiskers,
-)
+from dashboards.figures.over_runs import WRITTEN, Surroundings, over_runs, signs
 from dashboards.page import document, save
-from dashboards.run_history import PastRun, Point, RunGroup, Track, read_history, tracks
+from dashboards.run_history import PastRun, RunGroup, Track, read_history, tracks
 from dashboards.sections.section import Picture, Section, Table
+from dashboards.turns import Key, Turn, broken_limits, can_be_judged, turns
+from harness.compare.change import FEWEST_RUNS
 from harness.errors import ConfigError
-from harness.formatting import DASH, between, bounded, quantity
+from harness.formatting import DASH, bounded, quantity
 from harness.gate.limits import RUN, Limit, workload_limits
 from harness.metrics import METRICS, spoken, titled
 from harness.store.run_folder import is_run
 
-WRITTEN: Final = "%Y-%m-%d %H:%M"
-SYMBOLS: Final = ("circle", "diamond", "square", "triangle-up", "star", "hexagon")
-Key = tuple[str, str]  # metric and figure
+LOOKED_FOR: Final = "folders that `walkaway run` wrote (each with manifest.json and summary.json)"
 
 
 def write_trend(folder: Path, output: Path) -> None:
     groups, skipped = read_history(folder)
     if not groups:
         raise ConfigError(_why_no_run(folder, skipped))
-    trends = [_trend(group, f"group{number}") for number, group in enumerate(groups)]
+    found = [_trend(group, f"group{number}") for number, group in enumerate(groups)]
+    num_runs = quantity(sum(len(group.runs) for group in groups), "runs")
     html = document(
         "trend.html.j2",
-        {trend["anchor"]: trend["sections"] for trend in trends},
+        {one["anchor"]: one["sections"] for one in found},
         folder=folder.resolve().name,
-        num_runs=quantity(sum(len(group.runs) for group in groups), "runs"),
-        trends=trends,
+        num_runs=num_runs,
+        headline=_headline([turn for one in found for turn in one["turns"]], found, num_runs),
+        trends=found,
         skipped=skipped,
     )
     save(html, output)
@@ -56,41 +42,119 @@ def _why_no_run(folder: Path, skipped: Sequence[tuple[str, str]]) -> str:
     if is_run(folder):
         return f"{folder}: is a run itself; name the folder that holds this run and others"
     if not skipped:
-        return f"{folder}: holds no folder of a run; name the folder that holds the runs"
+        return (
+            f"{folder}: holds no folder of a run; looked for {LOOKED_FOR}; name the folder that "
+            "holds the runs"
+        )
     name, why = skipped[0]
     return f"{folder}: holds no run that can be drawn; the first of {len(skipped)}, {name}: {why}"
 
 
+def _headline(turned: Sequence[Turn], found: Sequence[Mapping[str, Any]], num_runs: str) -> str:
+    if not any(one["is_judged"] for one in found):
+        return f"{num_runs}: too few for a trend"
+    counts = _counts(turned)
+    return f"{counts} in {num_runs}" if counts else f"Nothing got worse in {num_runs}"
+
+
+def _counts(turned: Sequence[Turn]) -> str:
+    num_worse = sum(one.is_worse for one in turned)
+    num_better = len(turned) - num_worse
+    worse = f"{quantity(num_worse, 'figures')} got worse" if num_worse else "No figure got worse"
+    if not num_better:
+        return worse if num_worse else ""
+    better = f"{num_better}" if num_worse else quantity(num_better, "figures")
+    return f"{worse}, {better} got better"
+
+
 def _trend(group: RunGroup, anchor: str) -> dict[str, Any]:
-    found, changes = tracks(group.runs), group.changes()
-    limits = _limits(group.runs[-1])
+    found, changes, limits = tracks(group.runs), group.changes(), _limits(group.runs[-1])
+    turned, broken = turns(found), broken_limits(group.runs, limits)
+    sides = list(dict.fromkeys(track.side for of in found.values() for track in of))
+    by_time = {run.at: text for run, text in changes}
+    around = Surroundings(sides=sides, broken=broken, changes=by_time)
+    sections = [
+        _section(key, found[key], _limits_on(limits, key, found), turned, around)
+        for key in dict.fromkeys([*(one.key for one in turned), *found])
+    ]
+    return {
+        "anchor": anchor,
+        "title": f"{group.workload} on {group.engine}, {group.model}",
+        "sentence": " ".join(_sentences(group, found, broken)),
+        "is_judged": can_be_judged(found),
+        "counts": _counts(turned) or "Nothing got worse, nothing better",
+        "turns": turned,
+        "turn_rows": [_turn_row(one, by_time) for one in turned],
+        "has_limits": bool(limits),
+        "signs": signs([one.pictures[0].figure for one in sections], sides),
+        "sections": sections,
+        "words": {one.name: _words_of(one.name, turned) for one in sections},
+        "meanings": list(dict.fromkeys(METRICS[metric] for metric, _ in found)),
+        "table": _table(group, found, {run.name for run, _ in changes}),
+        **_not_joined(group, changes),
+    }
+
+
+def _words_of(name: str, turned: Sequence[Turn]) -> list[tuple[str, str]]:
+    return [(_mark(one), _in_words(one)) for one in turned if one.name == name]
+
+
+def _not_joined(group: RunGroup, changes: Sequence[tuple[PastRun, str]]) -> dict[str, Any]:
     flawed = [(run.name, run.flaw) for run in group.runs if run.flaw is not None]
     beside = (
         (flawed, f"{quantity(len(flawed), 'runs')} not joined"),
         (changes, f"{quantity(len(changes), 'changes')} of what was run"),
     )
     return {
-        "anchor": anchor,
-        "title": f"{group.workload} on {group.engine}, {group.model}",
-        "sentence": _sentence(group),
         "flawed": flawed,
         "changes": [(f"{run.at:{WRITTEN}} {run.name}", text) for run, text in changes],
-        "beside": ", ".join(text for those, text in beside if those),
-        "sections": [
-            _section(key, of, _limits_on(limits, key, found), changes) for key, of in found.items()
-        ],
-        "table": _table(group, found, {run.name for run, _ in changes}),
+        "beside": ", ".join(text for of, text in beside if of),
     }
 
 
-def _sentence(group: RunGroup) -> str:
+def _sentences(
+    group: RunGroup,
+    found: Mapping[Key, Sequence[Track]],
+    broken: Mapping[str, Sequence[Limit]],
+) -> Iterator[str]:
     newest, n = group.runs[-1], len(group.runs)
     if n == 1:
-        return f"One run, of {newest.at:{WRITTEN}}: the first point of a trend."
-    since = f"{n} runs from {group.runs[0].at:{WRITTEN}} to {newest.at:{WRITTEN}}."
+        yield f"One run, of {newest.at:{WRITTEN}}: the first point of a trend."
+    else:
+        yield f"{n} runs from {group.runs[0].at:{WRITTEN}} to {newest.at:{WRITTEN}}."
     if newest.flaw is not None:
-        return f"{since} The newest says nothing about the server: {newest.flaw}."
-    return since
+        yield f"The newest says nothing about the server: {newest.flaw}."
+    if n > 1 and not can_be_judged(found):
+        yield (
+            f"What got worse can be said from {FEWEST_RUNS} comparable runs on; `walkaway compare` "
+            "compares two."
+        )
+    if broken:
+        is_newest = "the newest among them" if newest.name in broken else "not the newest"
+        runs = quantity(len(broken), "runs")
+        yield f"Beyond a limit of the gate: {runs}, {is_newest}."
+
+
+def _mark(turn: Turn) -> str:
+    return "bad" if turn.is_worse else "good"
+
+
+def _turn_row(turn: Turn, changes: Mapping[datetime, str]) -> dict[str, Any]:
+    before, since = turn.levels
+    first = turn.since[0].run
+    return {
+        "mark": _mark(turn),
+        "word": turn.word,
+        "name": turn.name,
+        "figure": turn.title,
+        "since": f"{first.at:{WRITTEN}}",
+        "run": first.name,
+        "changed": changes.get(first.at),
+        "runs": quantity(len(turn.since), "runs"),
+        "before": before,
+        "now": since,
+        "times": turn.times,
+    }
 
 
 def _limits(run: PastRun) -> list[Limit]:
@@ -116,34 +180,38 @@ def _limits_on(limits: Sequence[Limit], key: Key, keys: Mapping[Key, object]) ->
 
 
 def _section(
-    key: Key, of: Sequence[Track], limits: Sequence[Limit], changes: Sequence[tuple[PastRun, str]]
+    key: Key,
+    of: Sequence[Track],
+    limits: Sequence[Limit],
+    turned: Sequence[Turn],
+    around: Surroundings,
 ) -> Section:
     metric, figure = key
-    name, about = spoken(metric, figure), METRICS[metric]
+    turned = [one for one in turned if one.key == key]
     newest = "; ".join(
         ("" if track.side == RUN else f"{track.side}: ") + bounded(track.points[-1].metric, figure)
         for track in of
     )
+    said = "".join(f" {_in_words(one)}." for one in turned)
     picture = Picture(
         name=f"{metric}-{figure}",
-        figure=over_runs(of, limits, {run.at: text for run, text in changes}),
-        alt=f"{name} of each run over time. The newest: {newest}",
-        note=f"The newest: {newest}",
+        figure=over_runs(of, limits, turned, around),
+        alt=f"{spoken(metric, figure)} of each run over time. The newest: {newest}.{said}",
+        note=newest,
     )
     return Section(
         name=f"{metric}-{figure}",
         title=titled(metric, figure),
-        shows=f"{about.shows} {_of_each(figure)}",
-        good=about.good or "",
+        shows=METRICS[metric].shows,
+        good=METRICS[metric].good or "",
         pictures=(picture,),
     )
 
 
-def _of_each(figure: str) -> str:
-    if figure == "mean":
-        return "A point is a run."
-    share = {"p50": "half", "p99": "99 of 100"}[figure]
-    return f"A point is a run: the value that {share} of its samples did not exceed."
+def _in_words(turn: Turn) -> str:
+    arm = "" if turn.track.side == RUN else f"{turn.track.side}: "
+    before, since = turn.levels
+    return f"{arm}{turn.word} since {turn.since[0].run.at:%Y-%m-%d}, {before} to {since}"
 
 
 def _table(group: RunGroup, found: Mapping[Key, Sequence[Track]], changed: Container[str]) -> Table:
@@ -160,115 +228,7 @@ def _table(group: RunGroup, found: Mapping[Key, Sequence[Track]], changed: Conta
             rows.append((name, f"{run.at:{WRITTEN}}", state, *figures))
     return Table(
         title="Every run",
-        shows="The newest first. The changes since the previous run stand under the pictures.",
-        columns=("run", "written (UTC)", "is", *(" ".join(key) for key in found)),
+        shows="The newest first. The changes since the previous run stand above.",
+        columns=("run", "written (UTC)", "is", *(titled(*key) for key in found)),
         rows=tuple(rows),
     )
-
-
-def over_runs(
-    tracks: Sequence[Track], limits: Sequence[Limit], changes: Mapping[datetime, str]
-) -> go.Figure:
-    scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
-    every = [point for track in tracks for point in track.points]
-    traces = [_line(track, scale, place) for place, track in enumerate(tracks)]
-    traces += _points(
-        [(one, one.value, f"{_text(one)}, {one.run.flaw}") for one in every if one.run.flaw],
-        scale,
-        {"symbol": "x", "size": 9, "color": VERMILION},
-        "invalid or not complete",
-    )
-    traces += _points(
-        [
-            (one, one.more_than, f"{one.run.name}: > {quantity(one.more_than, one.metric.unit)}")
-            for one in every
-        ],
-        scale,
-        {"symbol": "triangle-up-open", "size": 11, "color": VERMILION},
-        "known only to be more",
-    )
-    traces += _changed(changes)
-    shapes = [_limit_line(limit, scale) for limit in limits]
-    shapes += [vertical_line(at.isoformat(), layer="below") for at in changes]
-    return styled(
-        traces,
-        x=axis("written (UTC)", type="date"),
-        y=axis(unit),
-        yaxis2=MARKS_AXIS,
-        height=280,
-        showlegend=len(traces) > 1,
-        shapes=shapes,
-        annotations=[_limit_note(limit, scale) for limit in limits],
-    )
-
-
-def _line(track: Track, scale: float, place: int) -> go.Scatter:
-    points: list[Point | None] = []
-    for stretch in track.stretches():
-        points += [*stretch, None]  # a gap before the next
-    values = [None if one is None else one.value for one in points]
-    ends = [None if one is None else one.limits for one in points]
-    return go.Scatter(
-        mode="lines+markers",
-        x=[None if one is None else one.run.at.isoformat() for one in points],
-        y=[None if value is None else value * scale for value in values],
-        error_y=whiskers(values, ends, scale=scale, thickness=1, width=2),
-        line={"width": 1.5, "color": CYCLE[place % len(CYCLE)]},
-        marker={"size": 7, "symbol": SYMBOLS[place % len(SYMBOLS)]},
-        name=plain(track.side),
-        customdata=["" if one is None else plain(_text(one)) for one in points],
-        hovertemplate=POINT_TEXT,
-    )
-
-
-def _text(point: Point) -> str:
-    metric = point.metric
-    limits = between(point.limits, metric.unit)
-    sure = "" if limits is None else f" ({limits})"
-    figure = f"{quantity(point.value, metric.unit)}{sure}"
-    return f"{point.run.at:{WRITTEN}} {point.run.name}: {figure}"
-
-
-def _points(
-    points: Sequence[tuple[Point, float | None, str]],
-    scale: float,
-    marker: Mapping[str, object],
-    name: str,
-) -> Iterator[go.Scatter]:
-    known = [(one.run.at, value * scale, text) for one, value, text in points if value is not None]
-    if known:
-        yield go.Scatter(
-            mode="markers",
-            x=[at.isoformat() for at, _, _ in known],
-            y=[y for _, y, _ in known],
-            marker=marker,
-            name=name,
-            customdata=[plain(text) for _, _, text in known],
-            hovertemplate=POINT_TEXT,
-        )
-
-
-def _limit_line(limit: Limit, scale: float) -> Properties:
-    y = limit.number * scale
-    place = {"x0": 0, "x1": 1, "xref": "x domain", "y0": y, "y1": y, "yref": "y"}
-    return {"type": "line", "line": {"color": VERMILION, "width": 1.5, "dash": "dash"}, **place}
-
-
-def _limit_note(limit: Limit, scale: float) -> Properties:
-    text = plain(f"limit: {limit.figure} {limit.operator} {limit.number:g}")
-    at = {"y": limit.number * scale, "yref": "y", "yanchor": "bottom"}
-    return note(text, font={"size": 11}, x=0, xanchor="left", xref="x domain", **at)
-
-
-def _changed(changes: Mapping[datetime, str]) -> Iterator[go.Scatter]:
-    if changes:
-        yield go.Scatter(
-            mode="markers",
-            x=[at.isoformat() for at in changes],
-            y=[0.02] * len(changes),
-            yaxis="y2",
-            marker={"symbol": "diamond-tall", "size": 9, "color": GREY},
-            name="something else changed",
-            customdata=[plain(text) for text in changes.values()],
-            hovertemplate=POINT_TEXT,
-        )

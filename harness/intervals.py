@@ -6,6 +6,7 @@ it; so that no figure has two formulas, runs use these, too. Tests hold them to 
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
 from typing import Final, NamedTuple
 
@@ -53,6 +54,7 @@ def rate_lower95(hits: int, n: int) -> float:
     return 1.0 - _rate_upper(n - hits, n, 0.95)
 
 
+@lru_cache(maxsize=1024)  # the runs of a history often have the same counts
 def _rate_upper(hits: int, n: int, share: float) -> float:
     return 1.0 if hits >= n else _beta_quantile(share, hits + 1, n - hits)
 

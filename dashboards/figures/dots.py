@@ -11,6 +11,7 @@ from dashboards.figures.look import (
     BLUE,
     CYCLE,
     DASHES,
+    GREEN,
     GREY,
     HEIGHT_PX,
     NO_NAME,
@@ -30,17 +31,18 @@ from harness.compare.pairs import FEWEST_ROUNDS, Standing
 from harness.formatting import number, quantity
 from harness.stats import mean_ci95
 
-SYMBOLS: Final = {
-    Standing.BETTER: "circle",
-    Standing.WORSE: "x",
-    Standing.UNSURE: "circle-open",
-    Standing.NOT_JUDGED: "diamond-open",
+LOOKS: Final = {  # symbol, colour, size
+    Standing.NOT_JUDGED: ("diamond-open", GREY, 10),
+    Standing.UNSURE: ("circle-open", GREY, 10),
+    Standing.BETTER: ("circle", GREEN, 12),
+    Standing.WORSE: ("x", VERMILION, 12),
 }
 KIND_LOOKS: Final = (("circle", "top right"), ("diamond", "top right"), ("x", "top left"))
 TICKS: Final = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 GAP: Final = "\N{NO-BREAK SPACE}"
 ROW_PX: Final = 44  # with its name, of one candidate
 NEXT_PX: Final = 14  # each other candidate below the first
+IN_SIGHT_PX: Final = 560
 NAME_PX: Final = 12  # a row's name above its first dot
 FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
@@ -69,62 +71,70 @@ class Ratio:
     text: str
 
 
-def ratios(dots: Sequence[Ratio]) -> go.Figure:
-    """A row for each figure: its name, below it a dot and interval for each candidate; log axis."""
+def ratios(dots: Sequence[Ratio], numbers: Mapping[str, int], scale: Properties) -> go.Figure:
+    """A row for each figure: its name, below it a dot and interval for each candidate. `numbers`:
+    of the candidates, where there are several; `scale`: by `fold_axis`, above the rows.
+    """
     rows = list(dict.fromkeys(dot.figure for dot in dots))
-    candidates = list(dict.fromkeys(dot.candidate for dot in dots))
-    below_px = NEXT_PX * (len(candidates) - 1)
+    below_px = NEXT_PX * (max(1, len(numbers)) - 1)
     row_px = ROW_PX + below_px
-    traces = []
-    for place, name in enumerate(candidates):
-        of = [dot for dot in dots if dot.candidate == name]
-        shift = (NEXT_PX * place - below_px / 2) / row_px
-        at = [rows.index(dot.figure) + shift for dot in of]
-        count = f"{place + 1} " if len(candidates) > 1 else ""
-        # The baseline has the first colour in every picture: the candidates begin at the second.
-        marker, key = {"color": CYCLE[(place + 1) % len(CYCLE)]}, plain(f"{count}{name}")
-        traces.append(go.Scatter(mode="markers", x=[None], y=[None], marker=marker, name=key))
-        traces += _ratio_traces(of, at, marker["color"])
-        if count:
-            traces.append(_numbers(of, at, count))
+    place_of = {name: place for place, name in enumerate(numbers)}
+    at = [
+        rows.index(dot.figure) + (NEXT_PX * place_of.get(dot.candidate, 0) - below_px / 2) / row_px
+        for dot in dots
+    ]
+    traces = list(_ratio_traces(dots, at))
+    if numbers:
+        traces.append(_numbers(dots, at, numbers))
     ticks = {"tickvals": list(range(len(rows))), "showticklabels": False}
     return styled(
         traces,
-        x=_fold_axis([end for dot in dots for end in (dot.ratio, *(dot.limits or ()))]),
+        x=scale,
         y=axis("", **ticks, range=[len(rows) - 0.5, -0.8], rangemode="normal"),
         height=90 + row_px * len(rows),
-        showlegend=len(candidates) > 1,
+        showlegend=False,
         shapes=[vertical_line(1)],
         annotations=_row_names(rows, above=(NAME_PX + below_px / 2) / row_px),
     )
 
 
-def _ratio_traces(
-    dots: Sequence[Ratio], rows: Sequence[float], colour: str
-) -> Iterator[go.Scatter]:
+def rows_in_sight(num_candidates: int) -> int:
+    """How many rows fit on a screen below their scale."""
+    return max(1, IN_SIGHT_PX // (ROW_PX + NEXT_PX * (num_candidates - 1)))
+
+
+def _ratio_traces(dots: Sequence[Ratio], rows: Sequence[float]) -> Iterator[go.Scatter]:
     placed = list(zip(dots, rows, strict=True))
-    for has_limits in (False, True):  # Plotly draws a missing interval as a whisker of length 0
-        of = [(dot, row) for dot, row in placed if (dot.limits is not None) == has_limits]
-        values, limits = [dot.ratio for dot, _ in of], [dot.limits for dot, _ in of]
-        symbols = [SYMBOLS[dot.standing] for dot, _ in of]
-        yield go.Scatter(
-            mode="markers",
-            x=values,
-            y=[row for _, row in of],
-            error_x=whiskers(values, limits, colour=colour) if has_limits else None,
-            marker={"color": colour, "size": 10, "symbol": symbols},
-            showlegend=False,
-            customdata=[plain(dot.text) for dot, _ in of],
-            hovertemplate=POINT_TEXT + NO_NAME,
-        )
+    for stands, (symbol, colour, size) in LOOKS.items():
+        for has_limits in (False, True):  # Plotly draws a missing interval as one of length 0
+            of = [
+                (dot, row)
+                for dot, row in placed
+                if dot.standing is stands and (dot.limits is not None) == has_limits
+            ]
+            if not of:
+                continue
+            values, limits = [dot.ratio for dot, _ in of], [dot.limits for dot, _ in of]
+            yield go.Scatter(
+                mode="markers",
+                x=values,
+                y=[row for _, row in of],
+                error_x=whiskers(values, limits, colour=colour) if has_limits else None,
+                marker={"color": colour, "size": size, "symbol": symbol},
+                name=str(stands),
+                customdata=[plain(dot.text) for dot, _ in of],
+                hovertemplate=POINT_TEXT + NO_NAME,
+            )
 
 
-def _numbers(dots: Sequence[Ratio], rows: Sequence[float], count: str) -> go.Scatter:
+def _numbers(
+    dots: Sequence[Ratio], rows: Sequence[float], numbers: Mapping[str, int]
+) -> go.Scatter:
     return go.Scatter(
         mode="text",
         x=[dot.limits[1] if dot.limits else dot.ratio for dot in dots],
         y=rows,
-        text=[f"{'' if dot.limits else GAP}{GAP}{count}" for dot in dots],
+        text=[f"{'' if dot.limits else GAP}{GAP}{numbers[dot.candidate]}" for dot in dots],
         textposition="middle right",
         textfont={"size": 11},
         cliponaxis=False,
@@ -139,12 +149,14 @@ def _row_names(rows: Sequence[str], *, above: float) -> list[Properties]:
     return [note(plain(row), y=place - above, **left) for place, row in enumerate(rows)]
 
 
-def _fold_axis(ends: Sequence[float]) -> Properties:
+def fold_axis(dots: Sequence[Ratio]) -> Properties:
+    """The scale for all of them, to be shared by several pictures."""
+    ends = [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))]
     low, high = min(*ends, 0.8), max(*ends, 1.25)
     folds = FOLDS if high < WIDE * low else DECADES
     around = [float(np.log10(low)) - 0.05, float(np.log10(high)) + 0.05]
     texts = [f"{number(fold)}x" for fold in folds]
-    look = {"type": "log", "range": around, "tickvals": folds, "ticktext": texts}
+    look = {"type": "log", "range": around, "tickvals": folds, "ticktext": texts, "side": "top"}
     return axis("times the baseline (log)", **look)
 
 

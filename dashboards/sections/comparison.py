@@ -20,20 +20,20 @@ from dashboards.sections.section import (
 )
 from dashboards.sections.waste import PARTS as WASTE_PARTS
 from harness.analysis.cancel_figures import latency_sample
-from harness.compare.comparison import Comparison, name_of, singles, steps_differ, times
-from harness.compare.pairs import Limits, Pair, standing
+from harness.compare.comparison import Comparison, singles, steps_differ, times
+from harness.compare.pairs import Limits, Pair, Standing, standing
 from harness.errors import ConfigError
 from harness.export.library import Run
 from harness.formatting import between, bounded
-from harness.metrics import CANCEL_LATENCY, METRICS
+from harness.metrics import CANCEL_LATENCY, METRICS, titled
 from harness.records import Metric
 from harness.stats import Curve
 
+MOST_CANDIDATES: Final = 8  # in a picture of ratios
 WAITS: Final = ("slot_recovery_s", "slot_refill_s", "ttft_s", "itl_s")
 _IN_STEPS: Final = (
     "Times in steps of each engine. A time that does not wait for a step looks better here the "
-    "longer the steps are: it counts as surely better or worse only if it is so as measured, "
-    "too."
+    "longer the steps are: it counts as better or worse only if it is so as measured, too."
 )
 _BESIDE_STEPS: Final = (
     "As measured. A time that waits for a step looks worse the longer the steps are."
@@ -76,10 +76,10 @@ def against(sides: Sides) -> Against:
 @section(
     "ratios",
     "Every figure against the baseline",
-    "Each dot is a figure of the candidate divided by the same figure of the baseline, with its "
-    "95 % interval where there is one. A filled circle is surely better, a cross surely worse, a "
-    "hollow circle could be either; a hollow diamond is not judged. With several candidates, the "
-    "number to the right of a dot is its candidate's.",
+    "Each mark is a figure of the candidate divided by the same figure of the baseline, with its "
+    "95 % interval where there is one: \N{BLACK CIRCLE} better, \N{HEAVY MULTIPLICATION X} worse, "
+    "\N{WHITE CIRCLE} no clear difference, \N{WHITE DIAMOND} not judged. With several candidates, "
+    "the number to the right of a mark is its candidate's.",
     good="left of 1, except for figures whose names say that more is better.",
 )
 def _ratios(sides: Sides) -> Iterator[Part]:
@@ -93,11 +93,55 @@ def _ratios(sides: Sides) -> Iterator[Part]:
         ]
     if not any(ratios for _, ratios, _ in drawn):
         yield "No figure is above 0 in both runs, so there is no ratio."
+    candidates = [one.label for one, _ in against(sides)]
     for name, ratios, note in drawn:
-        if ratios:
-            said = " ".join(f"{one.text}." for one in ratios)
-            alt = f"Ratios to the baseline with intervals. {said}"
-            yield Picture(name=name, figure=dots.ratios(ratios), alt=alt, note=note)
+        yield from _pictures(name, ratios, note, candidates)
+
+
+def _pictures(
+    name: str, ratios: Sequence[Ratio], note: str, candidates: Sequence[str]
+) -> Iterator[Picture]:
+    if not ratios:
+        return
+    scale = dots.fold_axis(ratios)
+    for number, (what, drawn, numbers) in enumerate(_in_sight(ratios, candidates), start=1):
+        said = " ".join(f"{one.text}." for one in drawn)
+        yield Picture(
+            name=name if number == 1 else f"{name}-{number}",
+            figure=dots.ratios(drawn, numbers if len(candidates) > 1 else {}, scale),
+            alt=f"{what}: ratios to the baseline with intervals. {said}",
+            note=f"{what}. {note}{_named(numbers)}",
+        )
+
+
+def _in_sight(
+    ratios: Sequence[Ratio], candidates: Sequence[str]
+) -> Iterator[tuple[str, Sequence[Ratio], Mapping[str, int]]]:
+    """The clear differences first, and so few rows in a picture that its scale stays in sight."""
+    clear = {one.figure for one in ratios if one.standing in (Standing.BETTER, Standing.WORSE)}
+    rows = list(dict.fromkeys(one.figure for one in ratios))
+    groups = {
+        "Clear differences": [one for one in rows if one in clear],
+        "The other figures": [one for one in rows if one not in clear],
+    }
+    for shown in _parts(candidates, MOST_CANDIDATES):
+        numbers = {one: candidates.index(one) + 1 for one in shown}
+        for what, group in groups.items():
+            for part in _parts(group, dots.rows_in_sight(len(shown))):
+                of = [one for one in ratios if one.figure in part and one.candidate in numbers]
+                if of:
+                    yield what, of, numbers
+
+
+def _parts(names: Sequence[str], most: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(names), most):
+        yield names[start : start + most]
+
+
+def _named(numbers: Mapping[str, int]) -> str:
+    if len(numbers) < 2:
+        return ""
+    return f" Candidates: {', '.join(f'{n} {label}' for label, n in numbers.items())}."
 
 
 def _dots(
@@ -108,7 +152,7 @@ def _dots(
             ratio, limits = ratio_of(pair)
             if ratio is None:
                 continue
-            name, stands = name_of(pair), standing(pair)
+            name, stands = titled(pair.metric, pair.figure), standing(pair)
             sure = "" if limits is None else f" ({between(limits, '')})"
             more = " (more is better)" if METRICS[pair.metric].better == "more" else ""
             yield Ratio(
@@ -200,5 +244,5 @@ def _waste_bar(one: Side) -> WasteBar | None:
 def _waits(sides: Sides) -> Iterator[Part]:
     metrics = {one.label: one.metrics for one in sides}
     otherwise = "No run recorded a request that waited."
-    labels = [(name, f"{name}: {METRICS[name].shows.removesuffix('.')}") for name in WAITS]
+    labels = [(name, f"{titled(name)}: {METRICS[name].shows.removesuffix('.')}") for name in WAITS]
     return ladder_pictures(labels, metrics, otherwise, intervals=True)

@@ -172,7 +172,8 @@ def trend(
     Example: walkaway trend results -o trend.html
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; name the folder that holds the runs")
+        why = "is a file" if folder.exists() else "no such folder"
+        raise ConfigError(f"{folder}: {why}; name the folder that holds the runs")
     file = output or folder / "trend.html"
     become(python_module("dashboards", "trend", str(folder), "-o", str(file)))
 
@@ -181,8 +182,9 @@ def matrix(
     *,
     results: Annotated[list[Path], typer.Argument(metavar="CONFORM_JSON", hidden=True)],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")
-    ],
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The page to write; needed."),
+    ] = None,
     explanations: Annotated[
         Path | None,
         typer.Option(
@@ -198,6 +200,8 @@ def matrix(
     Example: walkaway matrix results/engines/*/conform.json -o matrix.html
     """
     files = [str(_result_in(one)) for one in results]
+    if output is None:
+        raise ConfigError("no page to write: name it with -o FILE.html")
     more = [] if explanations is None else ["--explanations", str(explanations)]
     become(python_module("dashboards", "matrix", *files, "-o", str(output), *more))
 
@@ -207,7 +211,7 @@ def _result_in(place: Path) -> Path:
         return place
     if (place / CONFORM_FILE).is_file():
         return place / CONFORM_FILE
-    remedy = "name a folder that walkaway conform --out wrote"
+    remedy = "name a folder that `walkaway conform --out` wrote"
     if any(place.glob(f"*/{CONFORM_FILE}")):
         remedy = f"the folders in it do: name {place / '*' / CONFORM_FILE}"
     raise ConfigError(f"{place}: holds no {CONFORM_FILE}; {remedy}")

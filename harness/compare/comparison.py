@@ -3,7 +3,7 @@
 `harness.compare.comparable` says what may be compared, `harness.compare.pairs` how.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -159,11 +159,13 @@ def steps_differ(comparison: Comparison) -> bool:
     )
 
 
-def not_compared(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+def not_compared(
+    pairs: Iterable[Pair], named: Callable[[Pair], str] = name_of
+) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for pair in pairs:
         if pair.note is not None:
-            reasons.setdefault(pair.note, []).append(name_of(pair))
+            reasons.setdefault(pair.note, []).append(named(pair))
     return reasons
 
 

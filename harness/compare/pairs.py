@@ -283,9 +283,23 @@ def wilson_ci95(share: float, n: int) -> Limits:
 class Standing(StrEnum):
     BETTER = "better"
     WORSE = "worse"
-    UNSURE = "no sure difference"
+    UNSURE = "no clear difference"
     NOT_COMPARED = "not compared"
     NOT_JUDGED = "not judged"
+
+    @property
+    def signed(self) -> str:
+        """With the sign that it has in pictures, too, so that no colour is needed to tell it."""
+        return f"{_SIGNS[self]} {self}"
+
+
+_SIGNS: Final = {
+    Standing.BETTER: "\N{BLACK CIRCLE}",
+    Standing.WORSE: "\N{HEAVY MULTIPLICATION X}",
+    Standing.UNSURE: "\N{WHITE CIRCLE}",
+    Standing.NOT_COMPARED: "\N{EN DASH}",
+    Standing.NOT_JUDGED: "\N{WHITE DIAMOND}",
+}
 
 
 def standing(pair: Pair) -> Standing:

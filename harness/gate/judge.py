@@ -109,10 +109,7 @@ def judge(
     baseline: Measured | None = None,
     left_out: Sequence[str] = (),
 ) -> Judgement:
-    of_limits = (
-        _only_if_sound(_check_limit(limit, _range(limit, measured, baseline)), limit, measured)
-        for limit in limits
-    )
+    of_limits = (_judge_limit(limit, measured, baseline) for limit in limits)
     checks = [_check_run(measured), *of_limits, *_too_few(measured, fewest_abandons)]
     return Judgement(
         run=run,
@@ -123,6 +120,11 @@ def judge(
         left_out=list(left_out),
         simulated=measured.simulated,
     )
+
+
+def breaks(measured: Measured, limit: Limit) -> bool:
+    """Whether the gate fails the run by this limit on a figure."""
+    return _judge_limit(limit, measured, None).verdict is GateVerdict.FAIL
 
 
 def refuse(run: str, reason: str, to_decide: str) -> Judgement:
@@ -140,6 +142,11 @@ def overall(checks: Iterable[Check]) -> GateVerdict:
 
 def _undecided(name: str, reason: str, to_decide: str) -> Check:
     return Check(name=name, verdict=GateVerdict.CANNOT_DECIDE, reason=reason, to_decide=to_decide)
+
+
+def _judge_limit(limit: Limit, measured: Measured, baseline: Measured | None) -> Check:
+    check = _check_limit(limit, _range(limit, measured, baseline))
+    return _only_if_sound(check, limit, measured)
 
 
 def _check_limit(limit: Limit, found: Range) -> Check:

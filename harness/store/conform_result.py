@@ -192,7 +192,10 @@ def read_conform(file: Path) -> ConformResult:
     try:
         return msgspec.json.decode(file.read_bytes(), type=ConformResult)
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be read: {in_words(error)}") from error
+        raise ConfigError(
+            f"{file}: cannot be read: {in_words(error)}; name a {CONFORM_FILE} or the folder that "
+            "`walkaway conform --out` wrote"
+        ) from error
     except msgspec.MsgspecError as error:
         raise ConfigError(
             f"{file} is no result of `walkaway conform`: {in_words(error)}"

@@ -49,6 +49,7 @@ RECORDS: Final[dict[str, type[msgspec.Struct]]] = {
 }
 WHOLE_FILES: Final = "a run whose files are whole"
 SINCE_0_1_0: Final = "kills"  # a key of every manifest since the first release
+NO_RUN: Final = "is not a run's folder (it has no manifest.json and no rows)"
 FILES_OF_A_RUN: Final = ("manifest.json", "summary.json", "requests.parquet", "shards", "rounds")
 
 
@@ -327,12 +328,12 @@ def is_run(path: Path) -> bool:
 
 def _why_no_run(path: Path) -> str:
     if not path.exists():
-        return "there is no such folder"
+        return "there is no such folder; name a folder that `walkaway run` wrote"
     if not path.is_dir():
         return "is a file; name the run's folder"
     if (one := next(filter(is_run, sorted(path.iterdir())), None)) is not None:
         return f"is not a run's folder itself; name a run's folder in it, such as {one}"
-    return "is not a run's folder (it has no manifest.json and no rows)"
+    return f"{NO_RUN}; name a folder that `walkaway run` wrote"
 
 
 def read_results(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:

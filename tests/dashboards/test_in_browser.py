@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
 ]
 
-LONG = "a-name-of-a-run-that-cannot-be-broken-anywhere" * 2
+LONG = "a-name-of-a-run-that-cannot-be-broken-anywhere" * 4
 STICKS_OUT = """() => [...document.querySelectorAll("main *")].filter((one) =>
     !one.closest(".scroll") && !one.parentElement.closest("svg") &&
     one.getBoundingClientRect().right > innerWidth).map((one) => one.outerHTML.slice(0, 80))"""
@@ -49,8 +49,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name, ghosts in (("clean", 0), ("ghosts", 6))
     }
     runs = [save_judged(folder / "before"), save_judged(folder / LONG, step_ms=20)]
-    save_nights(folder / "runs", [0.020, 0.021, 0.022])
-    save_night(folder / "runs", 3, 0.030, others=GOOD, versions={"a" * 80: "b" * 80})
+    save_nights(folder / "runs", [0.020, 0.0201, 0.0202])
+    save_night(folder / "runs", 3, 0.090, others=GOOD, versions={"a" * 80: "b" * 80})
+    save_night(folder / "runs", 4, 0.020, of={"model": LONG})
     (folder / "runs" / LONG).mkdir()
     page_by("compare", *runs, output=folder / "comparison.html")
     page_by("trend", folder / "runs", output=folder / "trend.html")
@@ -65,10 +66,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     [
         ("clean", 11, 390, "light"),
         ("ghosts", 11, 1440, "dark"),
-        ("comparison", 7, 390, "dark"),
-        ("comparison", 7, 1440, "light"),
-        ("trend", 6, 390, "dark"),
-        ("trend", 6, 1440, "light"),
+        ("comparison", 9, 390, "dark"),
+        ("comparison", 9, 1440, "light"),
+        ("comparison", 9, 320, "light"),
+        ("trend", 8, 320, "light"),
+        ("trend", 8, 390, "dark"),
+        ("trend", 8, 1440, "light"),
         ("conform", 0, 390, "dark"),
         ("conform", 0, 1440, "light"),
         ("matrix", 0, 390, "light"),

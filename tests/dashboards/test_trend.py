@@ -11,11 +11,13 @@ from dashboards.__main__ import main
 from dashboards.run_history import RunGroup, read_history, tracks
 from harness.commands.index import app
 from harness.store.run_folder import RunFolder
-from tests.dashboards.reading import page_by
+from tests.dashboards.reading import Page, page_by
 from tests.made_up.gated import (
     GOOD,
     ROWS,
     arm,
+    count,
+    latency,
     manifest,
     save_night,
     save_nights,
@@ -23,6 +25,7 @@ from tests.made_up.gated import (
     summary_of_arms,
 )
 
+ANOTHER: dict[str, Any] = {"hardware": {"cpu": "another", "cores": 2, "gpus": []}}
 P50 = ("cancel_latency_s", "p50")
 
 
@@ -33,16 +36,67 @@ def group_in(folder: Path) -> RunGroup:
 
 def stretches(folder: Path, figure: tuple[str, str] = P50) -> list[list[float | None]]:
     (track,) = tracks(group_in(folder).runs)[figure]
-    return [[point.value for point in part] for part in track.stretches()]
+    return [[point.value for point in part] for part in track.stretches]
+
+
+def rows_of(page: Page) -> list[str]:
+    lines = page.content().splitlines()
+    return [line.removeprefix("tr ") for line in lines if line.startswith("tr ")]
 
 
 def server(**settings: Any) -> dict[str, Any]:
     return {"target": {"config": {"max_num_seqs": 12, "device": "cpu", **settings}}}
 
 
+def test_what_got_worse_stands_first_with_its_date(tmp_path: Path) -> None:
+    """Slower from the seventh night on, with another version; a leak in the last one."""
+    for day, p50 in enumerate([0.020, 0.0201, 0.0199, 0.0202, 0.020, 0.0198, 0.030, 0.0301]):
+        leaked = count(3 if day == 7 else 0, "slots")
+        versions = {"walkaway": "2" if day > 5 else "1"}
+        save_night(tmp_path, day, p50, others={**GOOD, "leaked_slots": leaked}, versions=versions)
+    page = page_by("trend", tmp_path)
+    assert page.texts("h1") == ["3 figures got worse in 8 runs"]
+    first, _, leak = rows_of(page)[1:4]
+    assert first == (
+        "Cancel latency p50 \N{HEAVY MULTIPLICATION X} worse 20 ms 30 ms 1.5x "
+        "2026-01-07 03:00, 2 runs night-006; different versions: walkaway 1 / 2"
+    )
+    assert leak.startswith("Leaked slots \N{HEAVY MULTIPLICATION X} worse 0 slots 3 slots")
+    assert "Beyond a limit of the gate: 1 run, the newest among them." in page.body
+    figures = page.figures()
+    assert next(iter(figures)) == "group0-cancel_latency_s-p50"  # what changed is drawn first
+    beyond = figures["group0-leaked_slots-mean"]["data"][1]
+    assert (beyond["marker"]["symbol"], beyond["y"]) == ("square-open", [3])
+    assert "worse since 2026-01-07, 20 ms to 30 ms" in page.alts()["group0-cancel_latency_s-p50"]
+    levels = figures["group0-cancel_latency_s-p50"]["layout"]["shapes"][-2:]
+    assert [(one["y0"], one["line"]["width"]) for one in levels] == [(30, 3), (20, 2)]
+
+
+def test_what_another_machine_does_is_no_change(tmp_path: Path) -> None:
+    for day, p50 in enumerate([0.020] * 6 + [0.030] * 6):
+        save_night(tmp_path, day, p50, **(ANOTHER if day > 5 else {}))
+    assert page_by("trend", tmp_path).texts("h1") == ["Nothing got worse in 12 runs"]
+
+
+def test_a_ghost_among_the_newest_runs_is_worse_and_its_figure_open(tmp_path: Path) -> None:
+    never = latency(0.02, p99=None, n_censored=20, lower_bounds={"p99": 2.0})
+    for day in range(9):
+        save_night(tmp_path, day, never if day > 5 else 0.02)
+    rows = rows_of(page_by("trend", tmp_path))
+    assert rows[1].startswith("Cancel latency p99 \N{HEAVY MULTIPLICATION X} worse 40 ms > 2 s")
+
+
+def test_two_runs_are_too_few_for_a_trend(tmp_path: Path) -> None:
+    save_nights(tmp_path, [0.02, 0.2])
+    page = page_by("trend", tmp_path)
+    assert page.texts("h1") == ["2 runs: too few for a trend"]
+    assert "`walkaway compare` compares two" in page.body
+
+
 def test_one_run_is_said_to_be_so(tmp_path: Path) -> None:
     save_nights(tmp_path, [0.02])
     page = page_by("trend", tmp_path)
+    assert page.texts("h1") == ["1 run: too few for a trend"]
     assert "the first point of a trend" in page.body
     assert page.figures()["group0-cancel_latency_s-p50"]["data"][0]["y"] == [20, None]
 
@@ -72,7 +126,6 @@ def test_a_change_is_marked_and_breaks_the_line_where_it_must(
     assert said in text
 
 
-ANOTHER = {"hardware": {"cpu": "another", "cores": 2, "gpus": []}}
 STEPS = ("cancel_latency_steps", "mean")
 
 
@@ -109,9 +162,7 @@ def test_an_arm_is_held_to_the_conditions_of_its_own_runs(tmp_path: Path) -> Non
             content = manifest(("old", "new"), **server(faults=faults))
             (of_arm / "manifest.json").write_text(json.dumps(content))
     group = group_in(tmp_path)
-    joined = {
-        one.side: [len(part) for part in one.stretches()] for one in tracks(group.runs)[STEPS]
-    }
+    joined = {one.side: [len(part) for part in one.stretches] for one in tracks(group.runs)[STEPS]}
     assert joined == {"old": [2], "new": [1, 1]}
     ((_, text),) = group.changes()
     assert text == "new: the engine is set up differently: faults.lose-abort 0.0 / 0.1"

@@ -126,7 +126,7 @@ def test_a_folder_without_a_conformance_result_is_one_message(tmp_path: Path) ->
         return str(result.exception)
 
     assert said() == (
-        f"{tmp_path}: holds no conform.json; name a folder that walkaway conform --out wrote"
+        f"{tmp_path}: holds no conform.json; name a folder that `walkaway conform --out` wrote"
     )
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "conform.json").touch()
@@ -144,3 +144,28 @@ def test_a_folder_of_shards_is_asked_for(tmp_path: Path) -> None:
         assert isinstance(result.exception, ConfigError)
         assert why in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "looked_for", "remedy"),
+    [
+        (["matrix"], "holds no conform.json", "`walkaway conform --out` wrote"),
+        (["trend"], "holds no folder of a run; looked for folders", "name the folder that holds"),
+        (["compare"], "(it has no manifest.json and no rows)", "`walkaway run` wrote"),
+    ],
+)
+def test_an_empty_folder_is_one_sentence(
+    tmp_path: Path, words: list[str], looked_for: str, remedy: str
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    places = [str(empty)] * (2 if words == ["compare"] else 1)
+    for more in ([], ["-o", str(tmp_path / "page.html")]):
+        command = [sys.executable, "-m", "harness", *words, *places, *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"error: {empty}: ")
+        assert looked_for in line
+        assert remedy in line
+        assert (done.returncode, done.stdout) == (2, "")
+        assert not (tmp_path / "page.html").exists()
