@@ -1,4 +1,4 @@
-"""From a baseline and its candidates to one HTML file: sure differences, and pictures arm by arm.
+"""From a baseline and its candidates to one HTML file: the verdicts, and pictures arm by arm.
 
 A candidate that cannot be compared is left out with the reason.
 """

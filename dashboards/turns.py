@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from dashboards.run_history import PastRun, Point, Track
 from harness.compare.change import FEWEST_RUNS, Reading, last_change
-from harness.compare.comparison import times
 from harness.compare.pairs import Standing
-from harness.formatting import DASH, SIGNS, quantity
+from harness.formatting import DASH, SIGNS, quantity, times
 from harness.gate.judge import breaks
 from harness.gate.limits import RUN, Limit
 from harness.metrics import METRICS, titled

@@ -41,6 +41,10 @@ def quantity(value: float | None, unit: str) -> str:
     return f"{number(value)} {unit.removesuffix('s') if value == 1 else unit}"
 
 
+def times(ratio: float | None) -> str:
+    return DASH if ratio is None else f"{number(ratio)}x"
+
+
 def unit_in_figure(unit: str) -> str:
     """The unit to show behind each figure; "" for one that stands in the label of them all."""
     return unit if unit in _SELF_EVIDENT_UNITS else ""

@@ -43,7 +43,11 @@ NOT_JOINED: Final = "invalid or not complete, so in no line"
 BEYOND: Final = "beyond a limit of the gate"
 OPEN: Final = "known only to be more"
 CHANGED: Final = "something else changed"
+WORSE: Final = "worse from this run on"
+BETTER: Final = "better from this run on"
 SIGN_OF: Final = {
+    WORSE: "\N{HEAVY MULTIPLICATION X}",
+    BETTER: "\N{LARGE CIRCLE}",
     NOT_JOINED: "\N{CIRCLED TIMES}",
     BEYOND: "\N{WHITE SQUARE}",
     OPEN: "\N{WHITE UP-POINTING TRIANGLE}",
@@ -71,6 +75,7 @@ def over_runs(
     scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
     traces = [_line(track, scale, around.sides.index(track.side)) for track in tracks]
     traces += _noticed(tracks, limits, around.broken, scale)
+    traces += _turned(turned, scale)
     traces += _changed(around.changes)
     shapes = [_limit_line(limit, scale) for limit in limits]
     shapes += [vertical_line(at.isoformat(), layer="below") for at in around.changes]
@@ -172,6 +177,16 @@ def _points(
             customdata=[plain(text) for _, text in points],
             hovertemplate=POINT_TEXT,
         )
+
+
+def _turned(turned: Sequence[Turn], scale: float) -> Iterator[go.Scatter]:
+    looks: dict[str, Properties] = {
+        WORSE: {"symbol": "x", "size": 11, "color": VERMILION},
+        BETTER: {"symbol": "circle-open", "size": 12, "color": GREEN, "line": {"width": 2}},
+    }
+    for name, look in looks.items():
+        first = [turn.since[0] for turn in turned if turn.is_worse == (name == WORSE)]
+        yield from _points([(one, f"{_text(one)}, {name}") for one in first], scale, look, name)
 
 
 def _levels(turn: Turn, scale: float) -> Iterator[Properties]:

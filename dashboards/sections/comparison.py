@@ -20,11 +20,11 @@ from dashboards.sections.section import (
 )
 from dashboards.sections.waste import PARTS as WASTE_PARTS
 from harness.analysis.cancel_figures import latency_sample
-from harness.compare.comparison import Comparison, singles, steps_differ, times
+from harness.compare.comparison import Comparison, singles, steps_differ
 from harness.compare.pairs import Limits, Pair, Standing, standing
 from harness.errors import ConfigError
 from harness.export.library import Run
-from harness.formatting import between, bounded
+from harness.formatting import between, bounded, times
 from harness.metrics import CANCEL_LATENCY, METRICS, titled
 from harness.records import Metric
 from harness.stats import Curve

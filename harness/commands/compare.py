@@ -1,4 +1,4 @@
-"""`walkaway compare`: runs side by side on a terminal, sure differences in bold."""
+"""`walkaway compare`: runs side by side on a terminal, clear differences in bold."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -79,8 +79,8 @@ def _columns(comparison: Comparison, *, without: Sequence[str]) -> Table:
 
 def _below(comparison: Comparison) -> Iterator[Text]:
     if any(is_sure(pair) for pair in comparison.pairs):
-        both = " as measured and in steps" if steps_differ(comparison) else ""
-        text = f"surely better or worse{both}; one in twenty equal figures is marked by chance"
+        both = ", as measured and in steps" if steps_differ(comparison) else ""
+        text = f"significant at 95 %{both}; expect one false mark in twenty figures that are equal"
         yield Text(f"{CERTAIN} {text}", style="dim")
     if steps_differ(comparison):
         yield Text("in steps: the ratio of the two, each in steps of its own engine", style="dim")

@@ -21,7 +21,7 @@ from harness.compare.pairs import Pair, is_sure, pair_of
 from harness.compare.pool import of_each_request, shifts_between
 from harness.errors import ConfigError
 from harness.export.library import Run, load_run
-from harness.formatting import DASH, between, bounded, number, quantity, unit_in_figure
+from harness.formatting import DASH, between, bounded, quantity, times, unit_in_figure
 from harness.metrics import headline_figures
 from harness.records import ArmSummary, Metric, Remark, Shift, Summary
 
@@ -167,7 +167,3 @@ def not_compared(
         if pair.note is not None:
             reasons.setdefault(pair.note, []).append(named(pair))
     return reasons
-
-
-def times(ratio: float | None) -> str:
-    return DASH if ratio is None else f"{number(ratio)}x"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from harness.compare.comparison import Comparison, steps_differ, times
+from harness.compare.comparison import Comparison, steps_differ
 from harness.compare.pairs import Pair, Standing, standing
-from harness.formatting import between, quantity
+from harness.formatting import between, quantity, times
 from harness.metrics import METRICS, titled
 
 MOST_NAMED: Final = 4  # figures that are better or worse; the others are counted

@@ -65,8 +65,12 @@ def test_what_got_worse_stands_first_with_its_date(tmp_path: Path) -> None:
     assert "Beyond a limit of the gate: 1 run, the newest among them." in page.body
     figures = page.figures()
     assert next(iter(figures)) == "group0-cancel_latency_s-p50"  # what changed is drawn first
-    beyond = figures["group0-leaked_slots-mean"]["data"][1]
-    assert (beyond["marker"]["symbol"], beyond["y"]) == ("square-open", [3])
+    marks = {one["name"]: one for one in figures["group0-leaked_slots-mean"]["data"]}
+    for name, symbol in (
+        ("beyond a limit of the gate", "square-open"),
+        ("worse from this run on", "x"),
+    ):
+        assert (marks[name]["marker"]["symbol"], marks[name]["y"]) == (symbol, [3])
     assert "worse since 2026-01-07, 20 ms to 30 ms" in page.alts()["group0-cancel_latency_s-p50"]
     levels = figures["group0-cancel_latency_s-p50"]["layout"]["shapes"][-2:]
     assert [(one["y0"], one["line"]["width"]) for one in levels] == [(30, 3), (20, 2)]
