@@ -100,10 +100,11 @@ def typed_variables() -> list[str]:
                 f"WALKAWAY_HEADER: the header {name} may hold a key in clear; put the key into a "
                 "variable of its own, and name that by --api-key-env or WALKAWAY_API_KEY_ENV"
             )
-    return [
+    shown = [
         f"{variable}={'***' if variable == 'WALKAWAY_HEADER' else text}"
         for variable, text in found.items()
     ]
+    return ["env", *shown] if shown else []
 
 
 def workload_names(incomplete: str) -> list[str]:

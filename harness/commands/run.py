@@ -80,11 +80,9 @@ Gate = Annotated[
     bool, result_flag("--gate", help="Judge the run by its limits: exit 0, 3 or 4 (walkaway gate).")
 ]
 Junit = Annotated[
-    Path | None, result_flag(metavar="FILE", help="With --gate: write a JUnit report; -: print it.")
+    Path | None, result_flag(metavar="FILE", help="With --gate: write a JUnit report.")
 ]
-Markdown = Annotated[
-    Path | None, result_flag(metavar="FILE", help="With --gate: write a table; -: print it.")
-]
+Markdown = Annotated[Path | None, result_flag(metavar="FILE", help="With --gate: write a table.")]
 Rounds = Annotated[
     int | None,
     _load(metavar="N", min=1, help="Run each arm N times, as a baseline needs (3 or more)."),
@@ -220,7 +218,7 @@ def run(  # noqa: PLR0913  one argument a flag
             *of_gpus,
             *of_processes,
             *of_cancellation,
-            *rounds_settings(workload, rounds),
+            *rounds_settings(workload, settings or [], rounds),
         ],
         target_url=target,
         engine=engine or OWN,
@@ -235,7 +233,7 @@ def run(  # noqa: PLR0913  one argument a flag
         has_probe_phase=workload == DEMO and not web,
         command=[*typed_variables(), *typed_command(header or [])],
     )
-    reports = GateReports.asked(gates=gate, junit=junit, markdown=markdown, as_json=as_json)
+    reports = GateReports.asked(gates=gate, junit=junit, markdown=markdown)
     config = with_kind(config) if engine is None else config
     if web:
         from harness.commands.web import serve_page

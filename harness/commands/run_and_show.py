@@ -16,8 +16,9 @@ from harness.run.pipeline import FinishedRun, execute
 from harness.run.process import Interruption
 from harness.run.progress import Progress, ProgressConsole, choose_progress
 from harness.run.run_config import ResolvedRun, RunConfig, resolve_run
-from harness.store.output import is_stdout
+from harness.store.output import check_output, is_stdout
 from harness.store.run_folder import RunFolder
+from harness.text.ci import JUNIT_MARK
 from harness.text.headlines import StopVerdict, stop_verdict
 from harness.workload.values import LONGEST_S
 from harness.workload.workload import Workload, load_workload
@@ -33,17 +34,23 @@ class GateReports:
     markdown: Path | None = None
 
     @classmethod
-    def asked(
-        cls, *, gates: bool, junit: Path | None, markdown: Path | None, as_json: bool
-    ) -> Self | None:
-        """None without --gate. Raises ConfigError for a flag that needs it, and for two outputs in
-        one place."""
+    def asked(cls, *, gates: bool, junit: Path | None, markdown: Path | None) -> Self | None:
+        """None without --gate. Raises ConfigError for a flag that needs it, and for a place where
+        nothing can be written."""
         if not gates:
             if (flag := "--junit" if junit else "--markdown" if markdown else None) is not None:
                 raise ConfigError(f"{flag} needs --gate: it reports the verdicts of the gate")
             return None
-        if sum((as_json, junit is not None and is_stdout(junit), is_stdout(markdown))) > 1:
-            raise ConfigError("of --json, --junit - and --markdown - only one can be printed")
+        if is_stdout(junit) or is_stdout(markdown):
+            raise ConfigError("--junit, --markdown: the run's own result is printed; name a file")
+        if junit is not None and junit == markdown:
+            raise ConfigError(
+                f"{junit}: is named by --junit and by --markdown: name a file for each"
+            )
+        from harness.gate.reports import MARKDOWN_MARK
+
+        check_output(junit, ours=JUNIT_MARK)
+        check_output(markdown, ours=MARKDOWN_MARK)
         return cls(junit=junit, markdown=markdown)
 
     def check_can_judge(self, workload: Workload) -> None:
@@ -57,17 +64,15 @@ class GateReports:
             )
 
     def judge(self, workload: Workload, folder: RunFolder, *, quiet: bool) -> int:
-        """The exit code. A run without limits is judged by whether the server stops, and no run
-        passes if it does not."""
+        """The exit code. A run without limits is judged by whether the server stops."""
         verdict = _whether_it_stops(folder)
-        stops = None if verdict is None else verdict.stops
         if not _has_limits(workload):
-            return _CODES[stops]
+            return _CODES[None if verdict is None else verdict.stops]
         from harness.commands.gate import GateOrder, gate_and_show
 
         order = GateOrder(run=folder.path, junit=self.junit, markdown=self.markdown)
         code = gate_and_show(order, as_json=False, quiet=quiet)
-        return _CODES[False] if stops is False else code
+        return _CODES[False] if _is_silent(folder) else code
 
 
 def run_and_show(
@@ -89,7 +94,7 @@ def run_and_show(
             finished, is_interrupted=interruption.requested, as_json=as_json, shows_all=shows_all
         )
     except UndecidedError:
-        if gate is None:
+        if gate is None or not _has_limits(resolved.workload):
             raise
     if gate is not None:
         code = gate.judge(resolved.workload, finished.folder, quiet=quiet or as_json)
@@ -102,7 +107,7 @@ def show_finished(
     """Raises how the run ended, if not well."""
     if finished.summary is not None:
         _show(finished.summary, finished.report, as_json=as_json, shows_all=shows_all)
-        if not as_json and finished.failure is None:
+        if not as_json and finished.failure is None and not _why_invalid(finished.summary):
             _say_whether_it_stops(finished.folder)
     if finished.failure is not None:
         kept = f"what was collected is in {finished.folder.path}"
@@ -156,11 +161,11 @@ def _show(
         console.print(f"report: {report}", soft_wrap=True, markup=False, highlight=False)
 
 
-def rounds_settings(workload: str, rounds: int | None) -> list[str]:
+def rounds_settings(workload: str, settings: list[str], rounds: int | None) -> list[str]:
     """A workload without arms gets one, since only arms have rounds."""
     if rounds is None:
         return []
-    arms = [] if load_workload(workload).arms else ['arms=[{name="build"}]']
+    arms = [] if load_workload(workload, settings).arms else ['arms=[{name="build"}]']
     return [*arms, f"run.rounds={rounds}"]
 
 
@@ -176,11 +181,15 @@ def _has_limits(workload: Workload) -> bool:
 
 def _whether_it_stops(folder: RunFolder) -> StopVerdict | None:
     """None if nobody left, or for a run of several arms."""
-    summary, manifest = folder.read_summary(), folder.read_manifest()
+    summary = folder.read_summary()
     if not isinstance(summary, Summary) or not summary.outcomes.get("abandoned"):
         return None
-    is_silent = bool((manifest.get("probing") or {}).get("is_silent"))
-    return stop_verdict(summary.metrics, is_silent=is_silent)
+    return stop_verdict(summary.metrics, is_silent=_is_silent(folder))
+
+
+def _is_silent(folder: RunFolder) -> bool:
+    """After the load the server answered nobody any more."""
+    return bool((folder.read_manifest().get("probing") or {}).get("is_silent"))
 
 
 def _say_whether_it_stops(folder: RunFolder) -> None:

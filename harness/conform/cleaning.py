@@ -27,6 +27,7 @@ _LONGEST_REST_S: Final = 90.0
 _AGAIN_S: Final = 0.1
 _RESTART_S: Final = 5.0  # for which a server that no longer serves is asked again
 _RESTART_LOOK_S: Final = 0.5
+_REFUSALS: Final = "refusals in a row"
 _LIMITED_S: Final = 65.0  # a minute, and a little
 
 
@@ -71,11 +72,13 @@ class Cleaning:
     def aftermath_of_refusals(self) -> tuple[Aftermath, str]:
         """Where the server refuses though nothing of this run is left: a limit on how much is asked
         in a minute lets requests in again when the minute is over."""
-        began_s = time.monotonic()
+        began_s, is_all_ended = time.monotonic(), not self._streams.ghosts()
         found = self.aftermath()
+        is_refusal = found[0] is Aftermath.WEDGED and _REFUSALS in found[1]
         while found[0] is Aftermath.WEDGED and time.monotonic() - began_s < _LIMITED_S:
             found = self.aftermath()
-        if found[0] is Aftermath.WEDGED or time.monotonic() - began_s < self._streams.settle_s:
+        is_again = found[0] in (Aftermath.CLEAN, Aftermath.SLOW, Aftermath.WRONG_TEXT)
+        if not (is_again and is_refusal and is_all_ended):
             return found
         return Aftermath.REFUSING, (
             f"the server refused every request for {time.monotonic() - began_s:.0f} s after all of "
@@ -205,7 +208,7 @@ def _why_unanswered(row: RequestRow, refusals: int, *, is_usual: bool) -> tuple[
             "before: it may limit how much is asked; raise that limit for this check"
         )
     if was_refused(row):
-        said = f"{refusals} refusals in a row though nothing of this run is left ({row.error})"
+        said = f"{refusals} {_REFUSALS} though nothing of this run is left ({row.error})"
         return Aftermath.WEDGED, f"the server is busy for nobody: {said}"
     if row.outcome is Outcome.TIMED_OUT:
         return Aftermath.WEDGED, f"a short request is not answered: {row.error}"

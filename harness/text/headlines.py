@@ -20,8 +20,10 @@ Metrics = Mapping[str, Metric]
 NOTHING: Final[Mapping[str, float]] = {}
 HEADLINES: Final = (CANCEL_LATENCY, WASTED_TOKENS, SLOT_RECOVERY)
 NO_DATA: Final = "the run gives no data for it"
-_HELD_S: Final = 1.0  # a slot that was held for longer was not given back for the leave
-_BY_PROBES: Final = "`walkaway run slot_recovery` measures it by probes (--set load.slots=N)."
+# A slot that was held for longer was not given back for the leave.
+_HELD_S: Final = 2.0
+_HELD_STEPS: Final = 12
+_BY_PROBES: Final = "`walkaway run slot_recovery`, with the same flags, measures it by probes."
 _MEASURED_BY: Final = {
     CANCEL_LATENCY: _BY_PROBES,
     WASTED_TOKENS: "A metrics page with the tokens that it generated shows it (--metrics-url).",
@@ -57,25 +59,46 @@ def stop_verdict(metrics: Metrics, *, is_silent: bool) -> StopVerdict:
             text="after its users had left, the server answered nobody any more: it works on for "
             "nobody, or it is wedged",
         )
-    if ghosts is not None and ghosts.mean is not None and ghosts.n:
-        left = left_requests(ghosts)
-        if count := ghost_count(ghosts):
-            text = f"the server does not stop each request: {count:,} of {ghosts.n:,} {left} ran on"
-            return StopVerdict(stops=False, text=text)
-        return StopVerdict(stops=True, text=f"the server stops: none of {ghosts.n:,} {left} ran on")
+    by_ghosts, by_slots = _by_ghosts(ghosts), None
     if latency is not None and latency.n and latency.method == "probe":
-        return _by_slots(latency)
-    return StopVerdict(stops=None, text="this run does not show whether the server stops")
+        by_slots = _by_slots(latency, metrics.get(CANCEL_LATENCY_STEPS))
+    found = [one for one in (by_ghosts, by_slots) if one is not None and one.stops is not None]
+    if found:
+        return next((one for one in found if not one.stops), found[0])
+    return by_slots or StopVerdict(
+        stops=None, text="this run does not show whether the server stops"
+    )
 
 
-def _by_slots(latency: Metric) -> StopVerdict:
+def _by_ghosts(ghosts: Metric | None) -> StopVerdict | None:
+    """A lower bound of nothing acquits only a server that holds nothing and computes nothing."""
+    if ghosts is None or ghosts.mean is None or not ghosts.n:
+        return None
+    left = left_requests(ghosts)
+    if count := ghost_count(ghosts):
+        text = f"the server does not stop each request: {count:,} of {ghosts.n:,} {left} ran on"
+        return StopVerdict(stops=False, text=text)
+    if ghosts.others.get("still_generating") or ghosts.others.get("lost_slots"):
+        text = f"after the settle time the server still works, or holds slots, for {left}"
+        return StopVerdict(stops=False, text=text)
+    was = "was still there after the settle time" if ghosts.bound == "lower" else "ran on"
+    return StopVerdict(stops=True, text=f"the server stops: none of {ghosts.n:,} {left} {was}")
+
+
+def _by_slots(latency: Metric, steps: Metric | None) -> StopVerdict:
     """A slot is censored where it did not come back, or where another stream's own end hid when."""
     longest_s = max(latency.max or 0.0, latency.lower_bounds.get("max", 0.0))
-    if longest_s > _HELD_S:
+    most = (
+        _HELD_STEPS + 1 if steps is None else max(steps.max or 0, steps.lower_bounds.get("max", 0))
+    )
+    if longest_s > _HELD_S and most > _HELD_STEPS:
         text = (
             f"the server does not stop each request: a slot was held for {quantity(longest_s, 's')}"
         )
         return StopVerdict(stops=False, text=f"{text} after its user left")
+    if latency.n_censored:
+        text = f"when {latency.n_censored:,} of {latency.n:,} slots came back is not known"
+        return StopVerdict(stops=None, text=text)
     text = f"the server stops: each of {latency.n:,} slots worked for the next request within"
     return StopVerdict(stops=True, text=f"{text} {quantity(longest_s, 's')}")
 

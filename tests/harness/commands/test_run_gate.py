@@ -13,7 +13,7 @@ from harness.workload.workload import load_workload
 
 
 def asked(**flags: object) -> GateReports | None:
-    given: dict[str, object] = {"gates": True, "junit": None, "markdown": None, "as_json": False}
+    given: dict[str, object] = {"gates": True, "junit": None, "markdown": None}
     return GateReports.asked(**{**given, **flags})  # type: ignore[arg-type]
 
 
@@ -23,11 +23,11 @@ def test_reports_of_a_gate_need_a_gate() -> None:
     assert asked(gates=False) is None
 
 
-def test_two_reports_cannot_both_be_printed() -> None:
-    with pytest.raises(ConfigError, match="only one can be printed"):
-        asked(junit=Path("-"), markdown=Path("-"))
-    with pytest.raises(ConfigError, match="only one can be printed"):
-        asked(markdown=Path("-"), as_json=True)
+def test_a_report_of_a_gate_has_a_file_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="name a file"):
+        asked(junit=Path("-"))
+    with pytest.raises(ConfigError, match="name a file for each"):
+        asked(junit=Path("gate"), markdown=Path("gate"))
 
 
 def test_a_workload_without_limits_is_refused_before_it_runs(
@@ -44,9 +44,9 @@ def test_a_workload_without_limits_is_refused_before_it_runs(
 
 
 def test_rounds_of_a_workload_without_arms_are_of_one_build() -> None:
-    plain = load_workload("chat_stop", rounds_settings("chat_stop", 3))
+    plain = load_workload("chat_stop", rounds_settings("chat_stop", [], 3))
     assert ([arm.name for arm in plain.arms], plain.run.rounds) == (["build"], 3)
-    arms = load_workload("innocent_bystanders", rounds_settings("innocent_bystanders", 3))
+    arms = load_workload("innocent_bystanders", rounds_settings("innocent_bystanders", [], 3))
     assert len(arms.arms) > 1
     assert arms.run.rounds == 3
 
@@ -61,7 +61,21 @@ def metric(mean: float, **more: Any) -> Metric:
         ({"ghost_rate": metric(0.0)}, False, True),
         ({"ghost_rate": metric(0.05)}, False, False),
         ({"cancel_latency_s": metric(0.02, method="probe")}, False, True),
-        ({"cancel_latency_s": metric(0.02, method="probe", max=0.1, n_censored=1)}, False, True),
+        ({"cancel_latency_s": metric(0.02, method="probe", max=0.1, n_censored=1)}, False, None),
+        # A gauge that shows nothing does not acquit a server that holds a slot, or computes on.
+        (
+            {"ghost_rate": metric(0.0, bound="lower", others={"still_generating": 40.0})},
+            False,
+            False,
+        ),
+        (
+            {
+                "ghost_rate": metric(0.0, bound="lower"),
+                "cancel_latency_s": metric(0.02, method="probe", max=5.0),
+            },
+            False,
+            False,
+        ),
         ({"cancel_latency_s": metric(0.02, method="probe", max=3.0)}, False, False),
         ({"cancel_latency_s": metric(0.02, method="gauge")}, False, None),
         ({"ghost_rate": metric(0.0)}, True, False),  # nobody is answered any more

@@ -22,7 +22,7 @@ def test_a_command_is_repeated_with_the_variables_that_it_took(
     monkeypatch.setenv("WALKAWAY_TARGET", "http://127.0.0.1:8000")
     monkeypatch.setenv("WALKAWAY_MODEL", "another")  # the flag counts more
     monkeypatch.setenv("WALKAWAY_HEADER", "x-tenant=a x-trace=b")
-    found = ["WALKAWAY_TARGET=http://127.0.0.1:8000", "WALKAWAY_HEADER=***"]
+    found = ["env", "WALKAWAY_TARGET=http://127.0.0.1:8000", "WALKAWAY_HEADER=***"]
     assert typed_variables() == found
 
 
