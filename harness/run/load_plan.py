@@ -37,7 +37,7 @@ from harness.workload.workload import Workload, choose_protocol, rate_problem
 
 MOST_NUMBERS: Final = 100_000
 
-_ANY_SERVER: Final = "openai"  # the kind of which nothing is known
+ANY_SERVER: Final = "openai"  # the kind of which nothing is known
 
 
 def read_token_counts(path: Path, column: str | None) -> list[int]:
@@ -195,7 +195,7 @@ def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
         )
     if (note := _silence_note(workload, target)) is not None:
         notes.append(note)
-    if target.name == _ANY_SERVER or not target.extra_body.get("ignore_eos"):
+    if target.name == ANY_SERVER or not target.extra_body.get("ignore_eos"):
         notes.append(
             f"kind {target.name} is not known to honour `ignore_eos`: an answer may end before "
             "its user leaves"

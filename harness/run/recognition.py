@@ -12,17 +12,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 import httpx
 
 from harness.errors import ConfigError
+from harness.run.load_plan import ANY_SERVER
 from harness.run.run_config import Access, ServerConfig
 from harness.workload.target import Target
 from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
 
 OWN: Final = "reference"
-ANY: Final = "openai"
 _PAGE_S: Final = 5.0
 _Config = TypeVar("_Config", bound=ServerConfig)
 
 
-class Seen(NamedTuple):
+class ShownSigns(NamedTuple):
     """What a server shows. `owners`: of its models; `metrics`: its page; `server`: the header."""
 
     owners: list[str]
@@ -40,13 +40,13 @@ def with_kind(config: _Config) -> _Config:
             "as --engine triton"
         )
     kinds = [load_target(name) for name in shipped(SHIPPED_TARGETS)]
-    access = Access.of(load_target(ANY), config)
+    access = Access.of(load_target(ANY_SERVER), config)
     if access.url is None:
         return config
     with access.new_client(_PAGE_S, longest_s=_PAGE_S) as client:
         seen = look_at(client, access.url, access.metrics_urls, kinds)
     if seen is None:
-        return replace(config, engine=ANY)  # what asks next says why it cannot be reached
+        return replace(config, engine=ANY_SERVER)  # what asks next says why it cannot be reached
     name, why = recognise(seen, kinds)
     return replace(
         config, engine=name, recognised=f"kind of server: {name}, {why} (--engine overrides)"
@@ -55,7 +55,7 @@ def with_kind(config: _Config) -> _Config:
 
 def look_at(
     client: httpx.Client, url: str, metrics_urls: list[str], kinds: list[Target]
-) -> Seen | None:
+) -> ShownSigns | None:
     """None: there is no answer. A page that cannot be read shows nothing."""
     models = _page(client, f"{url}/v1/models")
     if models is None:
@@ -65,7 +65,7 @@ def look_at(
     owners = [one.get("owned_by") for one in data or () if isinstance(one, dict)]
     texts = [_page(client, page) for page in metrics_urls or [f"{url}/metrics"]]
     paths = {kind.signs.page for kind in kinds if kind.signs is not None and kind.signs.page}
-    return Seen(
+    return ShownSigns(
         owners=[one for one in owners if isinstance(one, str)],
         metrics="\n".join(one.text for one in texts if one is not None and one.is_success),
         server=models.headers.get("server", ""),
@@ -73,7 +73,7 @@ def look_at(
     )
 
 
-def recognise(seen: Seen, kinds: list[Target]) -> tuple[str, str]:
+def recognise(seen: ShownSigns, kinds: list[Target]) -> tuple[str, str]:
     """The name of the kind, and by what it was recognised."""
     signs = {kind.name: kind.signs for kind in kinds if kind.signs is not None}
     for name, one in signs.items():
@@ -89,7 +89,7 @@ def recognise(seen: Seen, kinds: list[Target]) -> tuple[str, str]:
     for name, one in signs.items():
         if one.server is not None and seen.server.lower().startswith(one.server):
             return name, f"its header `server` says {seen.server}"
-    return ANY, "since it shows no sign of a kind that is known"
+    return ANY_SERVER, "since it shows no sign of a kind that is known"
 
 
 def _page(client: httpx.Client, url: str) -> httpx.Response | None:

@@ -6,12 +6,13 @@ import httpx
 import pytest
 
 from harness.errors import ConfigError
-from harness.run.recognition import ANY, Seen, look_at, recognise, with_kind
+from harness.run.load_plan import ANY_SERVER
+from harness.run.recognition import ShownSigns, look_at, recognise, with_kind
 from harness.run.run_config import ServerConfig
 from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
 
 KINDS = [load_target(name) for name in shipped(SHIPPED_TARGETS)]
-NOTHING = Seen(owners=[], metrics="", server="", pages={})
+NOTHING = ShownSigns(owners=[], metrics="", server="", pages={})
 
 
 @pytest.mark.parametrize(
@@ -25,11 +26,11 @@ NOTHING = Seen(owners=[], metrics="", server="", pages={})
         (NOTHING._replace(server="llama.cpp"), "llamacpp"),
         (NOTHING._replace(metrics='vllm:e2e 1\ndynamo_frontend_requests_total{a="b"} 3'), "dynamo"),
         (NOTHING._replace(pages={"/walkaway/config": {}}, metrics="vllm:e2e 1"), "reference"),
-        (NOTHING._replace(metrics="# vllm: is not here"), ANY),
-        (NOTHING, ANY),
+        (NOTHING._replace(metrics="# vllm: is not here"), ANY_SERVER),
+        (NOTHING, ANY_SERVER),
     ],
 )
-def test_each_kind_has_a_sign_of_its_own(seen: Seen, kind: str) -> None:
+def test_each_kind_has_a_sign_of_its_own(seen: ShownSigns, kind: str) -> None:
     assert recognise(seen, KINDS)[0] == kind
 
 
@@ -62,7 +63,7 @@ def test_a_server_that_is_not_there_is_of_no_known_kind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     config = with_kind(ServerConfig(target_url=f"http://127.0.0.1:{port}"))
-    assert (config.engine, config.recognised) == (ANY, "")
+    assert (config.engine, config.recognised) == (ANY_SERVER, "")
 
 
 def test_a_grpc_server_has_to_be_named() -> None:
