@@ -29,6 +29,7 @@ from harness.conform.pages import MetricsPages
 from harness.conform.recoveries import Recoveries
 from harness.experiments.admission import Admission
 from harness.experiments.capacity import Capacity
+from harness.experiments.filling import Filling
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.gauge import GaugeWatcher
 from harness.experiments.held import Held
@@ -65,7 +66,8 @@ class Bench(Streams):
         self.pages = pages
         self.known = known or Known()
         self.rng = random.Random(asked.seed)
-        self.full_slots = FullSlots(self, self.rng)
+        self.filling = Filling(self)
+        self.full_slots = FullSlots(self, self.filling, self.rng)
         self.occupancy = Occupancy(self)
         self.capacity = Capacity(self)
         gauge, pace = GaugeWatcher(self, pages.judged, self.rng), PaceWatcher(self, self.rng)
@@ -73,12 +75,13 @@ class Bench(Streams):
         self.held = Held(self, self.occupancy, gauge, quiet, pace)
         self.recoveries = Recoveries(
             self.full_slots,
+            self.filling,
             self,
             tries=asked.tries,
             wire=wire,
             occupancy=self.occupancy,
             watchers=[
-                Admission(self, self.full_slots, self.rng),
+                Admission(self, self.filling, self.full_slots, self.rng),
                 gauge,
                 pace,
                 quiet,

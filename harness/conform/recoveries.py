@@ -22,6 +22,7 @@ from harness.conform.judgement import (
 )
 from harness.conform.stopping import ANOTHER_LOAD, HARM_S, is_suspicious
 from harness.experiments.admission import Admission
+from harness.experiments.filling import Filling
 from harness.experiments.full_slots import READ_TOKENS, FullSlots, SlotTry
 from harness.experiments.holds import Leaver, Watcher
 from harness.experiments.occupancy import Occupancy
@@ -63,6 +64,7 @@ class Recoveries:
     def __init__(
         self,
         full_slots: FullSlots,
+        filling: Filling,
         streams: Streams,
         *,
         tries: int,
@@ -71,6 +73,7 @@ class Recoveries:
         watchers: Sequence[Watcher] = (),
     ) -> None:
         self._full_slots = full_slots
+        self._filling = filling
         self._streams = streams
         self.tries = tries
         self._wire = wire
@@ -235,7 +238,7 @@ class Recoveries:
         before = before or slots.before
         # A slot that did not come back has no steps to count.
         is_missing = any(one.recovery_s is None for one in tries)
-        after = before if before and is_missing else slots.steps_at_rest(_AFTER_STEPS)
+        after = before if before and is_missing else self._filling.steps_at_rest(_AFTER_STEPS)
         now = CaseConditions.of(before or after, after, streams.lag_s, streams.facts.flush_tokens)
         finding = judge_recovery(
             tries, now, bound, controls=slots.controls, natural_s=slots.natural_s

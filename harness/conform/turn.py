@@ -19,7 +19,7 @@ from harness.conform.case import Case, Check
 from harness.conform.finding import Finding
 from harness.conform.known import hurried
 from harness.conform.routes import Routes
-from harness.conform.verdict import accuse, by_contract, settle_case
+from harness.conform.verdict import ENDED_REMEDY, accuse, by_contract, settle_case
 from harness.experiments.idle_server import ServerFacts, recount
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import Patience
@@ -69,7 +69,7 @@ class CaseTurns:
         started_s = time.monotonic()
         bench, known = self.bench, self.bench.known
         known.begin_case()
-        bench.full_slots.begin_case()
+        bench.filling.begin_case()
         self._be_patient(case)
         bench.wire.begin(self.folder / wire_log_name(case.id))
         bench.rng.seed(f"{bench.asked.seed}/{case.id}")
@@ -250,6 +250,7 @@ class CaseTurns:
             _leave_open(result, reason)
         elif result.verdict is not Verdict.FAIL:
             result.verdict, result.kind, result.stops = Verdict.FAIL, Failure.HARM, None
+            result.remedy = ENDED_REMEDY
             result.reason = f"{reason}, as after the leaves of {earlier}; before: {result.reason}"
 
     def _later(self, *, is_unseen: bool) -> tuple[Aftermath, str]:

@@ -25,6 +25,7 @@ from harness.store.conform_result import (
     Verdict,
 )
 
+ENDED_REMEDY: Final = "find in the server's log what ended it when these clients left"
 _NONE_HELD: Final = {Verdict.PASS: True, Verdict.FAIL: False}  # slots, by their count
 # How a case is judged whose finding does not say so, by its first method.
 _WAY_OF: Final[dict[str, JudgingWay]] = {
@@ -142,7 +143,7 @@ def _leaves(result: CaseResult) -> str:
 def _blamed(result: CaseResult, reason: str) -> CaseResult:
     if result.verdict is not Verdict.FAIL:
         result.verdict, result.kind = Verdict.FAIL, Failure.HARM
-        result.remedy = "find in the server's log what ended it when these clients left"
+        result.remedy = ENDED_REMEDY
     result.reason = f"{reason}; {result.reason}" if result.reason else reason
     return result
 

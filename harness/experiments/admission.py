@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from harness.client.live_stream import LiveStream
+from harness.experiments.filling import Filling
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.holds import Holds, Leaver, wait_again_s
 from harness.experiments.idle_server import ServerFacts
@@ -25,7 +26,7 @@ from harness.store.conform_result import JudgingWay
 
 _LEAST_PAUSE_S: Final = 0.005  # between two requests that may be refused
 _MOST_PAUSE_S: Final = 0.05
-_NUMBER: Final = re.compile(r"[\d.]+")
+_NAMED: Final = re.compile(r"\S*\d\S*|\b[0-9a-f]{8,}\b", re.IGNORECASE)  # a number, an id
 
 
 class Admission:
@@ -33,8 +34,11 @@ class Admission:
 
     way: JudgingWay = "admission"
 
-    def __init__(self, streams: Streams, full_slots: FullSlots, rng: random.Random) -> None:
+    def __init__(
+        self, streams: Streams, filling: Filling, full_slots: FullSlots, rng: random.Random
+    ) -> None:
         self._streams = streams
+        self._filling = filling
         self._full_slots = full_slots
         self._rng = rng
         self._full = ""  # how a request is refused where the slots are full
@@ -77,7 +81,7 @@ class Admission:
 
     def _hand_over(self) -> float:
         server = self._streams
-        self._full_slots.fill(server.slots - 1)
+        self._filling.fill(server.slots - 1)
         tokens = int(server.ttft_s / server.step_s) + 2 * QUEUED_STEPS
         ender = self._admit(lambda: server.start(server.short(tokens, role=Role.FILLER)))
         self._check_full()
@@ -93,7 +97,7 @@ class Admission:
 
     def _leave(self, way: Leaver, number: int) -> float | None:
         server = self._streams
-        self._full_slots.fill(server.slots - 1)
+        self._filling.fill(server.slots - 1)
         leaver = self._admit(lambda: way.begin(replace(way.spec, role=Role.USER)), way)
         if not way.is_early:
             self._check_full()
@@ -184,5 +188,5 @@ class Admission:
 
 
 def _words_of(refused: LiveStream) -> str:
-    """Without its numbers, such as the seconds after which to ask again."""
-    return _NUMBER.sub("", end_of(refused))
+    """Without numbers and ids, which differ from one refusal to the next."""
+    return _NAMED.sub("", end_of(refused))

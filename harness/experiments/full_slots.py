@@ -1,47 +1,36 @@
 """Full slots: they are filled, a probe queues, one stream leaves, and the probe is waited for.
 
-Streams that fill the slots are kept from try to try; only the streams that left are replaced. Their
-answers last more than twice the settle time, so that a stream that runs on for nobody still holds
-its slot when that time is over. Where there are many slots, a few of the streams are read, and show
-the steps; what the others get is thrown away. Many streams then leave at once, and as many probes
-queue.
+The answers of the streams that fill the slots last more than twice the settle time, so that a
+stream that runs on for nobody still holds its slot when that time is over. Where there are many
+slots, many streams leave at once, and as many probes queue.
 """
 
 import random
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 from harness.client.live_stream import LiveStream
-from harness.experiments.flushes import latest_gaps
+from harness.experiments.filling import MANY, Filling, how_cut
 from harness.experiments.holds import Leaver, wait_again_s
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
-from harness.experiments.patience import FIRST_TOKENS, QUEUED_STEPS, READY_S
-from harness.experiments.streams import Streams, end_of, is_refused, refill
-from harness.records import Delivery, Outcome, RequestRow, Role, WireClose
+from harness.experiments.patience import QUEUED_STEPS, READY_S
+from harness.experiments.streams import Streams, end_of, is_refused
+from harness.records import Delivery, RequestRow, Role, WireClose
 
 READ_TOKENS: Final = (1, 16, 64, 1, 16, 1, 16, 1)  # of the streams that leave, try by try
-_SPARE_TOKENS: Final = 32
 _FIRST_STEPS: Final = 4  # that the streams run before the first control
-_SHOWN_STEPS: Final = 24  # by which a step is judged
-_SHOWN_FLUSHES: Final = 4
-_METRONOMES: Final = 4  # fillers that are read, where there are many
-_MANY: Final = 16  # slots
 _LEAVING: Final = 8  # slots for each stream that leaves
 _MOST_LEAVE: Final = 32
-_CONTROL_TOKENS: Final = 48  # that the other streams get while a slot changes hands by itself
-_MANY_TOKENS: Final = 112  # the same where many fill their slots one after the other
 _ENDS_IN: Final = 4  # times its typical time
-_CUT: Final = (Outcome.FAILED, Outcome.TIMED_OUT)
 _STALL_STEPS: Final = 8
 _CONTROLS: Final = 2  # times that a control is begun
 _SURE_HAND_OVERS: Final = 6  # two pools, with a queue each, would miss one with 98 %
-_MOST_LOST_ALONE: Final = 1  # while nothing that was left could hold a slot
+_MOST_LOST_ALONE: Final = 1  # hand-overs, while nothing that was left could hold a slot
+_SERVED_PER_LOST: Final = 8  # hand-overs that were served, for each further one that was lost
 
 
 class SlotTry(NamedTuple):
@@ -73,13 +62,12 @@ class FullSlots:
     slot, and in how many it got none. Behind one address there may be several servers with a queue
     each: what waits in one queue gets no slot of another."""
 
-    def __init__(self, streams: Streams, rng: random.Random) -> None:
+    def __init__(self, streams: Streams, filling: Filling, rng: random.Random) -> None:
         self._streams = streams
+        self._filling = filling
         self._rng = rng
         self._waves = 0
         self._leavers: Sequence[LiveStream] = ()  # of the latest try
-        self._longest_s = 0.0  # the longest wait for a slot that came: the next may take as long
-        self._may_stall = False  # a stream that stayed stood still as others left the last time
         self._waiting: Sequence[LiveStream] = ()  # probes of the latest try that got no slot
         self.handed_over = self.lost_hand_overs = self._lost_alone = 0
         self.resets = 0
@@ -92,7 +80,7 @@ class FullSlots:
             return facts.why
         if not facts.has_queue:
             return "the server refuses a request instead of queueing it"
-        if self._lost_alone > _MOST_LOST_ALONE:
+        if self._lost_alone > max(_MOST_LOST_ALONE, self.handed_over // _SERVED_PER_LOST):
             return (
                 "slots whose answers ended by themselves served no request that queued: several "
                 "servers may answer here, with a queue each, or another load takes them"
@@ -118,70 +106,6 @@ class FullSlots:
         server.together([partial(one.wait_tokens, 1, wait_s) for one in self._waiting])
         served = sum(one.tokens > 0 for one in self._waiting)
         return None if served or not self._waiting else (len(left), wait_s)
-
-    def fill(self, streams: int | None = None) -> list[LiveStream]:
-        """Keep `streams` long streams running (default: one per slot). Streams of the previous try
-        are reused if they will outlast a probe."""
-        server, patience = self._streams, self._streams.patience
-        wanted = server.slots if streams is None else streams
-        waits_s = FIRST_TOKENS * server.ttft_s + 2 * self._longest_s
-        waits = int(waits_s / server.step_s + 2 * (server.facts.flush_tokens - 1))
-        reserve = patience.probe_s / server.step_s + patience.longest_read + _SPARE_TOKENS + waits
-        longer = _CONTROL_TOKENS
-        if wanted >= _MANY:
-            longer = max(_MANY_TOKENS, int(patience.spare_s / server.step_s))
-        longer += waits
-        asked = server.long(role=Role.FILLER, max_tokens=server.brief_tokens + longer)
-        until_s = time.monotonic() + patience.filler_s
-        while True:
-            running, waiting = refill(
-                server.fillers,
-                wanted,
-                start=lambda: server.start(asked),
-                lasts=lambda filler: server.tokens_left(filler) > reserve,
-                longest_s=patience.filler_s,
-                retire=self._retire,
-            )
-            for extra in running[wanted:]:
-                self._retire(extra)
-            server.fillers = running[:wanted]
-            # A server that refuses has its slots back only a moment after they were left.
-            is_refused_yet = server.facts.may_refuse and any(map(is_refused, waiting))
-            if not is_refused_yet or time.monotonic() > until_s:
-                break
-            server.pause(server.step_s)
-        if waiting:
-            row = waiting[0].row
-            raise CannotDecideError(
-                f"only {len(server.fillers)} of {wanted} long streams ran at once"
-                + (f": {row.error}" if row is not None and row.error else "")
-            )
-        self._drain_most()
-        return list(server.fillers)
-
-    def _retire(self, filler: LiveStream) -> None:
-        """The filler leaves. Where leaves may stall the server, its answer ends by itself instead:
-        an extra leave would stall the server for longer than the next streams are waited for."""
-        server = self._streams
-        if not self._may_stall:
-            filler.leave()
-        elif not filler.has_ended:
-            filler.join(server.patience.filler_s + server.tokens_left(filler) * server.step_s)
-            filler.leave()
-
-    def _drain_most(self) -> None:
-        server = self._streams
-        if len(server.fillers) < _MANY:
-            return
-        drained = set(server.drain.streams)
-        for filler in [one for one in server.fillers if one not in drained][_METRONOMES:]:
-            server.drain.add(filler)
-
-    @property
-    def metronomes(self) -> list[LiveStream]:
-        """The fillers that are read, the oldest first."""
-        drained = set(self._streams.drain.streams)
-        return [one for one in self._streams.fillers if one not in drained]
 
     def queue_probe(self) -> LiveStream:
         """A short request behind full slots; returns when it has surely waited.
@@ -221,15 +145,11 @@ class FullSlots:
     def _crowd(self) -> int:
         """How many streams leave at once: the prompts of their probes take about a step."""
         slots, turn_steps = self._streams.slots, self._streams.facts.turn_steps
-        if slots < _MANY:
+        if slots < MANY:
             return 1
         in_a_step = int(1 / turn_steps) if turn_steps > 1 / _MOST_LEAVE else _MOST_LEAVE
         may_wait = self._streams.facts.most_waiting
         return max(1, min(slots // _LEAVING, in_a_step, may_wait))
-
-    def begin_case(self) -> None:
-        """Forget how late slots were, and whether streams stood still, in the case before."""
-        self._longest_s, self._may_stall = 0.0, False
 
     def begin(self, fillers: int | None = None) -> None:
         """Fill `fillers` slots (default: all but the slots of the streams that are to leave), and
@@ -239,12 +159,12 @@ class FullSlots:
         self._leavers = ()
         self._streams.lag.latest_ns.clear()
         self._streams.lets_wait(self._crowd)
-        self.fill(self._streams.slots - self._crowd if fillers is None else fillers)
+        self._filling.fill(self._streams.slots - self._crowd if fillers is None else fillers)
         self._streams.pause(_FIRST_STEPS * self._streams.step_s)
 
     def note_steps(self) -> None:
         """Call it right before a leave; the first call after `begin` counts."""
-        self.before = self.before or self.steps_now()
+        self.before = self.before or self._filling.steps_now()
 
     def leave_behind_probe(self, way: Leaver, number: int) -> list[SlotTry]:
         """Probes queue, and then as many streams leave."""
@@ -296,7 +216,7 @@ class FullSlots:
 
     def _hand_over(self, count: int, tokens: int) -> list[SlotTry]:
         server = self._streams
-        self.fill(server.slots - count)
+        self._filling.fill(server.slots - count)
         enders = [server.start(server.short(tokens, role=Role.FILLER)) for _ in range(count)]
         for ender in enders:
             if not ender.wait_tokens(1, server.patience.filler_s):
@@ -323,7 +243,7 @@ class FullSlots:
         return row
 
     def _begin_leavers(self, way: Leaver, count: int) -> list[LiveStream]:
-        self.fill(self._streams.slots - count)
+        self._filling.fill(self._streams.slots - count)
         return [way.begin(replace(way.spec, role=Role.USER)) for _ in range(count)]
 
     def _wait_ready(self, way: Leaver, leavers: Sequence[LiveStream], number: int) -> None:
@@ -354,7 +274,7 @@ class FullSlots:
         tries = self.time_probes(probes, lambda: [leaver.abandoned_ns for leaver in leavers])
         steps = max(_STALL_STEPS, 2 * server.facts.flush_tokens)
         least_s = max(steps * server.step_s, server.patience.filler_s / server.slots)
-        self._may_stall = any((one.stall_s or 0.0) > least_s for one in tries)
+        self._filling.may_stall = any((one.stall_s or 0.0) > least_s for one in tries)
         self.resets += sum(
             one.row is not None and one.row.wire_close is WireClose.RST for one in leavers
         )
@@ -393,7 +313,9 @@ class FullSlots:
         if server.facts.refuses:
             probes = [self._until_admitted(probe, patience_s) for probe in probes]
         server.together([partial(one.wait_tokens, 1, patience_s) for one in probes])
-        if self._stands_still(probes):  # each leave may have stopped it for as long
+        are_served = all(probe.tokens for probe in probes)
+        if not are_served and self._filling.stands_still(server.patience.probe_s / 2):
+            # Each leave may have stopped the server for as long.
             longest_s = len(probes) * server.patience.probe_s
             server.together([partial(one.wait_tokens, 1, longest_s) for one in probes])
         moments = [t0_ns for t0_ns in since() if t0_ns is not None]
@@ -413,21 +335,12 @@ class FullSlots:
             tried = self._tried(t0_ns, since_ns, first_ns, idle_s, patience_s)
             tries.append(tried._replace(rank=number))
             if tried.recovery_s is not None:
-                self._longest_s = max(self._longest_s, tried.recovery_s)
+                self._filling.longest_s = max(self._filling.longest_s, tried.recovery_s)
         for probe in probes:
             if probe.first_token_ns is not None:
                 probe.join(READY_S)
         self._waiting = [probe for probe in probes if probe.first_token_ns is None]
         return tries
-
-    def _stands_still(self, probes: Sequence[LiveStream]) -> bool:
-        """Probes still wait, and no stream that stayed has had a token for half of their wait."""
-        if all(probe.tokens for probe in probes) or not self.metronomes:
-            return False
-        if any(one.has_ended for one in self.metronomes):
-            return False
-        since_ns = time.perf_counter_ns() - int(1e9 * self._streams.patience.probe_s / 2)
-        return all((one.last_token_ns or 0) < since_ns for one in self.metronomes)
 
     def _until_admitted(self, probe: LiveStream, longest_s: float) -> LiveStream:
         """The probe, or, while it is refused, one like it that is sent a moment later."""
@@ -448,7 +361,7 @@ class FullSlots:
             if moments and (cut := self.how_cut(min(moments))) is not None:
                 return cut
             raise CannotDecideError("a stream that was to leave could not")
-        if self._leavers and (cut := _how_cut(probes, min(moments))) is not None:
+        if self._leavers and (cut := how_cut(probes, min(moments))) is not None:
             return cut
         refuses = self._streams.facts.refuses
         for probe in probes:
@@ -462,62 +375,18 @@ class FullSlots:
         self, t0_ns: int, since_ns: int, first_ns: int | None, idle_s: float, patience_s: float
     ) -> SlotTry:
         server = self._streams
-        read = self.metronomes
+        read = self._filling.metronomes
         others = sum(at_ns > since_ns for at_ns in read[0].token_times_ns) if read else None
-        stall_s, cut = self._stall_s(t0_ns, first_ns), self.how_cut(t0_ns)
+        stall_s, cut = self._filling.stall_s(t0_ns, first_ns), self.how_cut(t0_ns)
         if first_ns is None:
             return SlotTry(None, patience_s, others, stall_s, cut, self._waves)
         waited_s = (first_ns - since_ns) / 1e9
         recovery_s = waited_s - idle_s - server.lag_s
         return SlotTry(recovery_s, waited_s, others, stall_s, cut, self._waves)
 
-    def _stall_s(self, from_ns: int, until_ns: int | None) -> float | None:
-        """The longest gap in which no stream that stayed had a token, until then or until now."""
-        gaps = []
-        ends_ns = time.perf_counter_ns() if until_ns is None else until_ns
-        for filler in self.metronomes:
-            times = [*filler.token_times_ns]
-            if until_ns is not None:
-                times = [*times[: bisect_right(times, until_ns) + 1]]
-            around = [late - early for early, late in pairwise(times) if late > from_ns]
-            if times and times[-1] < ends_ns and not filler.has_ended:
-                around.append(ends_ns - times[-1])
-            if around:
-                gaps.append(max(around) / 1e9)
-        return min(gaps, default=None)
-
     def how_cut(self, since_ns: int = 0) -> str | None:
         """How a stream that stayed, or one that was to leave, ended since then, if it was cut."""
-        return _how_cut([*self._streams.fillers, *self._leavers], since_ns)
-
-    def steps_now(self, steps: int = _SHOWN_STEPS) -> list[float]:
-        """The gaps between the latest tokens of the streams that fill the slots, in seconds."""
-        latest = self._shown(steps)
-        gaps = [
-            gap
-            for one in self.metronomes
-            for gap in latest_gaps(one.token_times_ns, one.event_tokens, latest=latest)
-        ]
-        if not self._streams.fillers:  # only the stream that leaves runs
-            return [self._streams.step_s, self._streams.step_s]
-        if len(gaps) < 2:
-            raise CannotDecideError("the streams show no step: their tokens come in one piece")
-        return gaps
-
-    def steps_at_rest(self, steps: int = _SHOWN_STEPS) -> list[float]:
-        """The next steps, in seconds: no prompt is computed in them."""
-        self._streams.pause(self._shown(steps) * self._streams.step_s)
-        return self.steps_now(steps)
-
-    def _shown(self, steps: int) -> int:
-        """How many tokens show `steps` steps, or a few flushes."""
-        flush = self._streams.facts.flush_tokens
-        return steps if flush <= 1 else max(_SHOWN_STEPS, int(_SHOWN_FLUSHES * flush))
-
-
-def _how_cut(streams: Sequence[LiveStream], since_ns: int) -> str | None:
-    cut = (one for one in streams if one.row is not None and one.row.outcome in _CUT)
-    return next((end_of(one) for one in cut if one.row and one.row.ended_ns >= since_ns), None)
+        return how_cut([*self._streams.fillers, *self._leavers], since_ns)
 
 
 def _no_slot(what: str, stream: LiveStream) -> str:

@@ -223,6 +223,7 @@ def recounted(trial: Callable[[int, int], Trial], facts: ServerFacts) -> ServerF
         ran_at_once=found.ran_at_once,
         turn_steps=found.turn_steps,
         closes=found.closes,
+        queue=None,
     )
 
 

@@ -113,12 +113,12 @@ def dose_sweep(bench: Bench) -> Finding:
     bench.check_runs_two()
     prefill = long_prefill(bench, fewest_chunks=DOSE_CHUNKS)
     bench.full_slots.begin(1)  # as with the doses: a step may grow with the batch
-    before = bench.full_slots.steps_at_rest()
+    before = bench.filling.steps_at_rest()
     tries: list[SlotTry] = []
     doses: list[int] = []
     for turn in range(ROUNDS):
         for dose in doses_of(bench):
-            bench.full_slots.fill(1)
+            bench.filling.fill(1)
             bench.full_slots.serve_probe(bench.start(bench.probe()))
             bench.wire.begin_try(turn * len(DOSES) + DOSES.index(dose))
             tries.append(_dose(bench, dose, prefill))
@@ -138,7 +138,7 @@ def doses_of(bench: Bench) -> Sequence[int]:
 
 
 def _dose(bench: Bench, dose: int, prefill: Prefill) -> SlotTry:
-    bench.full_slots.fill(1)
+    bench.filling.fill(1)
     streams = [bench.start(prefill.spec()) for _ in range(dose)]
     bench.pause(EARLY * prefill.ttft_s)
     for stream in streams:
@@ -193,10 +193,10 @@ def _judge_doses(
 def while_alive(bench: Bench) -> Finding:
     prefill = long_prefill(bench, fewest_chunks=RETRY_CHUNKS)
     bench.full_slots.begin(bench.beside)
-    before = bench.full_slots.steps_at_rest()
+    before = bench.filling.steps_at_rest()
     tries: list[SlotTry] = []
     for number in range(RETRY_TRIES):
-        bench.full_slots.fill(bench.beside)
+        bench.filling.fill(bench.beside)
         bench.full_slots.serve_probe(bench.start(prefill.spec(2)), idle_s=prefill.ttft_s)
         bench.wire.begin_try(number)
         for _ in range(RETRIES):

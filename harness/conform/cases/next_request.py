@@ -106,7 +106,7 @@ def queued_behind(bench: Bench, tokens: int, *, leaving: bool) -> Rows:
     asked = leaver(bench, visit) if leaving else bench.short(visit)
     slots = bench.crowd(MOST_BEFORE)
     may_wait = _may_wait(bench)
-    bench.full_slots.fill(bench.slots - slots if bench.facts.can_fill else 0)
+    bench.filling.fill(bench.slots - slots if bench.facts.can_fill else 0)
     before = [bench.start(asked) for _ in range(slots)]
     for stream in before:
         stream.wait_tokens(1, READY_S)

@@ -103,13 +103,13 @@ def long_prefill(
 
 
 def _watched(bench: Bench, tokens: int) -> Prefill:
-    beside = bench.full_slots.fill(bench.beside)
+    beside = bench.filling.fill(bench.beside)
     row = bench.whole(RequestSpec(user=0, max_tokens=1, prompt_tokens=tokens))
     assert row.first_token_ns is not None
     ttft_s = (row.first_token_ns - row.sent_ns) / 1e9
     if not beside:
         return Prefill(tokens, ttft_s, 0.0)
-    times = bench.full_slots.metronomes[0].token_times_ns
+    times = bench.filling.metronomes[0].token_times_ns
     during = [at for at in times if row.sent_ns <= at <= row.first_token_ns]
     ends = [row.sent_ns, *during, row.first_token_ns]
     longest_ns = max(late - early for early, late in pairwise(ends))
@@ -203,7 +203,7 @@ def harm(bench: Bench, finding: Finding) -> Finding:
 def retry_at_once(bench: Bench) -> Finding:
     prefill = long_prefill(bench, fewest_chunks=1)
     if bench.facts.refuses:  # what fills the other slots would keep the second request out
-        bench.full_slots.fill(0)
+        bench.filling.fill(0)
     rows: list[RequestRow | None] = []
 
     def answer(text: str) -> None:
@@ -267,9 +267,9 @@ def beside(bench: Bench) -> Finding:
     tries: list[SlotTry] = []
     fillers = max(0, bench.beside - 1)
     bench.full_slots.begin(fillers)
-    before = bench.full_slots.steps_at_rest()
+    before = bench.filling.steps_at_rest()
     for number, share in enumerate(SHARES):
-        bench.full_slots.fill(fillers)
+        bench.filling.fill(fillers)
         bench.full_slots.serve_probe(bench.start(bench.probe()))
         bench.wire.begin_try(number)
         until = READ_TOKENS + int(2 * prefill.ttft_s / bench.step_s)

@@ -74,7 +74,7 @@ def queue_leave(bench: Bench) -> Finding:
 
 
 def _leave_queue(bench: Bench) -> SlotTry:
-    bench.full_slots.fill(bench.slots - 1)
+    bench.filling.fill(bench.slots - 1)
     tokens = bench.full_slots.ender_tokens(1) + LEAVE_STEPS
     tokens = max(tokens, int(ENDER_S / bench.step_s))
     ender = bench.start(bench.short(tokens, role=Role.FILLER))
@@ -166,7 +166,7 @@ def leave_queue(queued: LiveStream, streams: Sequence[LiveStream], *, usual_s: f
 
 
 def _beside(bench: Bench, numbers: Callable[[], range], *, leavers: int) -> list[RequestRow]:
-    bench.full_slots.fill(bench.slots - bench.crowd(MOST_GREEDY))
+    bench.filling.fill(bench.slots - bench.crowd(MOST_GREEDY))
     tokens = _greedy_tokens(bench)
     streams = start_greedy(bench, numbers(), tokens)
     if not all(stream.wait_tokens(1, READY_S) for stream in streams):
@@ -205,7 +205,7 @@ def queue_mass(bench: Bench) -> Finding:
 
     def die() -> int:
         nonlocal left
-        running = bench.full_slots.fill()
+        running = bench.filling.fill()
         asked = leaver(bench, role=Role.USER)
         asked_for = [bench.start(asked) for _ in range(queues)]
         bench.pause(bench.ttft_s + 4 * bench.step_s)

@@ -191,7 +191,6 @@ def test_what_a_request_costs_the_others_whether_it_leaves_or_not_is_no_harm_of_
         controls=[SlotTry(0.01, 0.03, 1, stall_s=step_s)] * 8,
         natural_s=5.0,
         before=[step_s] * 12,
-        steps_at_rest=lambda _: [step_s] * 12,
         resets=0,
     )
     streams = SimpleNamespace(
@@ -208,6 +207,7 @@ def test_what_a_request_costs_the_others_whether_it_leaves_or_not_is_no_harm_of_
     wire = SimpleNamespace(begin_try=lambda _: None)
     recoveries = Recoveries(
         cast(Any, slots),
+        cast(Any, SimpleNamespace(steps_at_rest=lambda _: [step_s] * 12)),
         cast(Any, streams),
         tries=8,
         wire=cast(Any, wire),

@@ -48,7 +48,8 @@ def bench(**more: Any) -> Any:
             plan=SimpleNamespace(target=SimpleNamespace(disconnect="cancel"))
         ),
         "facts": SAME,
-        "full_slots": SimpleNamespace(begin_case=nothing, are_one_pool=False),
+        "filling": SimpleNamespace(begin_case=nothing),
+        "full_slots": SimpleNamespace(are_one_pool=False),
         "patience": PATIENCE,
         "is_quick": False,
         "step_s": 0.02,

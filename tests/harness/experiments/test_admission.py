@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from harness.experiments.admission import Admission
+from harness.experiments.filling import Filling
 from harness.experiments.full_slots import FullSlots
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.streams import Streams
@@ -29,12 +30,15 @@ def admission(*errors: str) -> Admission:
     streams: Any = SimpleNamespace(
         step_s=0.02, ttft_s=0.02, slots=4, start=start, probe=lambda: None, pause=lambda _: None
     )
-    return Admission(cast(Streams, streams), cast(FullSlots, None), random.Random(0))
+    return Admission(
+        cast(Streams, streams), cast(Filling, None), cast(FullSlots, None), random.Random(0)
+    )
 
 
 def test_a_slot_that_stays_taken_is_known_by_the_words_of_full_slots() -> None:
     one = admission(
-        "429: no slot is free, ask again in 3 s", "429: no slot is free, ask again in 2 s"
+        "429: no slot is free for request 9f3e-77ab01, ask again in 3 s",
+        "429: no slot is free for request beef-1c2d3e, ask again in 2 s",
     )
     one._check_full()
     assert one._knock(0, 0.0) is None

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from harness.client.live_stream import LiveStream
+from harness.experiments.filling import Filling
 from harness.experiments.full_slots import FullSlots, SlotTry
 from harness.experiments.holds import Leaver
 from harness.experiments.idle_server import ServerFacts
@@ -13,6 +14,11 @@ from harness.experiments.patience import Patience
 from harness.experiments.streams import Streams
 
 STEP_S = 0.02
+
+
+class Showing(Filling):
+    def steps_now(self, steps: int = 0) -> list[float]:
+        return [STEP_S, STEP_S]
 
 
 class Tried(FullSlots):
@@ -29,9 +35,6 @@ class Tried(FullSlots):
     ) -> list[SlotTry]:
         return [SlotTry(0.02, 0.04, 1, self.stall_s)]
 
-    def steps_now(self, steps: int = 0) -> list[float]:
-        return [STEP_S, STEP_S]
-
     def one_try(self, stall_s: float) -> None:
         self.stall_s = stall_s
         leaver: Any = SimpleNamespace(has_ended=False, row=None)
@@ -42,7 +45,7 @@ class Tried(FullSlots):
     def waits_for_fillers(self) -> bool:
         joined: list[float] = []
         filler: Any = SimpleNamespace(has_ended=False, join=joined.append, leave=lambda: None)
-        self._retire(filler)
+        self._filling.retire(filler)
         return bool(joined)
 
 
@@ -61,7 +64,7 @@ def full_slots() -> Tried:
         together=lambda acts: [act() for act in acts],
         ghosts=lambda: 0,
     )
-    return Tried(cast(Streams, streams), random.Random(0))
+    return Tried(cast(Streams, streams), Showing(cast(Streams, streams)), random.Random(0))
 
 
 def test_a_single_hiccup_does_not_make_the_streams_that_stay_wait_for_their_ends() -> None:
@@ -72,7 +75,7 @@ def test_a_single_hiccup_does_not_make_the_streams_that_stay_wait_for_their_ends
     slots.one_try(0.0)
     assert not slots.waits_for_fillers
     slots.one_try(0.9)
-    slots.begin_case()
+    slots._filling.begin_case()
     assert not slots.waits_for_fillers
 
 
@@ -107,3 +110,10 @@ def test_slots_are_one_pool_when_each_of_six_served_what_queued() -> None:
         slots._note_hand_over(is_lost=is_lost)
         seen.append((slots.are_one_pool, slots.can_judge(facts) is None))
     assert seen == [(False, True)] * 5 + [(True, True), (False, True), (False, False)]
+
+
+def test_two_of_a_hundred_hand_overs_that_are_lost_do_not_end_the_judging_by_full_slots() -> None:
+    slots, facts = full_slots(), ServerFacts(4, STEP_S, STEP_S, None)
+    for is_lost in (*[False] * 98, True, True):
+        slots._note_hand_over(is_lost=is_lost)
+    assert slots.can_judge(facts) is None
