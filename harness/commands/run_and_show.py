@@ -71,8 +71,7 @@ class GateReports:
         from harness.commands.gate import GateOrder, gate_and_show
 
         order = GateOrder(run=folder.path, junit=self.junit, markdown=self.markdown)
-        code = gate_and_show(order, as_json=False, quiet=quiet)
-        return _CODES[False] if _is_silent(folder) else code
+        return gate_and_show(order, as_json=False, quiet=quiet)
 
 
 def run_and_show(

@@ -54,7 +54,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     created_at: str
     status: str
-    is_wedged: bool
+    is_silent: bool
     invalid: list[str]
     conditions: Conditions
     sides: dict[str, GateSide]
@@ -163,8 +163,8 @@ def _check_limit(limit: Limit, found: Range) -> Check:
 
 
 def _check_run(measured: Measured) -> Check:
-    if measured.is_wedged:
-        reason = "the server calls itself healthy after the load and answers no request"
+    if measured.is_silent:
+        reason = "after the load the server answered no request"
         return Check(name=_THE_RUN, verdict=GateVerdict.FAIL, reason=reason)
     if measured.invalid:
         parts = [without_advice(one) for one in measured.invalid]

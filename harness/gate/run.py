@@ -65,12 +65,16 @@ def read_measured(
         run_id=str(summary.run_id),
         created_at=str(manifest["created_at"]),
         status=summary.status,
-        is_wedged=isinstance(summary, Summary) and bool(summary.wedged),
+        is_silent=any(map(_is_silent, [manifest, *of_arms.values()])),
         invalid=[said.text for said in summary.validity if said.level == "invalid"],
         conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
         sides=sides,
         simulated=None if summary.simulated is None else str(summary.simulated),
     )
+
+
+def _is_silent(manifest: Mapping[str, Any]) -> bool:
+    return bool((manifest.get("probing") or {}).get("is_silent"))
 
 
 def _one_round(metrics: Mapping[str, Metric]) -> PerRound:

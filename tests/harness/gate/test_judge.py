@@ -153,7 +153,8 @@ def test_a_fail_wins_and_too_little_is_no_pass() -> None:
     assert overall([of[PASS], of[OPEN]]) is OPEN
     assert overall([of[PASS]]) is PASS
     assert overall([]) is OPEN
-    assert judged(gated.measured(gated.summary(wedged=True))).verdict is FAIL
+    silent = gated.measured(gated.summary(), probing={"is_silent": True})
+    assert judged(silent).verdict is FAIL
     few = judged(gated.measured(gated.summary()), "leaked_blocks.max == 0", fewest=10)
     assert few.verdict is OPEN
     assert few.checks[-1].to_decide.startswith("8 more")
