@@ -186,7 +186,7 @@ def conform(  # noqa: PLR0913  one argument a flag
         max_seconds=max_seconds,
         gentle=gentle,
         fail_fast=fail_fast,
-        against=_own_server(against, target),
+        against=_own_server(against, target=target, engine=engine),
         seed=seed,
         expected=expected_failures,
         out=out,
@@ -197,13 +197,12 @@ def conform(  # noqa: PLR0913  one argument a flag
     raise typer.Exit(_run(config, outputs, quiet=quiet))
 
 
-def _own_server(against: str | None, target: str | None) -> str | None:
+def _own_server(against: str | None, *, target: str | None, engine: str | None) -> str | None:
     if against not in (None, "good", "bad"):
         raise ConfigError(f"--against {against}: there are two such servers: good and bad")
-    if against is not None and target is not None:
-        raise ConfigError(
-            f"--against {against} starts a server of its own: leave out --target (WALKAWAY_TARGET)"
-        )
+    if against is not None and (target or engine) is not None:
+        flag = "--engine (WALKAWAY_ENGINE)" if target is None else "--target (WALKAWAY_TARGET)"
+        raise ConfigError(f"--against {against} starts a server of its own: leave out {flag}")
     return against
 
 

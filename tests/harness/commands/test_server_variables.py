@@ -3,8 +3,10 @@
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.commands.app import SERVER_VARIABLES, typed_variables
+from harness.commands.index import app
 from harness.errors import ConfigError
 
 
@@ -32,3 +34,12 @@ def test_a_key_in_clear_is_refused(monkeypatch: pytest.MonkeyPatch, header: str)
     with pytest.raises(ConfigError, match="--api-key-env") as refused:
         typed_variables()
     assert "abc" not in str(refused.value)
+
+
+@pytest.mark.parametrize("variable", ["WALKAWAY_TARGET", "WALKAWAY_ENGINE"])
+def test_a_server_that_the_suite_starts_itself_is_not_the_one_of_the_variables(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:8000" if "TARGET" in variable else "vllm")
+    result = CliRunner().invoke(app, ["conform", "--against", "bad"])
+    assert f"leave out --{variable[9:].lower()} ({variable})" in str(result.exception)
