@@ -42,8 +42,8 @@ class PastRun:
     def flaw(self) -> str | None:
         if self.measured.invalid:
             return f"invalid: {self.measured.invalid[0]}"
-        if self.measured.is_wedged:
-            return "wedged: the server no longer answered after the load"
+        if self.measured.is_silent:
+            return "after the load the server answered no request"
         if self.measured.status != "complete":
             return self.measured.status.replace("_", " ")
         return None
