@@ -106,7 +106,7 @@ class Filling:
     @property
     def metronomes(self) -> list[LiveStream]:
         """The fillers that are read, the oldest first."""
-        drained = set(self._streams.drain.streams)
+        drained = self._streams.drain.taken
         return [one for one in self._streams.fillers if one not in drained]
 
     def stands_still(self, for_s: float) -> bool:
@@ -147,7 +147,11 @@ class Filling:
         return gaps
 
     def steps_at_rest(self, steps: int = _SHOWN_STEPS) -> list[float]:
-        """The next steps, in seconds: no prompt is computed in them."""
+        """The next steps, in seconds: no prompt is computed in them. Fillers may have ended while
+        slots were waited for: others take their places."""
+        fillers = self._streams.fillers
+        if any(one.has_ended for one in fillers):
+            self.fill(len(fillers))
         self._streams.pause(self._shown(steps) * self._streams.step_s)
         return self.steps_now(steps)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from harness.client.live_stream import LiveStream
 from harness.experiments.filling import Filling
 from harness.experiments.full_slots import FullSlots, SlotTry
@@ -77,6 +79,29 @@ def test_a_single_hiccup_does_not_make_the_streams_that_stay_wait_for_their_ends
     slots.one_try(0.9)
     slots._filling.begin_case()
     assert not slots.waits_for_fillers
+
+
+class Refilled(Filling):
+    filled = 0
+
+    def fill(self, streams: int | None = None) -> list[LiveStream]:
+        self.filled = streams or 0
+        return []
+
+    def steps_now(self, steps: int = 0) -> list[float]:
+        return [STEP_S, STEP_S]
+
+
+@pytest.mark.parametrize(("has_ended", "filled"), [(True, 2), (False, 0)])
+def test_steps_are_those_of_streams_that_still_run(*, has_ended: bool, filled: int) -> None:
+    facts = ServerFacts(4, STEP_S, STEP_S, None)
+    fillers = [SimpleNamespace(has_ended=False), SimpleNamespace(has_ended=has_ended)]
+    streams: Any = SimpleNamespace(
+        fillers=fillers, facts=facts, step_s=STEP_S, pause=lambda _: None
+    )
+    filling = Refilled(cast(Streams, streams))
+    assert filling.steps_at_rest() == [STEP_S, STEP_S]
+    assert filling.filled == filled
 
 
 def waiting_probe(slots: Tried, *, served: bool, others: int) -> None:
