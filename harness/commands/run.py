@@ -230,7 +230,7 @@ def run(  # noqa: PLR0913  one argument a flag
         loads_any_host=yes_load_this_host,
         out=out,
         has_scraping=not no_scrape,
-        has_probe_phase=workload == DEMO and not web,
+        has_probe_phase=workload == DEMO,
         command=[*typed_variables(), *typed_command(header or [])],
     )
     reports = GateReports.asked(gates=gate, junit=junit, markdown=markdown)

@@ -69,7 +69,7 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
             one.flag,
             default=one.default,
             choices=one.choices or None,
-            help="; ".join(filter(None, (one.range, one.help))),
+            help=one.hint,
         )
         # Locust's parser takes this as an argument, but not for an option in a group.
         setattr(option, "include_in_web_ui", one.is_shown)  # noqa: B010

@@ -282,6 +282,7 @@ class Measurement(RunState):
                 planned=so_far + count_arrivals(plan), max_streams=plan.schedule.max_streams
             )
         self._imports.join()  # an import would compete with the load for a core
+        self.interruption.check()
         if self.manifest.window.load_started_ns is None:
             self.manifest.window.load_started_ns = self.clock_ns()
         self.folder.load_plan.touch(mode=0o600)  # its headers may hold a secret

@@ -1,9 +1,11 @@
 "use strict";
-// Asks for what is known of the run and draws it. All text goes in as text, never as markup.
+// Asks for what is known of the run and draws it. All text goes in as text, never as markup. In the
+// tab of Locust's page stand the two charts that say most, above Locust's own table of the figures.
 
 const EVERY_MS = 1000;
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 220;
+const FRAME = window.frameElement; // in the tab
 const EDGE = { left: 52, right: 10, top: 22, bottom: 24 };
 
 function element(name, attributes, text) {
@@ -50,7 +52,8 @@ function canvas(place, { label, unit, seconds, ticks, isLog = false }) {
     svg.append(element("text", { x: EDGE.left - 6, y: at + 4, "text-anchor": "end" }, short(tick)));
   }
   for (const tick of ticksTo(seconds).filter((t) => t <= seconds)) {
-    svg.append(element("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, `${short(tick)} s`));
+    const anchor = x(tick) > width - 2 * EDGE.right ? "end" : "middle"; // else the last is cut off
+    svg.append(element("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": anchor }, `${short(tick)} s`));
   }
   svg.append(element("text", { x: EDGE.left, y: 13 }, unit));
   place.replaceChildren(svg);
@@ -200,6 +203,12 @@ function show(shown) {
   tabulate(shown.rows ?? []);
   if (shown.live) draw(shown.live);
   else clear();
+  if (FRAME) fit();
+}
+
+function fit() {
+  document.documentElement.style.colorScheme = localStorage.theme ?? ""; // as Locust's page
+  FRAME.style.height = `${document.documentElement.offsetHeight}px`;
 }
 
 async function ask() {
@@ -214,4 +223,8 @@ async function ask() {
   setTimeout(ask, EVERY_MS);
 }
 
+if (FRAME) {
+  document.body.classList.add("in-tab");
+  for (const link of document.links) link.target = "_blank";
+}
 ask();

@@ -2,6 +2,7 @@
 page show them.
 """
 
+import inspect
 import io
 import json
 import logging
@@ -16,24 +17,29 @@ import msgspec
 from flask import Blueprint, Response, jsonify, make_response, request, send_file, url_for
 from locust.env import Environment
 from locust.runners import (
+    STATE_INIT,
     STATE_RUNNING,
     STATE_SPAWNING,
     STATE_STOPPED,
     STATE_STOPPING,
     WorkerRunner,
 )
-from werkzeug.datastructures import ImmutableMultiDict
 
 from harness.locust.options import form_fields
 from harness.run.process import check_can_listen
 from harness.web.runs import WebRuns
-from harness.web.tab import FILES, HEADERS, brief_text, progress_text, tab_rows
-from harness.workload.form import FIELDS, by_id
+from harness.web.tab import FILES, HEADERS, brief_text, tab_rows
+from harness.workload.form import FIELDS, by_id, described_fields, label_in
 
 TAB: Final = "walkaway"
 _LOG: Final = logging.getLogger(__name__)
 _REPORTED: Final = "walkaway_outcomes"
-_NOW: Final = Path(__file__).with_name("now.html").read_text()  # for the end of Locust's page
+_NOW: Final = (  # for the end of Locust's page
+    Path(__file__)
+    .with_name("now.html")
+    .read_text()
+    .replace("{{fields}}", json.dumps(described_fields()).replace("<", "\\u003c"))
+)
 
 
 def report_outcomes(environment: Environment) -> Counter[str]:
@@ -67,34 +73,50 @@ def extend_page(environment: Environment, order: Mapping[str, Any]) -> None:
     assert environment.parsed_options is not None
     base = environment.parsed_options.web_base_path or ""
     _take_terminal(web_ui, base)
-    runs = WebRuns(environment, order)
+    start = inspect.unwrap(app.view_functions["locust.swarm"])
+    runs = WebRuns(environment, order, launch=lambda form: _launch(web_ui, runs, start, form))
     runs.tally = report_outcomes(environment)
     environment.events.test_stop.add_listener(runs.stop)  # type: ignore[no-untyped-call]
     environment.events.quit.add_listener(runs.quit)  # type: ignore[no-untyped-call]
-    start = app.view_functions["locust.swarm"]
-
-    def swarm() -> Any:
-        assert environment.runner is not None
-        request.form = ImmutableMultiDict(by_id(request.form))
-        is_running = environment.runner.state in (STATE_RUNNING, STATE_SPAWNING)
-        why = runs.refuse_change() if is_running else runs.begin(request.form)
-        if why is not None:
-            return jsonify({"success": False, "message": why, "host": environment.host})
-        environment.process_exit_code = 0
-        if runs.users is None:
-            return start()
-        options = vars(environment.parsed_options)
-        shown = {name: options[name] for name in ("num_users", "spawn_rate")}
-        users, rate = runs.users
-        directors = {"user_count": str(users), "spawn_rate": str(rate), "run_time": ""}
-        request.form = ImmutableMultiDict(request.form.to_dict() | directors)
-        answer = start()
-        options |= shown  # the next form is not to show directors for users
-        return answer
-
-    app.view_functions["locust.swarm"] = web_ui.auth_required_if_enabled(swarm)  # type: ignore[no-untyped-call]
+    _take_buttons(web_ui, runs)
     _add_tab(web_ui, runs)
     app.register_blueprint(_pages(web_ui, runs), url_prefix=f"{base}/walkaway")
+
+
+def _take_buttons(web_ui: Any, runs: WebRuns) -> None:
+    environment, views = web_ui.environment, web_ui.app.view_functions
+    stop_users = views["locust.stop"]
+
+    def swarm() -> Any:
+        runs.asked += 1
+        is_running = environment.runner.state in (STATE_RUNNING, STATE_SPAWNING)
+        why = runs.refuse_change() if is_running else runs.begin(by_id(request.form))
+        message = why or "the test is starting"
+        return jsonify({"success": why is None, "message": message, "host": environment.host})
+
+    def stop() -> Any:
+        if not runs.is_starting:
+            return stop_users()
+        runs.stop_starting()
+        return jsonify({"success": True, "message": "the test is not started"})
+
+    for name, view in (("swarm", swarm), ("stop", stop)):
+        views[f"locust.{name}"] = web_ui.auth_required_if_enabled(view)
+
+
+def _launch(web_ui: Any, runs: WebRuns, start: Callable[[], Any], form: Mapping[str, str]) -> None:
+    """Let Locust start the users of this form, as if it had just been sent."""
+    environment = web_ui.environment
+    environment.process_exit_code = 0
+    options = vars(environment.parsed_options)
+    kept, as_directed = {}, {}
+    if runs.users is not None:
+        users, rate = runs.users
+        as_directed = {"user_count": str(users), "spawn_rate": str(rate), "run_time": ""}
+        kept = {name: options[name] for name in ("num_users", "spawn_rate")}
+    with web_ui.app.test_request_context(method="POST", data={**form, **as_directed}):
+        start()
+    options |= kept  # the next form is not to show directors for users
 
 
 def _take_terminal(web_ui: Any, base: str) -> None:
@@ -110,15 +132,14 @@ def _take_terminal(web_ui: Any, base: str) -> None:
     sys.stdin = io.StringIO()  # keys of the terminal would start users without a plan
 
 
-def _shown(runs: WebRuns) -> dict[str, Any]:
-    return runs.shown | {"report_at": url_for("walkaway.report", _external=True)}
-
-
 def _state(runs: WebRuns, web_ui: Any) -> str:
-    """The test's state now, as Locust caches its own answer for a while."""
+    """The test's state now, as Locust caches its own answer for a while. The page asks no more in
+    other states than RUNNING and SPAWNING."""
     state: str = web_ui.environment.runner.state
-    if runs.is_being_judged and state in (STATE_STOPPED, STATE_STOPPING):
-        return STATE_RUNNING  # else the page stops polling before the figures are there
+    if runs.is_starting:
+        return STATE_SPAWNING
+    if runs.is_measured and state in (STATE_INIT, STATE_STOPPED, STATE_STOPPING):
+        return STATE_RUNNING
     return state
 
 
@@ -130,11 +151,12 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
     def update_with_our_form() -> None:
         update()
         args = web_ui.template_args
+        args["state"] = _state(runs, web_ui)
         args["missing_host_warning"] = False  # without a host, the bundled engine is started
         shown, options = form_fields(web_ui.environment.parsed_options), args["extra_options"]
         # Locust shows a name that begins with a capital letter as it stands, and sends it so.
         args["extra_options"] = {
-            one.label: {**options[name], "default_value": shown[name], "help_text": one.help}
+            one.label: {**options[name], "default_value": shown[name], "help_text": ""}
             for name, one in FIELDS.items()
             if name in options
         }
@@ -155,7 +177,8 @@ def _add_tab(web_ui: Any, runs: WebRuns) -> None:
             return response
         if request.endpoint == "locust.request_stats":
             data = response.get_json() | {"state": _state(runs, web_ui)}
-            rows = tab_rows(_shown(runs), reported=runs.tally.total())
+            shown = runs.shown | {"report_at": url_for("walkaway.report", _external=True)}
+            rows = tab_rows(shown, reported=runs.tally.total())
             data["extended_stats"] = [{"key": TAB, "data": rows}]
             response.set_data(json.dumps(data))
         elif request.endpoint == "locust.index":
@@ -173,13 +196,22 @@ def _pages(web_ui: Any, runs: WebRuns) -> Blueprint:
         return response
 
     def figures() -> Response:
-        shown = _shown(runs)  # its points are not decoded: this process runs users
-        text = msgspec.json.encode(shown | {"told": progress_text(shown)})
+        shown = runs.shown  # its points are not decoded: this process runs users
+        text = msgspec.json.encode(shown | {"told": brief_text(shown)})
         return Response(text, mimetype="application/json", headers=HEADERS)
 
     def now() -> Response:
-        has_report = bool(runs.shown.get("report"))
-        return jsonify({"told": brief_text(_shown(runs)), "has_report": has_report})
+        shown = runs.shown
+        return jsonify(
+            {
+                "told": brief_text(shown),
+                "asked": runs.asked,
+                "is_busy": runs.is_starting or runs.is_measured,
+                "has_report": bool(shown.get("report")),
+                "field": label_in(shown.get("not_started") or ""),
+                "why": shown.get("not_started"),
+            }
+        )
 
     def report() -> Response:
         path = runs.shown.get("report")

@@ -1,10 +1,12 @@
-"""The child process that measures one run of a web page: `python -m harness.web.recorder`.
+"""One run of a web page, as its child process measures it (`harness.commands.page_run`).
 
 It does a run like `walkaway run`, but with the load of the page's users, in Locust's process.
 
     in   {"config": {...}, "fields": {...}}   the first line: measure this
-         any further line, or the end        the users have stopped
-    out  {"event": "refused", "why": ...}    the run is refused; the process ends
+         a second line                       the users have stopped, or shall not start
+         the end                             the page has ended: the run is interrupted
+    out  {"event": "accepted"}               all fields are right; what follows can take a while
+         {"event": "refused", "why": ...}    the run is refused; the process ends
          {"event": "plan", "plan": {...}}    users may start, by this plan
          {"event": "live", "live": {...}, "rows": [...], "requests": ...}
          {"event": "phase", "text": ...}
@@ -17,13 +19,12 @@ import math
 import os
 import re
 import shlex
-import signal
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any, BinaryIO, Final
 
@@ -35,7 +36,7 @@ from harness.http_client import check_target_url
 from harness.place import LOAD_THIS_HOST
 from harness.records import ClientSample, Outcome, ProcessMark, RequestRow, Summary
 from harness.run.measurement import Measurement
-from harness.run.pipeline import execute
+from harness.run.pipeline import FinishedRun, execute
 from harness.run.process import Interruption
 from harness.run.progress import Progress, describe_load
 from harness.run.run_config import SEED_KEY, ResolvedRun, RunConfig, resolve_run
@@ -44,6 +45,7 @@ from harness.store.run_folder import RunFolder
 from harness.web.tab import final_rows, live_rows
 from harness.workload.form import (
     FIELDS,
+    HOST,
     about_fields,
     by_label,
     check_startable,
@@ -54,8 +56,8 @@ from harness.workload.plan import LoadPlan
 TICK_S: Final = 0.5
 CHECK_EVERY: Final = 4  # ticks
 SHOWN: Final = 2  # lines of an error
-_FLAG: Final = re.compile(r"--(target|engine|model)( URL)?\b")
-_HOST: Final = '"Host"'
+_FLAG: Final = re.compile(r"--(target|engine|model)(?: or an arm's `target`| URL\b|\b)")
+_HOST: Final = f'"{HOST}"'
 _FIELD_OF: Final = {
     "target": _HOST,
     "engine": by_label(FIELDS["walkaway_engine"]),
@@ -74,19 +76,22 @@ def tell(event: str, **message: Any) -> None:
 
 
 class UserStop(threading.Event):
-    """Set when the users have stopped. If none has started yet, the page has ended, and so `early`
-    is called: no load is to be waited for."""
+    """Set when the users have stopped. `interrupt` is called if none has started yet, as there is
+    no load to be waited for, and when the page has ended."""
 
     def __init__(self, stdin: BinaryIO) -> None:
         super().__init__()
-        self.early: Callable[[], object] = lambda: None
+        self.interrupt: Callable[[], object] = lambda: None
+        self.has_load = False
         self._stdin = stdin
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        self._stdin.readline()
+        has_page = bool(self._stdin.readline())
         self.set()
-        self.early()
+        while has_page and self.has_load:
+            has_page = bool(self._stdin.readline())
+        self.interrupt()
 
 
 class PageLoad:
@@ -101,10 +106,10 @@ class PageLoad:
 
     def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
         """Until the users have stopped. Raises TargetError after that if the server is gone, and
-        InterruptedRunError if the page has ended before."""
-        self._stop.early = lambda: None
+        InterruptedRunError if they shall not start."""
+        self._stop.has_load = True
         if self._stop.is_set():
-            raise InterruptedRunError("the page has ended before the load began")
+            raise InterruptedRunError("interrupted before the load began")
         assert run.server is not None
         assert run.live is not None
         live = run.live
@@ -147,10 +152,14 @@ class MessageProgress(Progress):
         tell("phase", text=text)
 
 
-def record(resolved: ResolvedRun, stop: UserStop) -> None:
+def record(resolved: ResolvedRun, stop: UserStop) -> FinishedRun:
     load = PageLoad(stop)
     with Interruption() as interruption:
-        stop.early = partial(interruption.handle, signal.SIGTERM, None)
+
+        def interrupt() -> None:
+            interruption.requested = True
+
+        stop.interrupt = interrupt
         finished = execute(
             resolved,
             progress=MessageProgress(),
@@ -161,6 +170,8 @@ def record(resolved: ResolvedRun, stop: UserStop) -> None:
             ),
         )
     if finished.summary is None and finished.failure is not None:
+        if isinstance(finished.failure, InterruptedRunError):
+            shutil.rmtree(finished.folder.path)  # it was stopped before its load: it holds nothing
         raise finished.failure
     summary, folder = finished.summary, finished.folder.path
     rows = []
@@ -173,6 +184,7 @@ def record(resolved: ResolvedRun, stop: UserStop) -> None:
         report=None if finished.report is None else str(finished.report.resolve()),
         why=None if finished.failure is None else short(finished.failure),
     )
+    return finished
 
 
 def _stopped(config: RunConfig, load: PageLoad) -> RunConfig:
@@ -239,15 +251,19 @@ def resolve(command: dict[str, Any]) -> ResolvedRun:
     return resolved
 
 
-def main() -> None:
+def record_as_ordered() -> FinishedRun | None:
+    """None if the run was refused, which the page has then been told."""
     # Not sys.stdin: a reading thread holds its lock, and the process could not end.
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         if not (line := stdin.readline()):
-            return
+            return None
         try:
-            record(resolve(json.loads(line)), UserStop(stdin))
+            resolved = resolve(json.loads(line))
+            tell("accepted")
+            return record(resolved, UserStop(stdin))
         except WalkawayError as error:
             tell("refused", why=in_form_words(error))
+            return None
 
 
 def in_form_words(error: WalkawayError) -> str:
@@ -260,7 +276,3 @@ def short(error: WalkawayError) -> str:
     said = [line for line in lines if not line.startswith(" ")][:SHOWN]
     log = [line.strip() for line in lines if line.startswith(" ") and '{"event"' not in line]
     return " ".join([*said, *log[-1:]]).removesuffix(":")
-
-
-if __name__ == "__main__":
-    main()

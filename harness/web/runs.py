@@ -1,4 +1,8 @@
-"""The runs of a web page, each measured by a child process (`harness.web.recorder`)."""
+"""The runs of a web page, each measured by a child process (`harness.web.recorder`).
+
+A start has two parts. The form waits for the first: that all its fields are right. The second can
+take half a minute (an engine starts, a server is asked): the page shows it, and Stop ends it.
+"""
 
 import json
 import logging
@@ -11,8 +15,8 @@ from typing import Any, Final
 
 import gevent
 import msgspec
+from gevent import Greenlet
 from gevent.event import Event
-from gevent.lock import BoundedSemaphore
 from locust.env import Environment
 from locust.runners import MasterRunner
 from locust.util.timespan import parse_timespan
@@ -22,7 +26,7 @@ from harness.locust.open_loop import OpenLoopDirector
 from harness.locust.options import form_fields, put_in_force
 from harness.locust.users import AbandoningUser
 from harness.run.process import python_module
-from harness.web.tab import progress_text
+from harness.web.tab import brief_text
 from harness.workload.form import FIELDS, check_each_applies, refused
 from harness.workload.plan import LoadPlan
 from harness.workload.values import MOST_STREAMS
@@ -31,20 +35,30 @@ Form = Mapping[str, str]
 
 _LOG: Final = logging.getLogger(__name__)
 STARTING: Final = "starting the process that measures"
+STOPPING: Final = "ending what had been started"
+ALREADY: Final = "a test is already starting"
+QUICK_S: Final = 1.0  # a refusal within this time stands in the form, such as of a wrong address
 JUDGED_S: Final = 120.0  # a stopped run settles, is judged and drawn within this time
 NOT_WHILE_RUNNING: Final = "nothing can change while a test runs: stop it, and start another"
 
 
 class RecorderProcess:
     """The child that measures one run. `has_answered`: it has sent its plan or a refusal.
-    `is_over`: it has ended. `on_lost` is called when the server is gone."""
+    `is_over`: it has ended. `on_accepted` is called when the form is right, `on_lost` when the
+    server is gone."""
 
     def __init__(
-        self, config: Mapping[str, Any], fields: Form, *, on_lost: Callable[[], None]
+        self,
+        config: Mapping[str, Any],
+        fields: Form,
+        *,
+        on_accepted: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
+        self._on_accepted = on_accepted
         self._on_lost = on_lost
         self._process = subprocess.Popen(
-            python_module("harness.web.recorder"),
+            python_module("harness.commands.page_run"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for Locust, which then ends its child in config
@@ -56,8 +70,8 @@ class RecorderProcess:
         self._say(json.dumps({"config": config, "fields": fields}))
         gevent.spawn(self._listen)
 
-    def stop(self) -> None:
-        self.shown |= {"phase": "letting the server settle", "refused": None}
+    def stop(self, phase: str) -> None:
+        self.shown |= {"phase": phase, "refused": None}
         self._say("stop")
 
     def close(self) -> None:
@@ -96,6 +110,8 @@ class RecorderProcess:
         live = {"live": raw.pop("live").copy()} if "live" in raw else {}
         message = {name: msgspec.json.decode(value) for name, value in raw.items()} | live
         match message.pop("event"):
+            case "accepted":
+                self._on_accepted()
             case "plan" | "refused" as event:
                 state = "running" if event == "plan" else "ready"
                 self.shown |= {"state": state, "run": message.get("run")}
@@ -112,24 +128,29 @@ class RecorderProcess:
                 self._on_lost()
             case "done":
                 self.shown |= message | {"state": "done"}
-                place = {"report_at": self.shown["report"]}
-                name = Path(self.shown["folder"]).name
-                _LOG.info("run %s: %s", name, progress_text(self.shown | place))
+                _LOG.info("run %s: %s", Path(self.shown["folder"]).name, brief_text(self.shown))
             case other:
                 raise AssertionError(other)
 
 
 class WebRuns:
-    """The runs of one web page. Only greenlets of this process change its state."""
+    """The runs of one web page. Only greenlets of this process change its state. `launch` starts
+    the users of a form."""
 
-    def __init__(self, environment: Environment, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, environment: Environment, config: Mapping[str, Any], *, launch: Callable[[Form], None]
+    ) -> None:
         self._environment = environment
         self._config = config
-        self._starting = BoundedSemaphore()
+        self._launch = launch
+        self._is_right = Event()  # the form that is being started
+        self._starting: Greenlet | None = None
+        self._is_unwanted = False  # it was stopped meanwhile
+        self._not_started: str | None = None  # why the last start was refused
         self._next: RecorderProcess | None = None
         self._recorder: RecorderProcess | None = None
         self._plan: LoadPlan | None = None
-        self._not_started: str | None = None  # why the last start was refused
+        self.asked = 0  # the number of starts and changes that were asked for
         self.tally: Counter[str] = Counter()  # as the users' processes report it
 
     @property
@@ -140,7 +161,12 @@ class WebRuns:
         return shown | {"not_started": self._not_started}
 
     @property
-    def is_being_judged(self) -> bool:
+    def is_starting(self) -> bool:
+        return self._starting is not None and not self._starting.ready()
+
+    @property
+    def is_measured(self) -> bool:
+        """From the moment when users may start until the run is judged."""
         return self._recorder is not None and self._recorder.shown["state"] == "running"
 
     @property
@@ -154,27 +180,40 @@ class WebRuns:
         return directors, float(directors)
 
     def begin(self, form: Form) -> str | None:
-        if not self._starting.acquire(blocking=False):
-            return "a test is already starting"
-        self._not_started = None
+        """Why the form was refused; None if its test starts."""
+        if self.is_starting:
+            return ALREADY
+        self._not_started, self._is_unwanted = None, False
+        self._is_right.clear()
+        start = self._starting = gevent.spawn(self._start, form)
+        start.link(lambda _: self._is_right.set())
+        self._is_right.wait()
+        start.join(QUICK_S)
+        return self._not_started
+
+    def stop_starting(self) -> None:
+        self._is_unwanted = True
+        if self._next is not None:
+            self._next.stop(STOPPING)
+
+    def _start(self, form: Form) -> None:
         try:
             self._prepare(self._fields(form))
         except ConfigError as error:
             self._not_started = str(error)
             _LOG.info("no test was started: %s", error)
-        finally:
-            self._starting.release()
-        return self._not_started
+        else:
+            self._launch(form)
 
     def refuse_change(self) -> str:
-        """Locust's dialog hides this reason, so the tab and the live page show it."""
+        """Locust's dialog hides the reason, so the tab and the live page show it."""
         assert self._recorder is not None
         self._recorder.shown["refused"] = NOT_WHILE_RUNNING
         return NOT_WHILE_RUNNING
 
     def stop(self, **_: Any) -> None:
         if self._recorder is not None:
-            self._recorder.stop()
+            self._recorder.stop("letting the server settle")
 
     def quit(self, **_: Any) -> None:
         for recorder in (self._recorder, self._next):
@@ -204,10 +243,16 @@ class WebRuns:
     def _prepare(self, fields: Form) -> None:
         if self._recorder is not None:  # its server may still be busy with abandoned requests
             self._recorder.is_over.wait()
-        following = RecorderProcess(self._numbered_config(), fields, on_lost=self._stop_users)
-        self._next = following
+        self._check_wanted()
+        following = self._next = RecorderProcess(
+            self._numbered_config(),
+            fields,
+            on_accepted=self._is_right.set,
+            on_lost=self._stop_users,
+        )
         following.has_answered.wait()
         self._next = None
+        self._check_wanted()
         if following.answer["event"] == "refused":
             raise ConfigError(following.answer["why"])
         self._recorder = following
@@ -217,6 +262,10 @@ class WebRuns:
         put_in_force(self._options, plan)
         self.tally.clear()
         gevent.spawn_later(plan.run.max_seconds, self._stop_if, following)
+
+    def _check_wanted(self) -> None:
+        if self._is_unwanted:
+            raise ConfigError("it was stopped before its load began")
 
     @property
     def _options(self) -> Any:

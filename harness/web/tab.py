@@ -18,7 +18,7 @@ _ABOUT: Final = {
     "cut_off": "the test ended first",
 }
 _NO_PROBES: Final = (
-    "not measured here: a run of this page sends no probes; walkaway demo and walkaway run "
+    "not measured here: this workload sends no probes; walkaway run demo --web and walkaway run "
     "slot_recovery do"
 )
 _NO_LOG: Final = "this server has no lifecycle log: known once the run is judged"
@@ -35,7 +35,7 @@ FILES: Final = {  # by what their addresses end in
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -15,6 +15,7 @@ from harness.workload.workload import USUAL_RATE, USUAL_STREAMS, RunSettings, Wo
 BY_HAND: Final = str(Path(__file__).with_name("by_hand.toml"))
 AS_WORKLOAD: Final = "workload"
 OURS: Final = "walkaway_"
+HOST: Final = "Host"  # Locust's own field
 _LAST_STREAMS_S: Final = 60  # after the schedule, for streams that are still open
 _DIGITS: Final = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 _RANGE: Final = re.compile(rf"({_DIGITS})\s*-\s*({_DIGITS})")
@@ -58,7 +59,8 @@ _LOCUSTS: Final = {"user_count": "--users", "spawn_rate": "--spawn-rate", "run_t
 class FormField(NamedTuple):
     """A field of Locust's (`_LOCUSTS`), or one of ours, whose `id` has a prefix.
 
-    `label`: what the form calls it; `help` explains that, in the form and in Locust's own help.
+    `label`: what the form calls it, with its unit; `help` explains it, also in Locust's own help.
+    `group`: the heading in the form under which it and the fields after it stand.
     `key`: the key of the workload that it sets; its range is allowed, unless `allowed` says more.
     `default`: its text under plain Locust. `parse`: from its text to TOML, None for a wrong text.
     `needs`: the id of a field, and its values, without which this one has no effect.
@@ -73,6 +75,7 @@ class FormField(NamedTuple):
     choices: Sequence[str] = ()
     parse: Callable[[str], str | None] = str
     needs: tuple[str, Sequence[str]] = ("", ())
+    group: str = ""
     is_shown: bool = True
 
     @property
@@ -90,6 +93,10 @@ class FormField(NamedTuple):
     @property
     def range(self) -> str:
         return self.allowed or _range_of(self.key)
+
+    @property
+    def hint(self) -> str:
+        return "; ".join(filter(None, (self.range, self.help)))
 
     def value(self, text: str, called: "Called") -> str:
         if self.choices and text and text not in self.choices:
@@ -126,7 +133,7 @@ def _range_of(key: str) -> str:
     ends = model.model_fields[name].metadata
     limits = {by: getattr(end, by) for end in ends for by in ("gt", "ge", "le") if hasattr(end, by)}
     least = f"more than {limits['gt']}" if "gt" in limits else f"from {limits['ge']}"
-    return f"{least} on" if limits["le"] == LARGEST_INT else f"{least} to {limits['le']}"
+    return f"{least} on" if limits["le"] == LARGEST_INT else f"{least} to {limits['le']:,}"
 
 
 # In the order of the form, the caps first.
@@ -137,12 +144,12 @@ _TABLE: Final = (
         "run.users",
         needs=("walkaway_arrivals", ("closed", AS_WORKLOAD)),
     ),
-    FormField("spawn_rate", "Ramp up", allowed=f"more than 0 to {MOST_STREAMS} users a second"),
+    FormField("spawn_rate", "Ramp up", allowed=f"more than 0 to {MOST_STREAMS:,} users a second"),
     FormField(
         "run_time",
         "Run time",
         "run.max_seconds",
-        allowed=f"more than 0 and at most {LONGEST_S} seconds",
+        allowed=f"more than 0 and at most {LONGEST_S:,} seconds",
         parse=_seconds,
     ),
     FormField(
@@ -162,6 +169,7 @@ _TABLE: Final = (
     FormField(
         "engine",
         "Kind of server",
+        group="Server",
         default="reference",
         help="a name from `walkaway targets`; reference without a Host: it is started",
     ),
@@ -169,25 +177,26 @@ _TABLE: Final = (
     FormField(
         "leave",
         "When users leave",
+        group="Leaving",
         default="tokens",
         help="after some tokens or a time, in the prefill, ...; workload: as its file says",
         choices=(*_PLANS, AS_WORKLOAD),
     ),
     FormField(
         "tokens",
-        "Leave after tokens",
+        "Leave after (tokens)",
         default="1,16,64",
         help="one of these counts; if they leave by tokens",
-        allowed=f"numbers from 0 to {MOST_TOKENS} with commas between",
+        allowed=f"numbers from 0 to {MOST_TOKENS:,} with commas between",
         parse=_token_counts,
         needs=("walkaway_leave", ("tokens",)),
     ),
     FormField(
         "seconds",
-        "Leave after seconds",
+        "Leave after (seconds)",
         default="0.1-2",
         help="since the sending, a number or lowest-highest; if they leave by time",
-        allowed=f"seconds from 0 to {LONGEST_S}, or lowest-highest",
+        allowed=f"seconds from 0 to {LONGEST_S:,}, or lowest-highest",
         parse=_range,
         needs=("walkaway_leave", ("time",)),
     ),
@@ -204,35 +213,36 @@ _TABLE: Final = (
         "Share who stay",
         "load.stay_share",
         "0.25",
-        "0 to 1; these requests are read to their end",
+        "of all requests: read to their end",
     ),
     FormField(
         "think",
         "Pause before leaving",
         "load.think",
         "step",
-        "step (a random part of one), none, or seconds",
-        allowed=f'"step", "none", or seconds from 0 to {LONGEST_S}',
+        "step: a random part of one step of the engine",
+        allowed=f'"step", "none", or seconds from 0 to {LONGEST_S:,}',
     ),
     FormField(
         "prompt_tokens",
-        "Prompt tokens",
+        "Prompt (tokens)",
         "load.prompt_tokens",
         "64",
-        "a number, or lowest-highest",
-        allowed=f"a whole number from 1 to {MOST_TOKENS}, or lowest-highest",
+        "of each request",
+        group="Requests",
+        allowed=f"a whole number from 1 to {MOST_TOKENS:,}, or lowest-highest",
         parse=_whole_range,
     ),
     FormField(
         "answer_tokens",
-        "Answer tokens of users who leave",
+        "Answer, if they leave (tokens)",
         "load.answer_tokens",
         "1000",
         "the longest answer that they ask for",
     ),
     FormField(
         "stay_tokens",
-        "Answer tokens of users who stay",
+        "Answer, if they stay (tokens)",
         "load.stay_tokens",
         "128",
         "the longest answer that they ask for",
@@ -240,16 +250,17 @@ _TABLE: Final = (
     FormField(
         "arrivals",
         "Arrivals",
+        group="Arrivals",
         default="closed",
         help="closed: users wait for their answers; poisson, constant: requests come at a rate",
         choices=("closed", "poisson", "constant", AS_WORKLOAD),
     ),
     FormField(
         "rate",
-        "Rate",
+        "Rate (requests a second)",
         default="1",
-        help="requests a second, for the run time; if arrivals are poisson or constant",
-        allowed=f"more than 0 to {USUAL_RATE:.0f} a second",
+        help="for the run time; if arrivals are poisson or constant",
+        allowed=f"more than 0 to {USUAL_RATE:,.0f} a second",
         parse=_number,
         needs=("walkaway_arrivals", ("poisson", "constant")),
     ),
@@ -258,22 +269,24 @@ _TABLE: Final = (
         "Most open streams",
         help="arrivals at a rate: at most this many are open at once, others wait; "
         f"empty: {MAX_STREAMS:,}",
-        allowed=f"from 1 to {USUAL_STREAMS}",
+        allowed=f"from 1 to {USUAL_STREAMS:,}",
         parse=_number,
         is_shown=False,
     ),
     FormField(
         "stop_after",
-        "Stop after abandons",
+        "Stop after (abandons)",
         "load.stop_after_abandons",
+        group="End and seed",
         help="ends the load; empty: only its time or Stop does",
         allowed="a whole number from 1 on, or empty",
     ),
-    FormField("timeout", "Timeout", "run.timeout_s", "60", "longest wait for a byte, in seconds"),
+    FormField("timeout", "Timeout (seconds)", "run.timeout_s", "60", "longest wait for a byte"),
     FormField("seed", "Seed", "run.seed", "0", "every random choice follows from it"),
 )
 FIELDS: Final[Mapping[str, FormField]] = {one.id: one for one in _TABLE}
 _BY_LABEL: Final = {one.label: one.id for one in _TABLE if one.is_ours}
+_LABELS: Final = tuple(one.label for one in _TABLE if one.is_shown)
 _BY_KEY: Final = {one.key: one for one in _TABLE if one.key} | {
     "arrivals": FIELDS["walkaway_arrivals"],
     "arrivals.rate": FIELDS["walkaway_rate"],
@@ -282,6 +295,21 @@ _BY_KEY: Final = {one.key: one for one in _TABLE if one.key} | {
     "load.mix.0.seconds": FIELDS["walkaway_seconds"],
     "load.mix.0.tokens": FIELDS["walkaway_tokens"],
 }
+
+
+def label_in(refusal: str) -> str | None:
+    """The label of the field that a refusal names first, also of Locust's own."""
+    named = {refusal.find(f'"{label}"'): label for label in (*_LABELS, HOST)}
+    return named[min(at for at in named if at >= 0)] if max(named) >= 0 else None
+
+
+def described_fields() -> list[dict[str, str]]:
+    """What the form shows with each of our fields."""
+    return [
+        {"label": one.label, "group": one.group, "hint": one.hint}
+        for one in _TABLE
+        if one.is_ours and one.is_shown
+    ]
 
 
 def by_id(form: Mapping[str, str]) -> dict[str, str]:
@@ -324,13 +352,14 @@ def form_settings(fields: Mapping[str, str], called: Called = by_label) -> list[
     if kind == "closed":
         settings.append('arrivals={kind="closed"}')
     elif is_at_a_rate:
-        settings += _arrivals(kind, values)
+        settings += _arrivals(kind, values, called)
     return settings
 
 
-def _arrivals(kind: str, values: Mapping[str, str]) -> list[str]:
+def _arrivals(kind: str, values: Mapping[str, str], called: Called) -> list[str]:
     if not (seconds := values["run_time"]):
-        raise ConfigError("arrivals at a rate need an end: give a run time, for example 60s")
+        end = called(FIELDS["run_time"])
+        raise ConfigError(f"arrivals at a rate need an end: give {end}, for example 60s")
     most = values["walkaway_max_streams"]
     more = f", max_streams={most}" if most else ""
     whole_s = min(float(seconds) + _LAST_STREAMS_S, LONGEST_S)

@@ -77,7 +77,7 @@ def fill_in(page: Page) -> None:
     expect(now(page)).to_contain_text(f"no test was started: unknown engine `{HOSTILE}`")
     page.fill(ENGINE, engine)
     page.select_option("select[name='When users leave']", "tokens")
-    page.fill("input[name='Leave after tokens']", "1,4")
+    page.fill("input[name='Leave after (tokens)']", "1,4")
     page.select_option("select[name='Way to leave']", "rst")
 
 
@@ -92,7 +92,7 @@ def start_by_a_schedule(page: Page) -> None:
     page.fill("input[name=runTime]", "1")
     page.get_by_text("Custom parameters").click()
     page.select_option("select[name='Arrivals']", "constant")
-    page.fill("input[name='Rate']", "20")
+    page.fill("input[name='Rate (requests a second)']", "20")
     start(page)
     look_at_our_tab(page)
 

@@ -18,7 +18,9 @@ from harness.workload.form import (
     by_id,
     check_each_applies,
     check_startable,
+    described_fields,
     form_settings,
+    label_in,
     prefilled,
 )
 from harness.workload.load import AbandonLoad
@@ -126,17 +128,45 @@ def test_the_page_starts_what_it_can_stop(name: str) -> None:
 
 def test_labels_are_plain_words_that_locust_shows_and_sends_as_they_stand() -> None:
     """It capitalises the first letter of a name, and parts it where a capital or a digit follows a
-    small letter; with the text behind it, a label fits into the width of its field."""
+    small letter. A label fits into its field on a phone, and names a unit in parentheses."""
     shown = [one for one in FIELDS.values() if one.is_ours and one.is_shown]
     assert len({one.label for one in shown}) == len(shown)
     for one in shown:
-        assert re.fullmatch("[A-Z][a-z]*( [a-z]+)*", one.label)
-        assert len(f"{one.label} ({one.help})") <= 100
+        assert re.fullmatch(r"[A-Z][a-z]*(,? [a-z]+)*( \([a-z ]+\))?", one.label)
+        assert len(one.label) <= 30
     sent = {one.label: one.id for one in shown} | {"user_count": "user_count", "host": "host"}
     assert by_id(sent) == {name: name for name in sent.values()}
 
 
 def test_a_refusal_names_the_field_and_not_the_key() -> None:
     refusal = "--set run.timeout_s: `run.timeout_s` must be more than 0.0, not 0\n`run.loops` is 2"
-    assert about_fields(refusal) == '"Timeout" must be more than 0.0, not 0\n`run.loops` is 2'
+    said = about_fields(refusal)
+    assert said == '"Timeout (seconds)" must be more than 0.0, not 0\n`run.loops` is 2'
+    assert label_in(said) == "Timeout (seconds)"
     assert about_fields(refusal, by_flag).startswith("--walkaway-timeout must be more than 0.0")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "label"),
+    [
+        ('"Leave after (tokens)" needs "When users leave" = tokens', "Leave after (tokens)"),
+        ('cannot reach http://h (from "Host"): it refuses', "Host"),
+        ('"Ramp up" must be more than 0', "Ramp up"),
+        ("the process that measures has ended", None),
+        ('"Most streams" is no field of the form', None),
+    ],
+)
+def test_a_refusal_belongs_to_the_field_that_it_names_first(
+    refusal: str, label: str | None
+) -> None:
+    assert label_in(refusal) == label
+
+
+def test_the_form_shows_its_fields_in_groups_with_what_each_allows() -> None:
+    shown = described_fields()
+    assert [one["group"] for one in shown if one["group"]] == [
+        *("Server", "Leaving", "Requests", "Arrivals", "End and seed"),
+    ]
+    assert shown[0]["group"], "no field stands above the first heading"
+    hints = {one["label"]: one["hint"] for one in shown}
+    assert hints["Answer, if they leave (tokens)"].startswith("from 1 to 10,000,000; ")

@@ -44,6 +44,10 @@ def test_an_error_is_one_line_without_the_log(text: str, shown: str) -> None:
             "--engine vllm needs --target URL: only the bundled engine is started",
             '"Kind of server" vllm needs "Host": only the bundled engine is started',
         ),
+        (
+            "cannot reach http://h (from --target or an arm's `target`): it refuses",
+            'cannot reach http://h (from "Host"): it refuses',
+        ),
         ("http://h has 2 models (a, b); name one with --model", '"Model"'),
         ("--set run.users: `run.users` must be at least 1, not 0", '"Number of users" must be'),
         ("10.0.0.1 is not loopback: --yes-load-this-host allows it", "--yes-load-this-host"),
@@ -53,15 +57,31 @@ def test_a_refusal_of_the_form_names_its_fields(refusal: str, shown: str) -> Non
     assert shown in in_form_words(ConfigError(refusal))
 
 
-def test_a_page_that_ends_before_the_load_interrupts_what_it_waits_for() -> None:
+@pytest.mark.parametrize("line", [b"", b"stop\n"], ids=["the page has ended", "Stop"])
+def test_an_end_before_the_load_interrupts_what_is_waited_for(line: bytes) -> None:
     reading, writing = os.pipe()
-    is_early = threading.Event()
-    with os.fdopen(reading, "rb", buffering=0) as stdin:
+    is_interrupted = threading.Event()
+    with os.fdopen(reading, "rb", buffering=0) as stdin, os.fdopen(writing, "wb") as page:
         stop = UserStop(stdin)
-        stop.early = is_early.set
-        os.close(writing)
-        assert is_early.wait(10)
+        stop.interrupt = is_interrupted.set
+        page.write(line)
+        page.flush() if line else page.close()
+        assert is_interrupted.wait(10)
         assert stop.is_set()
+
+
+def test_users_who_have_stopped_interrupt_nothing_and_the_end_of_the_page_does() -> None:
+    reading, writing = os.pipe()
+    is_interrupted = threading.Event()
+    with os.fdopen(reading, "rb", buffering=0) as stdin, os.fdopen(writing, "wb") as page:
+        stop = UserStop(stdin)
+        stop.interrupt, stop.has_load = is_interrupted.set, True
+        page.write(b"stop\n")
+        page.flush()
+        assert stop.wait(10)
+        assert not is_interrupted.is_set()
+        page.close()
+        assert is_interrupted.wait(10)
 
 
 def test_a_message_to_a_page_that_has_ended_is_lost_silently() -> None:
@@ -88,7 +108,11 @@ def config_of(line: str, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 @pytest.mark.parametrize(
     "order",
     [
-        {"workload": "demo", "settings": ["run.seed=1", "load.stop_after_abandons=9"]},
+        {
+            "workload": "demo",
+            "settings": ["run.seed=1", "load.stop_after_abandons=9"],
+            "has_probe_phase": True,
+        },
         {"workload": BY_HAND, "api_key_env": "MY_KEY", "has_scraping": False},
     ],
     ids=["walkaway run --web", "plain Locust"],
@@ -113,10 +137,11 @@ def test_the_command_of_a_run_repeats_it(
     assert "secret" not in line
     again = resolve_run(config_of(line, monkeypatch))
     as_typed = replace(again.config, settings=ordered.config.settings, out=ordered.config.out)
-    as_typed = replace(as_typed, has_probe_phase=False)  # runs of the page have none
     as_ordered = replace(as_typed, command=ordered.config.command)
     access = replace(again.access, place=ordered.place)
-    assert replace(again, config=as_ordered, access=access, probe_phase=None) == ordered
+    assert (again.probe_phase is None) == (ordered.probe_phase is None)
+    probes = ordered.probe_phase
+    assert replace(again, config=as_ordered, access=access, probe_phase=probes) == ordered
 
 
 @pytest.mark.parametrize(

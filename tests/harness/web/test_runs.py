@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -33,6 +34,29 @@ def test_a_load_without_end_is_stopped_when_its_time_is_up(tmp_path: Path) -> No
         wait_until(has_stopped, "its users have stopped")
 
 
+def try_starts(url: str) -> None:
+    """One is refused, one is stopped before its load, one runs, and one comes while that starts."""
+
+    def now() -> dict[str, Any]:
+        told: dict[str, Any] = httpx.get(f"{url}/walkaway/now.json").json()
+        return told
+
+    def start(**fields: str) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.post(f"{url}/swarm", data=fields, timeout=60).json()
+        return answer
+
+    assert '"Number of users" must be at least 1' in start(user_count="0")["message"]
+    assert now()["told"].startswith('no test was started: "Number of users"')
+    assert now()["field"] == "Number of users"
+    form = {"user_count": "4", "spawn_rate": "4", "Stop after (abandons)": "", "Seed": "7"}
+    assert start(**form)["success"]
+    assert httpx.post(f"{url}/stop").json()["success"]
+    wait_until(lambda: not now()["is_busy"], "what had begun has ended")
+    assert now()["told"].endswith("it was stopped before its load began")
+    assert start(**form)["success"]
+    assert not start(**form)["success"], "it starts already, or runs"
+
+
 @pytest.mark.e2e
 def test_an_interrupted_page_saves_its_run_and_says_where(tmp_path: Path) -> None:
     """SIGINT comes to `walkaway` alone, as from `kill -INT`."""
@@ -59,12 +83,7 @@ def test_an_interrupted_page_saves_its_run_and_says_where(tmp_path: Path) -> Non
     ):
         try:
             wait_until(is_served, "the page is there", 90)
-            refused = httpx.post(f"{url}/swarm", data={"user_count": "0", "spawn_rate": "1"})
-            assert '"Number of users" must be at least 1' in refused.json()["message"]
-            now = httpx.get(f"{url}/walkaway/now.json").json()
-            assert now["told"].startswith('no test was started: "Number of users"')
-            form = {"user_count": "4", "spawn_rate": "4", "Stop after abandons": "", "Seed": "7"}
-            assert httpx.post(f"{url}/swarm", data=form, timeout=60).json()["success"]
+            try_starts(url)
             shards = run.folder / "shards"
             wait_until(lambda: any(one.stat().st_size for one in shards.glob("requests-*")), "rows")
             process.send_signal(signal.SIGINT)
@@ -75,7 +94,9 @@ def test_an_interrupted_page_saves_its_run_and_says_where(tmp_path: Path) -> Non
     assert f"the page is at {url}; Ctrl-C ends it" in text
     assert "Aggregated" not in text, "a table of Locust's own counts"
     assert "starting the reference engine (simulated runner)" in text
-    assert f"run 1: judged: its report is at {run.folder / 'report.html'}" in text
+    assert f"run 1: interrupted; the run so far is judged and saved in {run.folder}" in text
+    assert f"\nreport: {run.folder / 'report.html'}\n" in text
+    assert text.count("A cancel took ") == 1
     assert text.endswith("error: interrupted: the page has ended\n")
     assert "Traceback" not in text
     assert run.rows("requests")

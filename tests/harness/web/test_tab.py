@@ -75,7 +75,7 @@ def test_final_rows_begin_with_the_warnings() -> None:
     assert figures["wasted tokens"]["value"] == DASH
     assert figures["wasted tokens"]["about"] == "not measurable here: no log"
     assert "ghosts" not in figures
-    assert "a run of this page sends no probes" in figures["slot recovery"]["about"]
+    assert "this workload sends no probes" in figures["slot recovery"]["about"]
     assert figures["conformance"]["value"] == "2 fail"
     assert figures["conformance"]["about"] == "results/c/index.html"
 
