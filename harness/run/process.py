@@ -27,6 +27,7 @@ from harness.errors import ConfigError, InterruptedRunError, TargetError, in_wor
 from harness.store.output import why_no_room
 
 T = TypeVar("T")
+LAST_PORT = 65_535
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 QUIT_S = 10.0  # a child that quits writes its last rows within this time
 TERMINATE_S = 3.0
@@ -201,6 +202,8 @@ def free_port() -> int:
 
 def check_can_listen(host: str, port: int, *, flag: str) -> None:
     """Raise ConfigError, which names the `flag` and, if it may be seen, who is there."""
+    if not 0 <= port <= LAST_PORT:
+        raise ConfigError(f"{flag} {port}: a port is a number from 1 to {LAST_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()
@@ -208,9 +211,9 @@ def check_can_listen(host: str, port: int, *, flag: str) -> None:
         raise ConfigError(
             f"{flag} {port}: this user may not listen there; name a port from 1024 on"
         ) from error
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         why = in_words(error)
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:
             why = f"{_listener(port)} listens there already; end it, or name another port"
         raise ConfigError(f"{flag} {port}: {why}") from error
 

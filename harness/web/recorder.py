@@ -52,6 +52,7 @@ from harness.workload.form import (
     form_settings,
 )
 from harness.workload.plan import LoadPlan
+from harness.workload.workload import load_target
 
 TICK_S: Final = 0.5
 CHECK_EVERY: Final = 4  # ticks
@@ -243,12 +244,21 @@ def resolve(command: dict[str, Any]) -> ResolvedRun:
         config,
         settings=[*config.settings, *form_settings(fields)],
         target_url=check_target_url(host, flag=_HOST) if host else None,
-        engine=fields.get("walkaway_engine", "").strip() or config.engine,
+        engine=_named_kind(fields.get("walkaway_engine", "").strip()) or config.engine,
         model=fields.get("walkaway_model", "").strip() or None,
     )
     resolved = resolve_run(config)
     check_startable(resolved.workload)
     return resolved
+
+
+def _named_kind(name: str) -> str:
+    if name:
+        try:
+            load_target(name)
+        except ConfigError as error:
+            raise ConfigError(f"{_FIELD_OF['engine']}: {error}") from error
+    return name
 
 
 def record_as_ordered() -> FinishedRun | None:

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FrameLocator, Locator, Page, expect
 
 from harness.metrics import METRICS
 from harness.run.process import free_port
@@ -73,8 +73,11 @@ def fill_in(page: Page) -> None:
     page.fill(ENGINE, HOSTILE)
     start(page)
     expect(now(page)).to_have_text("starting …")
-    expect(page.get_by_role("alert")).to_contain_text(f"unknown engine `{HOSTILE}`")
-    expect(now(page)).to_contain_text(f"no test was started: unknown engine `{HOSTILE}`")
+    expect(page.get_by_role("alert").last).to_contain_text(f"unknown engine `{HOSTILE}`")
+    expect(now(page)).to_contain_text(f'started: "Kind of server": unknown engine `{HOSTILE}`')
+    wrong = page.locator(".walkaway-wrong")
+    expect(wrong.locator("input")).to_have_attribute("name", "Kind of server")
+    expect(wrong.get_by_role("alert")).to_contain_text(f"unknown engine `{HOSTILE}`")
     page.fill(ENGINE, engine)
     page.select_option("select[name='When users leave']", "tokens")
     page.fill("input[name='Leave after (tokens)']", "1,4")
@@ -126,6 +129,13 @@ def check_report_is_linked(page: Page, url: str) -> None:
     assert violations(Axe().run(page, "#walkaway-now").response) == []
 
 
+def watch_charts(page: Page) -> FrameLocator:
+    charts = page.frame_locator("#walkaway-run")
+    expect(charts.locator("#latency circle").first).to_be_attached()
+    expect(charts.locator(".plot:visible svg")).to_have_count(2)
+    return charts
+
+
 def check_nothing_changes(page: Page, live: Page, url: str) -> None:
     """Another start, as Locust's Edit sends it, changes nothing, and both pages say so."""
     why = "nothing can change while a test runs"
@@ -162,8 +172,8 @@ def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) 
         fill_in(page)
         start(page)
         expect(now(page)).to_contain_text("starting the ")
-        look_at_our_tab(page)
-        wait_for_row(page, "abandoned", "(n) => Number(n) > 20")
+        wait_for_row(page, "abandoned", "(n) => Number(n) > 20")  # our tab opens by itself
+        charts = watch_charts(page)
         assert addresses(process) == {"127.0.0.1"}
 
         live = page.context.new_page()
@@ -181,6 +191,7 @@ def test_a_test_is_started_watched_stopped_and_read(tmp_path: Path, page: Page) 
         row = page.locator("tbody tr").first
         expect(row).to_contain_text(f"its report is at {url}/walkaway/report")
         check_report_is_linked(page, url)
+        expect(charts.get_by_role("link", name="open the report")).to_be_visible()
         live.get_by_role("link", name="open the report").click(timeout=WAIT_MS)
         assert "What do these users cost" in live.title()
         wait_for_row(page, METRICS["ghost_rate"].label, "(n) => n.endsWith('%')")

@@ -136,6 +136,6 @@ def test_a_master_whose_workers_sent_nothing_fails(serve: Serve) -> None:
     master = run_locust(*master_on(port, workers=1), *HEADLESS, *ours, "--run-time", "1")
     err = ended(master, code=5)
     _, of_worker = worker.communicate(timeout=60)
-    assert "give a run time" in of_worker
+    assert "need an end: give --run-time" in of_worker
     assert "the load made no request: check that each worker has" in err
     assert not server.exchanges

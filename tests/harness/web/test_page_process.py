@@ -12,6 +12,7 @@ import pytest
 
 from harness.commands.web import PageProcess, serve_page
 from harness.errors import ConfigError, InterruptedRunError, TargetError
+from harness.run.process import check_can_listen
 from harness.run.run_config import RunConfig
 
 SIGNALS = """
@@ -46,6 +47,11 @@ def test_a_taken_port_is_refused_before_anything_is_started(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match=who):
             serve_page(config, port=port)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_there_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--web-port 99999: a port is a number"):
+        check_can_listen("127.0.0.1", 99_999, flag="--web-port")
 
 
 def test_an_interruption_however_sent_ends_it_in_order(capfd: pytest.CaptureFixture[str]) -> None:

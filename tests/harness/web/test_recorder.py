@@ -145,16 +145,17 @@ def test_the_command_of_a_run_repeats_it(
 
 
 @pytest.mark.parametrize(
-    ("host", "why"),
+    ("fields", "why"),
     [
-        ("foo bar", '"Host" foo bar: must be a URL such as http://127.0.0.1:8000'),
-        ("http://me:secret@host", '"Host": holds a user name or password, which'),
+        ({"host": "foo bar"}, '"Host" foo bar: must be a URL such as http://127.0.0.1:8000'),
+        ({"host": "http://me:secret@host"}, '"Host": holds a user name or password, which'),
+        ({"walkaway_engine": "vlm"}, '"Kind of server": unknown engine `vlm`: .* `vllm`'),
     ],
 )
-def test_a_wrong_host_is_refused_by_the_name_of_its_field(host: str, why: str) -> None:
+def test_a_wrong_text_is_refused_by_the_name_of_its_field(fields: dict[str, str], why: str) -> None:
     order = {"workload": "demo", "settings": ["engine.runner=simulated"]}
     with pytest.raises(ConfigError, match=f"^{why}"):
-        resolve({"config": order, "fields": {"host": host}})
+        resolve({"config": order, "fields": fields})
 
 
 def test_the_command_has_the_last_setting_of_each_key() -> None:
