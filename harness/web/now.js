@@ -73,6 +73,7 @@ function showError() {
 }
 
 function show(now) {
+  extend();
   if (now.asked === asked) return; // of an earlier form
   const isNew = latest !== null && (now.asked !== latest.asked || now.why !== latest.why);
   latest = now;

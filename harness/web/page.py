@@ -106,17 +106,15 @@ def _take_buttons(web_ui: Any, runs: WebRuns) -> None:
 
 def _launch(web_ui: Any, runs: WebRuns, start: Callable[[], Any], form: Mapping[str, str]) -> None:
     """Let Locust start the users of this form, as if it had just been sent."""
-    environment = web_ui.environment
+    environment, plan = web_ui.environment, runs.plan
+    assert plan is not None
     environment.process_exit_code = 0
-    options = vars(environment.parsed_options)
-    kept, as_directed = {}, {}
-    if runs.users is not None:
-        users, rate = runs.users
-        as_directed = {"user_count": str(users), "spawn_rate": str(rate), "run_time": ""}
-        kept = {name: options[name] for name in ("num_users", "spawn_rate")}
-    with web_ui.app.test_request_context(method="POST", data={**form, **as_directed}):
+    sent = runs.as_locust_needs(form)
+    with web_ui.app.test_request_context(method="POST", data=sent):
         start()
-    options |= kept  # the next form is not to show directors for users
+    # The next form shows these users and this rate, not those of directors.
+    shown = {"num_users": plan.run.users, "spawn_rate": float(form.get("spawn_rate", "1"))}
+    vars(environment.parsed_options).update(shown)
 
 
 def _take_terminal(web_ui: Any, base: str) -> None:

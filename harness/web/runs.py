@@ -18,7 +18,7 @@ import msgspec
 from gevent import Greenlet
 from gevent.event import Event
 from locust.env import Environment
-from locust.runners import MasterRunner
+from locust.runners import MasterRunner, Runner
 from locust.util.timespan import parse_timespan
 
 from harness.errors import ConfigError
@@ -149,7 +149,7 @@ class WebRuns:
         self._not_started: str | None = None  # why the last start was refused
         self._next: RecorderProcess | None = None
         self._recorder: RecorderProcess | None = None
-        self._plan: LoadPlan | None = None
+        self.plan: LoadPlan | None = None  # of the last load that was started
         self.asked = 0  # the number of starts and changes that were asked for
         self.tally: Counter[str] = Counter()  # as the users' processes report it
 
@@ -169,15 +169,16 @@ class WebRuns:
         """From the moment when users may start until the run is judged."""
         return self._recorder is not None and self._recorder.shown["state"] == "running"
 
-    @property
-    def users(self) -> tuple[int, float] | None:
-        """Users, and users per second, that Locust must start instead of the form's: the directors
-        of an open loop, one in each process."""
-        if self._plan is None or self._plan.schedule is None:
-            return None
-        runner = self._environment.runner
-        directors = runner.worker_count if isinstance(runner, MasterRunner) else 1
-        return directors, float(directors)
+    def as_locust_needs(self, form: Form) -> dict[str, str]:
+        """A form that starts the plan's users or, of an open loop, a director in each process, whom
+        no run time of Locust ends."""
+        assert self.plan is not None
+        users, rate, runner = self.plan.run.users, form.get("spawn_rate", "1"), self._runner
+        whole = {**form, "user_count": str(users), "spawn_rate": rate}
+        if self.plan.schedule is None:
+            return whole
+        directors = str(runner.worker_count if isinstance(runner, MasterRunner) else 1)
+        return {**whole, "user_count": directors, "spawn_rate": directors, "run_time": ""}
 
     def begin(self, form: Form) -> str | None:
         """Why the form was refused; None if its test starts."""
@@ -221,7 +222,7 @@ class WebRuns:
                 recorder.close()
 
     def _fields(self, form: Form) -> dict[str, str]:
-        runner, rate = self._environment.runner, form.get("spawn_rate", "1")
+        runner, rate = self._runner, form.get("spawn_rate", "1")
         if isinstance(runner, MasterRunner) and not runner.worker_count:
             raise ConfigError("no worker has connected yet: start one with --worker")
         try:
@@ -256,7 +257,7 @@ class WebRuns:
         if following.answer["event"] == "refused":
             raise ConfigError(following.answer["why"])
         self._recorder = following
-        self._plan = plan = LoadPlan.model_validate(following.answer["plan"], strict=False)
+        self.plan = plan = LoadPlan.model_validate(following.answer["plan"], strict=False)
         is_open_loop = plan.schedule is not None
         self._environment.user_classes = [OpenLoopDirector if is_open_loop else AbandoningUser]
         put_in_force(self._options, plan)
@@ -278,9 +279,13 @@ class WebRuns:
         folders = (Path(out) / str(number) for number in count(1))
         return {**self._config, "out": str(next(one for one in folders if not one.exists()))}
 
-    def _stop_users(self) -> None:
+    @property
+    def _runner(self) -> Runner:
         assert self._environment.runner is not None
-        gevent.spawn(self._environment.runner.stop)
+        return self._environment.runner
+
+    def _stop_users(self) -> None:
+        gevent.spawn(self._runner.stop)
 
     def _stop_if(self, recorder: RecorderProcess) -> None:
         if recorder is self._recorder:

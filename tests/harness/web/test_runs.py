@@ -94,7 +94,7 @@ def test_an_interrupted_page_saves_its_run_and_says_where(tmp_path: Path) -> Non
     assert f"the page is at {url}; Ctrl-C ends it" in text
     assert "Aggregated" not in text, "a table of Locust's own counts"
     assert "starting the reference engine (simulated runner)" in text
-    assert f"run 1: interrupted; the run so far is judged and saved in {run.folder}" in text
+    assert f"interrupted; the run so far is judged and saved in {run.folder}\n" in text
     assert f"\nreport: {run.folder / 'report.html'}\n" in text
     assert text.count("A cancel took ") == 1
     assert text.endswith("error: interrupted: the page has ended\n")
