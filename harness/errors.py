@@ -84,7 +84,9 @@ def check_extra(extra: str, what: str) -> None:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a complaint, "; did you mean `demo`?", with the nearest names; "" if none is."""
-    *others, last = [f"`{one}`" for one in difflib.get_close_matches(name, list(known))] or [""]
+    lower = {one.lower(): one for one in known}
+    near = [f"`{lower[one]}`" for one in difflib.get_close_matches(name.lower(), lower)]
+    *others, last = near or [""]
     named = f"{', '.join(others)} or {last}" if others else last
     return f"; did you mean {named}?" if named else ""
 

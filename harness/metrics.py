@@ -28,6 +28,7 @@ SLOT_RECOVERY: Final = "slot_recovery_s"
 WASTED_TOKENS: Final = "wasted_tokens"
 GHOST_RATE: Final = "ghost_rate"
 NOBODY_LEFT: Final = "no request was abandoned"  # why there is no figure of cancels
+PROBES_LEFT_OUT: Final = "the probes after the load were left out"  # the warning's beginning
 ENERGY_PER_TOKEN: Final = "energy_per_token_j"
 STAGES: Final = ("detect_s", "signal_s", "wait_s", "free_s")
 _OPEN_LOOP_SIGN: Final = "ttft_from_intended_s"  # only an open loop has it

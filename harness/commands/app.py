@@ -2,11 +2,12 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from harness.errors import ConfigError, check_extra
 
@@ -25,11 +26,35 @@ SERVER_VARIABLES: Final = {
 }
 _SECRET: Final = ("authorization", "cookie", "key", "secret", "token")
 
+
+class Commands(TyperGroup):
+    """The whole command line, whose help lists the commands in groups (`rich_help_panel`)."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        all_commands: Mapping[str, Any] = self.commands
+        groups: dict[str, list[tuple[str, Any]]] = {}
+        for name, command in all_commands.items():
+            groups.setdefault(command.rich_help_panel or "Commands", []).append((name, command))
+        widest = max(map(len, self.commands))
+        for group, commands in groups.items():
+            with formatter.section(group):
+                room = formatter.width - widest - 4
+                rows = [
+                    (name.ljust(widest), one.get_short_help_str(room)) for name, one in commands
+                ]
+                formatter.write_dl(rows)
+        with formatter.section("Options"):
+            found = (one.get_help_record(ctx) for one in self.get_params(ctx))
+            formatter.write_dl([record for record in found if record is not None])
+
+
 app = typer.Typer(
     name="walkaway",
+    cls=Commands,
     help=(
         "What does an LLM server do after the user walks away? Opens streams the way users do, "
-        "abandons them on purpose, and measures what it cost.\n\nExample: walkaway demo"
+        "abandons them on purpose, and measures what it cost.\n\nExample: walkaway demo\n\n"
+        "`walkaway COMMAND -h` explains a command, with an example."
     ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -67,7 +92,8 @@ class Command(TyperCommand):
             if (record := one.get_help_record(ctx)) is not None:
                 part = getattr(one, "rich_help_panel", None) or "Options"
                 parts.setdefault(part, []).append(record)
-        for part, records in parts.items():
+        others = parts.pop("Options", [])  # last
+        for part, records in (*parts.items(), ("Options", others)):
             with formatter.section(part):
                 formatter.write_dl(records)
 
@@ -119,5 +145,5 @@ def target_names(incomplete: str) -> list[str]:
     return [name for name in shipped(SHIPPED_TARGETS) if name.startswith(incomplete)]
 
 
-JsonResult = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+JsonResult = Annotated[bool, result_flag("--json", help="Print the result as JSON.")]
+Force = Annotated[bool, result_flag("--force", help="Overwrite an existing file.")]

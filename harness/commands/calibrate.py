@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.app import Force
+from harness.commands.app import Force, result_flag
 from harness.store.output import check_output, is_stdout, write_output
 
 
@@ -14,7 +14,7 @@ def calibrate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: RUN/machine.toml."),
+        result_flag("-o", "--output", metavar="FILE", help="Default: RUN/machine.toml."),
     ] = None,
     force: Force = False,
 ) -> None:

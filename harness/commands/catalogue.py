@@ -4,7 +4,8 @@ import json
 import shlex
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
 WIDEST: Final = 100  # longer lines are hard to read
 TEMPLATE: Final = "workload_template.toml"
 MANAGED: Final = ("up", "down", "install")
+_up = partial(typer.Option, rich_help_panel="Of targets up")
+
+# The list of `walkaway workloads`, by what they ask: first the few that a newcomer needs.
+GROUPS: Final[dict[str, Sequence[str]]] = {
+    "Begin with one of these": (*("demo", "chat_stop", "slot_recovery", "gate_black_box", "gate"),),
+    "How soon does the server let go, whenever and however users leave?": (
+        *("cancel_steps", "navigate_away", "prefill_abandon", "queue_abandon", "cancel_storm"),
+        *("last_token_race", "occupancy", "kserve"),
+    ),
+    "What do the other users feel?": (
+        *("innocent_bystanders", "open_loop", "trace_replay", "observer_effect"),
+    ),
+    "What if users come back at once?": ("regenerate", "type_ahead", "retry_storm", "retry_outage"),
+    "Does anything leak, or get lost?": ("soak", "worker_lost"),
+    "What is cancellation worth, and what saves work?": (
+        *("value_of_cancellation", "memory_pressure", "swap_or_recompute", "chunk_frontier"),
+        *("early_stopping",),
+    ),
+    "Several servers": ("tiers", "disaggregated", "cluster"),
+}
 
 # From a name or path to its file's content, lines for the list, and lines for one alone.
 Describe = Callable[[str], tuple["TomlTable", list[str], list[str]]]
@@ -41,7 +62,11 @@ def workloads(
 
     Example: walkaway workloads chunk_frontier
     """
-    from harness.workload.workload import SHIPPED_WORKLOADS, load_workload
+    from harness.workload.workload import SHIPPED_WORKLOADS, load_workload, shipped
+
+    if name is None and not as_json:
+        _print_questions({one: load_workload(one).question for one in shipped(SHIPPED_WORKLOADS)})
+        return
 
     def describe(name: str) -> tuple["TomlTable", list[str], list[str]]:
         one = load_workload(name)
@@ -61,26 +86,23 @@ def targets(
     ] = None,
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", hidden=True)] = None,
     slots: Annotated[
-        int, typer.Option(metavar="N", min=1, max=512, help="up: requests at once.")
+        int, _up(metavar="N", min=1, max=512, help="Requests that it runs at once.")
     ] = 4,
     port: Annotated[
-        int | None,
-        typer.Option(metavar="P", min=1, max=65_533, help="up: its port. Default: a free one."),
+        int | None, _up(metavar="P", min=1, max=65_533, help="Default: a free one.")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        _up(
             metavar="NAME",
-            help="up: tiny or small (the default), of random weights; of a gateway: its name on "
-            "the server behind. Default: the first that it lists.",
+            help="Of an engine: tiny or small (the default), of random weights. Of a gateway: the "
+            "model on the server behind; default: the first that it lists.",
         ),
     ] = None,
-    direct: Annotated[
-        str | None, typer.Option(metavar="URL", help="up: the server behind a gateway.")
-    ] = None,
+    direct: Annotated[str | None, _up(metavar="URL", help="The server behind a gateway.")] = None,
     as_json: JsonResult = False,
 ) -> None:
-    """List or explain the kinds of server that walkaway knows, or start one.
+    """List or explain the kinds of server, or start one.
 
     With NAME (or a path): its file, with the metrics that are read, when each one moves, and how
     far to trust it. `walkaway run` takes a name with --engine.
@@ -181,13 +203,32 @@ def _show(name: str | None, describe: Describe, package: str, noun: str, *, as_j
     typer.echo(f"\n{path.read_text(encoding='utf-8-sig').rstrip()}")
 
 
+def _print_questions(questions: Mapping[str, str]) -> None:
+    grouped = {name for names in GROUPS.values() for name in names}
+    others = [name for name in questions if name not in grouped]
+    groups = GROUPS | ({"Others": others} if others else {})
+    width, indent = _width(), " " * (max(map(len, questions)) + 4)
+    for group, names in groups.items():
+        typer.echo(group if group.endswith("?") else f"{group}:")
+        for name in names:
+            head = f"  {name}".ljust(len(indent))
+            text = questions[name]
+            typer.echo(textwrap.fill(text, width, initial_indent=head, subsequent_indent=indent))
+        typer.echo()
+    typer.echo("walkaway run NAME runs one; walkaway workloads NAME explains each of its keys.")
+
+
 def _print_head(name: str, lines: list[str], path: Path) -> None:
     """A path is never wrapped, so it can be copied."""
-    width = min(shutil.get_terminal_size().columns, WIDEST)
+    width = _width()
     typer.echo(name)
     for line in lines:
         typer.echo(textwrap.fill(line, width, initial_indent="  ", subsequent_indent="  "))
     typer.echo(f"  {path}")
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, WIDEST)
 
 
 def _print_json(data: Mapping[str, Any]) -> None:

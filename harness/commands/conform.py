@@ -145,7 +145,7 @@ def conform(  # noqa: PLR0913  one argument a flag
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check how a server cancels: pass, fail, or cannot decide, case by case.
+    """Check how a server cancels: pass or fail, case by case.
 
     ID is a case such as stream/fin-decode, GROUP/ a group such as queue/. Default: all. The exit
     code is 0 if all is well, 3 for an unexpected failure or a stale expectation, 4 if a case that

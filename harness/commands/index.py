@@ -4,6 +4,7 @@ A module of flags imports what its commands do when one is called: `walkaway --h
 flag are answered at once, while pandas and scipy alone take a second to import.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import typer
@@ -21,26 +22,45 @@ from harness.run.process import become, python_module
 
 __all__ = ["app"]
 
-LIGHT: Final = (conform, matrix, upstream, workloads, targets, init, doctor)  # need no extra
-
 
 def engine(context: typer.Context) -> None:
-    """Serve the bundled engine alone (flags: walkaway engine --help).
+    """Serve the bundled engine alone (its flags: walkaway engine -h).
 
     Example: walkaway engine --port 8000 --runner simulated --sim-fixed-ms 20
     """
     become(python_module("reference_engine", *context.args))
 
 
-for command in (
-    *(demo, run, simulate, conform, report, gate, compare, trend, matrix, export, collect),
-    *(calibrate, upstream, workloads, targets, init, doctor),
-):
-    app.command(cls=Command if command in LIGHT else LoadCommand)(command)
-app.command(
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    }
-)(engine)
+GROUPS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
+    "Measure": (demo, run, conform),
+    "Judge and show what was measured": (
+        *(gate, report, compare, trend, matrix),
+        *(export, collect),
+    ),
+    "Simulate in virtual time": (simulate, calibrate),
+    "Start a server": (engine, targets, upstream),
+    "Look up, begin your own": (workloads, init, doctor),
+}
+LIGHT: Final = (
+    conform,
+    matrix,
+    engine,
+    upstream,
+    workloads,
+    targets,
+    init,
+    doctor,
+)  # need no extra
+ITS_OWN_FLAGS: Final = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": [],
+}
+
+for group, commands in GROUPS.items():
+    for command in commands:
+        app.command(
+            cls=Command if command in LIGHT else LoadCommand,
+            rich_help_panel=group,
+            context_settings=ITS_OWN_FLAGS if command is engine else None,
+        )(command)

@@ -4,12 +4,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.commands.app import Force, JsonResult
+from harness.commands.app import Force, JsonResult, result_flag
 from harness.errors import ConfigError
 from harness.run.process import become, python_module
 from harness.store.conform_result import CONFORM_FILE
@@ -27,7 +28,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", hidden=True)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: report.html in the run."),
+        result_flag("-o", "--output", metavar="FILE", help="Default: report.html in the run."),
     ] = None,
 ) -> None:
     """Draw the report of one or several runs again.
@@ -72,25 +73,26 @@ def _saving(place: Path) -> Iterator[None]:
 
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
+_judged_by = partial(typer.Option, rich_help_panel="What it is judged by")
 Limits = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Limits, one per line. Default: the workload's.")
+    Path | None, _judged_by(metavar="FILE", help="Limits, one per line. Default: the workload's.")
 ]
 BaselineFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Default: results/baselines/WORKLOAD.json, if it exists."),
+    _judged_by(metavar="FILE", help="Default: results/baselines/WORKLOAD.json, if it exists."),
 ]
 SaveBaseline = Annotated[
-    bool, typer.Option("--save-baseline", help="Keep this run as the baseline, if it passes.")
+    bool, _judged_by("--save-baseline", help="Keep this run as the baseline, if it passes.")
 ]
 Junit = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a JUnit report there; -: print it.")
+    Path | None, result_flag(metavar="FILE", help="Write a JUnit report there; -: print it.")
 ]
 Markdown = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a Markdown table there; -: print it.")
+    Path | None, result_flag(metavar="FILE", help="Write a Markdown table there; -: print it.")
 ]
-Verdicts = Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")]
+Verdicts = Annotated[bool, result_flag("--json", help="Print the verdicts as JSON.")]
 OnlyExitCode = Annotated[
-    bool, typer.Option("--quiet", help="Print nothing, only set the exit code.")
+    bool, result_flag("--quiet", help="Print nothing, only set the exit code.")
 ]
 
 
@@ -134,7 +136,7 @@ def compare(
     candidates: Annotated[list[Path], typer.Argument(metavar="CANDIDATE", hidden=True)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write a page there instead."),
+        result_flag("-o", "--output", metavar="FILE", help="Write a page there instead."),
     ] = None,
     as_json: JsonResult = False,
 ) -> None:
@@ -161,7 +163,7 @@ def trend(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", hidden=True)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Default: trend.html in FOLDER."),
+        result_flag("-o", "--output", metavar="FILE", help="Default: trend.html in FOLDER."),
     ] = None,
 ) -> None:
     """Draw how the figures of many runs moved from night to night.
@@ -183,11 +185,11 @@ def matrix(
     results: Annotated[list[Path], typer.Argument(metavar="CONFORM_JSON", hidden=True)],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="The page to write; needed."),
+        result_flag("-o", "--output", metavar="FILE", help="The page to write; needed."),
     ] = None,
     explanations: Annotated[
         Path | None,
-        typer.Option(
+        result_flag(
             metavar="FILE",
             help="A sentence for each red cell. Default: explanations.toml next to the results.",
         ),
@@ -222,7 +224,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     trace: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A timeline for Perfetto or chrome://tracing (JSON)."),
+        result_flag(metavar="FILE", help="A timeline for Perfetto or chrome://tracing (JSON)."),
     ] = None,
     force: Force = False,
 ) -> None:
@@ -252,7 +254,7 @@ def export(
 
 def collect(
     shards: Annotated[list[Path], typer.Argument(metavar="SHARDS", hidden=True)],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The run's folder; must be new.")],
+    out: Annotated[Path, result_flag(metavar="DIR", help="The run's folder; must be new.")],
 ) -> None:
     """Make one run from the rows of several load processes.
 

@@ -137,9 +137,9 @@ def demo(
     quiet: Quiet = False,
     no_scrape: NoScrape = False,
 ) -> None:
-    """Run the whole chain on this machine and write a report.
+    """Measure the bundled engine here, and write a report: begin here.
 
-    Begin here. It starts the bundled engine (on CUDA if there is a GPU, else on the CPU), lets
+    It starts the bundled engine (on CUDA if there is a GPU, else on the CPU), lets
     users walk away, sends a few probes, and shows what that cost. It takes about a minute.
 
     Example: walkaway demo --set run.users=16
@@ -187,7 +187,7 @@ def run(  # noqa: PLR0913  one argument a flag
     gpu_metrics_url: GpuMetricsUrl = None,
     no_scrape: NoScrape = False,
 ) -> None:
-    """Run a workload and write a report.
+    """Run a workload against a server, and write a report.
 
     WORKLOAD is a shipped name (see `walkaway workloads`) or the path of a TOML file; without one it
     is `demo`, with a few probes after its load. The server is the bundled engine, or any that

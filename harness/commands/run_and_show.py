@@ -196,7 +196,7 @@ def _say_whether_it_stops(folder: RunFolder) -> None:
         return
     text = f"{verdict.text[0].upper()}{verdict.text[1:]}"
     url = (folder.read_manifest().get("target") or {}).get("url")
-    more = f" (walkaway conform --target {url} says it)" if verdict.stops is None and url else ""
+    more = f"; `walkaway conform --target {url}` does" if verdict.stops is None and url else ""
     console = Console()
     console.print(Text(f"{text}{more}.", style=_STYLES[verdict.stops]), soft_wrap=True)
 

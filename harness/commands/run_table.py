@@ -26,9 +26,9 @@ from harness.formatting import (
     spoken_outcome,
     unit_in_figure,
 )
-from harness.metrics import METRICS, headline_figures, headlines
+from harness.metrics import METRICS, PROBES_LEFT_OUT, headline_figures, headlines
 from harness.records import ArmsSummary, Metric, Remark, Summary, Value
-from harness.text.headlines import arm_sentences, headline_sentences
+from harness.text.headlines import arm_sentences, brief_sentences, headline_sentences
 from harness.text.tables import (
     AGREEMENT_COLUMNS,
     REPLICA_COLUMNS,
@@ -66,8 +66,13 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
     names = [name for name in headlines(metrics) if name in metrics]
     shown = names if shows_all else [name for name in names if METRICS[name].in_brief][:MOST_ROWS]
     counts = [f"{n} {spoken_outcome(name)}" for name, n in summary.outcomes.items() if n]
+    can_probe = not any(one.text.startswith(PROBES_LEFT_OUT) for one in summary.validity)
+    if shows_all:
+        sentences = headline_sentences(metrics, missing)
+    else:
+        sentences = brief_sentences(metrics, missing, can_probe=can_probe)
     parts: Parts = [
-        *(Text(line) for line in headline_sentences(metrics, missing)),
+        *map(Text, sentences),
         _title(summary, ", ".join(counts) or "no requests"),
         *_figures(console, {name: metrics[name] for name in shown}),
     ]

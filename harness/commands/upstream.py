@@ -18,15 +18,23 @@ from harness.store.output import cannot_write, check_output, is_stdout
 if TYPE_CHECKING:
     from harness.upstream.truth import Truth
 
+_place = partial(typer.Option, rich_help_panel="Where it listens")
 _serving = partial(typer.Option, rich_help_panel="How it serves")
 _log = partial(typer.Option, rich_help_panel="The log")
 _LOG_MARK: Final = b'{"event":"upstream"'
 _MOST_MS: Final = 3_600_000.0
 
 Port = Annotated[
-    int, typer.Option(metavar="P", min=0, max=65535, help="Default: a free one, which it prints.")
+    int,
+    _place(
+        metavar="P",
+        min=0,
+        max=65535,
+        show_default=False,
+        help="Default: a free one, which it prints.",
+    ),
 ]
-Host = Annotated[str, typer.Option(metavar="HOST", help="Where it listens.")]
+Host = Annotated[str, _place(metavar="HOST", help="Where it listens.")]
 Slots = Annotated[int, _serving(metavar="N", min=1, help="Requests that it computes at once.")]
 StepMs = Annotated[
     float, _serving(metavar="MS", min=0.1, max=_MOST_MS, help="From one token to the next.")
@@ -58,9 +66,7 @@ LogFile = Annotated[
 Keep = Annotated[
     int, _log(metavar="N", min=1, max=1_000_000, help="Requests kept for /walkaway/truth.")
 ]
-ExitWithStdin = Annotated[
-    bool, typer.Option("--exit-with-stdin", help="Stop when standard input ends.")
-]
+ExitWithStdin = Annotated[bool, _place("--exit-with-stdin", help="Stop when standard input ends.")]
 
 
 def upstream(  # noqa: PLR0913  one argument a flag

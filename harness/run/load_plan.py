@@ -102,8 +102,7 @@ def make_load(workload: Workload, target: Target, server: Server, folder: Path) 
         if slots is None:
             raise ConfigError(
                 f"workload {workload.name}: a server of kind {target.name} does not publish its "
-                "number of batch slots, and trying showed no limit; give it with --set "
-                "load.slots=N"
+                f"number of batch slots, and {server.slots_unknown}"
             )
         return load.model_copy(update={"slots": slots})
     return load

@@ -27,9 +27,11 @@ from harness.errors import (
     TargetError,
     WalkawayError,
 )
+from harness.metrics import PROBES_LEFT_OUT
 from harness.records import ArmsSummary, Summary
 from harness.run.load_process import LoadProcess
 from harness.run.measurement import LoadRunner, Measurement
+from harness.run.preflight import UncountedSlotsError
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun
@@ -215,9 +217,11 @@ def _measure_probes(
         return None
     probes = run.probe_phase(LoadProcess())
     try:
-        failure = measure(probes, children, when_loaded=when_loaded)
+        failure: WalkawayError | None = measure(probes, children, when_loaded=when_loaded)
     except ConfigError as error:
-        _leave_out(run, str(error), when_loaded)
+        failure = error
+    if isinstance(failure, ConfigError | UncountedSlotsError):
+        _leave_out(run, str(failure), when_loaded)
         return None
     probes.manifest.status = status_after(failure)
     probes.folder.write_manifest(probes.manifest)
@@ -227,8 +231,8 @@ def _measure_probes(
 def _leave_out(run: Measurement, why: str, when_loaded: Callable[[], None]) -> None:
     when_loaded()
     shutil.rmtree(run.folder.probe_phase.path, ignore_errors=True)
-    run.notes.add(f"the probe phase was left out: {why}")
-    run.manifest.notes = run.notes.texts()
+    run.notes.warn(f"{PROBES_LEFT_OUT}: {why}")
+    run.manifest.warnings = run.notes.warnings()
 
 
 def measure(

@@ -24,7 +24,7 @@ from harness.collect.gpu import NO_COUNTERS, DcgmGpus, Gpus, open_nvml
 from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, read_roles
 from harness.collect.source import SourceError
-from harness.errors import ConfigError
+from harness.errors import ConfigError, TargetError
 from harness.experiments.limit import find_limit
 from harness.http_client import http_client
 from harness.place import is_here
@@ -42,7 +42,7 @@ from harness.run.server import (
     start_command,
     start_engine,
 )
-from harness.run.settle import Asker, IdlePages, NotServedError
+from harness.run.settle import Asker, IdlePages, NoAnswerError, NotServedError
 from harness.store.manifest import TargetFacts
 from harness.workload.abandon import TaskPlan
 from harness.workload.arms import unused_engine_settings
@@ -59,6 +59,11 @@ _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual 
 _NO_USER: Final = -1  # the prompts differ from those of every user
 
 LONGEST_COUNT_S: Final = 60.0
+_NO_QUEUE: Final = frozenset({429, 503})  # statuses of a request beyond the slots
+
+
+class UncountedSlotsError(TargetError):
+    """The server did not answer the requests by which its batch slots are counted."""
 
 
 def find_server(
@@ -229,13 +234,32 @@ def with_slots(run: RunState, facts: TargetFacts, server: Server, asker: Asker) 
         if server.slots is not None or not is_needed or not run.target.http:
             return server
         run.progress.phase("trying how many requests the server runs at once")
-        slots = count_slots(asker, longest_s=run.timeout_s)
+        try:
+            slots = count_slots(asker, longest_s=run.timeout_s)
+        except NotServedError as error:
+            return replace(server, slots_unknown=why_not_counted(error, server))
         how = "found by trying: the smallest number of parallel requests at which one more waits"
     if slots is None:
         return server
     run.notes.add(f"batch slots: {slots}, {how}")
     facts.slots_found = slots
     return replace(server, slots_found=slots)
+
+
+def why_not_counted(error: NotServedError, server: Server) -> str:
+    """Raises UncountedSlotsError for a server that did not answer."""
+    if isinstance(error, NoAnswerError):
+        raise UncountedSlotsError(
+            f"the server did not answer requests that were sent at once ({error}), by which its "
+            "batch slots are counted: it is slow, or still works for clients that have left. Try "
+            "again when it is idle, or name its slots with --set load.slots=N"
+        ) from error
+    if error.status in _NO_QUEUE:
+        return (
+            f"it refuses requests beyond them ({error}): no probe can wait for a slot. "
+            f"`walkaway conform --target {server.url}` judges such a server"
+        )
+    return f"trying failed ({error}); give it with --set load.slots=N"
 
 
 def published_slots(client: httpx.Client, server: Server, target: Target) -> int | None:
@@ -257,16 +281,14 @@ def published_context(client: httpx.Client, server: Server) -> int | None:
 
 
 def count_slots(asker: Asker, *, longest_s: float) -> int | None:
-    """How many requests the server runs at once; None if it shows no limit or does not serve.
-
-    It takes seconds, some hundred short answers, and gives up after `LONGEST_COUNT_S`.
-    """
+    """How many requests the server runs at once; None if it shows no limit within
+    `LONGEST_COUNT_S`. It takes seconds, some hundred short answers. Raises NotServedError."""
     until_ns = asker.clock_ns() + int(LONGEST_COUNT_S * 1e9)
 
     def ask(num_streams: int, tokens: int) -> list[Sequence[int]]:
         left_s = (until_ns - asker.clock_ns()) / 1e9
         if left_s <= 0:
-            raise NotServedError(f"no limit was found within {LONGEST_COUNT_S:g} s")
+            raise _NoTimeLeftError
         with ThreadPoolExecutor(max_workers=num_streams) as threads:
             prompts = [f"letter {tokens}/{i} of {num_streams}:" for i in range(num_streams)]
             answers = [
@@ -277,8 +299,12 @@ def count_slots(asker: Asker, *, longest_s: float) -> int | None:
 
     try:
         return find_limit(ask)
-    except NotServedError:
+    except _NoTimeLeftError:
         return None
+
+
+class _NoTimeLeftError(Exception):
+    pass
 
 
 class CalibrationError(Exception):
@@ -321,7 +347,8 @@ def calibrate(client: httpx.Client, plan: LoadPlan) -> PromptScale:
     samples = [(size, _prompt_tokens(client, plan, size)) for size in _SIZES]
     scale = fit_scale(samples)
     if scale is None:
-        raise CalibrationError(f"its counts fit no line: {samples} (bytes, tokens)")
+        counts = ", ".join(f"{tokens} for {size} bytes" for size, tokens in samples)
+        raise CalibrationError(f"the tokens that it counts fit no line ({counts})")
     return scale
 
 

@@ -42,8 +42,8 @@ INSTALL_TORCH: Final = (
 class Server:
     """A server that answers. `config` is None unless it speaks the reference engine's contract;
     `place` is None for one that the run started; `slots_found`: its number of batch slots, if the
-    harness had to find out; `ready`: the line in which an engine of ours announced its processes
-    and their pages."""
+    harness had to find out, and `slots_unknown` why it could not; `ready`: the line in which an
+    engine of ours announced its processes and their pages."""
 
     url: str
     model: str
@@ -51,6 +51,7 @@ class Server:
     engine: Child | None
     place: Place | None = None
     slots_found: int | None = None
+    slots_unknown: str = "trying showed no limit; give it with --set load.slots=N"
     ready: Mapping[str, Any] = field(default_factory=dict)
 
     @property

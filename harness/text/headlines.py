@@ -29,12 +29,30 @@ _MEASURED_BY: Final = {
     WASTED_TOKENS: "A metrics page with the tokens that it generated shows it (--metrics-url).",
     SLOT_RECOVERY: _BY_PROBES,
 }
+_ALL_HIDDEN: Final = (
+    "Cancel latency, wasted tokens and slot recovery are not measurable here: the server shows no "
+    "log of its requests and no metrics that say it (--metrics-url names a page), and this run has "
+    "no probes."
+)
+_SENDS_PROBES: Final = " `walkaway run slot_recovery`, with the same flags, sends them."
 _VERBS: Final = {WASTED_TOKENS: "are"}
 
 
 def headline_sentences(metrics: Metrics, missing: Mapping[str, str]) -> list[str]:
+    """One for each headline."""
     said = _known_sentences(metrics)
     return [said.get(name) or _missing_sentence(name, missing.get(name)) for name in HEADLINES]
+
+
+def brief_sentences(
+    metrics: Metrics, missing: Mapping[str, str], *, can_probe: bool = True
+) -> list[str]:
+    """As `headline_sentences`, but one for all that a server hides, if that is all. `can_probe`:
+    probes can be sent to it, as far as is known."""
+    is_hidden = all(missing.get(name) not in (None, NOBODY_LEFT) for name in HEADLINES)
+    if _known_sentences(metrics) or not is_hidden:
+        return headline_sentences(metrics, missing)
+    return [f"{_ALL_HIDDEN}{_SENDS_PROBES if can_probe else ''}"]
 
 
 def _missing_sentence(name: str, reason: str | None) -> str:

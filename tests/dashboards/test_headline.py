@@ -8,7 +8,12 @@ from dashboards.headline import cards, without_praise
 from harness.analysis.black_box import Ghosts, ghost_rate
 from harness.analysis.figure import Sample, describe, rate
 from harness.records import Metric
-from harness.text.headlines import headline_sentences, report_sentence
+from harness.text.headlines import (
+    HEADLINES,
+    brief_sentences,
+    headline_sentences,
+    report_sentence,
+)
 from tests.conftest import Snapshot
 
 LEFT: Final = {"abandoned": 100, "completed": 5}
@@ -135,6 +140,16 @@ def test_a_missing_headline_is_named_with_its_reason() -> None:
         "generated shows it (--metrics-url).",
         "Slot recovery is not measurable here: the run gives no data for it.",
     ]
+
+
+def test_on_the_terminal_a_server_that_hides_all_three_has_one_sentence() -> None:
+    hidden = dict.fromkeys(HEADLINES, "no log")
+    (said,) = brief_sentences({}, hidden)
+    assert said.endswith("`walkaway run slot_recovery`, with the same flags, sends them.")
+    (said,) = brief_sentences({}, hidden, can_probe=False)
+    assert said.endswith("and this run has no probes.")
+    nobody = hidden | {"cancel_latency_s": "no request was abandoned"}
+    assert brief_sentences({}, nobody) == headline_sentences({}, nobody)
 
 
 def test_a_run_that_shows_no_good_is_not_praised_but_blamed() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.commands.catalogue import GROUPS
 from harness.commands.index import app
 from harness.errors import ConfigError
 from harness.run.run_config import RunConfig, resolve_run
@@ -37,9 +38,7 @@ def test_shipped_files_are_listed_and_explained(
     verb: str, package: str, name: str, how: str, key: str, tmp_path: Path
 ) -> None:
     known, listed = shipped(package), printed(verb)
-    for one, path in known.items():
-        assert f"{one}\n" in listed
-        assert f"  {path}\n" in listed
+    assert not [one for one in known if one not in listed.split()]
     assert set(json.loads(printed(verb, "--json"))) == set(known)
     explained = printed(verb, name)
     assert explained.startswith(f"{name}\n")
@@ -50,6 +49,16 @@ def test_shipped_files_are_listed_and_explained(
     mine.write_text(known[name].read_text())
     assert f"  {mine}\n" in printed(verb, str(mine))
     assert "unknown" in refused(verb, "no-such")
+
+
+def test_the_questions_are_listed_in_groups_and_those_to_begin_with_have_a_line_each() -> None:
+    names = [name for group in GROUPS.values() for name in group]
+    assert sorted(names) == sorted(shipped(SHIPPED_WORKLOADS)), "each stands in one group"
+    listed = printed("workloads").splitlines()
+    assert max(map(len, listed)) <= 80
+    assert listed[0] == "Begin with one of these:"
+    assert [line.split()[0] for line in listed[1:6]] == list(next(iter(GROUPS.values())))
+    assert listed[6] == ""
 
 
 def test_the_template_can_be_run_unchanged(tmp_path: Path) -> None:

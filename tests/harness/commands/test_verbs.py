@@ -34,6 +34,7 @@ def test_the_help_of_a_command(command: str, snapshot: Snapshot) -> None:
         ("run demo --targt URL", "--target"),
         ("run dmeo", "did you mean `demo`?"),
         ("run demo --engine vlm", "did you mean `vllm`?"),
+        ("run demo --engine VLLM", "did you mean `vllm`?"),
         ("run demo --set rum.users=3", "--set rum.users: unknown key `rum`; did you mean `run`?"),
         ("simulate capcity demo", "did you mean `capacity`?"),
         ("simulate cluster --machine h100-8b", "did you mean `h100-8b-floor`"),

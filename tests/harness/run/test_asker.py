@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from harness.experiments.limit import FIRST_STREAMS
-from harness.run.preflight import count_slots
-from harness.run.settle import Asker, probe_service
+from harness.run.preflight import UncountedSlotsError, count_slots, why_not_counted
+from harness.run.server import Server
+from harness.run.settle import Asker, NoAnswerError, NotServedError, probe_service
 from harness.workload.target import Target
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -122,7 +123,7 @@ def test_a_server_that_takes_no_short_answer_is_asked_for_a_longer_one() -> None
     assert probing.errors == ["HTTP 400: max_tokens must be at least 6"]
 
 
-def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() -> None:
+def test_slots_are_not_counted_for_ever_nor_on_a_server_that_refuses() -> None:
     sent = []
 
     def three_tokens(request: httpx.Request) -> httpx.Response:
@@ -132,4 +133,20 @@ def test_slots_are_not_counted_for_ever_nor_on_a_server_that_does_not_serve() ->
     assert count_slots(asking(three_tokens, clock(10)), longest_s=1e6) is None
     assert len(sent) <= FIRST_STREAMS, "it went on although its time was over"
     busy = asking(lambda _: httpx.Response(429), time.perf_counter_ns)
-    assert count_slots(busy, longest_s=5) is None
+    with pytest.raises(NotServedError, match="429"):
+        count_slots(busy, longest_s=5)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (NotServedError("HTTP 429: busy", 429), "`walkaway conform --target http://s` judges"),
+        (NotServedError("HTTP 400: no", 400), "give it with --set load.slots=N"),
+    ],
+)
+def test_slots_that_cannot_be_counted_are_no_riddle(error: NotServedError, why: str) -> None:
+    server = Server(url="http://s", model="m", config=None, engine=None)
+    assert why in why_not_counted(error, server)
+    assert str(error) in why_not_counted(error, server)
+    with pytest.raises(UncountedSlotsError, match="works for clients that have left"):
+        why_not_counted(NoAnswerError("ReadTimeout within 5 s"), server)
