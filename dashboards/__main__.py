@@ -6,12 +6,16 @@ Each command imports its own page: that of a conformance result needs no pandas,
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from harness.errors import WalkawayError, check_text
 from harness.store.output import STDOUT, is_stdout, write_output
+
+PROGRESS_EVERY_S: Final = 5.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,7 +94,19 @@ def _comparison(options: argparse.Namespace) -> None:
 def _trend(options: argparse.Namespace) -> None:
     from dashboards.trend import write_trend
 
-    write_trend(options.folder, options.output)
+    began_s = shown_s = time.monotonic()
+
+    def watch(done: int, num: int) -> None:
+        nonlocal shown_s
+        now_s = time.monotonic()
+        if now_s - shown_s < PROGRESS_EVERY_S:
+            return
+        shown_s = now_s
+        left_s = (now_s - began_s) * (num - done) / done
+        with suppress(OSError):
+            sys.stderr.write(f"walkaway: run {done + 1} of {num}, about {left_s:.0f} s left\n")
+
+    write_trend(options.folder, options.output, watch=watch)
 
 
 def _conform(options: argparse.Namespace) -> None:

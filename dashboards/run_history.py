@@ -5,7 +5,7 @@ of slots, injected faults and method, and for a figure in seconds the same machi
 other settings of the server break no line: a trend exists to show their effect on the figures.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -74,14 +74,19 @@ def _changes(before: PastRun, after: PastRun) -> Iterator[str]:
         yield text if of == both else f"{', '.join(of)}: {text}"
 
 
-def read_history(folder: Path) -> tuple[list[RunGroup], list[tuple[str, str]]]:
+def read_history(
+    folder: Path, *, watch: Callable[[int, int], object] = lambda _done, _num: None
+) -> tuple[list[RunGroup], list[tuple[str, str]]]:
+    """The runs by question and server, and what was skipped, each with the reason. `watch` is
+    called before each run, with how many were read and how many there are."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read: {in_words(error)}") from error
     by_key: dict[tuple[str, str, str], list[PastRun]] = {}
     skipped = []
-    for path in paths:
+    for number, path in enumerate(paths):
+        watch(number, len(paths))
         if not is_run(path):
             skipped.append((path.name, f"{path}: {NO_RUN}"))
             continue

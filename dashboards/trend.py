@@ -1,6 +1,6 @@
 """From a folder of runs to one HTML file: what got worse since when, and each figure over time."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +20,11 @@ from harness.store.run_folder import is_run
 LOOKED_FOR: Final = "folders that `walkaway run` wrote (each with manifest.json and summary.json)"
 
 
-def write_trend(folder: Path, output: Path) -> None:
-    groups, skipped = read_history(folder)
+def write_trend(
+    folder: Path, output: Path, *, watch: Callable[[int, int], object] = lambda _done, _num: None
+) -> None:
+    """`watch`: as of `read_history`."""
+    groups, skipped = read_history(folder, watch=watch)
     if not groups:
         raise ConfigError(_why_no_run(folder, skipped))
     found = [_trend(group, f"group{number}") for number, group in enumerate(groups)]

@@ -172,7 +172,10 @@ def _limits(order: GateOrder, workload: Mapping[str, Any]) -> list[Limit]:
     try:
         text = order.limits.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{order.limits}: cannot be read: {in_words(error)}") from error
+        raise ConfigError(
+            f"--limits {order.limits}: cannot be read: {in_words(error)}; name a file with a limit "
+            "a line, such as: ghost_rate.upper95 < 0.01"
+        ) from error
     lines, source = text.splitlines(), str(order.limits)
     found = parse_limits(lines, source=source, arms=arm_names(workload))
     if not found:

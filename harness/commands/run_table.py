@@ -87,7 +87,7 @@ def print_summary(console: Console, summary: Summary, *, shows_all: bool) -> Non
 
 def print_arms(console: Console, summary: ArmsSummary, *, shows_all: bool) -> None:
     arms = summary.metrics
-    rounds = f"{len(arms)} arms, {quantity(summary.rounds, 'rounds')}"
+    rounds = f"{quantity(len(arms), 'arms')}, {quantity(summary.rounds, 'rounds')}"
     pairs = headline_figures(arms, summary.headlines)
     shown = pairs if shows_all else pairs[:MOST_ROWS]
     parts: Parts = [

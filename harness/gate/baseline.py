@@ -50,7 +50,8 @@ def load_baseline(path: Path, *, workload: str) -> Measured:
         measured = msgspec.json.decode(content, type=Baseline).measured
     except (OSError, RecursionError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"{path}: is not a baseline that can be read: {in_words(error)}"
+            f"{path}: is not a baseline that can be read: {in_words(error)}; `walkaway gate RUN "
+            "--save-baseline` writes one"
         ) from error
     of = measured.conditions.workload
     if of != workload:

@@ -30,7 +30,10 @@ _NOT_SAVED = (
     "the run was not saved to its end (its harness was killed, or the disk was full): the figures "
     "rest on what was collected by then, perhaps before the server had settled"
 )
-_HOLDS_NONE = "holds no shards of a load (process-HOST-PID.ndjson next to requests-...)"
+_HOLDS_NONE = (
+    "holds no shards of a load (process-HOST-PID.ndjson next to requests-...); name the DIR of "
+    "--walkaway-rows, or the shards/ of a run that was killed"
+)
 
 
 class _Found(NamedTuple):

@@ -34,6 +34,7 @@ from harness.run.settle import (
     Asker,
     CalmWatch,
     IdlePages,
+    longest_check_s,
     may_end_early,
     probe_service,
     settle_seconds,
@@ -212,7 +213,8 @@ class Measurement(RunState):
                         when_loaded=when_loaded if is_last else None,
                     )
             if self.target.http:
-                self.progress.phase("checking that the server still serves")
+                most_s = longest_check_s(self.timeout_s)
+                self.progress.phase(f"checking that the server still serves (at most {most_s:g} s)")
                 # Everything has been read: these requests are in no figure.
                 self.manifest.probing = probe_service(asker, longest_s=self.timeout_s)
 

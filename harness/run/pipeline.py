@@ -35,7 +35,7 @@ from harness.run.preflight import UncountedSlotsError
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
 from harness.run.run_config import ResolvedRun
-from harness.run.run_state import begin_manifest, choose_folder
+from harness.run.run_state import RESULTS, begin_manifest, choose_folder
 from harness.run.shards import LoadTally, find_hopeless, note_missed_arrivals
 from harness.store.manifest import Manifest, status_after
 from harness.store.output import why_no_room
@@ -181,6 +181,9 @@ def discard_if_empty(folder: RunFolder, manifest: Manifest) -> bool:
     if manifest.window.load_started_ns is not None:
         return False
     shutil.rmtree(folder.path)
+    if folder.path.parent == RESULTS:
+        with suppress(OSError):  # it holds other runs
+            RESULTS.rmdir()
     return True
 
 

@@ -233,7 +233,9 @@ def with_slots(run: RunState, facts: TargetFacts, server: Server, asker: Asker) 
         is_needed = isinstance(load, SlotRecoveryLoad | OccupancyLoad) and load.slots is None
         if server.slots is not None or not is_needed or not run.target.http:
             return server
-        run.progress.phase("trying how many requests the server runs at once")
+        run.progress.phase(
+            f"trying how many requests the server runs at once (at most {LONGEST_COUNT_S:g} s)"
+        )
         try:
             slots = count_slots(asker, longest_s=run.timeout_s)
         except NotServedError as error:

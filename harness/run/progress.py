@@ -3,7 +3,7 @@
 Progress goes to standard error; standard output is for the result.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -77,6 +77,28 @@ class Progress:
 
     def close(self) -> None:
         pass
+
+
+class Pace:
+    """How many parts of a whole have ended, and how long the others will take at their pace."""
+
+    def __init__(self, noun: str, num: int = 0, *, clock_s: Callable[[], float]) -> None:
+        self.noun, self.num, self.done = noun, num, 0
+        self._clock_s = clock_s
+        self._began_s = self._last_s = clock_s()
+
+    def step(self) -> None:
+        self.done += 1
+        self._last_s = self._clock_s()
+
+    def __str__(self) -> str:
+        which = f"{self.noun} {self.done + 1} of {self.num}"
+        if not self.done:
+            return which
+        each_s = (self._last_s - self._began_s) / self.done
+        left = self.num - self.done
+        begun = min((self._clock_s() - self._last_s) / max(each_s, 1e-9), 1.0)
+        return f"{which}, about {quantity(round((left - begun) * each_s), 's')} left"
 
 
 class PrefixedProgress(Progress):

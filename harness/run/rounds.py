@@ -5,6 +5,7 @@ interruption ends the rest; the runs so far are pooled.
 """
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ from harness.run.pipeline import (
     write_summary,
 )
 from harness.run.process import Interruption
-from harness.run.progress import PrefixedProgress, Progress
+from harness.run.progress import Pace, PrefixedProgress, Progress
 from harness.run.run_config import ResolvedRun
 from harness.run.run_state import begin_manifest, choose_folder
 from harness.store.manifest import status_after
@@ -113,10 +114,12 @@ def _run_all(
 ) -> Iterator[WalkawayError]:
     """Yields the failure of each run that failed, with the run's name."""
     last = resolved.arm_runs[-1].round
+    pace = Pace("run", len(resolved.arm_runs), clock_s=time.monotonic)
     for run in resolved.arm_runs:
         if interruption.requested:
             yield InterruptedRunError("interrupted")
             return
+        progress.phase(f"{pace}")
         which = f"round {run.round} of {last}, arm {run.arm}"
         part = PrefixedProgress(progress, which)
         failure: WalkawayError | None
@@ -126,6 +129,7 @@ def _run_all(
             failure = done.failure
         except (ConfigError, TargetError, InterruptedRunError) as error:
             failure = error
+        pace.step()
         if failure is not None:
             part.phase(str(failure).partition("\n")[0])
             yield type(failure)(f"{which}: {failure}")
@@ -209,10 +213,10 @@ def _why_no_manifest(folder: RunFolder) -> str | None:
 def _why_no_rows(folder: RunFolder, why: str) -> str:
     if (folder.path / "requests.parquet").exists():
         return f"{why}; without the rows of its requests there is nothing to report"
+    again = folder.repeat_command
     return (
         f"{folder.path}: was killed before a row of its load was written: there is nothing to "
-        "report; rows that lie on other machines make a run: "
-        f"walkaway collect {folder.shards} --out NEW_FOLDER"
+        f"report; run it again{again and f': {again}'}"
     )
 
 

@@ -260,7 +260,7 @@ class Asker:
                     raise RefusedAnswerError(response.status_code, response.read())
                 stream.headers(response.status_code)
                 until_ns = now_ns + int(longest_s * 1e9)
-                self._read(response, stream, start, until_ns, enough)
+                self._read(response, stream, start, until_ns, max_tokens, enough)
         except httpx.ReadTimeout as error:
             why = f"{type(error).__name__} within {longest_s:g} s"
             raise (NoAnswerError if start else SilentServerError)(why) from error
@@ -277,6 +277,7 @@ class Asker:
         stream: StreamMachine,
         start: bytearray,
         until_ns: int,
+        max_tokens: int,
         enough: int | None,
     ) -> None:
         """`start` is filled with what comes before any text."""
@@ -284,7 +285,7 @@ class Asker:
         for chunk in response.iter_bytes():
             now_ns = self.clock_ns()
             if now_ns > until_ns:
-                if stream.token_times_ns:
+                if stream.tokens_read > max_tokens:
                     raise NotServedError(_without_end(self.target))
                 raise NoAnswerError("the answer took too long")
             if not stream.token_times_ns:
@@ -313,6 +314,11 @@ def _check_whole(stream: StreamMachine, start: bytes) -> None:
     row = stream.row()
     is_cut = bool(row.completion_tokens) or row.finish_reason == "length"
     raise (TextlessAnswerError if is_cut else NotServedError)(stream.why_empty)
+
+
+def longest_check_s(longest_s: float) -> float:
+    """Of `probe_service`."""
+    return PROBES * min(longest_s, LONGEST_PROBE_S)
 
 
 def probe_service(asker: Asker, *, longest_s: float) -> Probing:

@@ -20,11 +20,10 @@ from statistics import fmean
 from typing import Final, NamedTuple, TypeVar
 
 from harness.errors import ConfigError, InterruptedRunError
-from harness.formatting import quantity
 from harness.gate.limits import Limit, of_the_run_alone, parse_limits
 from harness.records import Summary
 from harness.run.process import Interruption
-from harness.run.progress import PrefixedProgress, Progress
+from harness.run.progress import Pace, PrefixedProgress, Progress
 from harness.run.run_config import RunConfig
 from harness.simulate.machine import SimulatedMachine
 from harness.simulate.plan import Plan
@@ -41,7 +40,6 @@ from harness.workload.workload import Workload
 
 T = TypeVar("T")
 R = TypeVar("R")
-Clock = Callable[[], float]  # monotonic seconds
 
 RUNS: Final = "runs"
 HOURS_A_MONTH: Final = 730.0
@@ -285,29 +283,6 @@ def _mean_figures(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # The search, simulated
 
 
-class CapacityPace:
-    """How many parts (searches, and a whole run of each treatment) have ended, and how long the
-    others will take at their pace."""
-
-    def __init__(self, clock_s: Clock) -> None:
-        self.num, self.done = 0, 0
-        self._clock_s = clock_s
-        self._began_s = self._last_s = clock_s()
-
-    def step(self) -> None:
-        self.done += 1
-        self._last_s = self._clock_s()
-
-    def __str__(self) -> str:
-        if not self.done:
-            return f"part 1 of {self.num}"
-        each_s = (self._last_s - self._began_s) / self.done
-        left = self.num - self.done
-        begun = min((self._clock_s() - self._last_s) / max(each_s, 1e-9), 1.0)
-        left_s = round((left - begun) * each_s)
-        return f"part {self.done + 1} of {self.num}, about {quantity(left_s, 's')} left"
-
-
 class _OfOneRate(PrefixedProgress):
     """Each rate has the same phases: only how far a long one has come is shown."""
 
@@ -327,7 +302,7 @@ class Search:
     interruption: Interruption
     processes: int = 1
     done: list[Seen] = field(default_factory=list)
-    pace: CapacityPace = field(default_factory=lambda: CapacityPace(time.monotonic))
+    pace: Pace = field(default_factory=lambda: Pace("part", clock_s=time.monotonic))
 
     def attempt(self, treatment: Treatment, seed: int, rate: float, *, keep: str = "thin") -> Seen:
         """Raises InterruptedRunError."""

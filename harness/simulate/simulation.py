@@ -328,8 +328,8 @@ class Shown:
         left_s = seen["elapsed_s"] * max(seen["of_s"] / max(seen["virtual_s"], 1e-9) - 1, 0.0)
         self._progress.pace(
             f"{seen['virtual_s']:,.0f} s of {seen['of_s']:,.0f} s simulated, about "
-            f"{quantity(round(left_s), 's')} left: {seen['requests']:,} requests; this machine "
-            f"simulates {seen['tokens_per_s']:,} tokens in a second"
+            f"{quantity(round(left_s), 's')} left: {seen['requests']:,} requests; the "
+            f"simulator's own rate, no server's: {seen['tokens_per_s']:,} tokens a second"
         )
 
 

@@ -21,7 +21,7 @@ def cannot_write(place: Path | str, error: OSError, *, what: str = "written") ->
     """A full disk is no wrong usage."""
     if error.errno in NO_ROOM:  # pyarrow's errors have words of their own
         return StorageError(f"{place}: cannot be {what}: {os.strerror(error.errno)}; make room")
-    return ConfigError(f"{place}: cannot be {what}: {in_words(error)}")
+    return ConfigError(f"{place}: cannot be {what}: {in_words(error)}; name another place")
 
 
 def is_stdout(path: Path | None) -> bool:

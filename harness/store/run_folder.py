@@ -173,6 +173,14 @@ class RunFolder:
         """As it was written, perhaps by another version. Raises ConfigError."""
         return self._read_json("manifest.json")
 
+    @property
+    def repeat_command(self) -> str:
+        """The shell line that repeats the run; "" if it is not known."""
+        try:
+            return str(self.read_manifest().get("repeat") or "")
+        except ConfigError:
+            return ""
+
     def load_manifest(self) -> Manifest:
         """Raises OtherVersionError, and ConfigError for a file that is missing or damaged."""
         content = self.read_manifest()
@@ -331,6 +339,10 @@ def _why_no_run(path: Path) -> str:
         return "there is no such folder; name a folder that `walkaway run` wrote"
     if not path.is_dir():
         return "is a file; name the run's folder"
+    if (path / "conform.json").is_file():
+        return "is a folder of `walkaway conform`, which has judged: see its index.html"
+    if (path / "wire").is_dir():
+        return "is a folder of a `walkaway conform` that was cut short: run that again"
     if (one := next(filter(is_run, sorted(path.iterdir())), None)) is not None:
         return f"is not a run's folder itself; name a run's folder in it, such as {one}"
     return f"{NO_RUN}; name a folder that `walkaway run` wrote"
@@ -339,10 +351,11 @@ def _why_no_run(path: Path) -> str:
 def read_results(folder: RunFolder) -> tuple[dict[str, Any], Summary | ArmsSummary]:
     """Manifest and summary, both of our schema version. Raises UnusableRunError."""
     if not os.path.lexists(folder.path / "summary.json"):
+        has_rows, again = folder.may_have_requests(), folder.repeat_command
         saved = f"; for what was saved of this one: walkaway report {folder.path}"
         raise UnusableRunError(
             f"{folder.path}: was cut short before it was judged: there is no summary.json",
-            f"a whole run{saved if folder.may_have_requests() else ''}",
+            f"a whole run{saved if has_rows else again and f': {again}'}",
         )
     try:
         manifest = folder.read_manifest()

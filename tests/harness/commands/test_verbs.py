@@ -85,8 +85,8 @@ def test_a_report_of_several_runs_needs_a_file_name(tmp_path: Path) -> None:
 
 def test_a_run_without_requests_is_not_reported(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run")
-    (folder.path / "manifest.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"was killed.*walkaway collect .*shards --out"):
+    (folder.path / "manifest.json").write_text('{"repeat": "walkaway run demo"}')
+    with pytest.raises(ConfigError, match=r"was killed.*run it again: walkaway run demo$"):
         report(folder.path)
     folder.write_rows(RunRows())
     with pytest.raises(ConfigError, match="no request was made in this run"):

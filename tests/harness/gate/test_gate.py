@@ -259,6 +259,11 @@ def test_a_report_is_advised_only_of_a_killed_run_that_has_requests(tmp_path: Pa
     shard = run / "shards" / "requests-here-1.ndjson"
     shard.touch()
     assert advice(run) == "a whole run"
+    manifest = run / "manifest.json"
+    content = manifest.read_text()
+    manifest.write_text(json.dumps(json.loads(content) | {"repeat": "walkaway run x"}))
+    assert advice(run) == "a whole run: walkaway run x"
+    manifest.write_text(content)
     shard.write_text("{}")
     assert advice(run) == report
     RunFolder(tmp_path / "run").write_rows(RunRows())

@@ -14,7 +14,7 @@ from harness.errors import ConfigError, InterruptedRunError
 from harness.gate.limits import parse_limits
 from harness.records import Metric, Remark, Summary
 from harness.run.process import Interruption
-from harness.run.progress import Progress
+from harness.run.progress import Pace, Progress
 from harness.run.run_config import RunConfig
 from harness.simulate import capacity as search
 from harness.simulate.machine import load_machine
@@ -63,7 +63,7 @@ def test_the_number_of_processes_changes_no_rate() -> None:
 
 def test_what_is_left_follows_from_the_parts_that_have_ended() -> None:
     now_s = 100.0
-    pace = search.CapacityPace(lambda: now_s)
+    pace = Pace("part", clock_s=lambda: now_s)
     pace.num = 4
     assert str(pace) == "part 1 of 4"
     now_s += 30
@@ -88,8 +88,8 @@ def test_the_simulators_own_rate_is_said_to_be_that() -> None:
     assert heard.text == ""
     Shown(heard).show([json.dumps(seen)])
     assert heard.text == (
-        "20 s of 80 s simulated, about 18 s left: 1,234 requests; this machine simulates 98,765 "
-        "tokens in a second"
+        "20 s of 80 s simulated, about 18 s left: 1,234 requests; the simulator's own rate, "
+        "no server's: 98,765 tokens a second"
     )
 
 

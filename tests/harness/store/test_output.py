@@ -59,8 +59,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pat
     file.touch()
     for place, why in (
         (tmp_path, "it is a folder; name a file in it"),
-        (file / "below", "Not a directory"),
-        (Path("/proc/none"), "No such file or directory"),
+        (file / "below", "Not a directory; name another place"),
+        (Path("/proc/none"), "No such file or directory; name another place"),
     ):
         with pytest.raises(ConfigError, match=f"^{place}: cannot be written: {why}$"):
             check_output(place, ours=MARK)
