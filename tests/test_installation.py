@@ -1,4 +1,4 @@
-"""What README and the Makefile install can be resolved: both builds of torch, on each Python.
+"""What README, docs/install.md and the Makefile install can be resolved: both builds of torch, on each Python.
 
 The extras of all commands are resolved at once: versions that suit all of them suit each command.
 uv reads metadata alone, and takes the markers of the Python and the platform that it is asked for;
@@ -16,8 +16,9 @@ from packaging.utils import canonicalize_name
 
 from tests.harness.documents import README, ROOT
 
-TEXT: Final = README.read_text() + (ROOT / "Makefile").read_text()
-COMMANDS: Final = re.findall(r"pip(?: --\S+)* install .*", TEXT)
+PAGES: Final = (README, ROOT / "docs" / "install.md", ROOT / "Makefile")
+TEXT: Final = "".join(page.read_text() for page in PAGES)
+COMMANDS: Final = re.findall(r"^[^`\n]*pip(?: --\S+)* install .*", TEXT, re.MULTILINE)
 EXTRAS: Final = {name for names in re.findall(r"'\.\[(.*?)\]'", TEXT) for name in names.split(",")}
 
 # From METADATA in torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl, which PyPI does not have.

@@ -1,4 +1,4 @@
-"""README's table "follow one cancel": every function that it names takes part, leg by leg.
+"""The table "one cancel" of docs/code.md: every function that it names takes part, leg by leg.
 
 Each leg runs the real code with a made-up other side, and notes which functions were called.
 """
@@ -26,13 +26,13 @@ from harness.records import LifecycleEvent, Way
 from reference_engine.faults import Faults
 from tests.harness.client.asking import SPEC, Client, two_tokens
 from tests.harness.client.conftest import ScriptedServer
-from tests.harness.documents import README, ROOT
+from tests.harness.documents import ROOT
 from tests.reference_engine.fake_worker import AsgiClient, FakeWorker, respond
 from tests.reference_engine.serve.test_detection import FakeTransport
 from tests.reference_engine.stepped_engine import Bench, abort, add
 
-_ROW = re.compile(r"^\| [a-z ]+ \| \[[\w/.]+\]\(([\w/.]+)\) `([\w.]+)` \|", re.MULTILINE)
-WAY = _ROW.findall(README.read_text())
+_ROW = re.compile(r"^\| [a-z ]+ \| \[[\w/.]+\]\(\.\./([\w/.]+)\) `([\w.]+)` \|", re.MULTILINE)
+WAY = _ROW.findall((ROOT / "docs" / "code.md").read_text())
 Called = set[tuple[str, str]]
 
 

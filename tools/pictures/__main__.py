@@ -22,6 +22,7 @@ from tests.reference_engine.running_engine import running
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 DEMO: Final = ("demo", "--set", "engine.runner=simulated", "--set", "engine.sim_fixed_ms=10")
+FORGETFUL: Final = ("--set", 'engine.faults=["lose-abort=0.03"]')
 GATES: Final = {
     "before": (),
     "slow-abort": ("--set", 'engine.faults=["delay-abort=0.03"]', "--set", "run.seed=23"),
@@ -47,13 +48,17 @@ def walkaway(folder: Path, *arguments: str) -> None:
 
 
 def report(browser: Browser, folder: Path) -> None:
-    """The first screen, wide and on a phone, in the light and in the dark; and one request."""
+    """The first screen, wide and on a phone, in the light and in the dark; that of a server which
+    forgets some requests; and one request."""
     walkaway(folder, "run", *DEMO, "--out", "demo")
     for width, scheme in SCREENS:
         height = 1840 if width == SCREENS[0][0] else 2300
         file = folder / "demo/report.html"
         with opened(browser, file, width=width, scheme=scheme) as (page, _):
             take(page, f"report-{width}-{scheme}", height=height)
+    walkaway(folder, "run", *DEMO, *FORGETFUL, "--out", "forgetful")
+    with opened(browser, folder / "forgetful/report.html", width=1100) as (page, _):
+        take(page, "forgetful", height=800)
     with opened(browser, folder / "demo/report.html") as (page, _):
         page.get_by_label("Find").fill("tokens:64 abandoned")
         page.locator(".requests tbody a").first.click()
