@@ -1,4 +1,5 @@
-"""What README, docs/install.md and the Makefile install can be resolved: both builds of torch, on each Python.
+"""What README, docs/install.md and the Makefile install can be resolved: both builds of torch, on
+each Python.
 
 The extras of all commands are resolved at once: versions that suit all of them suit each command.
 uv reads metadata alone, and takes the markers of the Python and the platform that it is asked for;
