@@ -105,7 +105,10 @@ def _read_explanations(files: Sequence[Path], explained: Path | None) -> list[Ex
         found = tomllib.loads(explained.read_text(encoding="utf-8"))
         return msgspec.convert(found, _Explanations).explanation
     except OSError as error:
-        raise ConfigError(f"{explained}: cannot be read: {in_words(error)}") from error
+        raise ConfigError(
+            f"--explanations {explained}: cannot be read: {in_words(error)}; it is a TOML file "
+            "with an [[explanation]] for each red cell"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{explained}: {error}") from error
 

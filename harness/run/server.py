@@ -209,7 +209,9 @@ def start_command(
     try:
         server = children.enter_context(Child("server", words, log, quit_s=0))
     except OSError as error:
-        raise ConfigError(f"target.command: {words[0]}: {error.strerror}") from error
+        raise ConfigError(
+            f"target.command: {words[0]}: {error.strerror}; name a program of this machine"
+        ) from error
     url = f"http://127.0.0.1:{port}"
 
     def is_ready() -> bool | None:

@@ -369,7 +369,7 @@ def _spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> Pro
     try:
         pid = os.posix_spawn(command[0], command, environment, file_actions=files, setsid=True)
     except OSError as error:
-        raise TargetError(f"{command[0]}: {error.strerror}") from error
+        raise TargetError(f"{command[0]}: {error.strerror}; is it installed?") from error
     return Process.of(pid)
 
 

@@ -79,7 +79,10 @@ def open_trace(file: str, time_unit: TimeUnit | None = None) -> Iterator[Iterato
         with path.open(encoding="utf-8-sig", newline="") as lines:
             yield read_trace(lines, name=file, time_unit=time_unit)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: the trace cannot be read: {in_words(error)}") from error
+        raise ConfigError(
+            f"{file}: the trace cannot be read: {in_words(error)}; `arrivals.file` "
+            "names a recorded trace"
+        ) from error
 
 
 def window(requests: Iterable[Recorded], trace: TraceArrivals) -> Iterator[tuple[float, Recorded]]:
