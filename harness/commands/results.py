@@ -59,8 +59,13 @@ def judge_if_needed(folder: RunFolder) -> None:
         if os.path.lexists(folder.path / "summary.json"):
             folder.put_aside("summary.json")
             typer.echo(f"{error.reason}; the run is judged again", err=True)
+        _say("judging what was saved")
         with _saving(folder.path):
             complete_summary(folder)
+
+
+def _say(text: str) -> None:
+    typer.echo(f"walkaway: {text}", err=True)
 
 
 @contextmanager
@@ -276,6 +281,9 @@ def collect(
     from harness.run.rounds import complete_summary
 
     with _saving(out):
+        _say("collecting the rows (1 of 3)")
         folder = collect_shards(shards, out, command=typed_command([]))
+        _say("judging them (2 of 3)")
         complete_summary(folder)
+    _say("drawing the report (3 of 3)")
     typer.echo(draw_report(folder))

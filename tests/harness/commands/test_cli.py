@@ -166,7 +166,7 @@ def test_a_setting_that_the_engine_refuses_is_one_line(tmp_path: Path) -> None:
     (line,) = stderr.splitlines()
     assert line.startswith("error: ")
     assert "num_blocks x block_size (3 x 16) must hold one request" in line
-    assert list((tmp_path / "results").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.e2e
