@@ -283,6 +283,9 @@ def _count_steps(tries: Sequence[SlotTry], now: CaseConditions, bound: Bound) ->
             f"({quantity(now.step_after_s, 's')}): late by the one, in time by the other"
         )
         return _open(why)
+    num_late = sum(one > most * now.step_s for one in came_s)
+    if num_late == 1 < len(came_s) and median(came_s) <= bound.steps * now.step_s:
+        return _open(f"{said}: one late try of {len(came_s)} may be the machine's")
     others = [one.others for one in tries if one.others is not None]
     if others and median(others) <= bound.tokens and max(others) <= WORST * bound.tokens:
         why = (

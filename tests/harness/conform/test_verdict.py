@@ -81,6 +81,13 @@ def result(verdict: Verdict, level: Level = Level.MUST, expected: Any = None) ->
     )
 
 
+def test_one_late_try_of_some_is_no_proof() -> None:
+    found = judge_recovery(tried(1, 1, 1, 17), CALM, Bound(), controls=CONTROLS, natural_s=9.0)
+    assert found.failure is None
+    assert found.stops
+    assert "one late try of 4 may be the machine's" in found.reason
+
+
 @pytest.mark.parametrize(
     ("steps", "failure"),
     [
@@ -88,7 +95,7 @@ def result(verdict: Verdict, level: Level = Level.MUST, expected: Any = None) ->
         ((4, 4, 4), None),
         ((5, 5, 1), Failure.LATE),
         ((1, 1, 12), None),
-        ((1, 1, 13), Failure.LATE),
+        ((1, 1, 1, 13, 13), Failure.LATE),
     ],
 )
 def test_the_median_and_the_worst_have_bounds(
