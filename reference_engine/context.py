@@ -1,8 +1,9 @@
 """A request's context: through it alone is a request cancelled, across threads and tiers.
 
 A stop is graceful: the engine generates no more, and what is in the stream is still delivered. A
-kill is a stop that also drops what is queued. A context passes both on to its children, in the
-order in which they were linked, so a chain of tiers is a chain of contexts:
+kill is a stop after which nobody reads: its client gets nothing more of what is in the stream. A
+context passes both on to its children, in the order in which they were linked, so a chain of tiers
+is a chain of contexts:
 
     client leaves ─▶ frontend's context ─▶ prefill worker's ─▶ decode worker's
                           └─▶ one child for each of the n answers
@@ -15,7 +16,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ class Signal(IntEnum):
     KILL = 2
 
 
-_KILL: Final = Signal.KILL  # asked for at each token, and slow to look up in the enum
-
 Watcher = Callable[[Signal, Cancellation | None], object]
 
 
@@ -104,7 +103,7 @@ class Context:
         return self._signal is not None
 
     def is_killed(self) -> bool:
-        return self._signal is _KILL
+        return self._signal is Signal.KILL
 
     @property
     def signal(self) -> Signal | None:

@@ -241,10 +241,9 @@ class Engine:
         self._note(request, "finished", reason)
         live = self._live.pop(request_id)
         if not is_leaving:  # else the client hears of the end from the decode worker
-            text = "" if live.context.is_killed() else live.answer.flush()
             output = Output(
                 request_id=request_id,
-                text=text,
+                text=live.answer.flush(),
                 num_generated=request.num_generated,
                 ending=ending_of(request, phase, live.answer.end, why),
             )
@@ -299,12 +298,10 @@ class Engine:
         name, num_generated, text = request.request_id, request.num_generated, ""
         if num_generated == 1:
             self._note(request, "first_token", t_ns=ended_ns)
-        answer, context, _ = self._live[name]
+        answer = self._live[name].answer
         token_id, reason = request.token_ids[-1], request.finish_reason
         if reason is None or reason is not FinishReason.STOP:  # an enum's member is slow to look up
             text = answer.push(token_id, probability)
-        if context.is_killed():
-            text = ""  # dropped, and its token is counted all the same
         output = Output(request_id=name, text=text, num_generated=num_generated, token_id=token_id)
         self._shares[request.frontend].outputs.append(output)
         if answer.end is None:

@@ -1,7 +1,7 @@
 """An engine without its process: a made-up model, a counted clock, and steps by hand."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, cycle
 from random import Random
 from typing import Any, NoReturn
 
@@ -35,9 +35,12 @@ class MadeUpRunner:
     tokenizer: Tokenizer = WordTokenizer(READY.vocab_size)
 
     def __init__(self) -> None:
-        self._words = cycle(range(FIRST_WORD, self.info.vocab_size))
+        self._words: Iterator[int] = cycle(range(FIRST_WORD, self.info.vocab_size))
         self.meanwhile: Callable[[], object] = lambda: None
         self.breaks: Callable[[StepPlan | None], object] = lambda _: None
+
+    def say_next(self, token_id: int) -> None:
+        self._words = chain([token_id], self._words)
 
     def execute(self, plan: StepPlan) -> Sampled:
         self.meanwhile()
@@ -160,7 +163,7 @@ def add(
     return AddRequest(
         request_id=request_id,
         prompt_token_ids=[word] * num_prompt,
-        sampling=Sampling(max_tokens=max_tokens, ignore_eos=True, **sampling),
+        sampling=Sampling(max_tokens=max_tokens, **{"ignore_eos": True} | sampling),
         parent_id=parent_id,
     )
 

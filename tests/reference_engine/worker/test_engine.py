@@ -1,6 +1,7 @@
 """The step loop with a made-up model and a counted clock: its log and its timing."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import count
 from random import Random
 
@@ -8,8 +9,10 @@ import pytest
 
 from reference_engine.context import CancelReason, Signal
 from reference_engine.core.request import FinishReason, Phase
+from reference_engine.core.step import StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
+from reference_engine.model.runners import OutOfMemoryError
+from reference_engine.model.tokenizer import EOS_TOKEN_ID, FIRST_WORD, WordTokenizer
 from reference_engine.protocol import AddRequest, Ending, SetFaults
 from reference_engine.worker.inbox import Heard, Inbox, Requests
 from tests.reference_engine.stepped_engine import Bench, abort, add
@@ -162,26 +165,59 @@ def test_the_loop_waits_when_it_is_idle_and_when_it_is_stuck() -> None:
     assert inbox.waits == [None, None, None, None], "no block is left: spinning would not help"
 
 
-def test_a_kill_drops_the_text_that_a_stop_still_delivers() -> None:
-    words = WordTokenizer(2048)
-    first, second = words.text_of(FIRST_WORD), words.text_of(FIRST_WORD + 1)
-    for signal, text in ((Signal.STOP, first + second), (Signal.KILL, first)):
-        bench = Bench()
-        bench.step(add("a", stop=(second + "?",)))  # the second word is held back
-        bench.step()
-        report = bench.step(abort("a", signal))
-        outputs = [output for report in bench.reports for output in report.outputs]
-        assert "".join(output.text for output in outputs) == text
-        assert report.outputs[-1].num_generated == 2
+def cut_short(signal: Signal, *, in_the_step: bool) -> Callable[[Bench], object]:
+    """A cancel between two steps, or in the step that makes the third token."""
+
+    def act(bench: Bench) -> None:
+        if in_the_step:
+            bench.runner.meanwhile = lambda: bench.hear(abort("a", signal))
+            bench.step()
+        bench.step(abort("a", signal))
+
+    return act
 
 
-def test_a_kill_during_a_step_drops_the_text_of_that_step_and_counts_its_token() -> None:
+def run_out_of_memory(bench: Bench) -> None:
+    def breaks(_: StepPlan | None) -> None:
+        raise OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    bench.runner.breaks = breaks
+    bench.step()
+
+
+def end_the_sequence(bench: Bench) -> None:
+    bench.runner.say_next(EOS_TOKEN_ID)
+    bench.step()
+
+
+WAYS_OUT: dict[str, tuple[Callable[[Bench], object], str, int]] = {
+    "a cancel or a deadline": (cut_short(Signal.STOP, in_the_step=False), "abort", 2),
+    "a cancel in a step": (cut_short(Signal.STOP, in_the_step=True), "abort", 3),
+    "a disconnect": (cut_short(Signal.KILL, in_the_step=False), "abort", 2),
+    "a disconnect in a step": (cut_short(Signal.KILL, in_the_step=True), "abort", 3),
+    "its length": (Bench.step, "length", 3),
+    "an end of sequence": (end_the_sequence, "stop", 3),
+    "a fault": (run_out_of_memory, "error", 2),
+}
+
+
+@pytest.mark.parametrize("is_held_back", [False, True])
+@pytest.mark.parametrize(("leave", "reason", "num_generated"), WAYS_OUT.values(), ids=WAYS_OUT)
+def test_the_text_is_that_of_all_counted_tokens_whatever_ends_the_answer(
+    leave: Callable[[Bench], object], reason: str, num_generated: int, is_held_back: bool
+) -> None:
+    """Text is held back while it could be the beginning of a stop string."""
+    words = [WordTokenizer(2048).text_of(FIRST_WORD + n) for n in range(3)]
     bench = Bench()
-    bench.step(add("a"))
-    bench.runner.meanwhile = lambda: bench.hear(abort("a", Signal.KILL))
-    (output,) = bench.step().outputs
-    assert (output.text, output.num_generated, output.ending) == ("", 2, None)
-    assert bench.step().outputs[-1].finish_reason == "abort"
+    stop = ("".join(words) + "?",) if is_held_back else ()
+    max_tokens = num_generated + (reason != "length")
+    bench.step(add("a", max_tokens=max_tokens, stop=stop, ignore_eos=False))
+    bench.step()
+    leave(bench)
+    outputs = [output for report in bench.reports for output in report.outputs]
+    assert (outputs[-1].finish_reason, outputs[-1].num_generated) == (reason, num_generated)
+    num_words = num_generated - (reason == "stop")  # the end of a sequence is a token without text
+    assert "".join(output.text for output in outputs) == "".join(words[:num_words])
 
 
 @pytest.mark.parametrize("seed", range(4))
