@@ -84,14 +84,14 @@ _SCHEDULING: Final = {
     "victim": "which request to preempt: the policy's last, or the cheapest to rebuild",
     "preemption": "what becomes of a victim's blocks: computed again, or copied to the host",
     "swap_space_blocks": "blocks of host memory, with --preemption swap",
-    "reclaim": "whether a cancelled request's prompt stays in the prefix cache",
+    "reclaim": "whether a cancelled request's blocks stay in the prefix cache",
     "long_prefill_token_threshold": "most tokens of one prompt in a step; 0: no limit",
     "max_num_partial_prefills": "most prompts in progress at once; 0: as many as the budget lets",
     "watermark": "share of blocks that admissions leave free",
-    "force_reclaim_above": "KV usage above which cancelled prompts are not retained",
+    "force_reclaim_above": "KV usage above which cancelled requests' blocks are not retained",
     "enable_chunked_prefill": "compute long prompts in several steps",
     "reserve_full_isl": "admit a request only if it fits completely",
-    "enable_prefix_caching": "reuse cached beginnings of prompts",
+    "enable_prefix_caching": "reuse cached beginnings of prompts, and of answers",
     "batch_invariant": "make outputs independent of the batch, bit by bit; slower",
 }
 

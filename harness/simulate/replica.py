@@ -22,7 +22,7 @@ from reference_engine.core.request import Request
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.faults import Faults
-from reference_engine.model.runners import SimulatedRunner
+from reference_engine.model.runners import VOCAB_SIZE, SimulatedRunner
 from reference_engine.model.teacher import Teacher
 from reference_engine.model.tokenizer import FIRST_WORD
 from reference_engine.protocol import Output, RequestEvent, StepRecord, StepReport
@@ -31,6 +31,7 @@ from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Command, Heard
 
 FRONTEND: Final = "frontend-0"
+_NUM_WORDS: Final = VOCAB_SIZE - FIRST_WORD
 
 
 class ReplicaDiedError(Exception):
@@ -49,14 +50,15 @@ class VirtualClock:
 
 
 class VirtualRunner(SimulatedRunner):
-    """Without a teacher it says one word again and again: nobody reads it. That never ends a
-    sequence, as the words of the simulated runner never do."""
+    """Without a teacher each request says one word again and again: nobody reads it. The words of
+    two requests differ, or one would find the other's answer in the prefix cache. No word ends a
+    sequence, as those of the simulated runner never do."""
 
     def sample(self, plan: StepPlan) -> Sampled:
         if self._teacher is not None:
             return super().sample(plan)
         tokens = {
-            request.request_id: FIRST_WORD
+            request.request_id: FIRST_WORD + request.arrival % _NUM_WORDS
             for request, count in plan.scheduled.items()
             if count == len(request.token_ids) - request.num_computed_tokens
         }

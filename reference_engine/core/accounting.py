@@ -52,15 +52,13 @@ class Counters(msgspec.Struct, kw_only=True, array_like=True, gc=False):
                 sums[name] = ours + theirs
         return Counters(**sums)
 
-    def count_prefix(self, request: Request) -> None:
-        if request.block_hashes is None:
-            return  # there is no prefix cache
+    def count_prefix(self, request: Request, num_found: int) -> None:
         if request.status is Status.WAITING:
             self.prefix_queried_tokens += request.num_tokens
-            self.prefix_hit_tokens += request.num_cached_tokens
+            self.prefix_hit_tokens += num_found
         else:
             self.resumed_queried_tokens += request.num_tokens
-            self.resumed_hit_tokens += request.num_cached_tokens
+            self.resumed_hit_tokens += num_found
 
     def count_computed(self, request: Request, before: int) -> None:
         now = request.num_computed_tokens

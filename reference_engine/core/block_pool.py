@@ -7,9 +7,9 @@ A block is `block_size` token positions of the cache, known by its number. A hel
 references as block tables have it; a cached block has none, keeps its tokens' keys and values, and
 counts as free. Conservation law: blank + cached + held = total.
 
-A full block of prompt tokens is known by a hash of its tokens and of the hash of the block before
-it, so equal hashes mean equal prompts from the first token on. The blocks of an answer are not
-indexed: they return to the pool at once.
+A full block, of a prompt or of an answer, is known by a hash of its tokens and of the hash of the
+block before it, so equal hashes mean equal tokens from the first one on. A block that is not full
+is blank as soon as nobody holds it.
 """
 
 from array import array
@@ -17,18 +17,18 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-_HASH_BYTES = 16  # long enough that two prompts never collide
+_HASH_BYTES = 16  # long enough that two sequences never collide
 
 
-def chain_hashes(token_ids: Sequence[int], block_size: int) -> list[bytes]:
-    """One hash for each full block, which depends on all tokens up to its end."""
-    hashes = []
-    parent = b""
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
+def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
+    """One hash for each full block, which depends on all tokens up to its end. Those that are there
+    stay as they are.
+    """
+    parent = hashes[-1] if hashes else b""
+    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("q", token_ids[start : start + block_size]).tobytes()
         parent = blake2b(parent + tokens, digest_size=_HASH_BYTES).digest()
         hashes.append(parent)
-    return hashes
 
 
 class PrefixIndex:

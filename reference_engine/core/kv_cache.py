@@ -18,7 +18,7 @@ worker are swapped in, too: they were put into the host table beforehand.
 
 from reference_engine.config import EngineConfig
 from reference_engine.core.accounting import Counters
-from reference_engine.core.block_pool import BlockPool, chain_hashes
+from reference_engine.core.block_pool import BlockPool, extend_hashes
 from reference_engine.core.request import Request, Status
 from reference_engine.core.step import StepPlan
 
@@ -36,11 +36,15 @@ class KVCache:
     def find_prefix(self, request: Request) -> list[int]:
         if not self._has_prefix_cache:
             return []
-        if request.block_hashes is None:
-            prompt = request.token_ids[: request.num_prompt_tokens]
-            request.block_hashes = chain_hashes(prompt, self.block_size)
         most = (request.num_tokens - 1) // self.block_size
-        return self.pool.index.longest(request.block_hashes[:most])
+        return self.pool.index.longest(self._hashes_of(request)[:most])
+
+    def _hashes_of(self, request: Request) -> list[bytes]:
+        """Of its full blocks, computed or not."""
+        hashes, size = request.block_hashes, self.block_size
+        if len(hashes) < request.num_tokens // size:
+            extend_hashes(hashes, request.token_ids, size)
+        return hashes
 
     def blocks_to_admit(self, prefix: list[int], num_tokens: int) -> int:
         num_new = -(-num_tokens // self.block_size) - len(prefix)
@@ -59,9 +63,11 @@ class KVCache:
         There must be `blocks_to_admit` free blocks. Returns the copies from the host.
         """
         assert not request.block_table
-        if not request.host_table:
-            request.num_cached_tokens = len(prefix) * self.block_size
-            self._counters.count_prefix(request)
+        if not request.host_table and self._has_prefix_cache:
+            num_found = len(prefix) * self.block_size
+            self._counters.count_prefix(request, num_found)
+            if request.status is Status.WAITING:
+                request.num_cached_tokens = min(num_found, request.num_prompt_tokens)
         request.num_computed_tokens = self.num_kept(request, prefix)
         self.pool.share(prefix)
         request.block_table = list(prefix)
@@ -91,7 +97,7 @@ class KVCache:
         table = zip(request.host_table, request.block_table, strict=False)
         copies = list(table)[num_cached:]
         self._free_host(request)
-        self.remember_prompt(request, num_cached * self.block_size)
+        self.remember(request, num_cached * self.block_size)
         if request.status is Status.PREEMPTED:
             self._counters.swapped_in_requests += 1
             self._counters.swapped_in_blocks += len(copies)
@@ -125,20 +131,20 @@ class KVCache:
             request.block_table += blocks
         return True
 
-    def remember_prompt(self, request: Request, before: int) -> None:
-        if request.block_hashes is None:
-            return
-        num_computed = min(request.num_computed_tokens, request.num_prompt_tokens)
-        for at in range(before // self.block_size, num_computed // self.block_size):
-            self.pool.index.add(request.block_table[at], request.block_hashes[at])
+    def remember(self, request: Request, before: int) -> None:
+        """Index the blocks that were filled since it had `before` computed tokens."""
+        full = range(before // self.block_size, request.num_computed_tokens // self.block_size)
+        if full and self._has_prefix_cache:
+            hashes = self._hashes_of(request)
+            for at in full:
+                self.pool.index.add(request.block_table[at], hashes[at])
 
     def rebuild_cost(self, request: Request) -> int:
-        """Tokens to compute again if the request lost its blocks and came back at once.
-
-        The real cost may be higher: another request may take blocks of its prompt before that.
+        """The most tokens that must be computed again if the request loses its blocks: those in
+        blocks that it alone holds. They stay in the prefix cache, but others may take their room.
         """
-        num_found = len(self.find_prefix(request))
-        return max(0, request.num_computed_tokens - num_found * self.block_size)
+        num_shared = sum(map(self.pool.is_shared, request.block_table))
+        return max(0, request.num_computed_tokens - num_shared * self.block_size)
 
     def free(self, request: Request) -> int:
         """Give all blocks back, also on the host; returns how many of the device's are free now."""
@@ -173,4 +179,4 @@ class KVCache:
     def left_behind(self, request: Request) -> list[int]:
         if request.block_table or not request.num_preemptions:
             return []
-        return self.pool.cached_of(self.pool.index.longest(request.block_hashes or []))
+        return self.pool.cached_of(self.find_prefix(request))

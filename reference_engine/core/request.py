@@ -139,7 +139,7 @@ class Request:
         self.plain_decode_until = 0
         self.block_table: list[int] = []
         self.host_table: list[int] = []
-        self.block_hashes: list[bytes] | None = None
+        self.block_hashes: list[bytes] = []
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -181,12 +181,12 @@ class Request:
     def plain_decode_limit(self, block_size: int) -> int:
         """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.
 
-        In one, it is owed its newest token only, its block table has room, and the token that
-        comes of it is not its last.
+        In one, it is owed its newest token only, its block table has room, no block is filled, and
+        the token that comes of it is not its last.
         """
         if self.num_computed_tokens < self.num_counted_tokens:
             return 0
-        return min(len(self.block_table) * block_size, self.max_tokens_in_all - 2)
+        return min(len(self.block_table) * block_size - 1, self.max_tokens_in_all - 2)
 
     def move_to(self, status: Status) -> None:
         if status not in LEGAL_TRANSITIONS[self.status]:

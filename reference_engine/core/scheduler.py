@@ -109,9 +109,10 @@ class Scheduler:
             if not is_plain and request.status is gone:
                 continue  # it ended during the step: its token is dropped
             request.num_computed_tokens = before + num_tokens
-            if not is_plain and before < request.num_counted_tokens:
-                self.counters.count_computed(request, before)
-                self.kv_cache.remember_prompt(request, before)
+            if not is_plain:
+                if before < request.num_counted_tokens:
+                    self.counters.count_computed(request, before)
+                self.kv_cache.remember(request, before)
             if (token := sampled.get(request.request_id)) is None:
                 continue
             request.token_ids.append(token)
@@ -234,8 +235,8 @@ class Scheduler:
         """The running request that gives up its blocks; it may be the growing one itself.
 
         With `rebuild-cost` it is, among the least important, the one with the fewest computed
-        tokens that the prefix cache could not return. The most expensive one is never chosen while
-        there is another, so one request always gets to its end.
+        tokens in blocks of its own. The most expensive one is never chosen while there is another,
+        so one request always gets to its end.
         """
         if self._config.victim == "rebuild-cost":
             return max(self.running, key=self._rebuild_rank)

@@ -33,6 +33,7 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "model_speed_gpu": "decode_floor",
     "batch_invariance": "model_speed",
     "swap_or_recompute": "preemption",
+    "found_again": "found_again",
     "virtual_time": "virtual_time",
     "load_generator": "load_generator",
     "grpc_tokens": "load_generator",

@@ -2,7 +2,8 @@
 to the host and back (ours) against tokens computed again (theirs). Device and model are the
 engine's own choice; with `quick` the device is the CPU.
 
-A preempted request has C tokens of a prompt that the prefix cache keeps, and L more. Copying takes
+A preempted request has C tokens of a prompt that the prefix cache keeps, and L more that others
+evict meanwhile. Copying takes
 the whole to the host and L tokens back, computing again takes L tokens:
 
     copied = b + (C + 2 L) k / r        computed again = a + L p
@@ -107,6 +108,9 @@ class Preempting:
         start = time.perf_counter()
         plan = StepPlan(step=0)
         self._scheduler._preempt(request, plan)
+        cache = self._scheduler.kv_cache
+        for block in cache.left_behind(request)[num_cached // BLOCK_SIZE :]:
+            cache.pool.blank(block)
         self._runner.execute(plan)
         while request.num_tokens == num_tokens:
             self._step()

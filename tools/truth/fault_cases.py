@@ -215,7 +215,7 @@ GOES_WRONG = {
     "leak-blocks": "this many blocks of an aborted request are never given back",
     "leak-slot": "the batch slot of an aborted request is never given back",
     "hold-blocks": "blocks of an aborted request are given back this many seconds later",
-    "drop-prefix-on-cancel": "prompt blocks of an aborted request leave the prefix cache",
+    "drop-prefix-on-cancel": "blocks of an aborted request leave the prefix cache",
     "double-count": "an aborted request is counted twice",
     "never-count": "an aborted request is not counted",
     "stale-gauge": "the gauges change once in this many seconds",

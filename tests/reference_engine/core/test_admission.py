@@ -173,21 +173,24 @@ def test_the_least_important_is_preempted_and_among_equals_the_latest(
 
 
 @pytest.mark.parametrize(
-    ("victim", "num_prompts", "preempted"),
+    ("victim", "others", "preempted"),
     [
-        # Part of a block holds the dear one's prompt: the cache could give nothing back.
-        ("policy", {"cheap": 13, "dear": 3}, "dear"),
-        ("rebuild-cost", {"cheap": 13, "dear": 3}, "cheap"),
-        ("policy", {"old": 8, "young": 8}, "young"),
-        ("rebuild-cost", {"old": 8, "young": 8}, "young"),
+        # Twins share the blocks of their prompt, which one of them keeps.
+        ("policy", ["alone"], "alone"),
+        ("rebuild-cost", ["alone"], "twin"),
+        ("policy", ["young"], "young"),
+        ("rebuild-cost", ["old", "young"], "young"),
     ],
 )
 def test_first_come_first_served_preempts_the_youngest_or_the_cheapest_to_rebuild(
-    victim: str, num_prompts: dict[str, int], preempted: str
+    victim: str, others: list[str], preempted: str
 ) -> None:
-    scheduler = make_scheduler(victim=victim, num_blocks=8, block_size=4, max_model_len=32)
-    for name, num_prompt in num_prompts.items():
-        scheduler.add(make_request(name, num_prompt=num_prompt, max_tokens=32 - num_prompt))
+    scheduler = make_scheduler(victim=victim, num_blocks=9, block_size=4, max_model_len=36)
+    twins = ["first", "twin"] if len(others) == 1 else []
+    for name in [*twins, *others]:
+        prompt = "same" if name in twins else name
+        scheduler.add(make_request(name, num_prompt=9, max_tokens=27, prompt=prompt))
+        run_step(scheduler)
     while not (plan := run_step(scheduler)).preempted:
         pass
     assert names(plan.preempted) == [preempted]

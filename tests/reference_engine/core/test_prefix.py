@@ -1,11 +1,13 @@
 """Blocks: taken, given back, found again by their prefix, shared, evicted, kept after a cancel."""
 
+from itertools import takewhile
+from random import Random
 from typing import Any
 
 import pytest
 
-from reference_engine.core.block_pool import BlockPool, chain_hashes
-from reference_engine.core.request import Request
+from reference_engine.core.block_pool import BlockPool, extend_hashes
+from reference_engine.core.request import Request, Sampling
 from reference_engine.core.scheduler import Scheduler
 from tests.reference_engine.conftest import (
     end,
@@ -64,12 +66,14 @@ def test_blank_blocks_go_before_cached_ones() -> None:
     pool.check_integrity([[1, 2], taken])
 
 
-def test_a_hash_depends_on_all_tokens_before_it() -> None:
-    first, second = chain_hashes([1, 2, 3, 4], 2)
-    assert chain_hashes([1, 2, 3, 4, 5], 2) == [first, second], "a part of a block has no hash"
-    other_first, other_second = chain_hashes([9, 2, 3, 4], 2)
-    assert other_first != first
-    assert other_second != second, "same tokens, another beginning"
+def test_a_hash_depends_on_all_tokens_before_it_and_a_chain_grows_at_its_end() -> None:
+    chain, other = list[bytes](), list[bytes]()
+    for num_tokens in range(6):
+        extend_hashes(chain, [1, 2, 3, 4, 5][:num_tokens], 2)
+        assert len(chain) == num_tokens // 2, "a part of a block has no hash"
+    extend_hashes(other, [9, 2, 3, 4], 2)
+    assert chain[0] != other[0]
+    assert chain[1] != other[1], "same tokens, another beginning"
 
 
 def test_an_equal_prompt_is_found_but_for_its_last_token() -> None:
@@ -81,6 +85,52 @@ def test_an_equal_prompt_is_found_but_for_its_last_token() -> None:
     counters = scheduler.counters
     assert (counters.prefix_queried_tokens, counters.prefix_hit_tokens) == (36, 8)
     assert counters.prompt_tokens == 36, "found or computed, it was a prompt token"
+
+
+def answer(scheduler: Scheduler, request: Request, random: Random, stop_after: int | None) -> int:
+    """Computes it with drawn tokens, alone, and stops it after some steps, if it has not ended.
+    Returns how many of its tokens have been computed, as the steps of the plans say."""
+    num_computed, num_steps = 0, 0
+    scheduler.add(request)
+    while scheduler.has_work and num_steps != stop_after:
+        plan = scheduler.schedule()
+        num_computed = request.num_computed_tokens + plan.scheduled[request]
+        sampled = {one.request_id: random.randrange(300, 303) for one in plan.sampling}
+        for ended in scheduler.update(plan, sampled):
+            if ended.finish_reason is not None:
+                end(scheduler, ended.request_id, ended.finish_reason)
+        num_steps += 1
+    end(scheduler, request.request_id)
+    return num_computed
+
+
+def reckoned_hits(computed: list[list[int]], prompt: list[int], block_size: int) -> int:
+    """By hand: whole blocks of the longest beginning that was ever computed, but for a token."""
+    pairs = [zip(tokens, prompt[:-1], strict=False) for tokens in computed]
+    alike = [len(list(takewhile(lambda pair: pair[0] == pair[1], one))) for one in pairs]
+    return max(alike, default=0) // block_size * block_size
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_next_turn_finds_what_a_reckoning_by_hand_finds(seed: int) -> None:
+    """Of a history of turns: whole answers, stopped ones, prompts left in their prefill, answers
+    that the user cuts before the next turn, and turns that begin anew at an earlier one."""
+    random = Random(seed)
+    scheduler = make_scheduler(num_blocks=512, max_model_len=512, block_size=random.choice([4, 8]))
+    histories, computed = [list[int]()], list[list[int]]()
+    for turn in range(8):
+        question = [random.randrange(300, 303) for _ in range(random.randrange(1, 40))]
+        prompt = random.choice(histories[-3:]) + question
+        sampling = Sampling(max_tokens=random.randrange(1, 30))
+        request = Request(f"turn-{turn}", prompt, sampling)
+        expected = reckoned_hits(computed, prompt, scheduler.kv_cache.block_size)
+        stop_after = random.choice([None, random.randrange(1, 20)])
+        num_computed = answer(scheduler, request, random, stop_after)
+        assert request.num_cached_tokens == expected
+        computed.append(request.token_ids[:num_computed])
+        kept = random.randrange(len(prompt), request.num_tokens + 1)
+        histories.append(request.token_ids[: random.choice([kept, request.num_tokens])])
+    assert sum(map(len, computed)) < 512 * scheduler.kv_cache.block_size, "none was evicted"
 
 
 def test_blocks_are_shared_while_both_run_and_counted_once() -> None:

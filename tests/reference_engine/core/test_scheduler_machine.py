@@ -49,7 +49,7 @@ CONFIGS = st.builds(
     victim=st.sampled_from(["policy", "rebuild-cost"]),
     long_prefill_token_threshold=st.sampled_from([0, 3]),
     max_num_partial_prefills=st.integers(0, 2),
-    preemption=st.sampled_from(["recompute", "swap"]),
+    preemption=st.sampled_from(["recompute", "swap", "swap"]),
     swap_space_blocks=st.sampled_from([3, 20]),
     watermark=st.sampled_from([0.0, 0.3, 0.99]),
     reserve_full_isl=st.booleans(),
@@ -310,7 +310,7 @@ def test_ten_thousand_random_operations() -> None:
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=450, stateful_step_count=60, deadline=None, derandomize=True
+            max_examples=600, stateful_step_count=60, deadline=None, derandomize=True
         ),
     )
     assert SchedulerMachine.operations >= 10_000
