@@ -95,6 +95,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     reclaim: ReclaimPolicy = "retain"
     force_reclaim_above: float = 1.0
     batch_invariant: bool = False
+    async_scheduling: bool = False
     compile: bool = False
     step_cost: StepCost = StepCost()
     teacher: str | None = None

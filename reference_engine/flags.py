@@ -89,6 +89,7 @@ _SCHEDULING: Final = {
     "max_num_partial_prefills": "most prompts in progress at once; 0: as many as the budget lets",
     "watermark": "share of blocks that admissions leave free",
     "force_reclaim_above": "KV usage above which cancelled requests' blocks are not retained",
+    "async_scheduling": "plan the next step while one is computed",
     "enable_chunked_prefill": "compute long prompts in several steps",
     "reserve_full_isl": "admit a request only if it fits completely",
     "enable_prefix_caching": "reuse cached beginnings of prompts, and of answers",
@@ -205,6 +206,11 @@ def read_settings(
         raise EngineConfigError("--runner handlers needs an endpoint: give --handler-endpoint")
     if given.get("runner") == "none" and args.kserve_port is None:
         raise EngineConfigError("--runner none serves only models over gRPC: give --kserve-port")
+    if args.disaggregated and given.get("async_scheduling"):
+        raise EngineConfigError(
+            "--disaggregated hands requests over between two steps, and --async-scheduling has "
+            "planned the next one by then: leave out one of them"
+        )
     limits = RateLimits(**_flags_of(RateLimits, args))
     tiers = _read_tiers(args, environment, has_engine=given.get("runner") != "none")
     chosen = choose(_read_wanted(given, args), look_around)

@@ -39,8 +39,8 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
 
     `owner`: the position of its request in `left`, whose `t0_ns` it has, too; server_request_id;
     removed_ns, freed_ns, finish_reason and num_generated (null while it has not ended at each
-    worker that had it). A request that has not reached a worker yet has one row for all its
-    branches.
+    worker that had it; with tokens that came between its end and its blocks' being freed). A
+    request that has not reached a worker yet has one row for all its branches.
     """
     owners = pd.Series(range(len(left)), index=left["request_id"].to_numpy())
     events = lifecycle[is_among(lifecycle["client_request_id"], owners.index)]
@@ -52,7 +52,9 @@ def branches_of(left: pd.DataFrame, lifecycle: pd.DataFrame) -> pd.DataFrame:
     owner = known["client_request_id"].map(owners).to_numpy(dtype="int64")
     ids = known["request_id"].to_numpy()
     finished = events[(events["event"] == "finished") & events["reason"].notna()]
-    generated = finished.groupby("request_id")["num_generated"].max()
+    is_last = events["event"].isin(["finished", "blocks_freed"])
+    generated = events[is_last].groupby("request_id")["num_generated"].max()
+    generated = generated[generated.index.isin(finished["request_id"])]
     finished = finished.drop_duplicates("request_id", keep="last").set_index("request_id")
     last = events[events["event"] == "blocks_freed"].drop_duplicates("request_id", keep="last")
     is_killed = is_among(pd.Series(ids), last.loc[last["reason"] == KILLED, "request_id"])

@@ -5,7 +5,8 @@
 The engine is the same as in the worker; `step` is called for each boundary, instead of `run` for
 all. A boundary comes when the step before has ended and `between_s` has passed; if there is nothing
 to compute, with the first command. A command that is heard at the very instant of a boundary is
-applied at it, as the live inbox does.
+applied at it, as the live inbox does. With `async_scheduling` the next step begins as soon as one
+has ended: what is decided and reported at a boundary takes none of its time.
 """
 
 from array import array
@@ -26,7 +27,7 @@ from reference_engine.model.runners import VOCAB_SIZE, SimulatedRunner
 from reference_engine.model.teacher import Teacher
 from reference_engine.model.tokenizer import FIRST_WORD
 from reference_engine.protocol import Output, RequestEvent, StepRecord, StepReport
-from reference_engine.worker.engine import EngineIO, FrontendShare
+from reference_engine.worker.engine_io import Compute, EngineIO, FrontendShare
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Command, Heard
 
@@ -57,11 +58,7 @@ class VirtualRunner(SimulatedRunner):
     def sample(self, plan: StepPlan) -> Sampled:
         if self._teacher is not None:
             return super().sample(plan)
-        tokens = {
-            request.request_id: FIRST_WORD + request.arrival % _NUM_WORDS
-            for request, count in plan.scheduled.items()
-            if count == len(request.token_ids) - request.num_computed_tokens
-        }
+        tokens = {one.request_id: FIRST_WORD + one.arrival % _NUM_WORDS for one in plan.sampling}
         return Sampled(tokens, {})
 
 
@@ -159,6 +156,7 @@ class Replica:
                 self._hang_up,
                 worker=name,
                 reads_all=teacher is not None,
+                ahead=self._compute_ahead if config.async_scheduling else None,
             ),
             faults=faults,
             by=FaultIO(random, sleep=self.clock.sleep, die=self._die),
@@ -223,6 +221,17 @@ class Replica:
     def _take_report(self, report: StepReport, shares: Mapping[str, FrontendShare]) -> None:
         self._latest = report
         self._share = shares.get(FRONTEND, self._share)
+
+    def _compute_ahead(self, compute: Compute) -> Compute:
+        """The step takes its time from now on, and the clock stands until somebody waits for it."""
+        now_ns, sampled = self.clock.ns, compute()
+        ended_ns, self.clock.ns = self.clock.ns, now_ns
+
+        def wait() -> Sampled:
+            self.clock.ns = max(self.clock.ns, ended_ns)
+            return sampled
+
+        return wait
 
     def _die(self) -> NoReturn:
         raise ReplicaDiedError

@@ -123,6 +123,7 @@ class EngineSettings(TomlTable):
     reclaim: Literal["immediate", "retain"] | None = None
     force_reclaim_above: Share | None = None
     batch_invariant: bool | None = None
+    async_scheduling: bool | None = None
     compile: bool | None = None
     sim_fixed_ms: Milliseconds | None = None
     sim_prefill_token_ms: Milliseconds | None = None

@@ -123,7 +123,7 @@ class KVCache:
         self.host.give_back(table)
 
     def try_grow(self, request: Request, num_tokens: int) -> bool:
-        missing = self.num_missing(request, request.num_computed_tokens + num_tokens)
+        missing = self.num_missing(request, request.num_planned_tokens + num_tokens)
         if missing > 0:
             blocks = self.pool.try_take(missing)
             if blocks is None:

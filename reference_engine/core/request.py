@@ -6,9 +6,11 @@
 
 A request is a list of tokens of which the first `num_computed_tokens` have their keys and values in
 the cache. There is no prefill phase and no decode phase: what a request is owed is always
-`num_tokens - num_computed_tokens`. Preemption sets the computed tokens back to zero and nothing
-else; the request then recomputes prompt and answer alike. If instead its blocks were copied to the
-host, it keeps its computed tokens, and a `host_table` until it is resumed.
+`num_tokens - num_computed_tokens`. Of a step that is in flight the new token is not known yet: a
+placeholder counts for it, so that the next step can be planned. Preemption sets the computed tokens
+back to zero and nothing else; the request then recomputes prompt and answer alike. If instead its
+blocks were copied to the host, it keeps its computed tokens, and a `host_table` until it is
+resumed.
 
 A request can also begin at one worker and continue at another. The first worker hands it over: the
 request is out of the batch, and holds its blocks until the other worker has them. At the other
@@ -83,6 +85,10 @@ class Request:
     could not hand over. The computing of the first
     `num_counted_tokens` (prompt and lost tokens) is counted; `num_prefilled_tokens` has repeats.
     While fewer than `plain_decode_until` tokens are computed, its steps are plain decodes.
+
+    While the next step is planned, and until the one in flight is over, `num_in_flight` are the
+    tokens that this one computes, and `num_placeholders` those that it will bring. `num_dropped`
+    tokens came when the request had ended.
     """
 
     __slots__ = (
@@ -96,7 +102,10 @@ class Request:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_counted_tokens",
+        "num_dropped",
+        "num_in_flight",
         "num_lost_tokens",
+        "num_placeholders",
         "num_preemptions",
         "num_prefilled_tokens",
         "num_prompt_tokens",
@@ -130,6 +139,9 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.token_ids = [*prompt_token_ids, *answer]
         self.num_computed_tokens = 0
+        self.num_in_flight = 0
+        self.num_placeholders = 0
+        self.num_dropped = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_prefilled_tokens = 0
@@ -152,8 +164,13 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_planned_tokens(self) -> int:
+        """Computed when the step in flight is over."""
+        return self.num_computed_tokens + self.num_in_flight
+
+    @property
     def num_owed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_placeholders - self.num_planned_tokens
 
     @property
     def num_tokens_left(self) -> int:
@@ -181,12 +198,12 @@ class Request:
     def plain_decode_limit(self, block_size: int) -> int:
         """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.
 
-        In one, it is owed its newest token only, its block table has room, no block is filled, and
-        the token that comes of it is not its last.
+        In one, it is owed its newest token only, its block table has room, and the token that comes
+        of it is not its last.
         """
-        if self.num_computed_tokens < self.num_counted_tokens:
+        if self.num_planned_tokens < self.num_counted_tokens:
             return 0
-        return min(len(self.block_table) * block_size - 1, self.max_tokens_in_all - 2)
+        return min(len(self.block_table) * block_size, self.max_tokens_in_all - 2)
 
     def move_to(self, status: Status) -> None:
         if status not in LEGAL_TRANSITIONS[self.status]:

@@ -12,6 +12,10 @@ Every ending goes through `finish`, and then through `free`, which gives its blo
 come at any moment, also between `schedule` and `update`: the step's result for a request that has
 ended is dropped, and its token counted. One thread calls the public methods.
 
+The next step may be planned before the result of the one in flight is known: `schedule` twice, then
+`update` for the first plan. Placeholders stand for the tokens that are to come. Steps are computed
+in the order of their plans, so a block may change hands in the plan after one that writes to it.
+
 A request that another worker will continue leaves the batch by `hand_over`. When the other worker
 has it, it ends here like any other, but with no finish reason. The other worker admits it by
 `take_over`.
@@ -45,10 +49,16 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.unfreed: dict[str, Request] = {}
+        self._in_flight: list[StepPlan] = []
+        self._has_placeholders = False
 
     @property
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def next_step(self) -> int:
+        return self.counters.steps + len(self._in_flight) + 1
 
     @property
     def num_slots_used(self) -> int:
@@ -85,57 +95,86 @@ class Scheduler:
         self.counters.handed_over_requests += 1
 
     def schedule(self) -> StepPlan:
-        plan = StepPlan(self.counters.steps + 1, budget=self._config.max_num_batched_tokens)
+        for ahead in self._in_flight:
+            self._look_ahead(ahead)
+        plan = StepPlan(self.next_step, budget=self._config.max_num_batched_tokens)
         self._schedule_running(plan)
         if not plan.preempted:
             self._admit_waiting(plan)
         assert plan.budget >= 0
         assert len(self.running) <= self.num_slots
+        if not plan.is_empty:
+            self._in_flight.append(plan)
         return plan
+
+    def _look_ahead(self, plan: StepPlan) -> None:
+        """As if the step were over, with placeholders for its tokens."""
+        self._has_placeholders = True
+        for request, num_tokens in plan.scheduled.items():
+            if request.status is Status.RUNNING:
+                request.num_in_flight, request.num_placeholders = num_tokens, 1
+        for request in plan.partial:
+            request.num_placeholders = 0
 
     def update(
         self, plan: StepPlan, sampled: Mapping[str, int], *, with_plain: bool = True
     ) -> list[Request]:
-        """Record the step's result: `sampled` maps request ids to their new token.
+        """Record the result of the oldest step in flight: `sampled` maps request ids to their new
+        token.
 
         Returns the requests that got a token; without `with_plain`, plain decodes are left out. If
         the token ends its request (end of sequence, length), `finish_reason` is set, and the caller
-        passes it to `finish`.
+        passes it to `finish`. A request that was preempted meanwhile keeps its token.
         """
-        grown, gone, ends = [], Status.FINISHED, self._eos_token_ids
+        self._is_over(plan)
+        grown, gone, running = list[Request](), Status.FINISHED, Status.RUNNING
+        ends, size = self._eos_token_ids, self.kv_cache.block_size
+        begun = [*plan.admitted, *plan.resumed]
         for request, num_tokens in plan.scheduled.items():
             before = request.num_computed_tokens
             is_plain = before < request.plain_decode_until
-            if not is_plain and request.status is gone:
-                continue  # it ended during the step: its token is dropped
-            request.num_computed_tokens = before + num_tokens
-            if not is_plain:
-                if before < request.num_counted_tokens:
+            if is_plain or request.status is running:
+                request.num_computed_tokens = now = before + num_tokens
+                if not is_plain and before < request.num_counted_tokens:
                     self.counters.count_computed(request, before)
-                self.kv_cache.remember(request, before)
+                if not now % size or num_tokens > 1:
+                    self.kv_cache.remember(request, before)
+            elif request.status is gone:
+                request.num_dropped += request.request_id in sampled
+                continue  # it ended during the step: its token is dropped
             if (token := sampled.get(request.request_id)) is None:
                 continue
             request.token_ids.append(token)
             if token in ends or not is_plain:
                 request.finish_reason = self._natural_end(request)
                 grown.append(request)
-            elif with_plain:
+            elif with_plain or (begun and request in begun):
                 grown.append(request)
-        self.counters.steps = plan.step
-        self.counters.slot_steps += len(plan.scheduled)
         self.counters.generated_tokens += len(sampled)
         return grown
 
     def give_up(self, plan: StepPlan) -> list[Request]:
-        """Record that the step came to nothing, in place of `update`.
+        """Record that the step came to nothing, in place of `update`; a plan behind it is dropped.
 
-        Returns the requests for which it was, which the caller passes to `finish`: what their
+        Returns the requests for which they were, which the caller passes to `finish`: what their
         blocks hold of this step is undefined. The other requests can continue.
         """
-        self.kv_cache.forget_copies(plan)
+        plans = [plan, *(one for one in self._in_flight if one is not plan)]
+        for one in plans:
+            self.kv_cache.forget_copies(one)
+        self._is_over(plan)
+        self._in_flight.clear()
+        lost = dict.fromkeys(request for one in plans for request in one.scheduled)
+        return [request for request in lost if request.status is not Status.FINISHED]
+
+    def _is_over(self, plan: StepPlan) -> None:
+        if self._has_placeholders:
+            self._has_placeholders = False
+            for request in plan.scheduled:
+                request.num_in_flight = request.num_placeholders = 0
+        self._in_flight = [one for one in self._in_flight if one is not plan]
         self.counters.steps = plan.step
         self.counters.slot_steps += len(plan.scheduled)
-        return [one for one in plan.scheduled if one.status is not Status.FINISHED]
 
     def finish(self, request_id: str, reason: FinishReason | None) -> Request | None:
         """End a request in whatever state it is; None if there is no such request.
@@ -172,7 +211,7 @@ class Scheduler:
         assert not any(request.block_table for request in waiting), "a waiting request holds blocks"
         assert not any(request.host_table for request in self.running), "resumed, but on the host"
         for request in self.running:
-            if request.num_computed_tokens < request.plain_decode_until:
+            if request.num_planned_tokens < request.plain_decode_until:
                 limit = request.plain_decode_limit(self.kv_cache.block_size)
                 assert request.plain_decode_until == limit
                 assert request.num_owed_tokens == 1
@@ -201,7 +240,7 @@ class Scheduler:
         for request in tuple(self.running):
             if budget == 0:
                 break
-            if request.num_computed_tokens < request.plain_decode_until:
+            if request.num_computed_tokens + request.num_in_flight < request.plain_decode_until:
                 scheduled[request] = 1
                 budget -= 1
             else:
@@ -211,6 +250,8 @@ class Scheduler:
         plan.budget = budget
 
     def _schedule_one(self, request: Request, plan: StepPlan) -> None:
+        if request.num_planned_tokens == request.max_tokens_in_all - 1:
+            return  # its last token is in flight
         owed = request.num_owed_tokens
         num_tokens = owed if owed == 1 else min(owed, self._max_chunk_tokens, plan.budget)
         if not self._make_room(request, num_tokens, plan):
@@ -247,8 +288,12 @@ class Scheduler:
         return priority, -self.kv_cache.rebuild_cost(request), request.arrival
 
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
+        """What a step in flight computes for the victim is there before this plan's copies."""
         plan.take_out(victim)
         self.running.remove(victim)
+        before, victim.num_computed_tokens = victim.num_computed_tokens, victim.num_planned_tokens
+        victim.num_in_flight = 0
+        self.counters.count_computed(victim, before)
         if copies := self.kv_cache.swap_out(victim):
             plan.swap_out += copies
             plan.swapped.append(victim)

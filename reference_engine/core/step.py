@@ -6,7 +6,7 @@ from typing import NamedTuple
 from reference_engine.core.request import Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class StepPlan:
     """One step, decided but not yet computed.
 
@@ -40,7 +40,14 @@ class StepPlan:
 
     @property
     def sampling(self) -> list[Request]:
-        return [r for r, count in self.scheduled.items() if count == r.num_owed_tokens]
+        """The requests that get a token: those with all that they were owed."""
+        if not self.partial:
+            return list(self.scheduled)
+        return [request for request in self.scheduled if request not in self.partial]
+
+    def uses(self, request: Request) -> bool:
+        """Whether the step writes to the request's blocks, there or on the host."""
+        return request in self.scheduled or request in self.swapped
 
     def take_out(self, request: Request) -> None:
         self.budget += self.scheduled.pop(request, 0)

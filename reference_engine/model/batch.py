@@ -22,11 +22,14 @@ _HIDDEN = float("-inf")
 
 
 class Span(NamedTuple):
-    """Tokens `first` to `last - 1` of a request; all earlier ones have been computed."""
+    """Tokens `first` to `last - 1` of a request; all earlier ones have been computed. `table`: its
+    blocks, which it keeps as long as the step takes, also if the next one's plan takes them away.
+    """
 
     request: Request
     first: int
     last: int
+    table: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,11 @@ class Batch:
 
 
 def spans_of(plan: StepPlan) -> list[Span]:
-    return [
-        Span(request, request.num_computed_tokens, request.num_computed_tokens + num_tokens)
-        for request, num_tokens in plan.scheduled.items()
-    ]
+    spans = []
+    for request, num_tokens in plan.scheduled.items():
+        first = request.num_computed_tokens
+        spans.append(Span(request, first, first + num_tokens, request.block_table))
+    return spans
 
 
 def build_batch(spans: Sequence[Span], block_size: int, device: torch.device) -> Batch:
@@ -74,8 +78,7 @@ def build_batch(spans: Sequence[Span], block_size: int, device: torch.device) ->
     last_rows: list[int] = []
     sampling_requests: list[Request] = []
     ordered = sorted(spans, key=lambda span: span.last - span.first > 1)
-    for request, first, last in ordered:
-        table = request.block_table
+    for request, first, last, table in ordered:
         token_ids += request.token_ids[first:last]
         positions += range(first, last)
         slots += [table[p // block_size] * block_size + p % block_size for p in range(first, last)]
@@ -115,7 +118,7 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
     needed = [-(-span.last // block_size) for span in spans]
     longest = max(needed)
     padded = [
-        span.request.block_table[:count] + [0] * (longest - count)
+        span.table[:count] + [0] * (longest - count)
         for span, count in zip(spans, needed, strict=True)
     ]
     return torch.tensor(padded, device=device)
@@ -123,7 +126,7 @@ def _context_blocks(spans: list[Span], block_size: int, device: torch.device) ->
 
 def is_plain(spans: Sequence[Span]) -> bool:
     """Whether each request gets the one token that it is owed."""
-    return all(last - first == 1 and last == r.num_tokens for r, first, last in spans)
+    return all(last - first == 1 and last == r.num_tokens for r, first, last, _ in spans)
 
 
 _HEAD: Final = 4
@@ -153,15 +156,14 @@ class DecodeRows:
         self._masks = torch.empty(max_rows * max_blocks * block_size)
         self._lay_out(max_rows, max_blocks)
 
-    def fill(self, requests: Sequence[Request], num_rows: int, *, min_blocks: int = 1) -> None:
+    def fill(self, spans: Sequence[Span], num_rows: int, *, min_blocks: int = 1) -> None:
         size = self._block_size
-        last = max([request.num_computed_tokens for request in requests], default=0)
+        last = max([span.first for span in spans], default=0)
         width = max(last // size + 1, min_blocks)
         if self.tables.shape != (num_rows, width):
             self._lay_out(num_rows, width)
         columns = []
-        for blocks, request in zip(self._tables, requests, strict=False):
-            position, table = request.num_computed_tokens, request.block_table
+        for blocks, (request, position, _, table) in zip(self._tables, spans, strict=False):
             at = position // size
             slot = table[at] * size + position % size
             bias_row = request.sampling.ignore_eos
@@ -171,13 +173,14 @@ class DecodeRows:
         self._tables[len(columns) :] = self._spare_block
         self._head[:] = columns + [(0, 0, self._spare_block * size, 0)] * (num_rows - len(columns))
 
-    def batch(self, requests: list[Request]) -> Batch:
+    def batch(self, spans: Sequence[Span]) -> Batch:
         """A plain step for the eager model, on a CPU."""
-        self.fill(requests, len(requests))
-        for mask, request in zip(self._mask, requests, strict=True):
-            mask[: request.num_computed_tokens + 1] = 0.0
-            mask[request.num_computed_tokens + 1 :] = _HIDDEN
+        self.fill(spans, len(spans))
+        for mask, span in zip(self._mask, spans, strict=True):
+            mask[: span.last] = 0.0
+            mask[span.last :] = _HIDDEN
         token_ids, positions, slots, _ = self._columns
+        requests = [span.request for span in spans]
         return Batch(token_ids, positions, slots, self._groups, None, requests)
 
     def _lay_out(self, num_rows: int, width: int) -> None:
@@ -199,6 +202,6 @@ def token_by_token(spans: Sequence[Span]) -> Iterator[list[Span]]:
     position: batch-mates, chunk sizes, preemptions and cached blocks change nothing, bit by bit.
     The price is batching itself: `make bench BENCH=batch_invariance` measures it.
     """
-    for request, first, last in spans:
-        for position in range(first, last):
-            yield [Span(request, position, position + 1)]
+    for span in spans:
+        for position in range(span.first, span.last):
+            yield [span._replace(first=position, last=position + 1)]

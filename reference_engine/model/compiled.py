@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from reference_engine.config import EngineConfig
-from reference_engine.core.request import Request
 from reference_engine.model import attention, batch, decode_step, llama
-from reference_engine.model.batch import DecodeRows
+from reference_engine.model.batch import DecodeRows, Span
 from reference_engine.model.decode_step import DecodeStep
 from reference_engine.model.llama import build_model
 from reference_engine.model.shapes import ModelShape
@@ -116,11 +115,11 @@ class CompiledStep:
         except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # of another torch
             raise CompileError(f"{path} cannot be used, delete it: {error}") from error
 
-    def logits(self, requests: list[Request]) -> Tensor:
-        return self._run(requests, len(requests))
+    def logits(self, spans: Sequence[Span]) -> Tensor:
+        return self._run(spans, len(spans))
 
-    def _run(self, requests: list[Request], num_rows: int) -> Tensor:
-        self._rows.fill(requests, num_rows, min_blocks=MIN_BLOCKS)
+    def _run(self, spans: Sequence[Span], num_rows: int) -> Tensor:
+        self._rows.fill(spans, num_rows, min_blocks=MIN_BLOCKS)
         package = self._packages[num_rows == 1]
         logits: Tensor
         [logits] = package.boxed_run([self._rows.head, self._rows.tables, *self._pools])

@@ -60,12 +60,11 @@ class CpuStep:
     def logits(self, spans: Sequence[Span]) -> tuple[Tensor, list[Request]]:
         """As `torch_runner.Step`."""
         # Other paths have the same numbers, but not the same bits.
-        may_be_plain = not self._config.batch_invariant and is_plain(spans)
-        plain = [span.request for span in spans] if may_be_plain else []
+        plain = not self._config.batch_invariant and is_plain(spans)
         if plain and self.compiled is not None:
-            return self.compiled.logits(plain), plain
+            return self.compiled.logits(spans), [span.request for span in spans]
         if plain:
-            batch = self._rows.batch(plain)
+            batch = self._rows.batch(spans)
         else:
             batch = build_batch(spans, self._config.block_size, _CPU)
         logits = self._model(batch, self._caches).float()

@@ -26,7 +26,8 @@ class DeviceFailedError(RuntimeError):
 
 
 class Runner(Protocol):
-    """One thread calls it, with one plan at a time.
+    """One thread calls it, and one computes: with `--async-scheduling` another one. The steps come
+    one after the other, each launched when the one before is over.
 
     Whatever uses the device may raise OutOfMemoryError or DeviceFailedError. What a step that is
     out of memory has written to blocks, and to blocks of the host, is undefined.
@@ -38,7 +39,10 @@ class Runner(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def execute(self, plan: StepPlan) -> Sampled: ...
+    def launch(self, plan: StepPlan) -> Callable[[], Sampled]:
+        """A step to compute by a call, during which the next step may be planned: requests may end,
+        lose their blocks, and get more.
+        """
 
     @property
     def block_bytes(self) -> int:
@@ -76,9 +80,14 @@ class SimulatedRunner:
         size = self.tokenizer.vocab_size
         self.info = Ready(pid=os.getpid(), device="cpu", vocab_size=size, gpu_name=None)
 
-    def execute(self, plan: StepPlan) -> Sampled:
-        self._sleep(step_s(self._cost, plan))
-        return self.sample(plan)
+    def launch(self, plan: StepPlan) -> Callable[[], Sampled]:
+        seconds, sampled = step_s(self._cost, plan), self.sample(plan)
+
+        def compute() -> Sampled:
+            self._sleep(seconds)
+            return sampled
+
+        return compute
 
     def sample(self, plan: StepPlan) -> Sampled:
         sampled = Sampled({}, {})

@@ -113,7 +113,7 @@ class StepRows:
         width = max((-(-span.last // size) for span in ordered), default=1)
         tables = parts["tables"][: len(ordered) * width].reshape(-1, width)
         for row, span in enumerate(ordered):
-            table = span.request.block_table[: -(-span.last // size)]
+            table = span.table[: -(-span.last // size)]
             tables[row, : len(table)] = table
         columns = {**_columns(ordered, size), "width": [width]}
         for name, column in columns.items():
@@ -143,8 +143,7 @@ def _columns(ordered: Sequence[Span], size: int) -> dict[str, list[int]]:
     token_ids, positions, slots = list[int](), list[int](), list[int]()
     decodes, last_rows, bias_rows = list[int](), list[int](), list[int]()
     for span in ordered:
-        request, first, last = span
-        table = request.block_table
+        request, first, last, table = span
         if _is_prompt(span):
             token_ids += request.token_ids[first:last]
             positions += range(first, last)

@@ -81,11 +81,16 @@ class TorchRunner:
             is_compiled=self.step.is_compiled,
         )
 
-    def execute(self, plan: StepPlan) -> Sampled:
+    def launch(self, plan: StepPlan) -> Callable[[], Sampled]:
+        return partial(self._compute, plan, spans_of(plan))
+
+    def _compute(self, plan: StepPlan, all_spans: list[Span]) -> Sampled:
         sampled = Sampled({}, {})
         with device_errors(self._device), torch.inference_mode():
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # of this thread
             self._host_cache.copy(plan)
-            for spans in self._passes(plan):
+            for spans in self._passes(all_spans):
                 logits, requests = self.step.logits(spans)
                 if requests:
                     self._sample(logits, requests, sampled)
@@ -105,9 +110,8 @@ class TorchRunner:
     def block_bytes(self) -> int:
         return self._host_cache.block_bytes
 
-    def _passes(self, plan: StepPlan) -> Iterable[list[Span]]:
+    def _passes(self, spans: list[Span]) -> Iterable[list[Span]]:
         """What goes through the model together."""
-        spans = spans_of(plan)
         if self._batch_invariant:
             return token_by_token(spans)
         return [spans] if spans else []

@@ -11,15 +11,23 @@ to the frontend of its request.
 
 A step that is out of memory is the end of its requests, and the next one follows. A device that has
 failed is the end of all requests, and of the loop.
+
+With `--async-scheduling` the loop plans the next step while one is computed:
+
+    boundary: drain, apply ─▶ schedule n + 1 ─▶ step n is over: update ─▶ launch n + 1 ─▶ report n
+
+A request that is cancelled during step n is in step n + 1, which has been planned: the token of
+that step is dropped, and its blocks, to which that step writes, are given back when it is over. So
+it is for a request that ends in step n by an end of sequence or a stop string, which no plan
+foresees.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from reference_engine.context import Cancellation, Context
-from reference_engine.core.early_stop import QualityHook
 from reference_engine.core.request import FinishReason, Request, Status
 from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import Sampled, StepPlan
@@ -36,6 +44,7 @@ from reference_engine.protocol import (
     StepReport,
 )
 from reference_engine.worker.answer import GrowingAnswer, ending_of
+from reference_engine.worker.engine_io import Compute, EngineIO, FrontendShare, Leaving
 from reference_engine.worker.inbox import (
     Added,
     CancelCommand,
@@ -47,45 +56,6 @@ from reference_engine.worker.inbox import (
 )
 
 
-class FrontendShare(NamedTuple):
-    """One frontend's part of a report."""
-
-    outputs: list[Output]
-    events: list[RequestEvent]
-
-
-ReportStep = Callable[[StepReport, Mapping[str, FrontendShare]], None]
-
-
-class Leaving(NamedTuple):
-    """A request that continues at the decode worker."""
-
-    request: AddRequest
-    blocks: bytes | bytearray
-    frontend: str
-    context: Context
-    parent: Context | None
-
-
-class EngineIO(NamedTuple):
-    """A clock, the way to the frontends, the operator's hook, and the worker's name.
-
-    `report` gets a report without outputs and events, and each frontend's share of these.
-    `hang_up` ends a frontend's connection, with a reason, after an impossible request. A prefill
-    worker has a way to `hand_over` a request. If not `reads_all`, there are no outputs for plain
-    decodes, and no texts: a later output says how many tokens there were. `say`: to the operator.
-    """
-
-    now_ns: Callable[[], int]
-    report: ReportStep
-    hang_up: Callable[[str, str], None]
-    quality_hook: QualityHook | None = None
-    worker: str = ""
-    hand_over: Callable[[Leaving], None] | None = None
-    reads_all: bool = True
-    say: Callable[[str], object] = lambda _: None
-
-
 class Live(NamedTuple):
     """Kept of a request until its end. Only this keeps the contexts alive."""
 
@@ -94,10 +64,36 @@ class Live(NamedTuple):
     parent: Context | None
 
 
+class Launched(NamedTuple):
+    """A step in flight: how to get its result, when it began, and how full the engine was then.
+    `ended`: requests whose blocks it uses and that have ended since, and why.
+    """
+
+    plan: StepPlan
+    compute: Compute
+    started_ns: int
+    num_running: int
+    num_waiting: int
+    free_blocks: int
+    ended: list[tuple[Request, str]]
+
+
+class StepOver(NamedTuple):
+    """`grown`: the requests with a new token; if the step was out of memory, which is the `error`,
+    those that it ends.
+    """
+
+    record: StepRecord
+    probabilities: Mapping[str, float]
+    grown: list[Request]
+    error: str | None = None
+
+
 class Engine:
     """All its fields change on the loop's thread only, like the scheduler's.
 
-    `_step` is the step in progress; at a boundary, the one about to start.
+    `_step` is the step in progress; at a boundary, the one about to be planned. `_launched` is the
+    step in flight.
     """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, io: EngineIO) -> None:
@@ -106,6 +102,7 @@ class Engine:
         self._tokenizer = runner.tokenizer
         self._io = io
         self._step = 0
+        self._launched: Launched | None = None
         self._shares: defaultdict[str, FrontendShare] = defaultdict(lambda: FrontendShare([], []))
         self._live: dict[str, Live] = {}
         self._leaving: list[Leaving] = []
@@ -125,29 +122,61 @@ class Engine:
 
     def patience_s(self) -> float | None:
         """How long to wait in the inbox: 0 while there is a step to compute, None for any time."""
-        return 0.0 if self._scheduler.has_work and not self._is_stuck else None
+        is_busy = self._launched or (self._scheduler.has_work and not self._is_stuck)
+        return 0.0 if is_busy else None
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
-        self._step = self._scheduler.counters.steps + 1
+        scheduler = self._scheduler
+        self._step = scheduler.next_step
         for one in heard:
             self._apply(one)
-        plan = self._scheduler.schedule()
-        self._log_decisions(plan)
+        plan = scheduler.schedule()
         # If the requests wait for blocks that never come back, there is no step to run, and
         # trying again at once would not help.
-        self._is_stuck = not plan.scheduled and not plan.preempted and self._scheduler.has_work
+        is_idle = not (self._launched or plan.scheduled or plan.preempted)
+        self._is_stuck = is_idle and scheduler.has_work
         try:
-            record = None if plan.is_empty else self._execute(plan, boundary_ns)
+            over = self._take_step(plan, boundary_ns)
         except DeviceFailedError:
-            self._fail(self._scheduler.requests.values(), "device_failed")
+            self._fail(scheduler.requests.values(), "device_failed")
             self._report(None)
             raise
-        self._report(record)
+        if over is not None:
+            self._tell(over)
+        self._report(None if over is None else over.record)
         while self._leaving:  # after the report, so that the second token follows the first
             assert self._io.hand_over is not None
             self._io.hand_over(self._leaving.pop(0))
-        if not self._scheduler.has_work:
-            self._scheduler.check_idle(self._missing_blocks())
+        if not scheduler.has_work:
+            scheduler.check_idle(self._missing_blocks())
+
+    def _take_step(self, plan: StepPlan, boundary_ns: int) -> StepOver | None:
+        """Launch the planned step. The step that is over then is this one, or with `ahead` the one
+        before it.
+        """
+        if self._io.ahead is None:
+            self._launch(plan, boundary_ns)
+            return self._see_over()
+        over = self._see_over()
+        if over is None or over.error is None:  # else the plan was dropped with that step
+            self._launch(plan, boundary_ns if over is None else over.record.ended_ns)
+        return over
+
+    def _launch(self, plan: StepPlan, started_ns: int) -> None:
+        self._step = plan.step
+        self._log_decisions(plan)
+        if plan.is_empty:
+            return
+        compute, ahead = self._runner.launch(plan), self._io.ahead
+        self._launched = Launched(
+            plan,
+            compute if ahead is None else ahead(compute),
+            started_ns,
+            num_running=self._scheduler.num_slots_used,
+            num_waiting=len(self._scheduler.waiting),
+            free_blocks=self._scheduler.kv_cache.pool.num_free,
+            ended=[],
+        )
 
     def _apply(self, heard: Heard) -> None:
         match heard.command:
@@ -256,42 +285,71 @@ class Engine:
             del self._live[name]
 
     def _free(self, request: Request, why: str) -> None:
+        """At once, or when the step in flight is over, if that uses its blocks."""
+        launched = self._launched
+        if launched is not None and launched.plan.uses(request):
+            launched.ended.append((request, why))
+        else:
+            self._give_back(request, why)
+
+    def _give_back(self, request: Request, why: str) -> None:
         num_freed = self._scheduler.free(request)
         self._note(request, "blocks_freed", why, num_blocks=num_freed)
 
-    def _execute(self, plan: StepPlan, boundary_ns: int) -> StepRecord:
-        scheduler, error = self._scheduler, None
+    def _see_over(self) -> StepOver | None:
+        """Wait for the step in flight, and record its result."""
+        scheduler, launched, error = self._scheduler, self._launched, None
+        if launched is None:
+            return None
+        sampled = Sampled({}, {})
         try:
-            sampled = self._compute(plan)
+            sampled = self._compute(launched)
         except OutOfMemoryError as raised:
-            sampled, error = Sampled({}, {}), str(raised)
+            error = str(raised)
+        except DeviceFailedError:
+            self._let_go(launched)
+            raise
+        ended_ns, plan = self._io.now_ns(), launched.plan
         record = StepRecord(
             step=plan.step,
-            started_ns=boundary_ns,
-            ended_ns=self._io.now_ns(),
-            num_running=scheduler.num_slots_used,
-            num_waiting=len(scheduler.waiting),
-            free_blocks=scheduler.kv_cache.pool.num_free,
+            started_ns=launched.started_ns,
+            ended_ns=ended_ns,
+            num_running=launched.num_running,
+            num_waiting=launched.num_waiting,
+            free_blocks=launched.free_blocks,
             scheduled={request.request_id: n for request, n in plan.scheduled.items()},
             sampled=dict.fromkeys(sampled.tokens, 1),
             worker=self._io.worker,
         )
         if error is not None:
-            self._end_for_memory(scheduler.give_up(plan), error)
-            return record
-        reads_all = self._io.reads_all
-        for request in scheduler.update(plan, sampled.tokens, with_plain=reads_all):
-            probability = sampled.probabilities.get(request.request_id)
-            self._deliver(request, probability, record.ended_ns)
-        return record
+            grown = scheduler.give_up(plan)
+        else:
+            grown = scheduler.update(plan, sampled.tokens, with_plain=self._io.reads_all)
+        self._let_go(launched)
+        return StepOver(record, sampled.probabilities, grown, error)
+
+    def _let_go(self, launched: Launched) -> None:
+        """Nothing writes any more to the blocks of requests that ended during the step."""
+        self._launched = None
+        for request, why in launched.ended:
+            self._give_back(request, why)
+
+    def _tell(self, over: StepOver) -> None:
+        self._step = over.record.step
+        if over.error is not None:
+            self._end_for_memory(over.grown, over.error)
+            return
+        for request in over.grown:
+            probability = over.probabilities.get(request.request_id)
+            self._deliver(request, probability, over.record.ended_ns)
 
     def _end_for_memory(self, requests: Sequence[Request], error: str) -> None:
         self._fail(requests, OUT_OF_MEMORY)
         what = f"step {self._step} was out of memory and has ended {len(requests)} of its requests"
         self._io.say(f"{what}: {error}; {LESS_MEMORY}")
 
-    def _compute(self, plan: StepPlan) -> Sampled:
-        return self._runner.execute(plan)
+    def _compute(self, launched: Launched) -> Sampled:
+        return launched.compute()
 
     def _deliver(self, request: Request, probability: float | None, ended_ns: int) -> None:
         """The end of a sequence goes before any other end, and an early stop before a length."""
@@ -363,7 +421,7 @@ class Engine:
                 event=event,
                 request_id=request.request_id,
                 step=self._step,
-                num_generated=request.num_generated,
+                num_generated=request.num_generated + request.num_dropped,
                 num_blocks=len(request.block_table) if num_blocks is None else num_blocks,
                 reason=reason,
             )

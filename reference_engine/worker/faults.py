@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from reference_engine.context import Cancellation
 from reference_engine.core.request import FinishReason, Phase, Request, Status
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import Sampled, StepPlan
+from reference_engine.core.step import Sampled
 from reference_engine.faults import Faults
 from reference_engine.model.runners import Runner
 from reference_engine.protocol import SetFaults
-from reference_engine.worker.engine import Engine, EngineIO
+from reference_engine.worker.engine import Engine, Launched
+from reference_engine.worker.engine_io import EngineIO
 from reference_engine.worker.inbox import Added, CancelCommand, Heard, Inspection
 
 _TORN_STEPS: Final = 3  # after an abort whose slot is used again too early
@@ -80,7 +81,7 @@ class FaultyEngine(Engine):
         return max(0.0, (min(self._held_back.values()) - self._io.now_ns()) / 1e9)
 
     def step(self, boundary_ns: int, heard: list[Heard]) -> None:
-        self._step = self._scheduler.counters.steps + 1
+        self._step = self._scheduler.next_step
         if self._is_wedged:
             heard = [one for one in heard if isinstance(one.command, SetFaults | Inspection)]
             for one in heard:
@@ -193,11 +194,12 @@ class FaultyEngine(Engine):
             counted = self._scheduler.counters.finished
             counted[FinishReason.ABORT] = counted.get(FinishReason.ABORT, 0) + 1
 
-    def _compute(self, plan: StepPlan) -> Sampled:
+    def _compute(self, launched: Launched) -> Sampled:
+        plan = launched.plan
         self._just_ended.clear()
         if self._faults.second_prefill_dies and self._aborted_at == plan.step and plan.partial:
             self._by.die()
-        sampled = super()._compute(plan)
+        sampled = super()._compute(launched)
         if plan.step <= self._torn_until:
             return sampled._replace(tokens=dict.fromkeys(sampled.tokens, self._torn_by))
         if self._spoiled:
@@ -228,8 +230,8 @@ class FaultyEngine(Engine):
         pool, table = self._scheduler.kv_cache.pool, request.block_table
         last = table[max(0, len(table) - count) :]
         lost = [block for block in last if not pool.is_shared(block)]
+        request.block_table = [block for block in table if block not in lost]
         for block in lost:
-            table.remove(block)
             pool.index.drop(block)
         self._lost_blocks += lost
 

@@ -43,7 +43,7 @@ from reference_engine.wire import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import FrontendShare
+from reference_engine.worker.engine_io import FrontendShare
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, Requests
 from reference_engine.worker.peer import FAREWELL_S, Peer, PeerLostError
 

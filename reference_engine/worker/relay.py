@@ -39,7 +39,7 @@ from reference_engine.wire import (
     decode_payload,
     encode_frame,
 )
-from reference_engine.worker.engine import FrontendShare, Leaving
+from reference_engine.worker.engine_io import FrontendShare, Leaving
 from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.inbox import DecodeWorkerLost, Inbox, TakenOver
 from reference_engine.worker.peer import Peer, PeerLostError

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from random import Random
 from typing import Final
@@ -35,7 +35,7 @@ from reference_engine.model.shapes import MODEL_SHAPES
 from reference_engine.model.teacher import read_teacher
 from reference_engine.protocol import LESS_MEMORY, Listening, WorkerSettings
 from reference_engine.wire import Beats, Failed, Hello
-from reference_engine.worker.engine import EngineIO, ReportStep
+from reference_engine.worker.engine_io import Compute, EngineIO, ReportStep
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.frontend_connections import FirstWord, Frontends, say
 from reference_engine.worker.inbox import Inbox
@@ -84,6 +84,12 @@ def on_a_device(load: Callable[[], Runner]) -> Runner:
         raise EngineConfigError(f"the model does not fit ({error}): {advice}") from error
     except DeviceFailedError as error:
         raise EngineConfigError(f"the device has failed ({error}): {_AFTER_A_FAILURE}") from error
+
+
+def compute_ahead() -> Callable[[Compute], Compute]:
+    """A thread that computes one step after the other, while the loop plans and reports."""
+    computing = ThreadPoolExecutor(1, "step")
+    return lambda compute: computing.submit(compute).result
 
 
 def load_quality_hook(name: str | None) -> QualityHook | None:
@@ -183,6 +189,7 @@ class Worker:
                 settings.name,
                 None if self._relay is None else self._relay.hand_over,
                 say=say,
+                ahead=compute_ahead() if settings.config.async_scheduling else None,
             ),
             faults=settings.faults,
             by=FaultIO(

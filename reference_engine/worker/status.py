@@ -26,7 +26,7 @@ from reference_engine.api.schemas import ApiError, LifecycleEntry
 from reference_engine.core.request import FinishReason
 from reference_engine.protocol import StepReport, WorkerSettings
 from reference_engine.wire import LearnedBy
-from reference_engine.worker.engine import FrontendShare
+from reference_engine.worker.engine_io import FrontendShare
 from reference_engine.worker.frontend_connections import Frontends
 from reference_engine.worker.inbox import Inbox, Inspection
 

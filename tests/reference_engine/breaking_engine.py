@@ -4,6 +4,7 @@ A request's seed says how: in the first step that computes for it.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from reference_engine.__main__ import main as run_engine
@@ -18,13 +19,17 @@ FAILED: Final = 1002
 
 
 class BreakingRunner(SimulatedRunner):
-    def execute(self, plan: StepPlan) -> Sampled:
-        seeds = {request.sampling.seed for request in plan.scheduled}
-        if OUT_OF_MEMORY in seeds:
-            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        if FAILED in seeds:
-            raise DeviceFailedError("CUDA error: an illegal memory access was encountered")
-        return super().execute(plan)
+    def launch(self, plan: StepPlan) -> Callable[[], Sampled]:
+        seeds, compute = {one.sampling.seed for one in plan.scheduled}, super().launch(plan)
+
+        def break_or_compute() -> Sampled:
+            if OUT_OF_MEMORY in seeds:
+                raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            if FAILED in seeds:
+                raise DeviceFailedError("CUDA error: an illegal memory access was encountered")
+            return compute()
+
+        return break_or_compute
 
 
 def build(config: EngineConfig) -> BreakingRunner:

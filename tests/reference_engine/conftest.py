@@ -3,6 +3,8 @@
 import asyncio
 import selectors
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -11,7 +13,7 @@ import pytest
 from reference_engine.config import EngineConfig
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
-from reference_engine.core.step import StepPlan
+from reference_engine.core.step import Sampled, StepPlan
 from reference_engine.model.runners import Runner
 
 EOS = 2
@@ -60,7 +62,7 @@ def run_step(scheduler: Scheduler, token: int = WORD, runner: Runner | None = No
     plan = scheduler.schedule()
     sampled = {request.request_id: token for request in plan.sampling}
     if runner is not None:
-        sampled = {} if plan.is_empty else runner.execute(plan).tokens
+        sampled = {} if plan.is_empty else runner.launch(plan)().tokens
     for request in scheduler.update(plan, sampled):
         if request.finish_reason is not None:
             end(scheduler, request.request_id, request.finish_reason)
@@ -71,6 +73,39 @@ def run_step(scheduler: Scheduler, token: int = WORD, runner: Runner | None = No
 def run_to_the_end(scheduler: Scheduler, runner: Runner | None = None) -> None:
     while scheduler.has_work:
         run_step(scheduler, runner=runner)
+
+
+class StepsAhead:
+    """Steps of which the next one is planned while one is computed: by a runner's thread, or made
+    up.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: Runner | None = None) -> None:
+        self._scheduler, self._runner = scheduler, runner
+        self._thread = ThreadPoolExecutor(1)
+        self.in_flight: tuple[StepPlan, Future[Sampled]] | None = None
+
+    def step(self, token: int = WORD) -> StepPlan:
+        """Plans a step, ends the one in flight, and begins the planned one, which it returns."""
+        scheduler, plan = self._scheduler, self._scheduler.schedule()
+        scheduler.check_integrity()
+        if self.in_flight is not None:
+            over, computing = self.in_flight
+            for request in scheduler.update(over, computing.result().tokens):
+                if request.finish_reason is not None:
+                    end(scheduler, request.request_id, request.finish_reason)
+        self.in_flight = None
+        if not plan.is_empty:
+            made_up = {request.request_id: token for request in plan.sampling}
+            compute = partial(Sampled, made_up, {})
+            computing = self._thread.submit(self._runner.launch(plan) if self._runner else compute)
+            self.in_flight = plan, computing
+        scheduler.check_integrity()
+        return plan
+
+    def run_to_the_end(self) -> None:
+        while self._scheduler.has_work or self.in_flight is not None:
+            self.step()
 
 
 class _ImpatientSelector(selectors.DefaultSelector):

@@ -16,7 +16,7 @@ from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.model.tokenizer import FIRST_WORD, Tokenizer, WordTokenizer
 from reference_engine.protocol import AbortRequest, AddRequest, SetFaults, StepReport
-from reference_engine.worker.engine import EngineIO, FrontendShare, Leaving
+from reference_engine.worker.engine_io import EngineIO, FrontendShare, Leaving
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Inbox, Requests
 from tests.reference_engine.fake_worker import READY
@@ -42,10 +42,15 @@ class MadeUpRunner:
     def say_next(self, token_id: int) -> None:
         self._words = chain([token_id], self._words)
 
-    def execute(self, plan: StepPlan) -> Sampled:
-        self.meanwhile()
-        self.breaks(plan)
-        return Sampled({one.request_id: next(self._words) for one in plan.sampling}, {})
+    def launch(self, plan: StepPlan) -> Callable[[], Sampled]:
+        names = [one.request_id for one in plan.sampling]
+
+        def compute() -> Sampled:
+            self.meanwhile()
+            self.breaks(plan)
+            return Sampled({name: next(self._words) for name in names}, {})
+
+        return compute
 
     block_bytes = SimulatedRunner.block_bytes
     import_blocks = SimulatedRunner.import_blocks
@@ -93,6 +98,7 @@ class Bench:
                 hang_up=lambda *why: self.hung_up.append(why),
                 hand_over=self.left.append if component == "prefill" else None,
                 say=self.said.append,
+                ahead=(lambda compute: compute) if settings.get("async_scheduling") else None,
             ),
             faults=faults,
             by=FaultIO(Random(1), sleep=self.slept.append, die=self.die),

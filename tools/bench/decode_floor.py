@@ -24,7 +24,8 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.model.memory import BYTES
 from reference_engine.model.shapes import MODEL_SHAPES, num_weights
 from reference_engine.protocol import AddRequest, StepReport
-from reference_engine.worker.engine import Engine, EngineIO, FrontendShare
+from reference_engine.worker.engine import Engine
+from reference_engine.worker.engine_io import EngineIO, FrontendShare
 from reference_engine.worker.inbox import Added, CancelCommand, Heard
 from tools.bench.ratio import Bound, Ratio, UnavailableError, share, within
 

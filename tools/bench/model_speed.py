@@ -30,7 +30,8 @@ from reference_engine.protocol import (
 from reference_engine.wire import (
     encode_frame,
 )
-from reference_engine.worker.engine import Engine, EngineIO, FrontendShare
+from reference_engine.worker.engine import Engine
+from reference_engine.worker.engine_io import EngineIO, FrontendShare
 from reference_engine.worker.inbox import Added, Heard
 from tools.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
 

@@ -111,7 +111,7 @@ class Preempting:
         cache = self._scheduler.kv_cache
         for block in cache.left_behind(request)[num_cached // BLOCK_SIZE :]:
             cache.pool.blank(block)
-        self._runner.execute(plan)
+        self._runner.launch(plan)()
         while request.num_tokens == num_tokens:
             self._step()
         elapsed_s = time.perf_counter() - start
@@ -132,4 +132,4 @@ class Preempting:
 
     def _step(self) -> None:
         plan = self._scheduler.schedule()
-        self._scheduler.update(plan, self._runner.execute(plan).tokens)
+        self._scheduler.update(plan, self._runner.launch(plan)().tokens)

@@ -17,7 +17,7 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.faults import Faults
 from reference_engine.model.runners import SimulatedRunner
 from reference_engine.protocol import AddRequest, StepRecord, StepReport
-from reference_engine.worker.engine import EngineIO, FrontendShare
+from reference_engine.worker.engine_io import EngineIO, FrontendShare
 from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Heard, Inbox, Requests
 
@@ -78,7 +78,13 @@ class LiveEngine:
         self.engine = FaultyEngine(
             self.scheduler,
             runner,
-            EngineIO(self._read_clock, self._take_report, self._hang_up, worker=NAME),
+            EngineIO(
+                self._read_clock,
+                self._take_report,
+                self._hang_up,
+                worker=NAME,
+                ahead=(lambda compute: compute) if config.async_scheduling else None,
+            ),
             faults=faults,
             by=FaultIO(Random(0), sleep=self.pass_time, die=self._die),
         )

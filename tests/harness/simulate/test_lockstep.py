@@ -18,6 +18,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"reclaim": "immediate", "reserve_full_isl": False},
     {"enable_prefix_caching": False, "watermark": 0.1},
     {"force_reclaim_above": 0.5, "reserve_full_isl": False},
+    {"async_scheduling": True, "reserve_full_isl": False},
+    {"async_scheduling": True, "preemption": "swap", "swap_space_blocks": 16, "num_blocks": 26},
 ]
 
 

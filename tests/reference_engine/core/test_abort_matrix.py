@@ -13,6 +13,7 @@ from reference_engine.core.scheduler import Scheduler
 from reference_engine.core.step import StepPlan
 from tests.reference_engine.conftest import (
     WORD,
+    StepsAhead,
     end,
     make_request,
     make_scheduler,
@@ -70,6 +71,8 @@ def compute(plan: StepPlan) -> dict[str, int]:
 def check_the_books(scheduler: Scheduler, target: Request, *, aborts: int = 1) -> None:
     """After the end of the target: its blocks are free, it is counted, the other is untouched."""
     counted = {"abort": 1} if aborts else {}
+    if not scheduler.has_work:
+        counted["length"] = 1
     scheduler.check_integrity()
     assert (target.status, target.block_table, target.host_table) == (Status.FINISHED, [], [])
     assert scheduler.kv_cache.host.num_held == 0
@@ -108,6 +111,33 @@ def test_an_abort_in_the_step_in_flight_drops_its_result_and_counts_it(state: st
     assert target.num_generated == num_before
     assert scheduler.counters.generated_tokens - generated == len(sampled)
     check_the_books(scheduler, target, aborts=state != "handing over")
+
+
+@pytest.mark.parametrize("is_freed_at_once", [False, True])
+@pytest.mark.parametrize("state", ["waiting", "mid chunk", "running", "preempted", "swapped"])
+def test_an_abort_with_a_step_in_flight_and_the_next_one_to_be_planned_leaves_nothing(
+    state: str, is_freed_at_once: bool
+) -> None:
+    """The step in flight computes for the request, or has just taken its blocks away."""
+    preemption = "swap" if state == "swapped" else "recompute"
+    scheduler, target = with_both(preemption=preemption)
+    steps = StepsAhead(scheduler)
+    for _ in range({"waiting": 0, "mid chunk": 1, "running": 3}.get(state, 0)):
+        plan = steps.step()
+        assert target in plan.scheduled
+    while state in ("preempted", "swapped") and target.status is not Status.PREEMPTED:
+        plan = steps.step()
+    num_known = target.num_generated
+    assert scheduler.finish("target", FinishReason.ABORT) is target
+    if is_freed_at_once:
+        scheduler.free(target)
+    assert target not in steps.step().scheduled
+    if not is_freed_at_once:
+        scheduler.free(target)
+    steps.run_to_the_end()
+    assert target.num_generated == num_known
+    assert scheduler.counters.generated_tokens == 20 + num_known + (state == "running")
+    check_the_books(scheduler, target)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

@@ -31,14 +31,18 @@ def rows() -> DecodeRows:
     return DecodeRows(4, 8, BLOCK_SIZE, SPARE)
 
 
+def plain_plan(*requests: Request) -> StepPlan:
+    return StepPlan(step=1, scheduled=dict.fromkeys(requests, 1))
+
+
 @pytest.mark.parametrize("lengths", [[1], [4], [5], [3, 8, 9, 1], [32, 1]])
 def test_a_plain_step_has_the_inputs_of_any_step(lengths: list[int]) -> None:
     requests = [decoding(i + 1, length) for i, length in enumerate(lengths)]
-    plan = StepPlan(step=1, scheduled=dict.fromkeys(requests, 1))
+    plan = plain_plan(*requests)
     assert is_plain(spans_of(plan))
     plain = rows()
-    plain.batch([decoding(7, 30), decoding(8, 2)])  # a step before, of another size
-    batch = plain.batch(requests)
+    plain.batch(spans_of(plain_plan(decoding(7, 30), decoding(8, 2))))  # of another size
+    batch = plain.batch(spans_of(plan))
     expected = build_batch(spans_of(plan), BLOCK_SIZE, torch.device("cpu"))
     for name in ("token_ids", "positions", "slots", "sampling_requests"):
         mine, theirs = getattr(batch, name), getattr(expected, name)
@@ -54,8 +58,9 @@ def test_a_plain_step_has_the_inputs_of_any_step(lengths: list[int]) -> None:
 
 def test_rows_beyond_the_requests_touch_the_spare_block_alone() -> None:
     plain = rows()
-    plain.fill([decoding(i, 20) for i in range(4)], 4)  # a step before fills all rows
-    plain.fill([decoding(1, 6), decoding(2, 9)], 4)
+    before = plain_plan(*(decoding(i, 20) for i in range(4)))  # it fills all rows
+    plain.fill(spans_of(before), 4)
+    plain.fill(spans_of(plain_plan(decoding(1, 6), decoding(2, 9))), 4)
     assert plain.head.tolist() == [
         [300 + 1 + 5, 300 + 2 + 8, 0, 0],
         [5, 8, 0, 0],

@@ -17,9 +17,14 @@ from reference_engine.core.scheduler import Scheduler
 
 torch: Any = pytest.importorskip("torch", reason="needs the extra `engine` (torch)")
 from reference_engine.model.torch_runner import TorchRunner  # noqa: E402
-from tests.reference_engine.conftest import end, run_step, run_to_the_end  # noqa: E402
+from tests.reference_engine.conftest import (  # noqa: E402
+    StepsAhead,
+    end,
+    run_step,
+    run_to_the_end,
+)
 
-ANSWER_TOKENS = 8
+ANSWER_TOKENS, BLOCK_SIZE = 8, 8
 GREEDY = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True)
 
 
@@ -37,7 +42,7 @@ class Workbench:
         config = EngineConfig(
             device="cpu",
             num_blocks=num_blocks,
-            block_size=8,
+            block_size=BLOCK_SIZE,
             max_model_len=80,
             max_num_batched_tokens=max_num_batched_tokens,
             reserve_full_isl=False,
@@ -74,9 +79,14 @@ def in_peace(num_canaries: int, **settings: Any) -> Workbench:
 
 
 def in_trouble(
-    num_canaries: int, max_num_batched_tokens: int, preemption: PreemptionPolicy
+    num_canaries: int,
+    max_num_batched_tokens: int,
+    preemption: PreemptionPolicy,
+    *,
+    is_ahead: bool,
 ) -> Workbench:
     bench = Workbench(num_canaries, 13, max_num_batched_tokens, preemption)
+    steps = StepsAhead(bench.scheduler, bench.runner)
     random = Random(7)
     scheduler, others, to_come = bench.scheduler, list[Request](), list(bench.canaries)
     while scheduler.has_work or to_come:
@@ -90,28 +100,35 @@ def in_trouble(
         live = [r.request_id for r in others if r.request_id in scheduler.requests]
         if live and random.random() < 0.4:
             end(scheduler, random.choice(live))
-        run_step(scheduler, runner=bench.runner)
+        if is_ahead:
+            steps.step()
+        else:
+            run_step(scheduler, runner=bench.runner)
     return bench
 
 
 @pytest.mark.parametrize(
-    ("num_canaries", "max_num_batched_tokens", "preemption"),
+    ("num_canaries", "max_num_batched_tokens", "preemption", "is_ahead"),
     [
-        (16, 13, "recompute"),
-        (16, 13, "swap"),
-        pytest.param(200, 48, "swap", marks=pytest.mark.slow),
-        pytest.param(200, 48, "recompute", marks=pytest.mark.slow),
+        (16, 13, "recompute", False),
+        (16, 13, "swap", False),
+        (16, 13, "recompute", True),
+        pytest.param(200, 48, "swap", True, marks=pytest.mark.slow),
+        pytest.param(200, 48, "recompute", False, marks=pytest.mark.slow),
     ],
 )
 def test_canaries_say_the_same_in_peace_and_in_trouble(
-    num_canaries: int, max_num_batched_tokens: int, preemption: PreemptionPolicy
+    num_canaries: int, max_num_batched_tokens: int, preemption: PreemptionPolicy, is_ahead: bool
 ) -> None:
+    """Also if each step is planned while the one before is computed, in another thread."""
     peace = in_peace(num_canaries)
-    trouble = in_trouble(num_canaries, max_num_batched_tokens, preemption)
+    trouble = in_trouble(num_canaries, max_num_batched_tokens, preemption, is_ahead=is_ahead)
     assert (trouble.scheduler.counters.swapped_in_blocks > 0) == (preemption == "swap")
     assert trouble.scheduler.counters.finished["abort"] >= num_canaries // 4
     assert sum(r.num_preemptions > 0 for r in trouble.canaries) >= num_canaries // 4
-    assert sum(r.num_cached_tokens > 0 for r in trouble.canaries) >= num_canaries // 10
+    counters = trouble.scheduler.counters
+    found = counters.prefix_hit_tokens + counters.resumed_hit_tokens
+    assert found >= BLOCK_SIZE * (num_canaries // 10)
     for mine, theirs in zip(peace.canaries, trouble.canaries, strict=True):
         assert theirs.token_ids == mine.token_ids
         rows, expected = trouble.logits[mine.request_id], peace.logits[mine.request_id]

@@ -74,9 +74,9 @@ class Counted:
     def __init__(self, compiled: Any, served: list[int]) -> None:
         self._compiled, self._served = compiled, served
 
-    def logits(self, requests: Any) -> Any:
-        self._served.append(len(requests))
-        return self._compiled.logits(requests)
+    def logits(self, spans: Any) -> Any:
+        self._served.append(len(spans))
+        return self._compiled.logits(spans)
 
 
 def still_answers(place: Place, runner: TorchRunner) -> bool:

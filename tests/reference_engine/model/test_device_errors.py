@@ -150,7 +150,7 @@ def test_after_a_step_without_room_the_next_request_gets_the_tokens_that_it_alwa
     step, plan = runner.step, scheduler.schedule()
     runner.step = NoRoom()
     with pytest.raises(OutOfMemoryError, match="can't allocate memory"):
-        runner.execute(plan)
+        runner.launch(plan)()
     runner.step = step
     for request in scheduler.give_up(plan):
         end(scheduler, request.request_id)

@@ -70,7 +70,7 @@ def made_spans(shape: Shape, generator: Any) -> list[Span]:
     for number, (first, last) in enumerate(SPANS):
         request = Request(f"r{number}", [5] * last, Sampling(max_tokens=4))
         request.block_table = [next(numbers) for _ in range(-(-last // shape.block_size))]
-        spans.append(Span(request, first, last))
+        spans.append(Span(request, first, last, request.block_table))
     return spans
 
 

@@ -55,7 +55,7 @@ def test_a_step_may_do_nothing_but_copy(batch_invariant: bool) -> None:
         preemption="swap",
         batch_invariant=batch_invariant,
     )
-    assert not TorchRunner(config).execute(StepPlan(step=1, swap_out=[(3, 0)])).tokens
+    assert not TorchRunner(config).launch(StepPlan(step=1, swap_out=[(3, 0)]))().tokens
 
 
 def test_more_blocks_than_the_host_has_memory_for_are_refused_in_one_sentence() -> None:

@@ -220,11 +220,14 @@ def test_the_text_is_that_of_all_counted_tokens_whatever_ends_the_answer(
     assert "".join(output.text for output in outputs) == "".join(words[:num_words])
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_frontends_that_add_abort_and_vanish_at_random_hear_of_their_own_and_leave_nothing(
-    seed: int,
+    seed: int, is_ahead: bool
 ) -> None:
-    random, bench = Random(seed), Bench(max_num_seqs=3, preemption=("recompute", "swap")[seed % 2])
+    preemption = ("recompute", "swap")[seed % 2]
+    random = Random(seed)
+    bench = Bench(max_num_seqs=3, preemption=preemption, async_scheduling=is_ahead)
     frontends = [f"frontend-{n}" for n in range(3)]
     for number in range(400):
         of, by = random.choice(frontends), random.choice(frontends)
@@ -246,6 +249,7 @@ def test_frontends_that_add_abort_and_vanish_at_random_hear_of_their_own_and_lea
             assert all(name.startswith(f"{frontend} ") for name in names)
     for frontend in frontends:
         bench.lose(frontend)
+    bench.step()
     outputs = [output for report in bench.reports for output in report.outputs]
     ended = Counter(one.request_id for one in outputs if one.ending is not None)
     assert set(ended.values()) == {1}

@@ -26,7 +26,7 @@ from reference_engine.wire import (
     LearnedBy,
     encode_frame,
 )
-from reference_engine.worker.engine import FrontendShare
+from reference_engine.worker.engine_io import FrontendShare
 from reference_engine.worker.frontend_connections import (
     MAX_CONNECTIONS,
     FirstWord,
