@@ -67,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     conform.add_argument("folder", type=Path, metavar="DIR")
     conform.add_argument("-o", "--output", type=Path, metavar="FILE.html")
     conform.set_defaults(write=_conform)
+    search = commands.add_parser("search", help="draw what a search found")
+    search.add_argument("folder", type=Path, metavar="DIR")
+    search.add_argument("-o", "--output", type=Path, metavar="FILE.html")
+    search.set_defaults(write=_search)
     matrix = commands.add_parser("matrix", help="draw conformance results side by side")
     matrix.add_argument("results", nargs="+", type=Path, metavar="CONFORM_JSON")
     matrix.add_argument("--explanations", type=Path, metavar="FILE")
@@ -114,6 +118,13 @@ def _conform(options: argparse.Namespace) -> None:
 
     options.output = options.output or options.folder / "index.html"
     write_conform(options.folder, options.output)
+
+
+def _search(options: argparse.Namespace) -> None:
+    from dashboards.search_page import write_search
+
+    options.output = options.output or options.folder / "index.html"
+    write_search(options.folder, options.output)
 
 
 def _matrix(options: argparse.Namespace) -> None:

@@ -63,10 +63,14 @@ class StreamClient(HttpClient):
         after the harness has seen the server settle."""
         if self.lingering and self.plan.left_open_outlive:
             keep_open([connection.sock.fileno() for connection in self.lingering])
+        self.reset_lingering()
+        super().close()
+
+    def reset_lingering(self) -> None:
+        """The connections whose users have left without closing them."""
         for connection in self.lingering:
             connection.reset()
         self.lingering.clear()
-        super().close()
 
     @property
     def num_reused(self) -> int:

@@ -16,6 +16,7 @@ from harness.commands.conform import conform
 from harness.commands.doctor import doctor
 from harness.commands.results import collect, compare, export, gate, matrix, report, trend
 from harness.commands.run import demo, run
+from harness.commands.search import search
 from harness.commands.simulate import simulate
 from harness.commands.upstream import upstream
 from harness.run.process import become, python_module
@@ -32,7 +33,7 @@ def engine(context: typer.Context) -> None:
 
 
 GROUPS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
-    "Measure": (demo, run, conform),
+    "Measure": (demo, run, conform, search),
     "Judge and show what was measured": (
         *(gate, report, compare, trend, matrix),
         *(export, collect),
@@ -43,6 +44,7 @@ GROUPS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
 }
 LIGHT: Final = (
     conform,
+    search,
     matrix,
     engine,
     upstream,

@@ -27,6 +27,7 @@ from harness.conform.gateway.routes import secrets_of_routes
 from harness.conform.gateway.run import run_gateway
 from harness.conform.gentle_case import GENTLE_ID
 from harness.conform.known import Known
+from harness.conform.load_side import claim_output, end_with_input
 from harness.conform.messages import SuiteEvent, SuiteRequest
 from harness.conform.pages import MetricsPages
 from harness.conform.turn import CaseTurns
@@ -47,10 +48,10 @@ def main() -> None:
         return
     order = msgspec.json.decode(line, type=SuiteRequest)
     plan = LoadPlan.model_validate_json(bytes(order.plan))
-    gevent.spawn(_end_with_input)
+    gevent.spawn(end_with_input)
     headers = request_headers(plan.headers, plan.api_key_env)
     secrets = secrets_of(headers) + secrets_of_routes(plan.target)
-    report = partial(_report, output=_claim_output(), secrets=secrets)
+    report = partial(_report, output=claim_output(), secrets=secrets)
     allow_streams(_STREAMS)
     if plan.protocol is Protocol.GRPC:
         from harness.client.kserve import use_gevent  # its packages are an extra
@@ -146,13 +147,6 @@ def _bench(
     return bench
 
 
-def _claim_output() -> int:
-    """Standard output, for the reports alone: what a library prints goes to standard error."""
-    output = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return output
-
-
 def _report(event: SuiteEvent, *, output: int, secrets: list[str]) -> None:
     event.why = masked(event.why, secrets)
     if (result := event.case) is not None:
@@ -163,13 +157,6 @@ def _report(event: SuiteEvent, *, output: int, secrets: list[str]) -> None:
         }
     with os.fdopen(output, "wb", closefd=False) as pipe:
         pipe.write(msgspec.json.encode(event) + b"\n")
-
-
-def _end_with_input() -> None:
-    while True:
-        gevent.socket.wait_read(sys.stdin.fileno())
-        if not os.read(sys.stdin.fileno(), 4096):
-            os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from harness.client.wire_log import MASK
 from harness.conform.bad_server import WAYS
 from harness.conform.case import CASES, Case, is_meant, select
 from harness.conform.cases import load_cases
+from harness.conform.contact import JudgedConfig
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gentle_case import GENTLE_ID, GENTLE_S, gentle_case
 from harness.conform.pacing import in_order
 from harness.errors import ConfigError, check_extra
 from harness.place import LOAD_THIS_HOST
-from harness.run.run_config import ServerConfig
 from harness.workload.workload import EngineSettings
 
 # The bundled engine as a target: steps of a fixed length, and so few blocks that memory has an end.
@@ -39,14 +39,11 @@ _SUITES: Final = files("harness.conform") / "suites"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConformConfig(ServerConfig):
+class ConformConfig(JudgedConfig):
     """One `walkaway conform`, as typed."""
 
     wanted: Sequence[str] = ()
-    slots: int | None = None
-    pid: int | None = None
     direct: str | None = None
-    adapter: str | None = None
     configuration: str | None = None
     tries: int | None = None
     strict: bool = False
@@ -58,7 +55,6 @@ class ConformConfig(ServerConfig):
     gentle: bool = False
     upstream: str | None = None  # [HOST:]PORT of the bundled upstream, behind a gateway
     usage: str | None = None  # an adapter, and its place
-    seed: int = 0
     expected: Path | None = None
 
     @property

@@ -1,5 +1,7 @@
 """The server that a suite judges: found or started, and asked for what it publishes."""
 
+import os
+import platform
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -7,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import httpx
+import msgspec
 
 from harness.client.wire_log import masked
 from harness.collect.scrape import read_roles
 from harness.collect.source import Notes
+from harness.conform.messages import SuiteRequest
 from harness.errors import ConfigError, TargetError
 from harness.experiments.patience import READY_S
 from harness.records import Protocol
@@ -20,14 +24,18 @@ from harness.run.preflight import (
     find_scale,
     metrics_pages,
     note_misfit,
+    published_context,
+    published_slots,
     published_version,
     start_our_engine,
 )
 from harness.run.process import Interruption
 from harness.run.progress import Progress
-from harness.run.run_config import Access
+from harness.run.run_config import Access, ServerConfig
 from harness.run.server import Server, attach
 from harness.run.settle import Asker, IdlePages, NotServedError, SilentServerError
+from harness.store.conform_result import ConformTarget, Machine
+from harness.store.manifest import find_hardware, find_versions
 from harness.store.run_folder import RunFolder
 from harness.workload.plan import LoadPlan
 from harness.workload.target import Target
@@ -35,6 +43,16 @@ from harness.workload.workload import EngineSettings, RunSettings
 
 _PAGE_S: Final = 20.0
 _LONGEST_S: Final = 86_400.0  # of all cases together; each has a limit of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedConfig(ServerConfig):
+    """What a user typed about a server that is to be judged."""
+
+    slots: int | None = None
+    pid: int | None = None
+    adapter: str | None = None
+    seed: int = 0
 
 
 class Published(NamedTuple):
@@ -142,6 +160,57 @@ class Contact:
         )
         scale = find_scale(self, client, server, plan)
         return plan if scale is None else plan.model_copy(update={"prompt_scale": scale})
+
+    def order(
+        self, config: JudgedConfig, client: httpx.Client, server: Server, published: Published
+    ) -> SuiteRequest:
+        """The server, for a load process; no case is in the order."""
+        plan = self.load_plan(
+            client,
+            server,
+            seed=config.seed,
+            api_key_env=config.api_key_env,
+            headers=config.headers,
+            ca_file=config.ca_file,
+        )
+        target, urls = self.target, published.metrics_urls
+        return SuiteRequest(
+            plan=msgspec.Raw(plan.model_dump_json().encode()),
+            cases=[],
+            folder=str(self.folder.path.resolve()),
+            settle_s=target.settle_s,
+            tries=1,
+            quick=False,
+            seed=config.seed,
+            slots=config.slots or server.slots or published_slots(client, server, target),
+            context=server.context or (published_context(client, server) if target.http else None),
+            metrics_urls=urls if published.is_understood else [],
+            page_urls=urls or ([f"{server.url}/metrics"] if target.http else []),
+            pid=config.pid or (None if server.engine is None else server.engine.pid),
+            adapter=config.adapter,
+        )
+
+    def described(
+        self, server: Server, published: Published, *, configuration: str | None = None
+    ) -> ConformTarget:
+        is_own = server.engine is not None
+        return ConformTarget(
+            engine=self.target.name,
+            url=server.url,
+            model=server.model,
+            version=published.version or (find_versions().get("walkaway") if is_own else None),
+            configuration=configuration or ("started by walkaway" if is_own else ""),
+            metrics_urls=published.metrics_urls,
+            disconnect=self.target.disconnect,
+        )
+
+
+def this_machine() -> Machine:
+    return Machine(
+        cpu=str(find_hardware([])["cpu"]),
+        cores=os.cpu_count() or 0,
+        python=platform.python_version(),
+    )
 
 
 def check_serves(

@@ -107,10 +107,10 @@ def as_badge(result: ConformResult) -> bytes:
     return json.dumps(badge, indent=2).encode() + b"\n"
 
 
-def draw_page(folder: Path) -> Path | None:
-    """The page of the run; None if it could not be drawn (its log says why)."""
+def draw_page(folder: Path, kind: str = "conform") -> Path | None:
+    """The page of the run, or of a search; None if it could not be drawn (its log says why)."""
     log = folder / "page.log"
-    with Child("page", python_module("dashboards", "conform", str(folder)), log, quit_s=0) as child:
+    with Child("page", python_module("dashboards", kind, str(folder)), log, quit_s=0) as child:
         is_drawn = child.wait(_PAGE_S) == 0 and (folder / PAGE).is_file()
     if is_drawn:
         log.unlink()

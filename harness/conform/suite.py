@@ -1,7 +1,5 @@
 """A conformance run from its flags to conform.json: the side that makes no load."""
 
-import os
-import platform
 import secrets as random_names
 import sys
 import time
@@ -12,13 +10,12 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-import msgspec
 
 from harness.client.wire_log import masked, secrets_of
 from harness.conform.behind import order_for_gateway
 from harness.conform.case import CASES, Case, Selection
 from harness.conform.config import ConformConfig, chosen_cases
-from harness.conform.contact import Contact, Published
+from harness.conform.contact import Contact, Published, this_machine
 from harness.conform.following import Show, Suite
 from harness.conform.gateway.cases import gateway_cases
 from harness.conform.gateway.routes import secrets_of_routes
@@ -28,14 +25,14 @@ from harness.conform.verdict import Expectation, read_expectations
 from harness.errors import ConfigError, InterruptedRunError, TargetError
 from harness.http_client import check_target_url
 from harness.place import check_host
-from harness.run.preflight import note_kind, published_context, published_slots
+from harness.run.preflight import note_kind
 from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.run_config import Access, find_target
 from harness.run.run_state import RESULTS
 from harness.run.server import Server
-from harness.store.conform_result import ConformResult, ConformTarget, Machine
-from harness.store.manifest import find_hardware, find_versions, utc_now
+from harness.store.conform_result import ConformResult, ConformTarget
+from harness.store.manifest import find_versions, utc_now
 from harness.store.run_folder import RunFolder
 from harness.workload.target import Target
 from harness.workload.workload import why_unspoken
@@ -109,7 +106,6 @@ def _access(config: ConformConfig) -> Access:
 
 
 def _blank(config: ConformConfig, target: Target) -> ConformResult:
-    hardware = find_hardware([])
     return ConformResult(
         walkaway=find_versions().get("walkaway", ""),
         started_at=utc_now().isoformat(timespec="seconds"),
@@ -118,11 +114,7 @@ def _blank(config: ConformConfig, target: Target) -> ConformResult:
         suite=config.suite,
         quick=config.quick,
         strict=config.strict,
-        machine=Machine(
-            cpu=str(hardware["cpu"]),
-            cores=os.cpu_count() or 0,
-            python=platform.python_version(),
-        ),
+        machine=this_machine(),
         target=ConformTarget(
             engine=target.name,
             url=config.target_url or "",
@@ -176,16 +168,7 @@ def _prepare_server(
     published = contact.read_pages(client, server)
     notes = [*contact.notes.texts(), *contact.notes.warnings()]
     result.notes = [masked(note, secrets) for note in notes]
-    is_own = server.engine is not None
-    result.target = ConformTarget(
-        engine=contact.target.name,
-        url=server.url,
-        model=server.model,
-        version=published.version or (result.walkaway if is_own else None),
-        configuration=config.configuration or ("started by walkaway" if is_own else ""),
-        metrics_urls=published.metrics_urls,
-        disconnect=contact.target.disconnect,
-    )
+    result.target = contact.described(server, published, configuration=config.configuration)
     order = _order(config, contact, client, server, published)
     selection = _choose(config, order, contact.target, chosen)
     result.not_run = selection.not_run
@@ -200,32 +183,11 @@ def _order(
     published: Published,
 ) -> SuiteRequest:
     """The order, with no case in it yet."""
-    plan = contact.load_plan(
-        client,
-        server,
-        seed=config.seed,
-        api_key_env=config.api_key_env,
-        headers=config.headers,
-        ca_file=config.ca_file,
-    )
-    target, urls = contact.target, published.metrics_urls
-    return SuiteRequest(
-        plan=msgspec.Raw(plan.model_dump_json().encode()),
-        cases=[],
-        folder=str(contact.folder.path.resolve()),
-        settle_s=target.settle_s,
-        tries=config.tries or (QUICK_TRIES if config.quick else TRIES),
-        quick=config.quick,
-        seed=config.seed,
-        slots=config.slots or server.slots or published_slots(client, server, target),
-        context=server.context or (published_context(client, server) if target.http else None),
-        metrics_urls=urls if published.is_understood else [],
-        page_urls=urls or ([f"{server.url}/metrics"] if target.http else []),
-        pid=config.pid or (None if server.engine is None else server.engine.pid),
-        direct=config.direct,
-        adapter=config.adapter,
-        gentle_s=config.gentle_s if config.gentle else None,
-    )
+    order = contact.order(config, client, server, published)
+    order.tries = config.tries or (QUICK_TRIES if config.quick else TRIES)
+    order.quick, order.direct = config.quick, config.direct
+    order.gentle_s = config.gentle_s if config.gentle else None
+    return order
 
 
 def _choose(

@@ -139,8 +139,10 @@ def engine_command(
     model: str | None,
     teacher: Path | None = None,
     protocol: Protocol = Protocol.HTTP,
+    port: int = 0,
 ) -> list[str]:
-    command = python_module("reference_engine", "--host", "127.0.0.1", "--port", "0")
+    """`port`: 0 for one that is free."""
+    command = python_module("reference_engine", "--host", "127.0.0.1", "--port", str(port))
     if protocol is Protocol.GRPC:
         command += ["--kserve-port", "0"]
     command += ["--exit-with-stdin", "--runner", runner, "--device", settings.device]

@@ -1,0 +1,157 @@
+"""The load process of a search: it plays schedules, and follows what breaks.
+
+It gets an order on standard input, ends when that is closed, and reports on standard output.
+"""
+
+from gevent import monkey
+
+monkey.patch_all()
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import gevent
+import msgspec
+
+from harness.client.fd_limit import allow_streams
+from harness.client.lag import LagWatch
+from harness.client.live_stream import LiveStream
+from harness.client.session import LoadSession
+from harness.client.wire_log import WireLog, masked, secrets_of
+from harness.conform.bench import Bench
+from harness.conform.known import Known
+from harness.conform.load_side import claim_output, end_with_input
+from harness.conform.pages import MetricsPages
+from harness.errors import TargetError
+from harness.experiments.idle_server import QUICK_COUNT_S, find_facts
+from harness.experiments.outcome import CannotDecideError
+from harness.http_client import read_api_key, request_headers
+from harness.records import Outcome, Protocol, Role
+from harness.search.hunt import Hunt
+from harness.search.invariants import Invariants
+from harness.search.keeper import ServerKeeper
+from harness.search.messages import SearchEvent, SearchRequest
+from harness.search.play import play
+from harness.search.requests import find_offered
+from harness.search.schedule import Schedule, seen_in
+from harness.search.trial import Trial
+from harness.store.search_result import SearchFinding
+from harness.workload.abandon import RequestSpec
+from harness.workload.plan import LoadPlan
+
+_STREAMS = 256
+Report = Callable[[SearchEvent], None]
+
+
+def main() -> None:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return
+    order = msgspec.json.decode(line, type=SearchRequest)
+    plan = LoadPlan.model_validate_json(bytes(order.suite.plan))
+    secrets = secrets_of(request_headers(plan.headers, plan.api_key_env))
+    report = partial(_report, output=claim_output(), secrets=secrets)
+    allow_streams(_STREAMS)
+    if plan.protocol is Protocol.GRPC:
+        from harness.client.kserve import use_gevent  # its packages are an extra
+
+        use_gevent()
+    wire = WireLog(request_headers(plan.headers, plan.api_key_env))
+    known = Known()
+    session = LoadSession(
+        plan,
+        api_key=read_api_key(plan.api_key_env),
+        tell=known.note,
+        enough=lambda: None,
+        give_up=lambda why: report(SearchEvent(event="gone", why=why)),
+        wire=wire,
+    )
+    log = Path(order.suite.folder) / "server.log"
+    keeper = ServerKeeper(order.restart, log, is_ready=lambda: _answers(session))
+    gevent.spawn(end_with_input, keeper.end)
+    try:
+        _search(order, session, keeper, known, wire, report)
+    except (CannotDecideError, TargetError) as error:
+        report(SearchEvent(event="gone", why=str(error)))
+    finally:
+        keeper.end()
+        session.close()
+
+
+def _search(
+    order: SearchRequest,
+    session: LoadSession,
+    keeper: ServerKeeper,
+    known: Known,
+    wire: WireLog,
+    report: Report,
+) -> None:
+    if order.starts_first:
+        keeper.start()
+        order.suite.pid = keeper.pid
+    bench = _bench(order, session, known, wire)
+    report(SearchEvent(event="facts", facts=bench.facts._asdict()))
+    log = order.log or (str(Path(order.suite.folder) / "server.log") if keeper.can_start else None)
+    invariants = Invariants(bench, log=None if log is None else Path(log))
+    invariants.learn()
+    folder = Path(order.suite.folder)
+
+    def found(finding: SearchFinding) -> None:
+        place = folder / finding.folder
+        if not place.exists():
+            place.mkdir()
+            wire.begin(place / "wire.jsonl")
+            play(bench, msgspec.convert(finding.schedule, Schedule))
+            wire.end()
+        report(SearchEvent(event="found", finding=finding))
+
+    count = 0
+
+    def played(schedule: Schedule) -> None:
+        nonlocal count
+        count += 1
+        report(SearchEvent(event="played", played=count, covered=list(seen_in(schedule))))
+
+    hunt = Hunt(
+        Trial(bench, invariants, keeper),
+        found=found,
+        played=played,
+        doing=lambda what: report(SearchEvent(event="doing", doing=what)),
+    )
+    if order.schedule is not None:
+        why = hunt.run_one(order.schedule, seconds=order.seconds)
+    else:
+        offered = find_offered(bench)
+        why = hunt.run(offered, seed=order.seed, seconds=order.seconds, themes=order.themes)
+    report(SearchEvent(event="over", why=why))
+
+
+def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireLog) -> Bench:
+    suite, plan = order.suite, session.plan
+    lag = LagWatch(open_streams=lambda: session.client.open_streams, give_up=lambda _why: None)
+    pages = MetricsPages(plan, judged=suite.metrics_urls, every=suite.page_urls)
+    facts = find_facts(session, slots=suite.slots, context=suite.context, count_s=QUICK_COUNT_S)
+    bench = Bench(session, facts, suite, lag, wire, pages, known)
+    bench.cleaning.learn_canary()
+    bench.held.learn_idle()
+    return bench
+
+
+def _answers(session: LoadSession) -> bool:
+    """A short request is answered. It is asked of a server that only starts."""
+    spec = RequestSpec(user=0, max_tokens=2, prompt_tokens=16, role=Role.CHECK)
+    row = LiveStream(session, spec).join(session.plan.run.timeout_s)
+    return row is not None and row.outcome is Outcome.COMPLETED
+
+
+def _report(event: SearchEvent, *, output: int, secrets: list[str]) -> None:
+    data = msgspec.json.encode(event)
+    text = masked(data.decode(), secrets)
+    with open(output, "wb", closefd=False) as pipe:
+        pipe.write(text.encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

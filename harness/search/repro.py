@@ -1,0 +1,97 @@
+"""What a finding leaves for a maintainer: repro.py, which needs Python alone, and a draft of an
+issue. Nothing is sent anywhere."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from textwrap import fill, shorten
+from typing import Any, Final
+
+from harness.store.search_result import SearchFinding, SearchResult
+
+REPRO: Final = "repro.py"
+ISSUE: Final = "issue.md"
+_WIDTH: Final = 96
+_TEMPLATE: Final = files("harness.search") / "repro.txt"
+
+
+def write_repro(place: Path, finding: SearchFinding, result: SearchResult) -> None:
+    """Over gRPC there is no plain client: then only the draft is written."""
+    if finding.wire:
+        (place / REPRO).write_text(repro_text(finding, result), encoding="utf-8")
+    (place / ISSUE).write_text(issue_text(finding, result), encoding="utf-8")
+
+
+def repro_text(finding: SearchFinding, result: SearchResult) -> str:
+    wire, text = finding.wire, _TEMPLATE.read_text(encoding="utf-8")
+    requests = [f"    json.loads({_literal(one)})," for one in wire["requests"]]
+    filled = {
+        "SENTENCE": _wrapped(finding.sentence),
+        "WALKAWAY": result.walkaway,
+        "SERVER": _server(result),
+        "RATE": str(finding.rate),
+        "FRESH": ", each on a server started afresh" if finding.is_fresh else "",
+        "CONTROL": str(finding.control),
+        "URL": result.target.url,
+        "SLOTS": str(wire["slots"]),
+        "SETTLE_S": str(wire["settle_s"]),
+        "PATIENCE_S": str(wire["patience_s"]),
+        "SHORT": _literal(wire["short"]),
+        "GREEDY": _literal(wire["greedy"]),
+        "REQUESTS": "\n".join(requests),
+    }
+    for name, value in filled.items():
+        text = text.replace(f"@{name}@", value)
+    return text
+
+
+def issue_text(finding: SearchFinding, result: SearchResult) -> str:
+    fresh = " on a server started afresh" if finding.is_fresh else " on the server at rest"
+    lines = [
+        f"# {_title(finding)}",
+        "",
+        "## What happens",
+        "",
+        finding.sentence,
+        "",
+        f"Seen in {finding.rate} tries{fresh}. With the same requests and nobody leaving: in "
+        f"{finding.control}.",
+        "",
+        "## Where",
+        "",
+        f"- server: {_server(result)}",
+        f"- model: {result.target.model}",
+        f"- machine: {result.machine.cpu}, {result.machine.cores} cores",
+        f"- found by: walkaway {result.walkaway}, seed {finding.seed}",
+        "",
+        "## How to see it",
+        "",
+        "Start the server afresh, then:",
+        "",
+        f"    python3 {REPRO} {result.target.url}",
+        "",
+        "## What was expected",
+        "",
+        "A server lets go of a request when its client has left: no slot and no memory is held, "
+        "the gauges read as before, and nobody else's answer is cut or changed.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _title(finding: SearchFinding) -> str:
+    return shorten(f"After clients left: {finding.said}", _WIDTH, placeholder="…")
+
+
+def _server(result: SearchResult) -> str:
+    target = result.target
+    return " ".join(filter(None, (target.engine, target.version, target.configuration)))
+
+
+def _literal(value: Any) -> str:
+    return repr(json.dumps(value))
+
+
+def _wrapped(text: str) -> str:
+    """In a docstring: without what would end it."""
+    return fill(text.replace("\\", "/").replace('"""', "'''"), _WIDTH)

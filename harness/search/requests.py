@@ -1,0 +1,124 @@
+"""The requests of a schedule on the wire, and which of them a server takes.
+
+A feature is keys of a body, or another route. Before the search each one is asked for once; what
+the server refuses is never drawn.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from harness.client.dialect import route
+from harness.conform.bench import Bench
+from harness.conform.cases.silences import tool_call
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.records import Outcome, Role, Way
+from harness.search.grammar import Offered
+from harness.search.schedule import MOST_PROMPT, Feature, Schedule, Visit
+from harness.workload.abandon import RequestSpec
+from harness.workload.prompts import prompt
+
+_LOOK_TOKENS: Final = 4
+_FAN_OUTS: Final = (4, 2)  # answers to one request, the most first
+_CHUNK: Final = 256  # tokens, where nothing says how many a step computes
+_LONG: Final = 1024  # tokens of a prompt, where the context allows it
+_PARTS: Final = 8  # of the context that a long prompt takes at most
+_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ages": {"type": "array"}},
+    "required": ["name", "ages"],
+}
+_KEYS: Final[Mapping[Feature, Mapping[str, Any]]] = {
+    Feature.SCHEMA: {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "strict": True, "schema": _SCHEMA},
+        }
+    },
+    Feature.TOOLS: tool_call(),
+    Feature.STOP: {"stop": ["\n\n\n", "never said"]},
+    Feature.LOGPROBS: {"logprobs": 2},
+    Feature.SAMPLED: {"temperature": 1.0, "top_p": 0.9, "seed": 7},
+    Feature.PRIORITY: {"priority": 5},
+}
+_CHAT_LOGPROBS: Final = {"logprobs": True, "top_logprobs": 2}
+_WAYS: Final = (Way.FIN, Way.RST, Way.HALF_CLOSE, Way.STOP_READING, Way.CANCEL)
+
+
+def body_of(visit: Visit, path: str, adapter: str | None) -> dict[str, Any]:
+    """The keys that its features lay over the ordinary body, on the route `path`."""
+    body: dict[str, Any] = {}
+    for one in visit.features:
+        if one is Feature.LOGPROBS and path.endswith("chat/completions"):
+            body |= _CHAT_LOGPROBS
+        elif one is Feature.ADAPTER and adapter is not None:
+            body["model"] = adapter
+        else:
+            body |= _KEYS.get(one, {})
+    return body
+
+
+def spec_of(bench: Bench, visit: Visit, number: int, *, request_id: str = "") -> RequestSpec:
+    usual = bench.session.plan.target.path
+    path = usual if visit.route is None else route(usual, visit.route)
+    return RequestSpec(
+        user=number + 1,
+        role=Role.USER if visit.leave is not None else Role.CHECK,
+        max_tokens=visit.answer,
+        prompt_tokens=visit.prompt,
+        n=visit.n,
+        delivery=visit.delivery,
+        way=None if visit.leave is None else visit.leave.way,
+        path=None if path == usual else path,
+        body=body_of(visit, path, bench.asked.adapter) or None,
+        request_id=request_id,
+    )
+
+
+def text_of(bench: Bench, schedule: Schedule, number: int) -> str:
+    """The prompt's text: the same for a visit that repeats another."""
+    visit = schedule.visits[number]
+    if visit.repeats is not None:
+        return text_of(bench, schedule, visit.repeats)
+    plan = bench.session.plan
+    return prompt(
+        seed=schedule.seed,
+        user=number,
+        n=0,
+        num_bytes=plan.prompt_scale.num_bytes(visit.prompt),
+        shared_bytes=plan.prompt_scale.num_bytes(visit.shared) if visit.shared else 0,
+        salt="search",
+    )
+
+
+def find_offered(bench: Bench, only: Collection[Feature] = ()) -> Offered:
+    """Asks for each feature once. `only`: the features to ask for; default: all."""
+    target, facts = bench.session.plan.target, bench.facts
+    features = {one for one in only or Feature if _is_taken(bench, Visit(features=(one,)))}
+    fan_out = next((n for n in _FAN_OUTS if _is_taken(bench, Visit(n=n), tokens=n + 1)), 1)
+    ways = [way.over(target.protocol) for way in _WAYS]
+    known = [one for one in ways if one is not None]
+    if target.cancel_path is None and target.http:
+        known.remove(Way.CANCEL)
+    longest = MOST_PROMPT if facts.context is None else facts.context // _PARTS
+    return Offered(
+        slots=facts.slots if facts.can_fill else None,
+        chunk=min(_CHUNK, longest),
+        long_prompt=min(_LONG, longest),
+        features=frozenset(features),
+        ways=tuple(dict.fromkeys(known)),
+        fan_out=fan_out,
+    )
+
+
+def _is_taken(bench: Bench, visit: Visit, tokens: int = 1) -> bool:
+    """It is answered, with at least as many tokens."""
+    if Feature.ADAPTER in visit.features and bench.asked.adapter is None:
+        return False
+    spec = spec_of(bench, visit, 0)
+    spec = bench.short(_LOOK_TOKENS, n=spec.n, path=spec.path, body=spec.body)
+    try:
+        row = bench.ask(spec)
+    except (CannotDecideError, RefusedError):
+        return False
+    came = row.completion_tokens or row.tokens_read
+    return row.outcome is Outcome.COMPLETED and came >= tokens

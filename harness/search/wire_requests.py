@@ -1,0 +1,89 @@
+"""The requests of a schedule as a plain HTTP client sends them: what repro.py has in it."""
+
+import json
+from typing import Any, Final
+
+from harness.client.exchange import StreamClient
+from harness.client.session import canary_prompt
+from harness.client.wire_log import MASK, secrets_of
+from harness.conform.bench import Bench
+from harness.records import Delivery, Role, Way
+from harness.search.play import BYSTANDER_TOKENS, longest_of
+from harness.search.requests import spec_of, text_of
+from harness.search.schedule import Phase, Schedule, Visit
+from harness.workload.abandon import RequestSpec
+
+_SOME_SLOTS: Final = 64  # that repro.py fills at most
+_PLAIN_WAYS: Final = {Way.FIN: "close", Way.RST: "reset", Way.HALF_CLOSE: "half-close"}
+_OF_CONNECTION: Final = frozenset({"host", "connection", "accept-encoding", "content-length"})
+
+
+def wire_of(bench: Bench, schedule: Schedule) -> dict[str, Any]:
+    """Empty over gRPC. All waits are in seconds; keys are masked. `short`: a request that lasts
+    until as many as slots run; `greedy`: the bystanders."""
+    client = bench.session.client
+    if not isinstance(client, StreamClient):
+        return {}
+    short = bench.short(bench.facts.together_tokens, role=Role.PROBE)
+    greedy = bench.short(BYSTANDER_TOKENS, role=Role.CANARY)
+    size, scale = greedy.prompt_tokens, bench.session.plan.prompt_scale
+    texts = [canary_prompt(one + 1, tokens=size, scale=scale) for one in range(schedule.bystanders)]
+    return {
+        "slots": bench.crowd(_SOME_SLOTS) if bench.facts.can_fill else _SOME_SLOTS,
+        "settle_s": round(bench.settle_s, 3),
+        "patience_s": round(longest_of(bench, schedule), 1),
+        "short": _message(client, short, canary_prompt(0, tokens=size, scale=scale)),
+        "greedy": [_message(client, greedy, text) for text in texts],
+        "requests": [
+            _message(
+                client,
+                spec_of(bench, visit, number, request_id=_name(visit, number)),
+                text_of(bench, schedule, number),
+            )
+            | {
+                "wait_s": round(visit.at * bench.step_s, 4),
+                "after": visit.after,
+                "leave": _leave(bench, visit),
+            }
+            for number, visit in enumerate(schedule.visits)
+        ],
+    }
+
+
+def _name(visit: Visit, number: int) -> str:
+    return f"repro-{visit.repeats if visit.same_id else number}"
+
+
+def _message(client: StreamClient, spec: RequestSpec, text: str) -> dict[str, Any]:
+    raw_path, fields, encoded = client.message(spec, text)
+    headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in fields}
+    secrets = secrets_of(headers | {"x-request-id": ""})
+    return {
+        "path": raw_path.decode("ascii"),
+        "headers": {
+            key: MASK if value in secrets and key != "x-request-id" else value
+            for key, value in headers.items()
+            if key not in _OF_CONNECTION
+        },
+        "body": json.loads(encoded),
+    }
+
+
+def _leave(bench: Bench, visit: Visit) -> dict[str, Any] | None:
+    """After a number of tokens, or of seconds since the request was sent."""
+    leave = visit.leave
+    if leave is None:
+        return None
+    way = _PLAIN_WAYS.get(leave.way, str(leave.way).replace("_", "-"))
+    match leave.phase:
+        case Phase.SENT:
+            return {"way": way, "after_s": round(leave.at * bench.step_s, 4)}
+        case Phase.PREFILL:
+            return {"way": way, "after_s": round(min(leave.at, 1.0) * bench.ttft_s, 4)}
+        case Phase.LAST:
+            tokens = max(1, visit.n * visit.answer - int(leave.at))
+        case _:
+            tokens = max(1, int(leave.at))
+    if visit.delivery is Delivery.UNARY:
+        return {"way": way, "after_s": round(tokens * bench.step_s, 4)}
+    return {"way": way, "after_tokens": tokens}

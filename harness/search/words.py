@@ -1,0 +1,76 @@
+"""A schedule and what it breaks, in words: the sentence that a maintainer needs."""
+
+from typing import Final
+
+from harness.formatting import quantity
+from harness.records import Delivery, Way
+from harness.search.invariants import Violation
+from harness.search.schedule import Feature, Leave, Phase, Schedule, Visit
+
+_WAYS: Final = {
+    Way.FIN: "closes its connection",
+    Way.RST: "resets its connection",
+    Way.HALF_CLOSE: "closes its sending side",
+    Way.STOP_READING: "stops reading",
+    Way.CANCEL: "cancels the request",
+}
+_FEATURES: Final = {
+    Feature.SCHEMA: "a JSON schema",
+    Feature.TOOLS: "tools",
+    Feature.STOP: "stop strings",
+    Feature.LOGPROBS: "log probabilities",
+    Feature.SAMPLED: "sampling",
+    Feature.PRIORITY: "a priority",
+    Feature.ADAPTER: "an adapter",
+}
+_MOST_TOLD: Final = 4  # visits; longer schedules are counted
+
+
+def sentence_of(schedule: Schedule, violation: Violation) -> str:
+    visits = [_visit(one, number) for number, one in enumerate(schedule.visits)]
+    if len(visits) > _MOST_TOLD:
+        left = len(schedule.leaves)
+        told = f"Of {len(visits)} requests {left} are left by their clients"
+    else:
+        told = "; ".join(visits)
+    stays = ""
+    if schedule.bystanders:
+        some = quantity(schedule.bystanders, "greedy streams")
+        stays = f", beside {some} that {'stays' if schedule.bystanders == 1 else 'stay'}"
+    return f"{told[0].upper()}{told[1:]}{stays}; then: {violation.said}."
+
+
+def _visit(visit: Visit, number: int) -> str:
+    what = f"{visit.n} answers" if visit.n > 1 else "an answer"
+    tokens = quantity(visit.answer, "tokens")
+    if visit.delivery is Delivery.UNARY:
+        what += " in one piece"
+    parts = [_FEATURES[one] for one in visit.features if one in _FEATURES]
+    parts += [f"a prompt of {visit.prompt} tokens"] if visit.prompt > Visit().prompt else []
+    parts += [f"{visit.shared} tokens of it shared"] if visit.shared else []
+    of = f" ({', '.join(parts)})" if parts else ""
+    route = "" if visit.route is None else f" on /v1/{visit.route}"
+    said = f"client {number} asks for {what} of {tokens}{of}{route}"
+    if visit.repeats is not None:
+        said += f", with the prompt of client {visit.repeats}"
+        said += " and its request id" if visit.same_id else ""
+    if visit.after is not None:
+        said += f", {quantity(visit.at, 'steps')} after client {visit.after} was gone"
+    elif visit.at:
+        said += f", {quantity(visit.at, 'steps')} after the beginning"
+    return f"{said}, and {_leave(visit.leave)}"
+
+
+def _leave(leave: Leave | None) -> str:
+    if leave is None:
+        return "stays"
+    act = _WAYS.get(leave.way, f"leaves ({leave.way})")
+    match leave.phase:
+        case Phase.SENT:
+            return f"{act} {quantity(leave.at, 'steps')} after it asked"
+        case Phase.PREFILL:
+            return f"{act} at {leave.at:.0%} of the usual time to its first token"
+        case Phase.LAST:
+            return f"{act} with {quantity(leave.at, 'tokens')} to come"
+        case _:
+            return f"{act} after {quantity(max(1, int(leave.at)), 'tokens')}"

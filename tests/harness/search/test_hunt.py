@@ -1,0 +1,107 @@
+"""What the hunt makes of a schedule that breaks something: its rate, its control, its size."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from harness.records import Way
+from harness.search.grammar import Offered
+from harness.search.hunt import Hunt
+from harness.search.invariants import Broken, Violation
+from harness.search.schedule import Schedule
+from harness.store.search_result import SearchFinding
+
+OFFERED = Offered(
+    slots=4, chunk=64, long_prompt=128, features=frozenset(), ways=(Way.FIN,), fan_out=2
+)
+Wrong = Callable[[Schedule], bool]
+
+
+class MadeUpServer:
+    """It holds a slot after a schedule that is `wrong`. Each try takes a second."""
+
+    is_fresh = True
+
+    def __init__(self, wrong: Wrong) -> None:
+        self.wrong = wrong
+        self.now_s = 0.0
+        self.starts = 0
+
+    def clock_s(self) -> float:
+        return self.now_s
+
+    def broken_by(self, schedule: Schedule) -> list[Violation]:
+        self.now_s += 1
+        held = Violation(broken=Broken.HELD, said="1 of 4 slots is still held")
+        return [held] if self.wrong(schedule) else []
+
+    def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
+        self.refresh()
+        found = self.broken_by(schedule)
+        return found[0] if found and found[0].broken is broken else None
+
+    def refresh(self) -> None:
+        self.starts += 1
+
+    def as_requests(self, schedule: Schedule) -> dict[str, Any]:
+        return {"requests": len(schedule.visits)}
+
+
+def hunted(wrong: Wrong, seconds: float = 300) -> tuple[list[SearchFinding], MadeUpServer]:
+    server, found = MadeUpServer(wrong), dict[int, SearchFinding]()
+
+    def note(finding: SearchFinding) -> None:
+        found[finding.number] = finding
+
+    hunt = Hunt(
+        server,
+        found=note,
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    assert hunt.run(OFFERED, seed=1, seconds=seconds, themes=()) == "the time was up"
+    return list(found.values()), server
+
+
+def test_nothing_is_found_on_a_server_that_is_right() -> None:
+    found, server = hunted(lambda _: False)
+    assert not found
+    assert not server.starts
+
+
+def test_a_request_for_several_answers_that_is_left_is_all_that_stays() -> None:
+    def wrong(schedule: Schedule) -> bool:
+        return any(one.n > 1 and one.leave is not None for one in schedule.visits)
+
+    (one, *more) = hunted(wrong)[0]
+    assert not more, "the same thing is found once"
+    assert one.is_of_leaving
+    assert one.seen_again > 0
+    assert str(one.rate) == "5 of 5"
+    smallest = msgspec.convert(one.schedule, Schedule)
+    assert [visit.n for visit in smallest.visits] == [2]
+    assert one.wire == {"requests": 1}
+    assert "asks for 2 answers" in one.sentence
+    assert one.sentence.endswith("then: 1 of 4 slots is still held.")
+
+
+def test_what_breaks_without_any_leave_is_no_finding_about_leaving() -> None:
+    found, _ = hunted(lambda schedule: len(schedule.visits) > 2, 60)
+    assert found
+    assert not any(one.is_of_leaving for one in found)
+    assert all(one.control.hits for one in found)
+
+
+def test_what_does_not_come_back_is_said_so() -> None:
+    calls = 0
+
+    def once(_: Schedule) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == 1
+
+    (one,) = hunted(once, 60)[0]
+    assert not one.is_of_leaving
+    assert str(one.rate) == "0 of 3"

@@ -1,0 +1,101 @@
+"""Schedules: drawn from a seed, kept as JSON, and made smaller."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.errors import ConfigError
+from harness.records import Delivery, Way
+from harness.search.grammar import THEMES, Offered, draw
+from harness.search.schedule import (
+    MOST_VISITS,
+    Feature,
+    Leave,
+    Phase,
+    Schedule,
+    Visit,
+    read_schedule,
+    seen_in,
+)
+
+OFFERED = Offered(
+    slots=8,
+    chunk=256,
+    long_prompt=512,
+    features=frozenset({Feature.CHAT, Feature.SCHEMA}),
+    ways=(Way.FIN, Way.RST),
+    fan_out=4,
+)
+POOR = Offered(
+    slots=None, chunk=16, long_prompt=32, features=frozenset(), ways=(Way.FIN,), fan_out=1
+)
+
+
+@pytest.mark.parametrize("offered", [OFFERED, POOR])
+def test_what_is_drawn_is_right_and_asks_for_nothing_that_is_not_offered(offered: Offered) -> None:
+    for seed in range(300):
+        schedule = draw(seed, offered)
+        schedule.check()
+        again = msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule)
+        assert again == schedule == draw(seed, offered)
+        for one in schedule.visits:
+            assert set(one.features) <= offered.features
+            assert one.n <= offered.fan_out
+            assert one.leave is None or one.leave.way in offered.ways
+            if one.delivery is Delivery.UNARY and one.leave is not None:
+                assert one.leave.phase in (Phase.SENT, Phase.PREFILL), "it shows no token"
+
+
+def test_each_theme_is_drawn_and_can_be_asked_for_alone() -> None:
+    for name in THEMES:
+        assert len(draw(1, OFFERED, [name]).visits) <= MOST_VISITS
+    alone = draw(1, OFFERED, ["alone"])
+    assert [one.after for one in alone.visits] == [None, 0]
+
+
+SCHEDULE = Schedule(
+    seed=1,
+    visits=(
+        Visit(leave=Leave(at=2)),
+        Visit(after=0, repeats=0, same_id=True, features=(Feature.CHAT,)),
+        Visit(after=1, n=2, leave=Leave(phase=Phase.SENT, way=Way.RST)),
+    ),
+)
+
+
+def test_what_followed_a_visit_that_is_gone_stands_alone() -> None:
+    smaller = SCHEDULE.without(frozenset({0}))
+    assert smaller.visits == (
+        Visit(features=(Feature.CHAT,)),
+        Visit(after=0, n=2, leave=Leave(phase=Phase.SENT, way=Way.RST)),
+    )
+
+
+def test_nobody_leaves_the_control() -> None:
+    assert SCHEDULE.staying().leaves == []
+    assert len(SCHEDULE.staying().visits) == 3
+
+
+def test_what_a_schedule_covers() -> None:
+    assert list(seen_in(SCHEDULE)) == [("token", "fin", "plain"), ("sent", "rst", "n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no schedule"),
+        ('{"seed": 1, "visits": []}', "1 to 64 visits"),
+        ('{"seed": 1, "visits": [{"after": 0}]}', "`after` is 0; it must be an earlier visit"),
+        ('{"seed": 1, "visits": [{"same_id": true}]}', "needs `repeats`"),
+        ('{"seed": 1, "visits": [{"way": "fin"}]}', "unknown field `way`"),
+        ('{"seed": 1, "visits": [{"leave": {"at": -1}}]}', ">= 0"),
+    ],
+)
+def test_a_file_that_is_no_schedule_is_refused_in_one_sentence(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "schedule.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_schedule(file)
