@@ -17,7 +17,7 @@ from harness.records import Delivery, Way
 from harness.search.schedule import MOST_VISITS, ROUTES, Feature, Leave, Phase, Schedule, Visit
 
 _USUAL_PROMPT: Final = 32  # tokens
-_LONG_ANSWER: Final = 160
+_RUNS_ON: Final = 0.7  # of the answers that are left: they would outlast the settle time
 _MOST_BURST: Final = 16
 
 
@@ -30,6 +30,7 @@ class Offered:
     slots: int | None
     chunk: int
     long_prompt: int
+    long_answer: int
     features: frozenset[Feature]
     ways: tuple[Way, ...]
     fan_out: int = 1
@@ -80,19 +81,24 @@ def joined(visits: list[Visit], more: Iterable[Visit], begins: float) -> list[Vi
 
 
 def _spiced(rng: random.Random, offered: Offered, visit: Visit) -> Visit:
-    """Now and then a feature more, another way to leave, or a prefix that others share."""
+    """Now and then a feature more, another way to leave, or a prefix that others share; and mostly
+    an answer that is long where its client leaves."""
     features = list(visit.features)
     if offered.features and rng.random() < 0.3:
         more = rng.choice(sorted(offered.features))
         taken = more in features or (more in ROUTES and visit.route is not None)
         features += [] if taken else [more]
-    leave = visit.leave
+    leave, answer = visit.leave, visit.answer
+    if leave is not None and leave.phase is not Phase.LAST and rng.random() < _RUNS_ON:
+        answer = offered.long_answer
     if leave is not None and leave.way is Way.FIN and rng.random() < 0.3:
         leave = msgspec.structs.replace(leave, way=rng.choice(offered.ways))
     shared = visit.shared
     if not shared and rng.random() < 0.2:
         shared = visit.prompt // 2
-    return msgspec.structs.replace(visit, features=tuple(features), leave=leave, shared=shared)
+    return msgspec.structs.replace(
+        visit, answer=answer, features=tuple(features), leave=leave, shared=shared
+    )
 
 
 def _small(rng: random.Random) -> float:
@@ -103,7 +109,7 @@ def _small(rng: random.Random) -> float:
 @theme
 def alone(rng: random.Random, _: Offered) -> list[Visit]:
     """The only running request leaves, there is silence, and another comes."""
-    left = Visit(answer=_LONG_ANSWER, leave=Leave(at=rng.choice((1, 2, 7, 30))))
+    left = Visit(leave=Leave(at=rng.choice((1, 2, 7, 30))))
     return [left, Visit(after=0, at=rng.choice((0, 1, 2, 20, 60)), answer=8)]
 
 
@@ -112,7 +118,7 @@ def burst(rng: random.Random, offered: Offered) -> list[Visit]:
     """As many as slots, or more, leave in one step."""
     count = rng.choice((2, offered.crowd, offered.crowd + 1, 2 * offered.crowd))
     leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2, 5, 12)))
-    visits = [Visit(answer=_LONG_ANSWER, leave=leave) for _ in range(min(count, _MOST_BURST))]
+    visits = [Visit(leave=leave) for _ in range(min(count, _MOST_BURST))]
     return [*visits, Visit(after=0, at=_small(rng), answer=8)]
 
 
@@ -196,7 +202,7 @@ def pressure(rng: random.Random, offered: Offered) -> list[Visit]:
     visits = []
     for _ in range(count):
         leave = None if rng.random() < 0.4 else Leave(at=rng.choice((1, 8, 40)))
-        visits.append(Visit(prompt=prompt, answer=rng.choice((48, _LONG_ANSWER)), leave=leave))
+        visits.append(Visit(prompt=prompt, answer=48, leave=leave))
     return visits
 
 

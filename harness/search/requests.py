@@ -13,7 +13,7 @@ from harness.conform.cases.silences import tool_call
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome, Role, Way
 from harness.search.grammar import Offered
-from harness.search.schedule import MOST_PROMPT, Feature, Schedule, Visit
+from harness.search.schedule import MOST_ANSWER, MOST_PROMPT, Feature, Schedule, Visit
 from harness.workload.abandon import RequestSpec
 from harness.workload.prompts import prompt
 
@@ -104,6 +104,7 @@ def find_offered(bench: Bench, only: Collection[Feature] = ()) -> Offered:
         slots=facts.slots if facts.can_fill else None,
         chunk=min(_CHUNK, longest),
         long_prompt=min(_LONG, longest),
+        long_answer=min(MOST_ANSWER, bench.patience.answer_tokens),
         features=frozenset(features),
         ways=tuple(dict.fromkeys(known)),
         fan_out=fan_out,

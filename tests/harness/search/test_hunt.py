@@ -13,7 +13,13 @@ from harness.search.schedule import Schedule
 from harness.store.search_result import SearchFinding
 
 OFFERED = Offered(
-    slots=4, chunk=64, long_prompt=128, features=frozenset(), ways=(Way.FIN,), fan_out=2
+    slots=4,
+    chunk=64,
+    long_prompt=128,
+    long_answer=100,
+    features=frozenset(),
+    ways=(Way.FIN,),
+    fan_out=2,
 )
 Wrong = Callable[[Schedule], bool]
 

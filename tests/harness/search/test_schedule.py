@@ -23,12 +23,19 @@ OFFERED = Offered(
     slots=8,
     chunk=256,
     long_prompt=512,
+    long_answer=400,
     features=frozenset({Feature.CHAT, Feature.SCHEMA}),
     ways=(Way.FIN, Way.RST),
     fan_out=4,
 )
 POOR = Offered(
-    slots=None, chunk=16, long_prompt=32, features=frozenset(), ways=(Way.FIN,), fan_out=1
+    slots=None,
+    chunk=16,
+    long_prompt=32,
+    long_answer=100,
+    features=frozenset(),
+    ways=(Way.FIN,),
+    fan_out=1,
 )
 
 
