@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from harness.experiments.outcome import CannotDecideError
+from harness.formatting import quantity
 from harness.search.grammar import Offered, draw
 from harness.search.invariants import Broken, Violation
 from harness.search.schedule import Schedule, seen_in
@@ -74,13 +75,17 @@ class Hunt:
         return "the time was up"
 
     def run_one(self, schedule: Schedule, *, seconds: float) -> str:
-        """The same for a schedule that is given."""
+        """The same for a schedule that is given: it is played until it breaks something."""
         self._until_s = self._began_s + seconds
+        tries = 0
         try:
-            is_broken = self._hunt(schedule)
+            while tries < _LAST_REPEATS and self._clock_s() < self._until_s:
+                tries += 1
+                if self._hunt(schedule):
+                    return f"the schedule broke something in play {tries}"
         except CannotDecideError as error:
             return str(error)
-        return "the schedule was played" if is_broken else "the schedule broke nothing"
+        return f"the schedule broke nothing in {quantity(tries, 'plays')}"
 
     def _hunt(self, schedule: Schedule) -> bool:
         """Whether it broke something. Raises CannotDecideError if the server is of no more use."""
