@@ -332,6 +332,32 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         better="more",
         rank=31,
     ),
+    "ttft_after_stop_s": MetricInfo(
+        label="TTFT after a stop",
+        shows="Time to the first token of the turn after one that its user stopped.",
+        formula="first token - sent, of turns whose history was not cut",
+        rank=60,
+    ),
+    "ttft_after_answer_s": MetricInfo(
+        label="TTFT after an answer",
+        shows="Time to the first token of the turn after a whole answer.",
+        formula="first token - sent, of turns whose history was not cut",
+        rank=61,
+    ),
+    "recomputed_after_stop": _run_reading(
+        unit="tokens",
+        label="recomputed after a stop",
+        shows="Tokens of its history that the turn after a stop computes again.",
+        formula="prompt tokens computed - (prompt tokens - history), mean over the turns",
+        rank=62,
+    ),
+    "recomputed_after_answer": _run_reading(
+        unit="tokens",
+        label="recomputed after an answer",
+        shows="Tokens of its history that the turn after a whole answer computes again.",
+        formula="prompt tokens computed - (prompt tokens - history), mean over the turns",
+        rank=63,
+    ),
     "attempts_per_answer": _reading(
         unit="requests",
         shows="Requests sent for each answer that was completed.",

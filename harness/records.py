@@ -135,11 +135,14 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     the tokens received up to t0 (or to the end, for a request that was not abandoned).
 
     `plan` is the plan in words ("tokens:16", "share:0.40", "time:2", "first_token+2", "queued",
-    "prefill:0.40", "last_token", "task:code:7:0.4", "whole:code:7:0.4", "never") and `way` how the
-    user was to leave, "" for a user that stays. `status_code` is HTTP's, null over gRPC. `repeats`
-    is the request that this one repeats, and `answer` the text of a canary's answer. A client that
-    left and could still read has `tokens_after_leaving`, the tokens that came after t0, and
-    `server_ended_ns`, when the server ended the answer or the connection.
+    "prefill:0.40", "tool_call:16", "last_token", "task:code:7:0.4", "whole:code:7:0.4", "never")
+    and `way` how the user was to leave, "" for a user that stays. `status_code` is HTTP's, null
+    over gRPC. `repeats` is the request that this one repeats, and `answer` the text of a canary's
+    answer. `follows` is how the turn before it in its session ended; its prompt begins with
+    `history_tokens` that the server has had before, and `history_cut` tokens of the oldest turns
+    were left out. `cached_tokens` of its prompt were in the server's prefix cache, by the server's
+    account. A client that left and could still read has `tokens_after_leaving`, the tokens that
+    came after t0, and `server_ended_ns`, when the server ended the answer or the connection.
 
     Where tokens were counted by calibrated events, `tokens_per_event` is what an event was taken
     for, and `tokens_error` the largest share by which that may miss what this row has read.
@@ -180,6 +183,10 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tokens_after_leaving: int | None = None
     server_ended_ns: int | None = None
     repeats: str | None = None
+    follows: Outcome | None = None
+    history_tokens: int = 0
+    history_cut: int = 0
+    cached_tokens: int | None = None
     answer: str | None = None
     resent: bool = False  # once more, on a new connection: the kept one ended without an answer
     frontend: int = 0  # of a server with several: the one that it was sent to

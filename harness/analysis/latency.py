@@ -22,11 +22,9 @@ from harness.analysis.figure import (
     sampled,
 )
 from harness.analysis.run_facts import RunFacts
-from harness.analysis.timeline import computed_tokens
 from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
 from harness.records import Metric, Outcome, Remark, Role
 from harness.stats import Bools
-from harness.store.frames import RunFrames
 
 _OF_USERS: Final = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "goodput_rps", "start_delay_s")
 _FROM_INTENDED: Final = ("ttft_from_intended_s", "e2e_from_intended_s")
@@ -41,7 +39,6 @@ _WHY_EMPTY: Final = {
     "e2e_s": _NONE_COMPLETED,
     "e2e_from_intended_s": _NONE_COMPLETED,
     "start_delay_s": "no request was sent",
-    "ttft_again_s": "none of these requests was accepted",
     "canary_ttft_s": _NO_ANSWER,
     "canary_itl_s": _NO_ANSWER,
 }
@@ -232,48 +229,3 @@ def canary_remarks(known: Mapping[str, Mapping[int, str]]) -> list[Remark]:
 def _answers(canaries: pd.DataFrame) -> pd.DataFrame:
     completed = canaries[canaries["outcome"] == Outcome.COMPLETED]
     return completed.sort_values("sent_ns", kind="stable")
-
-
-def asking_again_figures(requests: pd.DataFrame) -> Figures:
-    repeats = _repeats(requests)
-    if repeats.empty:
-        return {}
-    users = requests[requests["role"] == Role.USER]
-    name = "ttft_again_s"
-    again, first = (
-        _figure(name, ttft_sample(rows)) for rows in (repeats, users[users["repeats"].isna()])
-    )
-    if isinstance(first, Metric):
-        again = _of("requests that repeat another", again)
-    return {name: _beside(again, "asked_first", first), "attempts_per_answer": _attempts(users)}
-
-
-def cached_again_figures(frames: RunFrames, facts: RunFacts) -> Figures:
-    repeats = _repeats(frames.requests)
-    if repeats.empty:
-        return {}
-    if (why := facts.lacks("steps", "lifecycle", "token lists")) is not None:
-        return {"cached_again": NotMeasurable(why)}
-    ids = frames.lifecycle.drop_duplicates("client_request_id").set_index("client_request_id")
-    known = repeats[repeats["prompt_tokens"].notna()]
-    known = known.assign(server_id=known["request_id"].map(ids["request_id"]))
-    known = known.dropna(subset="server_id").reset_index(drop=True)
-    computed = computed_tokens(frames.steps, pd.Index(known["server_id"], dtype=object))
-    before = computed.groupby("request")["sampled"].cumsum() - computed["sampled"]
-    prefill = computed[before == 0].groupby("request")["scheduled"].sum()
-    prompts = known["prompt_tokens"].astype(float).reindex(prefill.index)
-    if not len(prompts):
-        return {"cached_again": NotMeasurable("no repeated request had a token")}
-    share = float((prompts - prefill).clip(lower=0).sum() / prompts.sum())
-    return {"cached_again": reading("cached_again", share, method="exact", n=len(prompts))}
-
-
-def _repeats(requests: pd.DataFrame) -> pd.DataFrame:
-    return without_tokens(requests)[requests["repeats"].notna()]
-
-
-def _attempts(users: pd.DataFrame) -> Figure:
-    completed = int((users["outcome"] == Outcome.COMPLETED).sum())
-    if not completed:
-        return NotMeasurable("no answer was completed")
-    return reading("attempts_per_answer", len(users) / completed, method="client", n=completed)

@@ -20,6 +20,7 @@ from harness.analysis.load_side import (
     saturations,
     why_schedule_means_nothing,
 )
+from harness.analysis.next_requests import session_remarks
 from harness.analysis.open_requests import LEFT, QUEUED, RACE, reset_warnings
 from harness.analysis.plan_failure import (
     NOTHING_SHOWN,
@@ -125,6 +126,7 @@ def remarks(
             _about_races(requests, cancels, facts),
             about_kills(frames, kills),
             _about_counting(requests),
+            session_remarks(requests),
             map(str, manifest.get("notes") or []),
             _too_few(figures),
         ],

@@ -37,13 +37,17 @@ from harness.analysis.early_stop import (
 from harness.analysis.figure import Figures, NotMeasurable, same_reason
 from harness.analysis.kills import KillEffects, kill_effects, kill_figures
 from harness.analysis.latency import (
-    asking_again_figures,
-    cached_again_figures,
     canary_figures,
     latency_figures,
 )
 from harness.analysis.leaks import growth_figures, is_wedged, leak_figures, leaks_in_use, leaks_lost
 from harness.analysis.load_side import load_sides, sent_of_schedule, steady_window
+from harness.analysis.next_requests import (
+    asking_again_figures,
+    cached_again_figures,
+    recomputed_history_figures,
+    turn_figures,
+)
 from harness.analysis.occupancy import occupancy_figures, with_probe
 from harness.analysis.plan_failure import plan_failure
 from harness.analysis.probe_train import probe_figures
@@ -154,6 +158,7 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
     facts = observed.facts
     needing_logs = {
         **cached_again_figures(frames, facts),
+        **recomputed_history_figures(frames, facts),
         **_leaks(observed),
         "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
         **growth_figures(frames, facts),
@@ -185,6 +190,7 @@ def pooled_figures(runs: Sequence[Observed], of_each_run: Figures) -> Figures:
         **probe_figures(together(one.probes for one in runs)),
         **latency_figures(requests, facts),
         **asking_again_figures(requests),
+        **turn_figures(requests),
         **canary_figures(requests),
         **storm_figures(cancels, facts),
         **early_stop_figures(together(one.tasks for one in runs), facts),

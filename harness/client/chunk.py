@@ -24,12 +24,22 @@ class TokenDetails(msgspec.Struct):
     reasoning_tokens: Count | None = None
 
 
+class PromptDetails(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
 class UsageCounts(msgspec.Struct):
     """Token counts; with continuous usage, of the answer so far."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     completion_tokens_details: TokenDetails | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
 
     @property
     def reasoning_tokens(self) -> int:
@@ -88,6 +98,11 @@ class Choice(msgspec.Struct):
         return f"{self.text or ''}{delta.all_but_content()}{delta.content or ''}"
 
     @property
+    def is_call(self) -> bool:
+        delta = self.delta or self.message
+        return delta is not None and any(call.shown() for call in delta.tool_calls or ())
+
+    @property
     def is_reasoning(self) -> bool:
         """Text has come, and none of it is the answer itself."""
         delta = self.delta or self.message
@@ -110,7 +125,8 @@ class Look(Chunk):
     belongs to no event. `is_done`: the stream says that it has ended, as by `[DONE]`; `ends`: by
     another word, which text may follow. `unread`: the data that made no sense, shortened, and why.
     `notice`: a message that is neither an error nor text of the answer. `repeats`: the choices'
-    messages are the whole answer once more, if it had text before."""
+    messages are the whole answer once more, if it had text before. `response_id`: of a whole
+    response, by which a server may have kept it."""
 
     is_done: bool = False
     ends: bool = False
@@ -118,6 +134,7 @@ class Look(Chunk):
     notice: str | None = None
     is_plain: bool = False
     repeats: bool = False
+    response_id: str | None = None
 
 
 # Of events of the two older dialects. Raises ValueError (of several kinds) for invalid UTF-8, JSON

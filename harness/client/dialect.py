@@ -5,20 +5,22 @@ target's file. An event of any of them is read as a chunk of the first two, by t
 is typed and takes nearly every token; `look` takes events in which `quick` found nothing.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from harness.client.chunk import Choice, Chunk, Look, decode_chunk
+from harness.client.chunk import Choice, Chunk, Delta, Function, Look, ToolCall, decode_chunk
 from harness.client.look import look_message, look_older, look_response
 from harness.records import Delivery
+from harness.workload.session import ChatMessage
 from harness.workload.target import NO_LIMIT_KEY, DialectName, Target
 
 
 class _ResponsesEvent(msgspec.Struct):
     """`delta` is text in all events that have it."""
 
+    type: str = ""
     delta: str | None = None
 
 
@@ -38,8 +40,11 @@ _decode_message: Final = msgspec.json.Decoder(_MessagesEvent).decode
 
 
 def _quick_response(data: bytes) -> Chunk:
-    text = _decode_response(data).delta
-    return Chunk(choices=[Choice(text=text)] if text else [])
+    event = _decode_response(data)
+    if not event.delta:
+        return Chunk()
+    is_call = event.type.startswith("response.function_call")
+    return Chunk(choices=[_of_call(event.delta) if is_call else Choice(text=event.delta)])
 
 
 def _quick_message(data: bytes) -> Chunk:
@@ -47,40 +52,102 @@ def _quick_message(data: bytes) -> Chunk:
     delta = event.delta
     if event.error is not None or delta is None:
         return Chunk()
-    return Chunk(choices=[Choice(text=delta.text or delta.thinking or delta.partial_json)])
+    if delta.partial_json:
+        return Chunk(choices=[_of_call(delta.partial_json)])
+    return Chunk(choices=[Choice(text=delta.text or delta.thinking)])
+
+
+def _of_call(arguments: str) -> Choice:
+    return Choice(delta=Delta(tool_calls=[ToolCall(Function(arguments=arguments))]))
+
+
+ToolChoice = Literal["required", "none"]  # the answer is a call, or has none
 
 
 class Dialect(NamedTuple):
-    """`put`: a prompt as keys of the body. `limit_key`: of the most tokens of an answer. `quick`
-    reads an event's data and raises NONSENSE; `look` reads its data and its name, or a whole
-    answer, and raises nothing. `is_older`: with `n` and `stream_options`."""
+    """`put`: messages, the prompt last, as keys of the body; `put_tool`: a tool that is, or is not
+    to be called. `limit_key`: of the most tokens of an answer. `quick` reads an event's data and
+    raises NONSENSE; `look` reads its data and its name, or a whole answer, and raises nothing.
+    `is_older`: with `n` and `stream_options`."""
 
     name: DialectName
-    put: Callable[[str], dict[str, Any]]
+    put: Callable[[Sequence[ChatMessage]], dict[str, Any]]
+    put_tool: Callable[[ToolChoice], dict[str, Any]]
     limit_key: str
     quick: Callable[[bytes], Chunk]
     look: Callable[[bytes, bytes], list[Look]]
     is_older: bool
 
 
-def _put_messages(prompt: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": prompt}]}
+def _put_text(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    return {"prompt": "\n\n".join(one.text for one in messages)}
+
+
+def _put_chat(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    return {"messages": [{"role": one.role, "content": one.text} for one in messages]}
+
+
+def _put_input(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    if len(messages) == 1 and messages[0].role == "user":
+        return {"input": messages[0].text}
+    return {"input": _put_chat(messages)["messages"]}
+
+
+def _put_messages(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    """Anthropic's: the system's text has a key of its own."""
+    system = [one.text for one in messages if one.role == "system"]
+    rest = [one for one in messages if one.role != "system"]
+    return ({"system": system[0]} if system else {}) | _put_chat(rest)
+
+
+_TOOL: Final = {"name": "write_file", "description": "Writes a text to a file."}
+_PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "text": {"type": "string"}},
+    "required": ["path", "text"],
+}
+
+
+def _put_tool_of_chat(choice: ToolChoice) -> dict[str, Any]:
+    function = {**_TOOL, "parameters": _PARAMETERS}
+    return {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": choice,
+    }
+
+
+def _put_tool_of_responses(choice: ToolChoice) -> dict[str, Any]:
+    return {
+        "tools": [{"type": "function", **_TOOL, "parameters": _PARAMETERS}],
+        "tool_choice": choice,
+    }
+
+
+def _put_tool_of_messages(choice: ToolChoice) -> dict[str, Any]:
+    return {
+        "tools": [{**_TOOL, "input_schema": _PARAMETERS}],
+        "tool_choice": {"type": "any" if choice == "required" else "none"},
+    }
 
 
 COMPLETIONS: Final = Dialect(
     "completions",
-    lambda prompt: {"prompt": prompt},
+    _put_text,
+    lambda _choice: {},
     "max_tokens",
     decode_chunk,
     look_older,
     is_older=True,
 )
 _DIALECTS: Final = {
-    "/chat/completions": COMPLETIONS._replace(name="chat", put=_put_messages),
+    "/chat/completions": COMPLETIONS._replace(
+        name="chat", put=_put_chat, put_tool=_put_tool_of_chat
+    ),
     "/completions": COMPLETIONS,
     "/responses": Dialect(
         "responses",
-        lambda prompt: {"input": prompt},
+        _put_input,
+        _put_tool_of_responses,
         "max_output_tokens",
         _quick_response,
         look_response,
@@ -89,6 +156,7 @@ _DIALECTS: Final = {
     "/messages": Dialect(
         "messages",
         _put_messages,
+        _put_tool_of_messages,
         "max_tokens",
         _quick_message,
         look_message,
@@ -132,7 +200,7 @@ def limit_key_of(target: Target) -> str | None:
 def request_body(
     target: Target,
     model: str,
-    prompt: str,
+    prompt: str | Sequence[ChatMessage],
     *,
     max_tokens: int,
     delivery: Delivery = Delivery.STREAM,
@@ -142,7 +210,8 @@ def request_body(
     dialect, is_stream = dialect_of(target), delivery is Delivery.STREAM
     key = limit_key_of(target)
     limit = {} if key is None else {key: max_tokens}
-    body = {"model": model, **limit, **dialect.put(prompt), "stream": is_stream}
+    said = [ChatMessage("user", prompt)] if isinstance(prompt, str) else prompt
+    body = {"model": model, **limit, **dialect.put(said), "stream": is_stream}
     if is_stream and dialect.is_older and target.stream_options is not None:
         body["stream_options"] = target.stream_options
     if n > 1:

@@ -288,7 +288,7 @@ class Http1Exchange:
         stream = self.stream
         self.bytes_read += len(chunk)
         self._reader.read(chunk, t_ns)
-        think_ns = self._leave_rule(stream.tokens_read)
+        think_ns = self._leave_rule(stream.tokens_for_plan)
         self._think_ns = 0 if self._leaves_at_once else think_ns
         if stream.tokens_read and not self._has_tokens:
             self._has_tokens = True

@@ -262,7 +262,7 @@ class Http2Exchange:
             self._reader.read(data, t_ns)
         except EndlessEventError as error:
             self.lost(str(error))
-        think_ns = self._leave_rule(self.stream.tokens_read)
+        think_ns = self._leave_rule(self.stream.tokens_for_plan)
         if think_ns is not None:
             gevent.spawn_later(think_ns / 1e9, self.leave_at_once, None)
         self._changed.set()

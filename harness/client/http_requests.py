@@ -9,8 +9,10 @@ from harness.client.stream import StreamMachine
 from harness.client.transport import SocketTransport
 from harness.client.wire_log import WireLog
 from harness.records import Delivery, Role
-from harness.workload.abandon import RequestSpec
+from harness.workload.abandon import RequestSpec, ToolCallPlan
+from harness.workload.load import AbandonLoad
 from harness.workload.plan import LoadPlan
+from harness.workload.session import ChatMessage
 from harness.workload.target import Target
 
 Message = tuple[bytes, list[tuple[bytes, bytes]], bytes]  # path, header fields, body
@@ -40,6 +42,9 @@ class HttpClient(LoadClient):
         super().__init__(plan)
         self.wire = wire
         urls = enumerate(plan.urls or [plan.url])
+        load = plan.load
+        leavers = load.leavers if isinstance(load, AbandonLoad) else ()
+        self._has_tool = any(isinstance(one, ToolCallPlan) for one in leavers)
         self._frontends = [TargetFrontend(url, number, plan, api_key) for number, url in urls]
 
     def close(self) -> None:
@@ -66,12 +71,18 @@ class HttpClient(LoadClient):
         body = request_body(
             target,
             self.plan.model,
-            prompt,
+            [*spec.messages, ChatMessage("user", prompt)],
             max_tokens=spec.max_tokens,
             delivery=spec.delivery,
             n=spec.n,
             temperature=0.0 if spec.role is Role.CANARY else None,
         )
+        if spec.turn is not None:
+            body |= target.session_body
+        if spec.response_id is not None:
+            body["previous_response_id"] = spec.response_id
+        if self._has_tool:
+            body |= dialect_of(target).put_tool("required" if spec.counts_calls else "none")
         if spec.text is not None:
             body |= spec.text.conditions(has_tasks=target.lifecycle)
         encoded = msgspec.json.encode(body if spec.body is None else {**body, **spec.body})

@@ -306,7 +306,12 @@ def _end_of_response(response: Event, kind: str, text: str, unread: Unread) -> L
     why = end_of(details.get("reason")) if isinstance(details, dict) else None
     reason = why or status
     choice = Choice(text=text, finish_reason=_FINISH_REASONS.get(reason, reason))
-    return Look(choices=[choice], usage=usage_of(response.get("usage"), unread))
+    name = response.get("id")
+    return Look(
+        choices=[choice],
+        usage=usage_of(response.get("usage"), unread),
+        response_id=name if isinstance(name, str) else None,
+    )
 
 
 def _look_message(event: Event, kind: str, unread: Unread) -> Look:
@@ -314,7 +319,12 @@ def _look_message(event: Event, kind: str, unread: Unread) -> Look:
     if isinstance(message, dict):  # its beginning
         prompt = usage_of(message.get("usage"), unread)
         return Look(
-            usage=None if prompt is None else UsageCounts(prompt_tokens=prompt.prompt_tokens)
+            usage=None
+            if prompt is None
+            else UsageCounts(
+                prompt_tokens=prompt.prompt_tokens,
+                prompt_tokens_details=prompt.prompt_tokens_details,
+            )
         )
     part = event.get("delta") or event.get("content_block") or {}
     if event.get("type") == "message":  # a whole answer

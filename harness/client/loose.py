@@ -29,6 +29,7 @@ from harness.client.chunk import (
     NONSENSE,
     Choice,
     Delta,
+    PromptDetails,
     TokenDetails,
     UsageCounts,
 )
@@ -324,11 +325,21 @@ def usage_of(value: Any, unread: Unread) -> UsageCounts | None:
         return None
     details = value.get("completion_tokens_details") or value.get("output_tokens_details")
     hidden = count_of(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    cached = _cached_in(value)
+    if prompt is not None and "cache_read_input_tokens" in value:  # Anthropic's leaves them out
+        prompt += (cached or 0) + (count_of(value.get("cache_creation_input_tokens")) or 0)
     return UsageCounts(
         prompt_tokens=prompt,
         completion_tokens=completion,
         completion_tokens_details=None if hidden is None else TokenDetails(hidden),
+        prompt_tokens_details=None if cached is None else PromptDetails(cached),
     )
+
+
+def _cached_in(usage: Mapping[str, Any]) -> int | None:
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    named = details.get("cached_tokens") if isinstance(details, dict) else None
+    return count_of(usage.get("cache_read_input_tokens") if named is None else named)
 
 
 def _counted(usage: Mapping[str, Any], names: tuple[str, ...], unread: Unread) -> int | None:

@@ -77,7 +77,10 @@ class StreamMachine:
         self._count = self._tokens.of
         self._ending = StreamEnding(spec.n)
         self._last_event = b""
-        self._keeps_text = spec.role is Role.CANARY
+        self._keeps_text = spec.role is Role.CANARY or spec.turn is not None
+        self._counts_calls = spec.counts_calls
+        self._call_tokens = 0
+        self.response_id: str | None = None
         self._length = Length(spec.max_tokens, spec.n, keeps_text=self._keeps_text)
         self._most_tokens = self._length.most
         self._late_tokens: int | None = None
@@ -90,6 +93,16 @@ class StreamMachine:
     @property
     def can_leave(self) -> bool:
         return self.outcome is None and StreamSignal.LEAVE in TRANSITIONS[self.state]
+
+    @property
+    def tokens_for_plan(self) -> int:
+        """Of those read, the ones that its user's plan counts."""
+        return self._call_tokens if self._counts_calls else self.tokens_read
+
+    @property
+    def text(self) -> str:
+        """Of a request that keeps it: all that was generated and read so far."""
+        return self._length.text or ""
 
     @property
     def token_times_ns(self) -> Sequence[int]:
@@ -307,7 +320,11 @@ class StreamMachine:
             tokens_after_leaving=self._late_tokens,
             server_ended_ns=self._server_ended_ns,
             repeats=spec.repeats,
-            answer=self._length.text,
+            follows=None if spec.turn is None else spec.turn.follows,
+            history_tokens=0 if spec.turn is None else spec.turn.history_tokens,
+            history_cut=0 if spec.turn is None else spec.turn.cut_tokens,
+            cached_tokens=usage.cached_tokens,
+            answer=self._length.text if spec.turn is None else None,
             tokens_per_event=None if scale is None else scale.tokens,
             tokens_error=None if scale is None else scale.error_after(self._text_events),
             unread=self._ending.unread,
@@ -338,6 +355,7 @@ class StreamMachine:
 
     def _read_look(self, look: Look, t_ns: int) -> None:
         failure = self._ending.note(look, self.tokens_read)
+        self.response_id = look.response_id or self.response_id
         if look.error is not None:
             is_in_place = look.is_plain and self.state is State.ACCEPTED
             error = f"{NO_STREAM} {look.error!r}" if is_in_place else look.error
@@ -403,7 +421,9 @@ class StreamMachine:
         if len(choices) != 1 or self.state is not _READING or self.outcome is not None:
             return False
         choice, usage = choices[0], chunk.usage
-        if choice.finish_reason or chunk.error is not None or self._keeps_text:
+        if choice.finish_reason or chunk.error is not None:
+            return False
+        if self._keeps_text or self._counts_calls:
             return False
         tokens = self._count(choice, usage)
         if not tokens:
@@ -439,6 +459,8 @@ class StreamMachine:
             so_far = max(so_far, total, self._length.add(chunk, tokens))
         if tokens and so_far <= self._most_tokens and self.state is not _READING:
             self._begin_reading(choices)
+        if self._counts_calls and any(choice.is_call for choice in choices):
+            self._call_tokens += tokens
         self._take(tokens, so_far, t_ns)
         if self.outcome is None and (is_last or not tokens):
             self._note_finish(chunk, t_ns)
@@ -466,9 +488,11 @@ class StreamMachine:
             usage.prompt_tokens = before.prompt_tokens
         if before is not None and usage.completion_tokens is None:
             usage.completion_tokens = before.completion_tokens
+        if before is not None and usage.prompt_tokens_details is None:
+            usage.prompt_tokens_details = before.prompt_tokens_details
 
     def _read_answer(self, answer: Look, t_ns: int) -> None:
-        self._usage = answer.usage
+        self._usage, self.response_id = answer.usage, answer.response_id
         counted = None if self._usage is None else self._usage.completion_tokens
         has_text = [choice.has_text() for choice in answer.choices]
         tokens = self._tokens.of_whole(has_text, counted)

@@ -29,6 +29,7 @@ from locust.runners import MasterRunner, WorkerRunner
 from harness.client.fd_limit import allow_streams
 from harness.client.lag import LagWatch
 from harness.client.session import LoadSession, canary_prompt
+from harness.client.turns import LiveTurns
 from harness.errors import TargetError
 from harness.http_client import read_api_key
 from harness.locust.options import plan_of_the_page
@@ -92,6 +93,7 @@ class AbandoningUser(PlannedUser):
         self._number = worker * _NUMBERS_PER_WORKER + next(self._numbers)
         self._asked = 0
         self._last: RequestRow | None = None
+        self._turns: LiveTurns | None = None
         self._text = ""
 
     @task
@@ -100,14 +102,26 @@ class AbandoningUser(PlannedUser):
         assert isinstance(load, AbandonLoad)
         session.canary_barrier.wait_for_turn(self._number)
         try:
-            is_canary = self._number < load.canaries
-            self._last = self._ask_as_canary(load) if is_canary else self._ask_as_planned(load)
+            pause_s = self._ask_once(load)
         except Exception:
             gevent.sleep(RETRY_PAUSE_S)  # a bug of ours must not make a busy loop either
             raise
         finally:
             session.canary_barrier.end_turn(self._number)
-        gevent.sleep(load.pause_after(self._last.outcome) or _BREATH_S)
+        gevent.sleep(pause_s or _BREATH_S)
+
+    def _ask_once(self, load: AbandonLoad) -> float:
+        """Returns the seconds until the next request."""
+        if self._number < load.canaries:
+            self._last = self._ask_as_canary(load)
+        elif load.session is not None:
+            self._turns = self._turns or LiveTurns(self.session, self._number)
+            send = self._turns.prepare()
+            gevent.sleep(_BREATH_S)
+            return send()
+        else:
+            self._last = self._ask_as_planned(load)
+        return load.pause_after(self._last.outcome)
 
     def _ask_as_planned(self, load: AbandonLoad) -> RequestRow:
         session, n, last = self.session, self._asked, self._last

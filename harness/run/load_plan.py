@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from harness.client.connection import CLIENT_PROGRAM
+from harness.client.dialect import dialect_of
 from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
 from harness.records import Protocol, Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
-from harness.workload.abandon import FilePlan, StayPlan
+from harness.workload.abandon import FilePlan, StayPlan, ToolCallPlan
 from harness.workload.arrivals import (
     AnyArrivals,
     ClosedArrivals,
@@ -142,6 +143,12 @@ def _check_ways(load: AbandonLoad, target: Target) -> None:
         raise ConfigError(
             f"way `cancel`: servers of kind {target.name} have no cancel endpoint; add "
             "`cancel_path` to the target's file, or choose another way"
+        )
+    has_calls = any(isinstance(plan, ToolCallPlan) for plan in load.leavers)
+    if has_calls and load.session is None and dialect_of(target).name == "completions":
+        raise ConfigError(
+            "plan `tool_call`: completions have no tool calls; take a target whose `path` is of "
+            "another dialect, or a `load.session`"
         )
     if Way.KILLED in ways and shutil.which(CLIENT_PROGRAM) is None:
         raise ConfigError(

@@ -17,13 +17,18 @@ from harness.workload.abandon import RequestSpec
 from harness.workload.arrivals import OpenArrivals, RateArrivals
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.schedule import Arrival, planned_arrivals
+from harness.workload.session import Said
+from harness.workload.session_user import SessionUser
+from reference_engine.model.tokenizer import FIRST_WORD
 
-_OWN: Final = 1000  # tokens of a prompt's own are above the two that are filled in
+_OWN: Final = 1000  # tokens of a prompt's own are above all others
+_USER_BITS: Final = 32  # of a token of a session: its user, before the number of the request
 
 
 class SimulatedRequest(NamedTuple):
     """`number`: the request's own in its cell. Its prompt begins with `shared_tokens` that all
-    requests share, or is made of numbered `pages` of `page_tokens` each (a trace)."""
+    requests share, or is made of numbered `pages` of `page_tokens` each (a trace). A turn's prompt
+    is its whole context, in which an answer's tokens are those that the engine made."""
 
     number: int
     spec: RequestSpec
@@ -34,6 +39,9 @@ class SimulatedRequest(NamedTuple):
     def prompt(self) -> list[int]:
         """Tokens that are equal to those of another prompt where the two prompts are equal."""
         shared, tokens = self.shared_tokens, self.spec.prompt_tokens
+        if (turn := self.spec.turn) is not None:
+            own = Said(turn.n, "user", turn.own_tokens)
+            return [token for said in (*turn.earlier, own) for token in self._tokens_of(said)]
         if not self.pages:
             prompt = [1] * shared + [self.number + _OWN] + [2] * (tokens - shared - 1)
             return prompt[:tokens]
@@ -44,6 +52,14 @@ class SimulatedRequest(NamedTuple):
             prompt += [page + _OWN] * (end - len(prompt))
         return prompt
 
+    def _tokens_of(self, said: Said) -> list[int]:
+        if said.by == "assistant":
+            return [FIRST_WORD] * said.tokens
+        is_first = self.spec.turn is None or said == (*self.spec.turn.earlier, said)[0]
+        shared = self.shared_tokens if is_first else 0
+        own = _OWN + (self.spec.user << _USER_BITS) + said.n
+        return [1] * shared + [own] + [2] * (said.tokens - shared - 1)
+
 
 class Asking:
     """The requests of one cell."""
@@ -51,6 +67,7 @@ class Asking:
     def __init__(self, plan: Plan, cell: int) -> None:
         self._plan, self._cell = plan, cell
         self._load, self._seed = plan.load, plan.workload.run.seed
+        self._sessions: dict[int, SessionUser] = {}
 
     def users(self) -> Sequence[int]:
         """Of a closed loop."""
@@ -62,8 +79,16 @@ class Asking:
 
     def of_user(self, user: int, n: int, *, number: int, seen: ObservedLatency) -> SimulatedRequest:
         """The n-th request of a user of a closed loop."""
-        spec = self._load.draw_request(seed=self._seed, user=user, n=n, seen=seen)
+        if self._load.session is not None:
+            spec = self.session_of(user).next_turn(seen)
+        else:
+            spec = self._load.draw_request(seed=self._seed, user=user, n=n, seen=seen)
         return SimulatedRequest(number, spec, self._shared(spec))
+
+    def session_of(self, user: int) -> SessionUser:
+        if user not in self._sessions:
+            self._sessions[user] = SessionUser(self._load, seed=self._seed, user=user)
+        return self._sessions[user]
 
     def arrivals(self, arrivals: OpenArrivals) -> Iterator[Arrival]:
         """Raises ConfigError if a trace cannot be read."""

@@ -197,4 +197,7 @@ class SimulatedExchange:
             tokens_after_leaving=len(self.made_ns) - len(times) if has_server_end else None,
             server_ended_ns=self._server_ended_ns,
             repeats=spec.repeats,
+            follows=None if spec.turn is None else spec.turn.follows,
+            history_tokens=0 if spec.turn is None else spec.turn.history_tokens,
+            history_cut=0 if spec.turn is None else spec.turn.cut_tokens,
         )

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final, Protocol
 
 from harness.errors import ConfigError
-from harness.records import Outcome
+from harness.records import Outcome, RequestRow
 from harness.simulate.agenda import Kind
 from harness.simulate.asking import Asking, SimulatedRequest
 from harness.simulate.exchange import Sending, SimulatedExchange
@@ -50,7 +50,7 @@ class Loop(Protocol):
 
     def begin(self, t_ns: int) -> None: ...
 
-    def over(self, exchange: SimulatedExchange, t_ns: int) -> None: ...
+    def over(self, exchange: SimulatedExchange, row: RequestRow, t_ns: int) -> None: ...
 
     def end(self, t_ns: int) -> None: ...
 
@@ -76,11 +76,12 @@ class ClosedLoop:
         for user in self._asking.users():
             self._next(user, t_ns, None)
 
-    def over(self, exchange: SimulatedExchange, t_ns: int) -> None:
-        outcome = exchange.outcome
-        assert outcome is not None
-        again = exchange if outcome in self._load.ask_again_after else None
-        at_ns = t_ns + round(self._load.pause_after(outcome) * NS)
+    def over(self, exchange: SimulatedExchange, row: RequestRow, t_ns: int) -> None:
+        again = exchange if row.outcome in self._load.ask_again_after else None
+        has_sessions = self._load.session is not None
+        own = self._asking.session_of(row.user).over if has_sessions else None
+        pause_s = self._load.pause_after(row.outcome) if own is None else own(row)
+        at_ns = t_ns + round(pause_s * NS)
         self._next(exchange.spec.user, at_ns, again)
 
     def end(self, t_ns: int) -> None:
@@ -128,9 +129,9 @@ class OpenLoop:
         self._begins_ns = t_ns
         self._next(t_ns)
 
-    def over(self, exchange: SimulatedExchange, t_ns: int) -> None:
+    def over(self, exchange: SimulatedExchange, row: RequestRow, t_ns: int) -> None:
         self._num_open -= 1
-        is_asked_again = exchange.outcome in self._load.ask_again_after
+        is_asked_again = row.outcome in self._load.ask_again_after
         if is_asked_again and exchange.sending.attempt < MOST_RESENT:
             act = partial(self._send_again, exchange)
             self._agenda.put(t_ns + round(self._load.retry_pause_s * NS), Kind.ARRIVAL, act)
@@ -357,7 +358,7 @@ class Users:
         self._seen.observe(row)
         if self._has_stopped:
             return
-        self.loop.over(exchange, t_ns)
+        self.loop.over(exchange, row, t_ns)
         if self.outcomes[Outcome.ABANDONED] == self._plan.stop_after_abandons:
             self._stop(t_ns)
 

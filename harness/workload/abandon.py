@@ -9,6 +9,7 @@ by name elsewhere, and a new plan of their sort is named there too:
     in the queue                harness/run/load_plan.py, `QUEUED` in harness/analysis/remarks.py
     numbers from a file         harness/run/load_plan.py
     texts that are known        tasks.py, harness/run/preflight.py, harness/analysis/early_stop.py
+    a tool to call              harness/client/http_requests.py, harness/run/load_plan.py
 
 harness/client/leave.py says how to add a way to leave.
 
@@ -19,18 +20,26 @@ right after a token would put every t0 at the same point of the engine's step.
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field
 
 from harness.records import Delivery, Role, Way
 from harness.workload.observed_latency import ObservedLatency, StepEstimate
+from harness.workload.session import ChatMessage, Turn
 from harness.workload.tasks import LONGEST_TEXT, NUM_TEXTS, TaskText, WorkloadTask
-from harness.workload.values import LONGEST_S, MOST_TOKENS, Share, TomlTable, is_number
+from harness.workload.values import (
+    MOST_TOKENS,
+    Counts,
+    SecondsRange,
+    Share,
+    Shares,
+    TomlTable,
+)
 
 MOST_ANSWERS: Final = 128
 
@@ -62,9 +71,11 @@ class RequestSpec:
     """One request before it is sent; names and meanings are those of `RequestRow`.
 
     `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
-    its range. `text` is the known text that answers it, if any. `path`: another route than the
-    target's; `body`: keys laid over the ordinary body; `headers`: in addition to the ordinary ones.
-    `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
+    its range. `counts_calls`: only the tokens of tool calls count. `text` is the known text that
+    answers it, if any. `path`: another route than the target's; `body`: keys laid over the ordinary
+    body; `headers`: in addition to the ordinary ones. `turn`: of a session, whose `messages` come
+    before the prompt; with `response_id` only those after this response, which the server has kept.
+    These two, `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
     """
 
     user: int
@@ -75,6 +86,7 @@ class RequestSpec:
     way: Way | None = None
     pause: Pause = "think"
     think_fraction: float = 0.0
+    counts_calls: bool = False
     delivery: Delivery = Delivery.STREAM
     n: int = 1
     role: Role = Role.USER
@@ -85,6 +97,9 @@ class RequestSpec:
     path: str | None = None
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] | None = None
+    turn: Turn | None = None
+    messages: Sequence[ChatMessage] = ()
+    response_id: str | None = None
     request_id: str = ""
     intended_start_ns: int = 0
 
@@ -121,37 +136,12 @@ def think_ns(think: str | float, *, fraction: float, step_ns: int) -> int:
     return int(fraction * longest_ns)
 
 
-def _range_parser(highest: float, what: str) -> PlainValidator:
-    def parse(value: object) -> list[float]:
-        low, high = value if isinstance(value, list) and len(value) == 2 else (value, value)
-        if is_number(low) and is_number(high) and 0 <= low <= high <= highest:
-            return [float(low), float(high)]
-        raise ValueError(
-            f"must be {what} from 0 to {highest:g}, or [lowest, highest], not {value!r}"
-        )
-
-    return PlainValidator(parse)
-
-
-def _parse_counts(value: object) -> list[int]:
-    counts = value if isinstance(value, list) else [value]
-    good = [n for n in counts if type(n) is int and 0 <= n <= MOST_TOKENS]
-    if not counts or len(good) != len(counts):
-        raise ValueError(
-            f"must be a number of tokens from 0 to {MOST_TOKENS}, or a list of them, not {value!r}"
-        )
-    return good
-
-
 TokenCount = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-Counts = Annotated[list[int], PlainValidator(_parse_counts)]
 Tasks = Annotated[
     list[Annotated[WorkloadTask, Field(strict=False)]],
     BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
     Field(min_length=1),
 ]
-Shares = Annotated[list[float], _range_parser(1, "a share")]
-SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
 
 
 class AbandonPlan(TomlTable):
@@ -281,6 +271,18 @@ class FilePlan(AbandonPlan):
 
     def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
         raise TypeError(f"{self.file} was not read")
+
+
+class ToolCallPlan(TokensPlan):
+    """After a number of tokens of a tool call that streams. An answer without a call is read to its
+    end."""
+
+    plan: Literal["tool_call"]  # type: ignore[assignment]
+
+    def draw(self, rng: random.Random, asked: RequestSpec, seen: ObservedLatency) -> RequestSpec:
+        tokens = max(1, self.draw_tokens(rng, asked.max_tokens))
+        left = self._leaving(asked, f"tool_call:{tokens}", tokens)
+        return replace(left, counts_calls=True)
 
 
 class SharePlan(AbandonPlan):
@@ -420,6 +422,7 @@ AnyPlan = Annotated[
     | GeometricPlan
     | LognormalPlan
     | FilePlan
+    | ToolCallPlan
     | SharePlan
     | TimePlan
     | QueuedPlan

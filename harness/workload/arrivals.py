@@ -236,6 +236,11 @@ def arrivals_problem(
             "`load.canaries` and `load.ask_again_after` need users with more than one request, "
             'which an open loop does not have: leave them out, or take `arrivals.kind` "closed"'
         )
+    if load.session is not None:
+        return (
+            "the turns of `load.session` follow each other, and an open loop's requests do not: "
+            'leave it out, or take `arrivals.kind` "closed"'
+        )
     if isinstance(arrivals, TraceArrivals) and any(
         isinstance(plan, TaskPlan) for plan in load.leavers
     ):

@@ -20,6 +20,7 @@ from harness.workload.abandon import (
     TokensPlan,
 )
 from harness.workload.observed_latency import ObservedLatency
+from harness.workload.session import SessionSettings
 from harness.workload.values import (
     MOST_STREAMS,
     Count,
@@ -67,7 +68,9 @@ class AbandonLoad(Load):
     """A share `stay_share` of the requests reads an answer of `stay_tokens` to its end. The others
     ask for `answer_tokens`, enough to distinguish a server that keeps generating from one that has
     finished, and leave by a plan of the `mix`, drawn by weight (`abandon_after_tokens` is short for
-    one plan). Every `kill_every_s` the harness ends a process of kind `kill` of the bundled engine.
+    one plan). With `session` each user's requests are turns over one growing context
+    (`harness.workload.session_user`). Every `kill_every_s` the harness ends a process of kind
+    `kill` of the bundled engine.
     """
 
     _answers = ("answer_tokens", "stay_tokens", "canary_tokens")
@@ -84,6 +87,7 @@ class AbandonLoad(Load):
     retry_pause_s: Seconds = 0.5
     canaries: Annotated[int, Field(ge=0, le=MOST_STREAMS)] = 0
     canary_tokens: Tokens = 32
+    session: SessionSettings | None = None
     kill: ProcessKind | None = None
     kill_every_s: Duration = 1.0
 
@@ -120,6 +124,39 @@ class AbandonLoad(Load):
                 f"`shared_prefix_tokens` is {self.shared_prefix_tokens} but the shortest of "
                 f"`prompt_tokens` is {self.prompt_tokens[0]}: the prefix is part of the prompt"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _must_hold_its_sessions(self) -> Self:
+        if (session := self.session) is None:
+            return self
+        longest, most = self.prompt_tokens[1], session.longest_without_history
+        if session.when_full == "cut" and most > longest:
+            raise ValueError(
+                f"`session`: a first prompt and one more turn have up to {most} tokens, but "
+                f"`prompt_tokens` go up to {longest}: there is no history to cut"
+            )
+        if (shortest := session.shortest_prompt) < self.shared_prefix_tokens:
+            raise ValueError(
+                f"`session.first_tokens` begin at {shortest}, but `shared_prefix_tokens`, with "
+                f"which each of them begins, is {self.shared_prefix_tokens}"
+            )
+        if max(session.answer_tokens) > self.stay_tokens:
+            raise ValueError(
+                f"`session.answer_tokens` go up to {max(session.answer_tokens)}, more than "
+                f"`stay_tokens`, {self.stay_tokens}"
+            )
+        if self.ask_again_after:
+            raise ValueError(
+                "`ask_again_after` repeats a request, and a `session` continues with the next "
+                "turn: omit one"
+            )
+        for number, plan in enumerate(self.mix, start=1):
+            if plan.n > 1 or isinstance(plan, TaskPlan):
+                raise ValueError(
+                    f"entry {number} of the `mix` ({plan.plan}): a turn of a `session` has one "
+                    "answer, which follows from its context: without `task` and `n`"
+                )
         return self
 
     @property

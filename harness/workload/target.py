@@ -159,6 +159,8 @@ class Target(TomlTable):
     limit_key: Annotated[str, Field(min_length=1)] | None = None
     extra_body: dict[str, ExtraValue] = Field(default_factory=dict)
     uncached_body: dict[str, ExtraValue] = Field(default_factory=dict)
+    session_body: dict[str, ExtraValue] = Field(default_factory=dict)
+    keeps_responses: bool = False
     deadline_key: Annotated[str, Field(min_length=1)] | None = None
     stream_options: dict[str, bool] | None = None
     continuous_usage: bool = False

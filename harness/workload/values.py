@@ -84,8 +84,33 @@ def _parse_size(value: object) -> int | str:
     raise ValueError(f'must be a number of bytes, or a size such as "8GB", not {value!r}')
 
 
+def _range_parser(highest: float, what: str) -> PlainValidator:
+    def parse(value: object) -> list[float]:
+        low, high = value if isinstance(value, list) and len(value) == 2 else (value, value)
+        if is_number(low) and is_number(high) and 0 <= low <= high <= highest:
+            return [float(low), float(high)]
+        raise ValueError(
+            f"must be {what} from 0 to {highest:g}, or [lowest, highest], not {value!r}"
+        )
+
+    return PlainValidator(parse)
+
+
+def _parse_counts(value: object) -> list[int]:
+    counts = value if isinstance(value, list) else [value]
+    good = [n for n in counts if type(n) is int and 0 <= n <= MOST_TOKENS]
+    if not counts or len(good) != len(counts):
+        raise ValueError(
+            f"must be a number of tokens from 0 to {MOST_TOKENS}, or a list of them, not {value!r}"
+        )
+    return good
+
+
 Size = Annotated[int | str, PlainValidator(_parse_size)]
 TokenRange = Annotated[list[int], PlainValidator(_parse_token_range)]
+Counts = Annotated[list[int], PlainValidator(_parse_counts)]
+Shares = Annotated[list[float], _range_parser(1, "a share")]
+SecondsRange = Annotated[list[float], _range_parser(LONGEST_S, "seconds")]
 Think = Annotated[
     str | float,
     number_or(

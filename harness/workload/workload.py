@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from harness.errors import ConfigError, did_you_mean
 from harness.records import Delivery, ProcessKind, Protocol, Way
-from harness.workload.abandon import StayPlan, TaskPlan, TimePlan
+from harness.workload.abandon import StayPlan, TaskPlan, TimePlan, ToolCallPlan
 from harness.workload.arrivals import (
     AnyArrivals,
     ClosedArrivals,
@@ -341,7 +341,11 @@ def _problems_over_grpc(workload: Workload) -> Iterator[str]:
         return
     if load.canaries:
         yield "`load.canaries` need the most likely tokens, which no input asks for; take 0"
+    if load.session is not None:
+        yield "`load.session` needs a dialect with messages, which KServe has not"
     for plan in load.leavers:
+        if isinstance(plan, ToolCallPlan):
+            yield "plan `tool_call`: no output of a model says that it is a call"
         if plan.delivery is Delivery.UNARY or plan.n > 1 or isinstance(plan, TaskPlan):
             yield f"plan `{plan.plan}`: each request is one streamed answer, without `task` and `n`"
 

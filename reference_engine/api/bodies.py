@@ -20,6 +20,7 @@ from reference_engine.core.early_stop import LowConfidence, Repetition, Task
 MAX_ANSWERS: Final = 16
 MAX_MESSAGES: Final = 1024
 MAX_STOP_STRINGS: Final = 4
+MAX_TOOLS: Final = 128
 MAX_STOP_TOKENS: Final = 64
 MAX_LABELS: Final = 1000
 _Flag = bool | None
@@ -138,14 +139,6 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Annotated[Any, Neutral([0])] = None
 
 
-NEUTRAL: Final = {
-    name: one.values
-    for name, hint in get_type_hints(Body, include_extras=True).items()
-    for one in get_args(hint)[1:]
-    if isinstance(one, Neutral)
-}
-
-
 class CompletionBody(Body):
     """/v1/completions. One prompt: text, token ids, or a list with one of these in it."""
 
@@ -175,9 +168,45 @@ class ChatRequestMessage(msgspec.Struct, forbid_unknown_fields=True):
         return self.content or ""
 
 
-class ChatBody(Body):
+class FunctionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Only its name is used."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: _Flag = None
+
+
+class ToolBody(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    function: FunctionBody
+
+
+_Tools = Annotated[list[ToolBody], Meta(max_length=MAX_TOOLS)]
+_ToolChoice = Annotated[
+    Literal["none", "auto", "required"],
+    Meta(description="required: the answer is the arguments of a call of the first tool."),
+]
+
+
+class ChatBody(Body, kw_only=True):
     messages: Annotated[list[ChatRequestMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: _Length | None = None
+    tools: _Tools | None = None
+    tool_choice: _ToolChoice | None = None
+
+
+def _neutral(body: type[Body]) -> dict[str, list[object]]:
+    return {
+        name: one.values
+        for name, hint in get_type_hints(body, include_extras=True).items()
+        for one in get_args(hint)[1:]
+        if isinstance(one, Neutral)
+    }
+
+
+NEUTRAL: Final[dict[type[Body], dict[str, list[object]]]] = {
+    body: _neutral(body) for body in (CompletionBody, ChatBody)
+}
 
 
 MAX_BODY_BYTES: Final = 1024 * 1024

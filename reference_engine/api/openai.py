@@ -35,7 +35,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     A smaller `priority` is more important. The request is ended `deadline_s` after its arrival,
     complete or not. The client has promised a ping at least every `keep_alive_s`. `prompt` is what
-    can be shown of the prompt, at most MAX_PROMPT_SHOWN characters.
+    can be shown of the prompt, at most MAX_PROMPT_SHOWN characters. With a `tool` the answer is the
+    arguments of its call.
     """
 
     chat: bool
@@ -50,6 +51,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     keep_alive_s: float | None = None
     prompt: str = ""
+    tool: str | None = None
 
 
 def read_completion(data: bytes, config: EngineConfig, tokenizer: Tokenizer) -> Generation:
@@ -174,7 +176,16 @@ def _generation(
         deadline_s=body.deadline_s,
         keep_alive_s=body.keep_alive_s,
         prompt=shown[:MAX_PROMPT_SHOWN],
+        tool=_tool_called(body),
     )
+
+
+def _tool_called(body: Body) -> str | None:
+    if not isinstance(body, ChatBody) or body.tool_choice != "required":
+        return None
+    if not body.tools:
+        raise _wrong("tool_choice", "`required` needs a tool in `tools`")
+    return body.tools[0].function.name
 
 
 def _early_stopping(body: Body, vocab_size: int) -> EarlyStopping | None:
@@ -216,7 +227,7 @@ def _seed(seed: int | None, engine_seed: int, prompt: list[int]) -> int:
 
 
 def _check_neutral(body: Body) -> None:
-    for name, neutral in NEUTRAL.items():
+    for name, neutral in NEUTRAL[type(body)].items():
         value = getattr(body, name)
         if value is not None and not any(_is_same(value, other) for other in neutral):
             only = " or ".join(msgspec.json.encode(value).decode() for value in neutral)

@@ -99,10 +99,10 @@ def openapi_document(routes: Iterable[Route], model: str) -> dict[str, Any]:
         kinds += [kind for kind in named if kind is not None]
     types, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     refs = dict(zip(kinds, types, strict=True))
-    for body in (CompletionBody, ChatBody):
+    for body in NEUTRAL:
         properties = components[body.__name__]["properties"]
         properties["model"] = {"const": model}
-        for name, values in NEUTRAL.items():
+        for name, values in NEUTRAL[body].items():
             properties[name] = {"enum": [*values, None], "default": None}
     paths: dict[str, Any] = {}
     for route in routes:

@@ -71,11 +71,28 @@ class CompletionChoice(Schema):
     early_stop: EarlyStopped | UnsetType = UNSET
 
 
+class FunctionCall(Schema, kw_only=True):
+    """`name` is in the first piece only."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCall(Schema, kw_only=True):
+    """The only call of an answer, or more of it. `id` and `type` come with the name."""
+
+    index: int = 0
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionCall
+
+
 class ChatDelta(Schema):
     """The role comes first, and alone."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatPiece(Schema):
@@ -94,6 +111,7 @@ class ChatMessage(Schema):
 
     role: Literal["assistant"]
     content: str
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Schema):

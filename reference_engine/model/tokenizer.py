@@ -4,9 +4,12 @@ That one is byte-level, and its output is always readable:
 
     0 <pad>   1 <s>   2 </s>   |   3..258 the 256 bytes   |   259.. words made of syllables
 
-A prompt becomes its UTF-8 bytes, one token each. The model samples words and </s> only.
+A prompt becomes its UTF-8 bytes, one token each. The model samples words and </s> only. In a chat
+the assistant's words become the tokens again that they were, so that the next turn's prompt begins
+with the tokens of the last prompt and of its answer.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Final, NamedTuple, Protocol
@@ -14,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 EOS_TOKEN_ID: Final = 2
 _FIRST_BYTE: Final = 3
 FIRST_WORD: Final = _FIRST_BYTE + 256
+_WORD_OR_REST: Final = re.compile(r" [a-z]+(?![a-z])|[^ ]+| ")
 _SYLLABLES: Final = [a + b for a, b in product("bdfgklmnprstvz", "aeiou")]
 
 # The text that each next token of one answer adds; "" while a character is incomplete.
@@ -60,6 +64,7 @@ class WordTokenizer:
         # A stride coprime to the number of words, so that neighbouring ids do not look alike.
         self._words = [words[i * 1301 % len(words)] for i in range(vocab_size - FIRST_WORD)]
         self._words += more_words
+        self._ids = {word: FIRST_WORD + at for at, word in enumerate(self._words)}
         self.vocab_size = vocab_size + len(more_words)
         self.sampled_ids = range(FIRST_WORD, self.vocab_size)
 
@@ -67,8 +72,24 @@ class WordTokenizer:
         return encode_bytes(text)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        lines = [f"{role}: {text}\n" for role, text in messages]
-        return encode_bytes("".join(lines) + "assistant:")
+        tokens = list[int]()
+        for role, text in messages:
+            if role == "assistant":
+                tokens += [*encode_bytes("assistant:"), *self._encode_answer(text)]
+            else:
+                tokens += encode_bytes(f"{role}: {text}")
+            tokens += encode_bytes("\n")
+        return tokens + encode_bytes("assistant:")
+
+    def _encode_answer(self, text: str) -> list[int]:
+        """Words and the spaces before them as the model says them, all else as bytes."""
+        parts = _WORD_OR_REST.findall(text if text.startswith(" ") else f" {text}")
+        found = ((part, self._ids.get(part)) for part in parts)
+        return [
+            token
+            for part, word in found
+            for token in (encode_bytes(part) if word is None else [word])
+        ]
 
     def text_of(self, token_id: int) -> str:
         return self._words[token_id - FIRST_WORD] if token_id >= FIRST_WORD else ""

@@ -66,6 +66,8 @@ class AnswerWriter:
         self._request = request
         self._is_chat = request.asked.chat
         self._has_usage = request.asked.continuous_usage
+        self._tool = request.asked.tool
+        self._called: set[int] = set()  # the answers whose call has its name
         self._head: dict[str, Any] = {
             "id": request.answer_id,
             "created": request.created,
@@ -116,10 +118,27 @@ class AnswerWriter:
             return schemas.CompletionChoice(text=text, **end)
         if is_whole:
             message = schemas.ChatMessage(role="assistant", content=text)
+            if self._tool is not None:
+                message = schemas.ChatMessage(
+                    role="assistant", content="", tool_calls=[self._call(index, text)]
+                )
             return schemas.ChatChoice(message=message, **end)
         is_only_an_end = ending is not None and not text
         delta = schemas.ChatDelta() if is_only_an_end else schemas.ChatDelta(content=text)
+        if self._tool is not None and not is_only_an_end:
+            delta = schemas.ChatDelta(tool_calls=[self._call(index, text)])
         return schemas.ChatPiece(delta=delta, **end)
+
+    def _call(self, index: int, text: str) -> schemas.ToolCall:
+        assert self._tool is not None
+        if index in self._called:
+            return schemas.ToolCall(function=schemas.FunctionCall(arguments=text))
+        self._called.add(index)
+        return schemas.ToolCall(
+            id=f"call-{self._request.request_id}-{index}",
+            type="function",
+            function=schemas.FunctionCall(name=self._tool, arguments=text),
+        )
 
     def _end(self) -> dict[str, Any]:
         request = self._request

@@ -26,12 +26,32 @@ def test_a_storm_passes_over_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_what_is_asked_again_is_found_again_where_it_was_retained(tmp_path: Path) -> None:
     settings = ("run.max_seconds=30", "load.stop_after_abandons=16", "run.rounds=1")
-    run = measure("regenerate", tmp_path / "run", *set_flags(*settings))
-    arms = run.summary["arms"].items()
-    found = {name: arm["metrics"]["cached_again"]["mean"] for name, arm in arms}
+    arms = 'arms=[{name="retain"}, {name="immediate", engine={reclaim="immediate"}}]'
+    run = measure("regenerate", tmp_path / "run", *set_flags(*settings, arms))
+    found = {
+        name: arm["metrics"]["cached_again"]["mean"] for name, arm in run.summary["arms"].items()
+    }
     assert found["retain"] > 0.9
     assert found["immediate"] < 0.1
-    assert found["uncached"] == 0
+
+
+def test_the_turn_after_a_stop_finds_its_session_again(tmp_path: Path) -> None:
+    lengths = "first_tokens=[2000], turn_tokens=[20], correction_tokens=[20], answer_tokens=[8]"
+    run = measure(
+        "agent_stop",
+        tmp_path / "run",
+        *set_flags(
+            *("run.max_seconds=30", "load.stop_after_abandons=16", "run.rounds=1", "arms=[]"),
+            f'load.session={{dialect="chat", turns=[4], {lengths}, think_s=0}}',
+            'load.mix=[{plan="tokens", tokens=4}, {plan="tool_call", tokens=4}]',
+        ),
+    )
+    assert {row["outcome"] for row in run.rows("requests")} <= {"abandoned", "completed", "cut_off"}
+    assert {row["plan"] for row in run.rows("requests")} >= {"tokens:4", "tool_call:4"}
+    stop, answer = (run.metrics[f"recomputed_after_{what}"] for what in ("stop", "answer"))
+    assert stop["n"] > 8
+    for found in (stop, answer):  # an answer of 8 tokens, and what whole blocks leave over
+        assert 0 < found["mean"] <= 8 + 16
 
 
 def test_the_value_of_cancellation_is_told_in_both_tables(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from harness.workload import arrivals as arrival_settings
 from harness.workload import load as load_settings
 from harness.workload.abandon import AbandonPlan, AnyPlan
 from harness.workload.cluster import ClusterSettings, Outage
+from harness.workload.session import SessionSettings
 from harness.workload.target import KServeSource, MetricRole, MetricSource, Target, TensorSource
 from harness.workload.workload import (
     SHIPPED_TARGETS,
@@ -59,6 +60,7 @@ IS_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
 SECTIONS: Mapping[tuple[Path, str], type[BaseModel]] = {
     (WORKLOADS, "### `[run]`"): RunSettings,
     (WORKLOADS, '### `[load]` with `kind = "abandon"`'): load_settings.AbandonLoad,
+    (WORKLOADS, "### Sessions: `[load.session]`"): SessionSettings,
     (WORKLOADS, '### `[load]` with `kind = "slot_recovery"`'): load_settings.SlotRecoveryLoad,
     (WORKLOADS, '### `[load]` with `kind = "occupancy"`'): load_settings.OccupancyLoad,
     (WORKLOADS, '### `[load]` with `kind = "chunk_frontier"`'): load_settings.ChunkFrontierLoad,

@@ -6,8 +6,6 @@ from harness.analysis.capacity import capacity_figures, series_figures, series_o
 from harness.analysis.counters import wasted_by_counter
 from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.latency import (
-    asking_again_figures,
-    cached_again_figures,
     canary_figures,
     canary_remarks,
     known_answers,
@@ -132,16 +130,6 @@ def test_tokens_are_not_events(run: RunBuilder) -> None:
     requests = run.frames().requests
     assert tokens_read(requests[1:]).tolist() == [2.0]  # with no usage to calibrate by
     assert tokens_read(requests).tolist() == [6.0, 3.0]
-
-
-def test_repetitions_without_an_answer_or_a_log_say_so(run: RunBuilder) -> None:
-    run.abandon("a", t0=25, tokens=[20])
-    run.abandon("b", t0=45, tokens=[40], repeats="a")
-    frames = run.frames()
-    found = asking_again_figures(frames.requests)
-    assert found["attempts_per_answer"] == NotMeasurable("no answer was completed")
-    cached = cached_again_figures(frames, run_facts(frames))["cached_again"]
-    assert isinstance(cached, NotMeasurable)
 
 
 # Canaries.

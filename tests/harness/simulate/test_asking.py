@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.errors import ConfigError
+from harness.records import Outcome
 from harness.run.run_config import RunConfig, resolve_run
 from harness.simulate.asking import Asking, SimulatedRequest
 from harness.simulate.frontend import known_answer
@@ -12,6 +13,8 @@ from harness.simulate.plan import Plan, read_plan
 from harness.simulate.simulation import prepare, resolve_simulation
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.schedule import Arrival
+from reference_engine.model.tokenizer import FIRST_WORD
+from tests.made_up.rows import request_row
 
 
 def plan_of(name: str, *settings: str) -> Plan:
@@ -70,6 +73,24 @@ def test_an_end_after_so_many_abandons_ties_replicas_together() -> None:
     plan = plan_of("open_loop", "simulate.replicas=4", "load.stop_after_abandons=21")
     assert (plan.num_cells, plan.replicas_of_cell) == (1, 4)
     assert plan.stop_after_abandons == 21
+
+
+def test_a_turn_begins_with_the_tokens_of_the_turn_before_and_of_its_answer() -> None:
+    asking, seen = Asking(plan_of("agent_stop", "arms=[]", "run.rounds=1"), 0), ObservedLatency()
+    first, other = (asking.of_user(user, 0, number=user, seen=seen) for user in (0, 1))
+    words = 5 if first.spec.planned_abandon is None else first.spec.planned_abandon
+    times = list(range(words))
+    row = request_row(
+        "r", sent_ns=0, ended_ns=9, outcome=Outcome.ABANDONED, token_times_ns=times, user=0
+    )
+    asking.session_of(0).over(row)
+    second = asking.of_user(0, 1, number=2, seen=seen)
+    said = [*first.prompt(), *[FIRST_WORD] * words]
+    assert second.prompt()[: len(said)] == said
+    assert len(second.prompt()) == second.spec.prompt_tokens > len(said)
+    shared = 1000  # system prompt and tools, of every session
+    assert first.prompt()[:shared] == other.prompt()[:shared]
+    assert first.prompt()[shared] != other.prompt()[shared]
 
 
 def test_a_share_of_the_users_is_simulated() -> None:

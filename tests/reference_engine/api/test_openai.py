@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from reference_engine.api.bodies import NEUTRAL
+from reference_engine.api.bodies import NEUTRAL, CompletionBody
 from reference_engine.api.openai import Generation, read_chat, read_completion
 from reference_engine.api.schemas import ApiError
 from reference_engine.config import EngineConfig
-from reference_engine.model.tokenizer import FIRST_WORD, WordTokenizer
+from reference_engine.model.tokenizer import FIRST_WORD, Message, WordTokenizer, encode_bytes
 
 CONFIG = EngineConfig(max_model_len=64, num_blocks=64)
 TOKENIZER = WordTokenizer(2048)
@@ -171,14 +171,36 @@ def test_bytes_that_are_no_body_are_refused(data: bytes, param: str | None) -> N
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("name", sorted(NEUTRAL))
+@pytest.mark.parametrize("name", sorted(NEUTRAL[CompletionBody]))
 def test_fields_without_an_implementation_are_accepted_where_they_change_nothing(name: str) -> None:
-    for value in (None, *NEUTRAL[name]):
+    for value in (None, *NEUTRAL[CompletionBody][name]):
         assert completion(**{name: value}) == completion()
         if type(value) is int:
             assert completion(**{name: float(value)}) == completion()
     with pytest.raises(ApiError, match=f"{name}: this engine supports only"):
         completion(**{name: "something else"})
+
+
+def test_a_required_call_is_of_the_first_tool() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("read", "write")]
+    assert chat(tools=tools).tool is chat(tools=tools, tool_choice="none").tool is None
+    assert chat(tools=tools, tool_choice="required").tool == "read"
+    for wrong in ({"tool_choice": "required"}, {"tool_choice": "required", "tools": []}):
+        with pytest.raises(ApiError, match="`required` needs a tool in `tools`"):
+            chat(**wrong)
+
+
+def test_an_answer_in_a_chat_is_the_tokens_again_that_it_was() -> None:
+    ids = [FIRST_WORD, 1000, 2047]
+    text = "".join(map(TOKENIZER.text_of, ids))
+    asked = TOKENIZER.encode_chat([Message("user", "hm")])
+    for said in (text, text.lstrip()):
+        chat = [Message("user", "hm"), Message("assistant", said), Message("user", "go on")]
+        assert TOKENIZER.encode_chat(chat)[: len(asked) + 3] == [*asked, *ids]
+    other = [Message("assistant", "Hm, no-one said this")]
+    assert TOKENIZER.encode_chat(other) == encode_bytes(
+        "assistant: Hm, no-one said this\nassistant:"
+    )
 
 
 def test_every_word_is_readable_and_different() -> None:

@@ -51,6 +51,27 @@ async def test_a_stream_runs_to_its_end() -> None:
 
 
 @IN_BOTH_FORMS
+async def test_the_call_of_a_tool_is_streamed_as_its_arguments(stream: bool) -> None:
+    worker, client = asked(stream=stream, chat=True, tool="write")
+    worker.say(output(" word", 1), output(" other", 2), output("", 2, "length"))
+    await client.finished()
+    if not stream:
+        [call] = json.loads(client.body)["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "write", "arguments": " word other"}
+        return
+    deltas = [one["choices"][0]["delta"] for one in client.chunks if one["choices"]]
+    [[first], [second]] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert first == {
+        "index": 0,
+        "id": "call-req-1-0",
+        "type": "function",
+        "function": {"name": "write", "arguments": " word"},
+    }
+    assert second == {"index": 0, "function": {"arguments": " other"}}
+    assert not any(delta.get("content") for delta in deltas)
+
+
+@IN_BOTH_FORMS
 async def test_an_answer_whose_step_was_out_of_memory_ends_its_request(stream: bool) -> None:
     worker, client = asked(n=2, stream=stream)
     worker.say(output(" word", 1, of="req-1-0"), output(" other", 1, of="req-1-1"))
