@@ -332,6 +332,18 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         better="more",
         rank=31,
     ),
+    "ttft_urgent_s": MetricInfo(
+        label="TTFT of urgent requests",
+        shows="Time to the first token of users who stayed, with the most important priority.",
+        formula="first token - sent",
+        rank=64,
+    ),
+    "e2e_urgent_s": MetricInfo(
+        label="time to the end of urgent requests",
+        shows="Time to the last token of users who stayed, with the most important priority.",
+        formula="last token - sent, of completed requests",
+        rank=65,
+    ),
     "ttft_after_stop_s": MetricInfo(
         label="TTFT after a stop",
         shows="Time to the first token of the turn after one that its user stopped.",
@@ -563,6 +575,14 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         shows="Tokens computed once more after a preemption.",
         formula="counter after - before",
         rank=44,
+        shown="arms",
+    ),
+    "forced_reclaims": _run_reading(
+        unit="blocks",
+        shows="Blocks of cancelled prompts that the prefix cache could not keep: memory was short.",
+        formula="counter after - before",
+        better="neither",  # more free blocks for others, and less to find again
+        rank=66,
         shown="arms",
     ),
     "step_s": MetricInfo(

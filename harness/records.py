@@ -180,6 +180,7 @@ class RequestRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     way: str = ""
     delivery: Delivery = Delivery.STREAM
     n: int = 1  # answers asked for; their tokens are counted together
+    priority: int | None = None  # a smaller one is more important; as planned, whatever was sent
     tokens_after_leaving: int | None = None
     server_ended_ns: int | None = None
     repeats: str | None = None

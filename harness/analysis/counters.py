@@ -29,7 +29,14 @@ def count_figures(lifecycle: pd.DataFrame, facts: RunFacts) -> Figures:
     return {
         "preemptions": preemptions,
         "recomputed_tokens": idle_figure("recomputed_tokens", facts, "recomputed_tokens"),
+        **_forced_reclaims(facts),
     }
+
+
+def _forced_reclaims(facts: RunFacts) -> Figures:
+    """Of kinds of servers that name such a counter: most have no such setting."""
+    name = "forced_reclaims"
+    return {name: idle_figure(name, facts, name)} if name in facts.metric_names else {}
 
 
 def wasted_by_counter(requests: pd.DataFrame, facts: RunFacts) -> Figure:

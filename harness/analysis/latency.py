@@ -38,6 +38,7 @@ _WHY_EMPTY: Final = {
     "tpot_s": "no survivor had two tokens",
     "e2e_s": _NONE_COMPLETED,
     "e2e_from_intended_s": _NONE_COMPLETED,
+    "e2e_urgent_s": _NONE_COMPLETED,
     "start_delay_s": "no request was sent",
     "canary_ttft_s": _NO_ANSWER,
     "canary_itl_s": _NO_ANSWER,
@@ -88,7 +89,18 @@ def latency_figures(requests: pd.DataFrame, facts: RunFacts) -> Figures:
         **_while_read(requests, survivors, users, facts),
         "start_delay_s": _figure("start_delay_s", _delay(users)),
     }
+    figures |= _of_urgent(survivors)
     return figures | (_from_intended(users, survivors, facts) if facts.is_open_loop else {})
+
+
+def _of_urgent(survivors: pd.DataFrame) -> Figures:
+    """Of the most important priority, if there are several. A request without one has 0."""
+    priorities = survivors["priority"].astype(float).fillna(0)
+    if priorities.nunique() < 2:
+        return {}
+    urgent = survivors[priorities == priorities.min()]
+    samples = {"ttft_urgent_s": ttft_sample(urgent), "e2e_urgent_s": e2e_sample(urgent)}
+    return {name: _figure(name, sample) for name, sample in samples.items()}
 
 
 def _survivors(requests: pd.DataFrame) -> pd.DataFrame:

@@ -81,6 +81,8 @@ class HttpClient(LoadClient):
             body |= target.session_body
         if spec.response_id is not None:
             body["previous_response_id"] = spec.response_id
+        if spec.priority is not None and target.priority_key is not None:
+            body[target.priority_key] = spec.priority
         if self._has_tool:
             body |= dialect_of(target).put_tool("required" if spec.counts_calls else "none")
         if spec.text is not None:

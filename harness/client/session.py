@@ -86,8 +86,8 @@ class LoadSession:
             intended_start_ns=now_ns if intended_start_ns is None else intended_start_ns,
         )
 
-    def prompt(self, spec: RequestSpec, *, n: int, shared_tokens: int = 0) -> str:
-        scale = self.plan.prompt_scale
+    def prompt(self, spec: RequestSpec, *, n: int) -> str:
+        scale, shared = self.plan.prompt_scale, spec.shared_tokens
         if spec.text is not None:
             return spec.text.prompt(spec.prompt_tokens, scale)
         return prompt(
@@ -96,7 +96,7 @@ class LoadSession:
             user=spec.user,
             n=n,
             num_bytes=scale.num_bytes(spec.prompt_tokens),
-            shared_bytes=scale.num_bytes(shared_tokens) if shared_tokens else 0,
+            shared_bytes=scale.num_bytes(shared) if shared else 0,
         )
 
     def paged_prompt(self, pages: Sequence[int], *, page_tokens: float, tokens: int) -> str:

@@ -319,6 +319,7 @@ class StreamMachine:
             n=spec.n,
             tokens_after_leaving=self._late_tokens,
             server_ended_ns=self._server_ended_ns,
+            priority=spec.priority,
             repeats=spec.repeats,
             follows=None if spec.turn is None else spec.turn.follows,
             history_tokens=0 if spec.turn is None else spec.turn.history_tokens,

@@ -33,10 +33,9 @@ class LiveTurns:
         assert spec.turn is not None
         own = replace(spec, prompt_tokens=spec.turn.own_tokens)
         if spec.turn.earlier:
-            text = self._session.prompt(own, n=spec.turn.n)
+            text = self._session.prompt(replace(own, shared_tokens=0), n=spec.turn.n)
         else:
-            shared = self._load.shared_prefix_tokens
-            text = self._session.prompt(own, n=spec.turn.n, shared_tokens=shared)
+            shared, text = spec.shared_tokens, self._session.prompt(own, n=spec.turn.n)
             place = self._session.plan.prompt_scale.num_bytes(shared) if shared else 0
             system, text = text[:place], text[place:]
             self._transcript.begin(system)

@@ -128,7 +128,7 @@ def _prepared(session: LoadSession, arrival: Arrival, begins_ns: int) -> Prepare
     if asked is not None and asked.pages:
         text = session.paged_prompt(asked.pages, page_tokens=asked.page_tokens, tokens=tokens)
     else:
-        text = session.prompt(spec, n=0, shared_tokens=load.shared_prefix_tokens)
+        text = session.prompt(spec, n=0)
     rule = spec.leave_rule(load.think, session.client.step)
     return intended_start_ns, partial(session.client.ask, spec, text, rule, session.keep)
 

@@ -132,7 +132,7 @@ class AbandoningUser(PlannedUser):
         if last is not None and last.outcome in load.ask_again_after:
             spec = replace(spec, repeats=last.request_id)
         else:
-            self._text = session.prompt(spec, n=n, shared_tokens=load.shared_prefix_tokens)
+            self._text = session.prompt(spec, n=n)
         spec = session.issue(spec)
         rule = spec.leave_rule(load.think, session.client.step)
         gevent.sleep(_BREATH_S)

@@ -201,12 +201,27 @@ def load_notes(workload: Workload, target: Target, server: Server) -> list[str]:
         )
     if (note := _silence_note(workload, target)) is not None:
         notes.append(note)
+    if (note := _priority_note(workload, load, target)) is not None:
+        notes.append(note)
     if target.name == ANY_SERVER or not target.extra_body.get("ignore_eos"):
         notes.append(
             f"kind {target.name} is not known to honour `ignore_eos`: an answer may end before "
             "its user leaves"
         )
     return notes
+
+
+def _priority_note(workload: Workload, load: AbandonLoad, target: Target) -> str | None:
+    if all(plan.priority is None for plan in load.leavers):
+        return None
+    if choose_protocol(workload, target) is Protocol.GRPC:
+        return "no request over gRPC has a priority: those of the `mix` are not sent"
+    if target.priority_key is None:
+        return (
+            f"a server of kind {target.name} takes no priority: those of the `mix` are not sent "
+            "(`priority_key` in the target's file names its field)"
+        )
+    return None
 
 
 def _silence_note(workload: Workload, target: Target) -> str | None:

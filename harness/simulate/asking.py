@@ -104,7 +104,7 @@ class Asking:
         return SimulatedRequest(arrival.number, spec, 0, replayed.pages, replayed.page_tokens)
 
     def _shared(self, spec: RequestSpec) -> int:
-        return min(self._load.shared_prefix_tokens, spec.prompt_tokens)
+        return min(spec.shared_tokens, spec.prompt_tokens)
 
 
 def _simulated(plan: Plan, arrivals: OpenArrivals) -> Iterator[Arrival]:

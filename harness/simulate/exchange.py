@@ -196,6 +196,7 @@ class SimulatedExchange:
             n=spec.n,
             tokens_after_leaving=len(self.made_ns) - len(times) if has_server_end else None,
             server_ended_ns=self._server_ended_ns,
+            priority=spec.priority,
             repeats=spec.repeats,
             follows=None if spec.turn is None else spec.turn.follows,
             history_tokens=0 if spec.turn is None else spec.turn.history_tokens,

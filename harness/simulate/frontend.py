@@ -145,6 +145,7 @@ class SimulatedFrontend:
             request_id=exchange.engine_id,
             prompt_token_ids=exchange.prompted.prompt() if known is None else known.prompt,
             sampling=_sampling(exchange.spec.max_tokens, known),
+            priority=exchange.spec.priority or 0,
         )
         replica.hear(t_ns, Added(request, FRONTEND, Context(exchange.engine_id)))
         self._wake(replica)

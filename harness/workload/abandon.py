@@ -71,11 +71,12 @@ class RequestSpec:
     """One request before it is sent; names and meanings are those of `RequestRow`.
 
     `planned_abandon`: 0 reads none, None stays. `think_fraction` in [0, 1) places the pause within
-    its range. `counts_calls`: only the tokens of tool calls count. `text` is the known text that
-    answers it, if any. `path`: another route than the target's; `body`: keys laid over the ordinary
-    body; `headers`: in addition to the ordinary ones. `turn`: of a session, whose `messages` come
-    before the prompt; with `response_id` only those after this response, which the server has kept.
-    These two, `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
+    its range. `counts_calls`: only the tokens of tool calls count. The prompt begins with
+    `shared_tokens` of all requests. `text` is the known text that answers it, if any. `path`:
+    another route than the target's; `body`: keys laid over the ordinary body; `headers`: in
+    addition to the ordinary ones. `turn`: of a session, whose `messages` come before the prompt;
+    with `response_id` only those after this response, which the server has kept. These two,
+    `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
     """
 
     user: int
@@ -89,6 +90,8 @@ class RequestSpec:
     counts_calls: bool = False
     delivery: Delivery = Delivery.STREAM
     n: int = 1
+    priority: int | None = None
+    shared_tokens: int = 0
     role: Role = Role.USER
     arm: str = ""
     trial: int | None = None
@@ -146,13 +149,16 @@ Tasks = Annotated[
 
 class AbandonPlan(TomlTable):
     """`weight`: the plan's share of the requests that leave, over the sum of weights. `n`: answers
-    to one request; the plan counts the tokens of all of them together."""
+    to one request; the plan counts the tokens of all of them together. A smaller `priority` is more
+    important. `shared_prefix_tokens`: instead of the load's."""
 
     plan: str
     weight: Annotated[float, Field(ge=0, le=1e9)] = 1.0
     way: Annotated[Way, Field(strict=False)] = Way.FIN
     delivery: Annotated[Delivery, Field(strict=False)] = Delivery.STREAM
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] | None = None
     is_read: ClassVar[bool] = False  # to its end, or nearly: the answer then has `stay_tokens`
 
     @abstractmethod

@@ -101,8 +101,14 @@ class AbandonLoad(Load):
         if self.mix and self.stay_share < 1 and sum(plan.weight for plan in self.mix) <= 0:
             raise ValueError("the weights of the `mix` sum to 0: at least one must be more than 0")
         for number, plan in enumerate(self.mix, start=1):
+            entry = f"entry {number} of the `mix` ({plan.plan})"
             if why := plan.problem(self.answer_tokens, self.stay_tokens):
-                raise ValueError(f"entry {number} of the `mix` ({plan.plan}): {why}")
+                raise ValueError(f"{entry}: {why}")
+            if self._shared_by(plan) > self.prompt_tokens[0]:
+                raise ValueError(
+                    f"{entry}: `shared_prefix_tokens` is {self._shared_by(plan)} but the shortest "
+                    f"of `prompt_tokens` is {self.prompt_tokens[0]}: it is part of the prompt"
+                )
         if self.ask_again_after and any(isinstance(plan, TaskPlan) for plan in self.mix):
             raise ValueError(
                 "`ask_again_after` repeats a prompt, and plan `task` draws another text each time: "
@@ -174,6 +180,10 @@ class AbandonLoad(Load):
             shares.append((StayPlan(plan="never"), self.stay_share))
         return shares
 
+    def _shared_by(self, plan: AbandonPlan) -> int:
+        own = plan.shared_prefix_tokens
+        return self.shared_prefix_tokens if own is None else own
+
     def streams_at_once(self, users: int) -> tuple[str, int]:
         return "`run.users`", users
 
@@ -201,6 +211,8 @@ class AbandonLoad(Load):
             think_fraction=rng.random(),
             delivery=plan.delivery,
             n=plan.n,
+            priority=plan.priority,
+            shared_tokens=self._shared_by(plan),
         )
         drawn = plan.draw(rng, asked, seen)
         if drawn.text is not None:

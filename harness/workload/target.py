@@ -28,6 +28,7 @@ MetricRole = Literal[
     "preemptions",
     "aborted",
     "recomputed_tokens",
+    "forced_reclaims",
     "ended",
     "decode_calls",
     "frontend_cancelled",
@@ -162,6 +163,7 @@ class Target(TomlTable):
     session_body: dict[str, ExtraValue] = Field(default_factory=dict)
     keeps_responses: bool = False
     deadline_key: Annotated[str, Field(min_length=1)] | None = None
+    priority_key: Annotated[str, Field(min_length=1)] | None = None
     stream_options: dict[str, bool] | None = None
     continuous_usage: bool = False
     usage_per_choice: bool = False

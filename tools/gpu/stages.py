@@ -86,6 +86,15 @@ _SMALLER: Final = (
 )
 
 
+# Instead of the mix: priorities and victims are not asked about here.
+_ALIKE: Final = (
+    "load.mix=[]",
+    "load.stay_share=0.8",
+    "load.prompt_tokens=[256, 512]",
+    "load.shared_prefix_tokens=192",
+)
+
+
 def _pressure(name: str, about: str, *, arm: str, **more: object) -> Stage:
     """An arm of `memory_pressure` as a run of its own, so that a slow one costs no other."""
     engine = {**_PRESSURE[arm], **more}
@@ -101,7 +110,7 @@ def _pressure(name: str, about: str, *, arm: str, **more: object) -> Stage:
         f"blocks run short: {about}",
         ("run", "memory_pressure"),
         (*alone, "run.max_seconds=8"),
-        (*alone, *_SMALLER),
+        (*alone, *_ALIKE, *_SMALLER),
     )
 
 

@@ -132,6 +132,17 @@ def test_tokens_are_not_events(run: RunBuilder) -> None:
     assert tokens_read(requests).tolist() == [6.0, 3.0]
 
 
+def test_urgent_requests_have_figures_of_their_own_where_priorities_differ(run: RunBuilder) -> None:
+    run.request("a", sent=0, tokens=[30, 40], outcome="completed", end=41)
+    run.request("b", sent=0, tokens=[50, 60], outcome="completed", end=61, priority=0)
+    assert "ttft_urgent_s" not in latency_of(run)
+    run.request("c", sent=0, tokens=[10, 20], outcome="completed", end=21, priority=-1)
+    run.abandon("left", t0=70, tokens=[5, 6], priority=-1)
+    found = latency_of(run)
+    urgent, whole = metric(found["ttft_urgent_s"]), metric(found["e2e_urgent_s"])
+    assert (urgent.n, urgent.mean, whole.n, whole.mean) == (1, ms(10), 1, ms(20))
+
+
 # Canaries.
 
 

@@ -1,10 +1,12 @@
 """One request against a real server: what it reads, how it ends, what its row says."""
 
+import json
 import os
 import resource
 import socket
 import struct
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -42,6 +44,14 @@ def says(text: bytes, *, after_a_token: bool = False) -> Script:
         x.send(text)
 
     return script
+
+
+def test_a_priority_is_sent_where_the_server_has_a_field_for_it() -> None:
+    asked = replace(SPEC, priority=-1)
+    for key, sent in ((None, {}), ("priority", {"priority": -1})):
+        client = StreamClient(plan_of(PLAN.url, target={"priority_key": key}), api_key=None)
+        body = json.loads(client.message(asked, "Hello")[2])
+        assert {name: body[name] for name in body if name == "priority"} == sent
 
 
 def test_a_stream_read_to_its_end(ask: Ask) -> None:

@@ -71,6 +71,18 @@ def test_notes_name_what_the_server_does_not_show(tmp_path: Path) -> None:
     assert load_notes(asked, load_target("reference"), server({"max_num_seqs": 2})) == []
 
 
+def test_priorities_that_are_not_sent_are_named(tmp_path: Path) -> None:
+    asked = workload(tmp_path, '{plan="tokens", tokens=3, priority=-1}')
+    assert load_notes(asked, load_target("vllm"), server()) == []
+    (note,) = load_notes(asked, load_target("llamacpp"), server())
+    assert note.startswith(
+        "a server of kind llamacpp takes no priority: those of the `mix` are not"
+    )
+    over_grpc = workload(tmp_path, '{plan="tokens", tokens=3, priority=-1}', "load.protocol=grpc")
+    (note,) = load_notes(over_grpc, load_target("reference"), server())
+    assert note.startswith("no request over gRPC has a priority")
+
+
 def test_token_counts_are_a_column_of_csv_or_parquet(tmp_path: Path) -> None:
     table = pd.DataFrame({"who": ["a", "b"], "tokens": [7, 9]})
     table.to_csv(tmp_path / "t.csv", index=False)

@@ -43,6 +43,7 @@ def busy_link() -> FaultyLink:
         recomputed_tokens=104,
         reclaimed_freed=105,
         reclaimed_retained=106,
+        reclaimed_forced=109,
         finished={"abort": 107, "length": 108},
     )
     gauges: dict[str, Any] = {"num_running": 3, "num_waiting": 5, "free_blocks": 1024}
@@ -81,6 +82,7 @@ def test_the_harness_finds_all_that_it_looks_for() -> None:
     samples = parse_page(written(), t_ns=0, duration_ns=0, extra_labels={})
     assert find_unseen({sample.name for sample in samples}, metrics) == []
     roles = read_roles(samples, metrics)
+    assert roles["forced_reclaims"] == 109
     assert (roles["aborted"], roles["free_blocks"], roles["recomputed_tokens"]) == (107, 1024, 104)
 
 
