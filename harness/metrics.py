@@ -332,6 +332,12 @@ _TABLE: Final[Mapping[str, MetricInfo]] = {
         better="more",
         rank=31,
     ),
+    "unary_s": MetricInfo(
+        label="time to a unary answer",
+        shows="Time to the whole answer of users who stayed, where it comes in one piece.",
+        formula="answer ended - sent, of completed unary requests",
+        rank=67,
+    ),
     "ttft_urgent_s": MetricInfo(
         label="TTFT of urgent requests",
         shows="Time to the first token of users who stayed, with the most important priority.",

@@ -23,7 +23,7 @@ from harness.analysis.figure import (
 )
 from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
-from harness.records import Metric, Outcome, Remark, Role
+from harness.records import Delivery, Metric, Outcome, Remark, Role
 from harness.stats import Bools
 
 _OF_USERS: Final = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "goodput_rps", "start_delay_s")
@@ -39,6 +39,7 @@ _WHY_EMPTY: Final = {
     "e2e_s": _NONE_COMPLETED,
     "e2e_from_intended_s": _NONE_COMPLETED,
     "e2e_urgent_s": _NONE_COMPLETED,
+    "unary_s": _NONE_COMPLETED,
     "start_delay_s": "no request was sent",
     "canary_ttft_s": _NO_ANSWER,
     "canary_itl_s": _NO_ANSWER,
@@ -89,8 +90,17 @@ def latency_figures(requests: pd.DataFrame, facts: RunFacts) -> Figures:
         **_while_read(requests, survivors, users, facts),
         "start_delay_s": _figure("start_delay_s", _delay(users)),
     }
-    figures |= _of_urgent(survivors)
+    figures |= _of_unary(survivors) | _of_urgent(survivors)
     return figures | (_from_intended(users, survivors, facts) if facts.is_open_loop else {})
+
+
+def _of_unary(survivors: pd.DataFrame) -> Figures:
+    unary = survivors[survivors["delivery"] == Delivery.UNARY]
+    if unary.empty:
+        return {}
+    completed = unary[unary["outcome"] == Outcome.COMPLETED]
+    spans = (completed["ended_ns"] - completed[_SENT]).to_numpy(dtype=float)
+    return {"unary_s": _figure("unary_s", Sample(values=spans / 1e9))}
 
 
 def _of_urgent(survivors: pd.DataFrame) -> Figures:

@@ -1,8 +1,9 @@
 """The dialects, as far as a user needs them: the body of a request, the events of its stream.
 
-OpenAI's completions, chat and responses, and Anthropic's messages: the path says which, or the
-target's file. An event of any of them is read as a chunk of the first two, by two readers: `quick`
-is typed and takes nearly every token; `look` takes events in which `quick` found nothing.
+OpenAI's completions, chat and responses, and Anthropic's messages; documents to embed (OpenAI's) or
+to rank (Cohere's). The path says which, or the target's file. An event is read as a chunk of the
+first two, by two readers: `quick` is typed and takes nearly every token; `look` takes events in
+which `quick` found nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from harness.client.chunk import Choice, Chunk, Delta, Function, Look, ToolCall, decode_chunk
-from harness.client.look import look_message, look_older, look_response
+from harness.client.look import look_message, look_older, look_pooled, look_response
 from harness.records import Delivery
 from harness.workload.session import ChatMessage
 from harness.workload.target import NO_LIMIT_KEY, DialectName, Target
@@ -68,15 +69,17 @@ class Dialect(NamedTuple):
     """`put`: messages, the prompt last, as keys of the body; `put_tool`: a tool that is, or is not
     to be called. `limit_key`: of the most tokens of an answer. `quick` reads an event's data and
     raises NONSENSE; `look` reads its data and its name, or a whole answer, and raises nothing.
-    `is_older`: with `n` and `stream_options`."""
+    `is_older`: with `n` and `stream_options`. `generates`: else the messages are documents, and the
+    answer is in one piece."""
 
     name: DialectName
     put: Callable[[Sequence[ChatMessage]], dict[str, Any]]
     put_tool: Callable[[ToolChoice], dict[str, Any]]
-    limit_key: str
+    limit_key: str | None
     quick: Callable[[bytes], Chunk]
     look: Callable[[bytes, bytes], list[Look]]
     is_older: bool
+    generates: bool = True
 
 
 def _put_text(messages: Sequence[ChatMessage]) -> dict[str, Any]:
@@ -100,6 +103,15 @@ def _put_messages(messages: Sequence[ChatMessage]) -> dict[str, Any]:
     return ({"system": system[0]} if system else {}) | _put_chat(rest)
 
 
+def _put_texts(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    return {"input": [one.text for one in messages]}
+
+
+def _put_documents(messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    return {"query": _QUERY, "documents": [one.text for one in messages]}
+
+
+_QUERY: Final = "Who wrote the letter?"
 _TOOL: Final = {"name": "write_file", "description": "Writes a text to a file."}
 _PARAMETERS: Final = {
     "type": "object",
@@ -139,6 +151,16 @@ COMPLETIONS: Final = Dialect(
     look_older,
     is_older=True,
 )
+_POOLING: Final = Dialect(
+    "embeddings",
+    _put_texts,
+    lambda _choice: {},
+    None,
+    decode_chunk,
+    look_pooled,
+    is_older=False,
+    generates=False,
+)
 _DIALECTS: Final = {
     "/chat/completions": COMPLETIONS._replace(
         name="chat", put=_put_chat, put_tool=_put_tool_of_chat
@@ -162,6 +184,8 @@ _DIALECTS: Final = {
         look_message,
         is_older=False,
     ),
+    "/embeddings": _POOLING,
+    "/rerank": _POOLING._replace(name="rerank", put=_put_documents),
 }
 
 
@@ -211,7 +235,9 @@ def request_body(
     key = limit_key_of(target)
     limit = {} if key is None else {key: max_tokens}
     said = [ChatMessage("user", prompt)] if isinstance(prompt, str) else prompt
-    body = {"model": model, **limit, **dialect.put(said), "stream": is_stream}
+    body = {"model": model, **limit, **dialect.put(said)}
+    if dialect.generates:
+        body["stream"] = is_stream
     if is_stream and dialect.is_older and target.stream_options is not None:
         body["stream_options"] = target.stream_options
     if n > 1:

@@ -340,6 +340,19 @@ def _look_message(event: Event, kind: str, unread: Unread) -> Look:
     )
 
 
+_POOLED: Final = ("data", "results", "embedding", "score", "relevance_score")
+
+
+def _look_pooled(event: Event, _kind: str, unread: Unread) -> Look:
+    """Embeddings, or scores: all of an answer, or one of a bare list of them."""
+    is_any = any(event.get(key) not in (None, []) for key in _POOLED)
+    return Look(
+        choices=[Choice(finish_reason="stop")] if is_any else [],
+        usage=usage_of(event["usage"], unread) if "usage" in event else None,
+    )
+
+
+look_pooled: Final = partial(_look, _look_pooled, "pooled")
 look_older: Final = partial(_look, _look_older, "older")
 look_response: Final = partial(_look, _look_response, "responses")
 look_message: Final = partial(_look, _look_message, "messages")

@@ -24,6 +24,9 @@ from harness.workload.load import AbandonLoad
 from harness.workload.observed_latency import ObservedLatency
 from harness.workload.plan import LoadPlan
 from harness.workload.prompts import PromptScale, paged_prompt, prompt
+from harness.workload.session import ChatMessage
+
+_MOST_OF_A_USER: Final = 1 << 32  # requests
 
 
 def asking_client(plan: LoadPlan, longest_s: float) -> httpx.Client:
@@ -98,6 +101,12 @@ class LoadSession:
             num_bytes=scale.num_bytes(spec.prompt_tokens),
             shared_bytes=scale.num_bytes(shared) if shared else 0,
         )
+
+    def other_documents(self, spec: RequestSpec, *, n: int) -> list[ChatMessage]:
+        """Of a request for several: all but its prompt, each as long, and unlike any other."""
+        of_each = (replace(spec, user=-1 - at, text=None) for at in range(spec.documents - 1))
+        number = spec.user * _MOST_OF_A_USER + n
+        return [ChatMessage("user", self.prompt(one, n=number)) for one in of_each]
 
     def paged_prompt(self, pages: Sequence[int], *, page_tokens: float, tokens: int) -> str:
         scale = self.plan.prompt_scale

@@ -9,6 +9,7 @@ another clock than the master's, the schedule begins when the master's message a
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Final
@@ -129,6 +130,7 @@ def _prepared(session: LoadSession, arrival: Arrival, begins_ns: int) -> Prepare
         text = session.paged_prompt(asked.pages, page_tokens=asked.page_tokens, tokens=tokens)
     else:
         text = session.prompt(spec, n=0)
+        spec = replace(spec, messages=session.other_documents(spec, n=0))
     rule = spec.leave_rule(load.think, session.client.step)
     return intended_start_ns, partial(session.client.ask, spec, text, rule, session.keep)
 

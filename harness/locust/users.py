@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -45,6 +45,7 @@ from harness.records import Protocol, RequestRow, Role
 from harness.workload.abandon import RequestSpec, never
 from harness.workload.load import NOT_A_FAILURE, RETRY_PAUSE_S, AbandonLoad
 from harness.workload.plan import LoadPlan
+from harness.workload.session import ChatMessage
 
 # The work before and after a request takes as long as a dozen tokens. In between comes a wait,
 # however short, in which the loop stamps the tokens of other requests.
@@ -95,6 +96,7 @@ class AbandoningUser(PlannedUser):
         self._last: RequestRow | None = None
         self._turns: LiveTurns | None = None
         self._text = ""
+        self._others: Sequence[ChatMessage] = ()
 
     @task
     def ask(self) -> None:
@@ -133,6 +135,8 @@ class AbandoningUser(PlannedUser):
             spec = replace(spec, repeats=last.request_id)
         else:
             self._text = session.prompt(spec, n=n)
+            self._others = session.other_documents(spec, n=n)
+        spec = replace(spec, messages=self._others)
         spec = session.issue(spec)
         rule = spec.leave_rule(load.think, session.client.step)
         gevent.sleep(_BREATH_S)

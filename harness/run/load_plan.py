@@ -11,7 +11,7 @@ from harness.client.connection import CLIENT_PROGRAM
 from harness.client.dialect import dialect_of
 from harness.errors import ConfigError, in_words
 from harness.formatting import quantity
-from harness.records import Protocol, Way
+from harness.records import Delivery, Protocol, Way
 from harness.run.server import Server
 from harness.run.settle import leaves_in_silence
 from harness.workload.abandon import FilePlan, StayPlan, ToolCallPlan
@@ -144,6 +144,7 @@ def _check_ways(load: AbandonLoad, target: Target) -> None:
             f"way `cancel`: servers of kind {target.name} have no cancel endpoint; add "
             "`cancel_path` to the target's file, or choose another way"
         )
+    _check_documents(load, target)
     has_calls = any(isinstance(plan, ToolCallPlan) for plan in load.leavers)
     if has_calls and load.session is None and dialect_of(target).name == "completions":
         raise ConfigError(
@@ -153,6 +154,23 @@ def _check_ways(load: AbandonLoad, target: Target) -> None:
     if Way.KILLED in ways and shutil.which(CLIENT_PROGRAM) is None:
         raise ConfigError(
             f"way `killed` needs the program `{CLIENT_PROGRAM}`, which is not on the PATH"
+        )
+
+
+def _check_documents(load: AbandonLoad, target: Target) -> None:
+    dialect = dialect_of(target)
+    if dialect.generates and any(plan.documents > 1 for plan in load.leavers):
+        raise ConfigError(
+            f"`documents`: {target.path} of a server of kind {target.name} generates text; take a "
+            "target whose `path` ends in /embeddings or /rerank"
+        )
+    is_whole = load.stay_share == 0 and all(
+        plan.delivery is Delivery.UNARY for plan in load.leavers
+    )
+    if not dialect.generates and load.session is None and not is_whole:
+        raise ConfigError(
+            f"{target.path} answers in one piece: each entry of the `mix` needs `delivery = "
+            '"unary"`, and users who stay an entry `never`, with `stay_share = 0`'
         )
 
 

@@ -13,14 +13,14 @@ from typing import Final
 import httpx
 
 from harness.client.dialect import dialect_of, limit_key_of, request_body
-from harness.client.reader import StreamReader
+from harness.client.reader import Reader, StreamReader, UnaryReader
 from harness.client.server_error import refusal_message
 from harness.client.sse import EndlessEventError
 from harness.client.stream import StreamMachine
 from harness.collect.scrape import read_roles, read_samples
 from harness.collect.source import Notes, SourceError
 from harness.experiments.patience import settle_time
-from harness.records import GAUGES, MetricSample, Outcome, Role, StepRow
+from harness.records import GAUGES, Delivery, MetricSample, Outcome, Role, StepRow
 from harness.run.process import Interruption
 from harness.run.refusal import LIMIT_KEYS, longer_length
 from harness.store.manifest import Probing
@@ -233,7 +233,7 @@ class Asker:
         is_bounded = limit_key_of(self.target) is not None and max_tokens >= self.fewest_tokens
         enough = None if is_bounded else max_tokens
         found = self.answer(prompt, max_tokens, longest_s=longest_s, enough=enough)
-        return found.token_times_ns
+        return found.token_times_ns or [found.row().ended_ns]  # of documents: when all was there
 
     def answer(
         self, prompt: str, max_tokens: int, *, longest_s: float, enough: int | None = None
@@ -242,11 +242,16 @@ class Asker:
         if max_tokens < self.fewest_tokens:
             max_tokens, longest_s = self.fewest_tokens, longest_s * _LONGER_FOR_MORE
         body = request_body(self.target, self.model, prompt, max_tokens=max_tokens)
-        spec = RequestSpec(user=0, max_tokens=max_tokens, prompt_tokens=0, role=Role.CHECK)
-        now_ns = self.clock_ns()
-        stream = StreamMachine(
-            spec, sent_ns=now_ns, continuous_usage=False, dialect=dialect_of(self.target)
+        dialect = dialect_of(self.target)
+        spec = RequestSpec(
+            user=0,
+            max_tokens=max_tokens,
+            prompt_tokens=0,
+            role=Role.CHECK,
+            delivery=Delivery.STREAM if dialect.generates else Delivery.UNARY,
         )
+        now_ns = self.clock_ns()
+        stream = StreamMachine(spec, sent_ns=now_ns, continuous_usage=False, dialect=dialect)
         start = bytearray()
         try:
             with self.client.stream(
@@ -268,7 +273,8 @@ class Asker:
             raise NoAnswerError(f"{type(error).__name__} within {longest_s:g} s") from error
         except EndlessEventError as error:
             raise NotServedError(str(error)) from error
-        _check_whole(stream, bytes(start))
+        if dialect.generates or stream.outcome is not Outcome.COMPLETED:
+            _check_whole(stream, bytes(start))
         return stream
 
     def _read(
@@ -281,7 +287,8 @@ class Asker:
         enough: int | None,
     ) -> None:
         """`start` is filled with what comes before any text."""
-        reader = StreamReader(stream, None)
+        is_stream = dialect_of(self.target).generates
+        reader: Reader = StreamReader(stream, None) if is_stream else UnaryReader(stream)
         for chunk in response.iter_bytes():
             now_ns = self.clock_ns()
             if now_ns > until_ns:

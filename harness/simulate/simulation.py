@@ -146,6 +146,8 @@ def _refusals(workload: Workload, ways: Collection[str]) -> Iterator[str]:
     for plan in load.leavers:
         if plan.n > 1:
             yield f"plan `{plan.plan}`: `n` is {plan.n}, and a simulated request has one answer"
+        if plan.documents > 1:
+            yield f"plan `{plan.plan}`: `documents`: the bundled engine neither embeds nor ranks"
         if not isinstance(plan, StayPlan) and plan.way.value not in ways:
             known = ", ".join(sorted(ways))
             yield f"way `{plan.way}`: the lags have no `detect_s` of it; they have: {known}"

@@ -42,6 +42,7 @@ from harness.workload.values import (
 )
 
 MOST_ANSWERS: Final = 128
+MOST_DOCUMENTS: Final = 10_000
 
 # Takes the number of tokens read; returns None to read on, or the pause before leaving (ns). It is
 # called with 0 before the request is sent: a pause without a token counts from the sending or, if
@@ -75,8 +76,9 @@ class RequestSpec:
     `shared_tokens` of all requests. `text` is the known text that answers it, if any. `path`:
     another route than the target's; `body`: keys laid over the ordinary body; `headers`: in
     addition to the ordinary ones. `turn`: of a session, whose `messages` come before the prompt;
-    with `response_id` only those after this response, which the server has kept. These two,
-    `request_id`, `arm` and `intended_start_ns` are set when the request is issued.
+    with `response_id` only those after this response, which the server has kept. Of several
+    `documents` the prompt is the last, and `messages` are the others. These two, `request_id`,
+    `arm` and `intended_start_ns` are set when the request is issued.
     """
 
     user: int
@@ -92,6 +94,7 @@ class RequestSpec:
     n: int = 1
     priority: int | None = None
     shared_tokens: int = 0
+    documents: int = 1
     role: Role = Role.USER
     arm: str = ""
     trial: int | None = None
@@ -150,7 +153,8 @@ Tasks = Annotated[
 class AbandonPlan(TomlTable):
     """`weight`: the plan's share of the requests that leave, over the sum of weights. `n`: answers
     to one request; the plan counts the tokens of all of them together. A smaller `priority` is more
-    important. `shared_prefix_tokens`: instead of the load's."""
+    important. `shared_prefix_tokens`: instead of the load's. `documents`: texts to embed or to rank
+    in one request."""
 
     plan: str
     weight: Annotated[float, Field(ge=0, le=1e9)] = 1.0
@@ -159,6 +163,7 @@ class AbandonPlan(TomlTable):
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     shared_prefix_tokens: Annotated[int, Field(ge=0)] | None = None
+    documents: Annotated[int, Field(ge=1, le=MOST_DOCUMENTS)] = 1
     is_read: ClassVar[bool] = False  # to its end, or nearly: the answer then has `stay_tokens`
 
     @abstractmethod

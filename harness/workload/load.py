@@ -158,10 +158,10 @@ class AbandonLoad(Load):
                 "turn: omit one"
             )
         for number, plan in enumerate(self.mix, start=1):
-            if plan.n > 1 or isinstance(plan, TaskPlan):
+            if max(plan.n, plan.documents) > 1 or isinstance(plan, TaskPlan):
                 raise ValueError(
                     f"entry {number} of the `mix` ({plan.plan}): a turn of a `session` has one "
-                    "answer, which follows from its context: without `task` and `n`"
+                    "answer, which follows from its context: without `task`, `n` and `documents`"
                 )
         return self
 
@@ -213,6 +213,7 @@ class AbandonLoad(Load):
             n=plan.n,
             priority=plan.priority,
             shared_tokens=self._shared_by(plan),
+            documents=plan.documents,
         )
         drawn = plan.draw(rng, asked, seen)
         if drawn.text is not None:

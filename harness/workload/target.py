@@ -35,7 +35,7 @@ MetricRole = Literal[
     "worker_cancelled",
 ]
 
-DialectName = Literal["completions", "chat", "responses", "messages"]
+DialectName = Literal["completions", "chat", "responses", "messages", "embeddings", "rerank"]
 
 
 class LateSteps(TomlTable):

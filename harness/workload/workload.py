@@ -346,8 +346,15 @@ def _problems_over_grpc(workload: Workload) -> Iterator[str]:
     for plan in load.leavers:
         if isinstance(plan, ToolCallPlan):
             yield "plan `tool_call`: no output of a model says that it is a call"
-        if plan.delivery is Delivery.UNARY or plan.n > 1 or isinstance(plan, TaskPlan):
-            yield f"plan `{plan.plan}`: each request is one streamed answer, without `task` and `n`"
+        if (
+            plan.delivery is Delivery.UNARY
+            or max(plan.n, plan.documents) > 1
+            or isinstance(plan, TaskPlan)
+        ):
+            yield (
+                f"plan `{plan.plan}`: each request is one streamed answer, without `task`, `n` and "
+                "`documents`"
+            )
 
 
 def _problems_of_ways(load: AnyLoad, protocol: Protocol) -> Iterator[str]:

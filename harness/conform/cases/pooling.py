@@ -6,7 +6,7 @@ from contextlib import closing
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from harness.client.dialect import route
+from harness.client.dialect import dialect_of_path, route
 from harness.conform.bench import Bench
 from harness.conform.case import case, reports
 from harness.conform.finding import Evidence, Finding, found
@@ -15,6 +15,7 @@ from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import READY_S
 from harness.records import Delivery, Outcome
 from harness.store.conform_result import Failure, Level
+from harness.workload.session import ChatMessage
 
 TRIES: Final = 3
 FIRST_DOCUMENTS: Final = 32
@@ -30,9 +31,8 @@ class PoolingRoute(NamedTuple):
     path: str
 
     def body(self, model: str, documents: list[str]) -> dict[str, Any]:
-        if self.name == "embeddings":
-            return {"model": model, "input": documents}
-        return {"model": model, "query": "Who wrote the letter?", "documents": documents}
+        texts = [ChatMessage("user", text) for text in documents]
+        return {"model": model, **dialect_of_path(self.path).put(texts)}
 
 
 class Pooling:
