@@ -12,8 +12,8 @@ from harness.store.search_result import SearchFinding
 
 class SearchRequest(msgspec.Struct, kw_only=True):
     """`suite`: the server, as in an order of the conformance suite, without cases. `restart`: the
-    command that starts the server afresh, with its arguments. `schedule`: the only one to play; then
-    nothing is drawn. `log`: the server's own log."""
+    command that starts the server afresh, with its arguments. `schedule`: the only one to play;
+    then nothing is drawn. `log`: the server's own log."""
 
     suite: SuiteRequest
     seconds: float

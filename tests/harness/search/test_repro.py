@@ -1,4 +1,4 @@
-"""repro.py: it is short, needs Python alone, and shows on a loopback server what it was made for."""
+"""repro.py: it is short, needs Python alone, and shows on a server what it was made for."""
 
 import ast
 import json
