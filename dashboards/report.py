@@ -27,7 +27,7 @@ from harness.records import ArmsSummary, is_disaggregated
 from harness.store.conform_result import conformance_beside
 from harness.store.manifest import Manifest
 from harness.store.remains import NOT_KNOWN
-from harness.text.headlines import HEADLINES, report_sentence
+from harness.text.headlines import HEADLINES, report_sentence, stop_verdict
 from harness.text.tables import client_facts
 
 CONFIG_SHOWN: Final = (
@@ -167,6 +167,7 @@ def _of_run(run: Run, verdict: ReportVerdict | None) -> dict[str, Any]:
     return {
         "sentence": report_sentence(summary.outcomes, metrics, in_use, lost, unsure),
         "is_sentence_first": not summary.outcomes.get("abandoned"),
+        "stops": _whether_it_stops(run),
         "cards": headline.first_cards(cards, summary.not_measurable, on_cards),
         "more_cards": [card for name, card in cards.items() if name not in HEADLINES],
         "facts": list(_facts(run)),
@@ -178,6 +179,16 @@ def _of_run(run: Run, verdict: ReportVerdict | None) -> dict[str, Any]:
         "listing": None if frames.requests.empty else request_rows(run),
         "every_figure": every_figure({"": summary}),
     }
+
+
+def _whether_it_stops(run: Run) -> str | None:
+    """The last sentence of `walkaway run`; None if that is not known. A run that ended early clears
+    no server.
+    """
+    probing = run.manifest.probing
+    found = stop_verdict(run.metrics, is_silent=probing is not None and probing.is_silent)
+    is_known = found.stops is False or (found.stops and run.whole.status == "complete")
+    return f"{found.text[0].upper()}{found.text[1:]}." if is_known else None
 
 
 def _unsure(run: Run) -> int:

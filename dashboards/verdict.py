@@ -128,7 +128,8 @@ def _in_words(judgement: Judgement, basis: str, card_of: Mapping[str, str | None
         apart=(*_lines(on_cards.get(None, ())),),
         kept=f"{passed} passed",
         checks=tuple(
-            (one.name, str(one.verdict), one.measured or DASH, one.reason) for one in checks
+            (one.name, str(one.verdict), one.measured or DASH, f"{one.reason}{_remedy(one)}")
+            for one in checks
         ),
         on_cards={name: _on_card(of) for name, of in on_cards.items() if name is not None},
     )
@@ -169,6 +170,10 @@ def _on_card(checks: Sequence[Check]) -> CardVerdict:
     return CardVerdict(
         mark=_MARK_OF[gravest], text=words[gravest], limits=() if is_kept else tuple(named)
     )
+
+
+def _remedy(one: Check) -> str:
+    return f"; would decide: {one.to_decide}" if one.to_decide else ""
 
 
 def _with_reason(one: Check) -> str:
@@ -293,7 +298,9 @@ def _floor(run: Run) -> Iterator[Trust]:
     lag = run.metrics.get("client_lag_s")
     if lag is not None and lag.p99 is not None:
         flagged = len(run.whole.flags)
-        shorter = f"a shorter time that a client stamped is flagged ({flagged})"
+        shorter = "no figure that a client stamped is shorter"
+        if flagged:
+            shorter = f"shorter than that, and flagged: {quantity(flagged, 'figures')}"
         mark = Mark.BAD if flagged else Mark.GOOD
         yield Trust("floor", mark, f"{figure_of(lag, 'p99')}: {shorter}")
 

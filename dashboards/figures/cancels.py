@@ -4,7 +4,7 @@ A dot for each user who left, in the order of leaving, as high as the server too
 request without that end has no height: it stands at the upper edge, by another shape.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,6 @@ from dashboards.figures.look import (
     Floats,
     Properties,
     axis,
-    note,
     styled,
 )
 from dashboards.figures.timeline import Series, min_max, thin_marks
@@ -34,6 +33,7 @@ HEIGHT_PX: Final = 430
 ROOM: Final = 1.18  # of the height in use: above it is the edge for cancels without an end
 EDGE: Final = 1.09
 TICKS: Final = 5
+TITLE_PX: Final = 8
 FEW: Final = 8  # users: each has a tick
 _LET_GO: Final[Properties] = {"color": BLUE, "size": 7}
 _GHOST: Final[Properties] = {"symbol": "x", "size": 11, "color": VERMILION}
@@ -94,15 +94,14 @@ def each_cancel(of: Cancels) -> go.Figure:
         name=f"let go: {len(of.let_go):,}",
         hovertemplate="%{y:.3~g} ms" + NO_NAME,
     )
-    step = [] if of.step_s is None else [of.step_s]
+    x, step = _order_axis(of.of), [] if of.step_s is None else [of.step_s]
     return styled(
-        [dots, *_at_the_edge(of, edge)],
-        x=_order_axis(of.of),
+        [dots, *_at_the_edge(of, edge), *(_step_line(seconds, x) for seconds in step)],
+        x=x,
         y=y,
         height=HEIGHT_PX,
         showlegend=True,
-        shapes=[shape for seconds in step for shape in _step_shapes(seconds, y)],
-        annotations=[_step_name(seconds, y) for seconds in step],
+        shapes=[_step_band(seconds, y) for seconds in step],
     )
 
 
@@ -144,14 +143,17 @@ def _time_axis(of: Cancels) -> tuple[Properties, float]:
     ticks = {tick: text for tick, text in ticks.items() if len(known) and tick <= highest}
     if of.is_any_open:
         ticks[edge] = "not let go"
-    return axis(
-        "time until let go (log)" if is_log else "milliseconds until let go",
+    title = "time until let go (log)" if is_log else "milliseconds until let go"
+    look = axis(
+        title,
         type="log" if is_log else "linear",
         range=[low, low + (ROOM if of.is_any_open else EDGE) * span],
         rangemode="normal",
         tickvals=list(ticks),
         ticktext=list(ticks.values()),
-    ), edge
+    )
+    look["title"]["standoff"] = TITLE_PX  # beyond the longest name of a tick
+    return look, edge
 
 
 def _even_ticks(highest: float) -> Properties:
@@ -161,16 +163,21 @@ def _even_ticks(highest: float) -> Properties:
     return {"tickvals": ticks, "ticktext": [number(tick) for tick in ticks]}
 
 
-def _step_shapes(step_s: float, y: Properties) -> Sequence[Properties]:
-    """A band up to one step, and its upper line."""
+def _step_band(step_s: float, y: Properties) -> Properties:
     bottom = 10 ** y["range"][0] if y.get("type") == "log" else 0
-    place: Properties = {"x0": 0, "x1": 1, "xref": "x domain", "y1": step_s * 1e3, "layer": "below"}
-    band = {"type": "rect", "y0": bottom, "fillcolor": GREEN, "opacity": 0.14, "line": {"width": 0}}
-    return [{**place, **band}, {"type": "line", "y0": step_s * 1e3, "line": _STEP_LINE, **place}]
+    place: Properties = {"x0": 0, "x1": 1, "xref": "x domain", "y0": bottom, "y1": step_s * 1e3}
+    look: Properties = {"fillcolor": GREEN, "opacity": 0.14, "line": {"width": 0}}
+    return {"type": "rect", **place, **look, "layer": "below"}
 
 
-def _step_name(step_s: float, y: Properties) -> Properties:
-    at = float(np.log10(step_s * 1e3)) if y.get("type") == "log" else step_s * 1e3
-    text = f"one engine step, {quantity(step_s, 's')}"
-    place = {"x": 1, "xref": "x domain", "xanchor": "right", "yanchor": "bottom"}
-    return note(text, y=at, **place, font={"size": 12})
+def _step_line(step_s: float, x: Properties) -> go.Scatter:
+    """The upper edge of the band. Its name stands in the legend: over the line it would hide
+    dots."""
+    return go.Scatter(
+        mode="lines",
+        x=x["range"],
+        y=[step_s * 1e3] * 2,
+        line=_STEP_LINE,
+        name=f"one engine step: {quantity(step_s, 's')}",
+        hoverinfo="skip",
+    )

@@ -114,7 +114,7 @@ def _row(name: str, metric: Metric, flag: str | None) -> tuple[str | TableCell, 
     remarks = [
         *([] if metric.of is None else [f"of {metric.of}"]),
         *(
-            f"no interval of {key.removesuffix('_ci95')}: not enough data, {fewest:,} would be"
+            f"an interval of {key.removesuffix('_ci95')} takes {fewest:,} samples"
             for key, fewest in metric.needs.items()
         ),
         *(f"{name}: {_other(value, metric)}" for name, value in metric.others.items()),

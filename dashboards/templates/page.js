@@ -67,11 +67,20 @@
   plots.forEach((plot) => near.observe(plot));
 
   // Paper: the page is laid out anew without a resize event, so the plots get a width that fits.
+  // The first picture leaves room for its cards below it.
   const PAPER_WIDTH_PX = 640;
+  const PAPER_FIRST_PX = 300;
+  const firsts = plots.filter((plot) => plot.closest(".first"));
+  const resizeFirsts = (height) =>
+    firsts.filter(isDrawn).forEach((plot) => Plotly.relayout(plot, { height: height(plot) }));
   addEventListener("beforeprint", () => {
     plots.filter((plot) => !isDrawn(plot)).forEach(draw);
     relayout({ autosize: false, width: PAPER_WIDTH_PX });
+    resizeFirsts(() => PAPER_FIRST_PX);
   });
-  addEventListener("afterprint", () => relayout({ autosize: true, width: null }));
+  addEventListener("afterprint", () => {
+    relayout({ autosize: true, width: null });
+    resizeFirsts((plot) => figures[plot.id].layout.height);
+  });
   matchMedia("print").addEventListener("change", repaint);
 })();

@@ -20,7 +20,7 @@ from harness.compare.comparable import (
     why_not_figures,
 )
 from harness.compare.pairs import FEWEST_ROUNDS, compare_rounds
-from harness.formatting import number
+from harness.formatting import number, quantity
 from harness.gate.interval import Range, figure_range
 from harness.gate.limits import BASELINE, Limit
 from harness.metrics import METRICS
@@ -198,9 +198,10 @@ def _too_few(measured: Measured, fewest: int) -> Iterator[Check]:
     for name, side in measured.sides.items():
         if side.abandoned < fewest:
             of = "" if len(measured.sides) == 1 else f" in arm {name}"
+            was = "was" if side.abandoned == 1 else "were"
             yield _undecided(
                 f"abandons{of} >= {fewest}",
-                f"only {side.abandoned:,} requests were abandoned{of}",
+                f"only {quantity(side.abandoned, 'requests')} {was} abandoned{of}",
                 f"{fewest - side.abandoned:,} more (or a lower `gate.min_abandons`)",
             )
 

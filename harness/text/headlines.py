@@ -240,6 +240,8 @@ def _ghost_words(metrics: Metrics, unsure: int) -> Iterator[str]:
     elif unsure:
         of = f"{ghosts.n:,} of {ghosts.n + unsure:,} {left}"
         yield f"{of} were stopped, {unsure:,} undecided."
+    elif ghosts.n == 1:
+        yield "The only request whose user left was stopped."
     else:
         yield f"All {ghosts.n:,} {left} were stopped."
 
