@@ -7,11 +7,11 @@ from dashboards.sections import arms, early_stop
 from dashboards.sections.section import Table, TableCell
 from dashboards.sections.tables import SIDE_BY_SIDE, every_figure, value_tables
 from dashboards.verdict import trust_of_arms
-from harness.compare.pairs import headline_differences, is_certain
+from harness.compare.pairs import FEWEST_ROUNDS, headline_differences, is_certain
 from harness.export.library import Run
 from harness.formatting import bounded, quantity
 from harness.metrics import headline_figures, spoken
-from harness.records import ArmsSummary
+from harness.records import ArmsSummary, Difference
 
 
 def of_arms(run: Run) -> dict[str, Any]:
@@ -41,19 +41,31 @@ def _arms_sentence(run: Run) -> str:
     if arms.is_frontier(run.manifest.workload) and (said := arms.frontier_sentence(run)):
         return said
     rounds, compared = quantity(summary.rounds, "rounds"), headline_differences(summary)
-    by_arm: dict[str, list[str]] = {}
-    for name, key, one in compared:
-        if name in summary.headlines and one.n:
-            change = arms.change(name, one)
-            by_arm.setdefault(one.arm, []).append(f"{spoken(name, key)} {change}")
-    if by_arm:
-        answers = arms.listed(f"{arm} has {', '.join(said)}" for arm, said in by_arm.items())
-        return f"Against {summary.reference}, in {rounds}: {answers}."
+    asked = [of for of in compared if of[0] in summary.headlines and of[2].n]
+    if asked:
+        return f"Against {summary.reference}, in {rounds}: {_changes(asked, summary.rounds)}."
     certain = sum(is_certain(one) for _, _, one in compared)
     return (
         f"{len(summary.arms)} arms in {rounds}: {certain} of their headline figures surely "
         f"differ from those of {summary.reference}."
     )
+
+
+def _changes(compared: Sequence[tuple[str, str, Difference]], rounds: int) -> str:
+    """What surely changed in each arm, and which arms show no clear difference. Of fewer rounds
+    than an interval takes, all is said.
+    """
+    by_arm: dict[str, list[str]] = {}
+    for name, key, one in compared:
+        said = by_arm.setdefault(one.arm, [])
+        if is_certain(one) or rounds < FEWEST_ROUNDS:
+            said.append(f"{spoken(name, key)} {arms.change(name, one)}")
+    changed = [f"{arm} has {', '.join(said)}" for arm, said in by_arm.items() if said]
+    alike = [arm for arm, said in by_arm.items() if not said]
+    figures = list(dict.fromkeys(spoken(name, key) for name, key, _ in compared))
+    of = figures[0] if len(figures) == 1 else f"any of {len(figures)} figures"
+    no_clear = f"no clear difference in {of} for {arms.listed(alike, ', ')}"
+    return "; ".join(filter(None, [arms.listed(changed), no_clear if alike else ""]))
 
 
 def _arms_facts(run: Run) -> Iterator[tuple[str, str]]:

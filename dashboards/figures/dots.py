@@ -44,9 +44,14 @@ ROW_PX: Final = 44  # with its name, of one candidate
 NEXT_PX: Final = 14  # each other candidate below the first
 IN_SIGHT_PX: Final = 560
 NAME_PX: Final = 12  # a row's name above its first dot
-FOLDS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10)
 DECADES: Final = (1e-4, 1e-3, 0.01, 0.1, 1, 10, 100, 1e3, 1e4)
-WIDE: Final = 30  # from the lowest to the highest; beyond it only decades are marked
+FOLDS: Final = {  # by the most from the lowest to the highest: a phone has room for their names
+    3: (0.5, 0.65, 0.8, 1, 1.25, 1.5, 2),
+    8: (0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7),
+    30: (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20),
+    1000: (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
+}
+WIDE: Final = 30  # from the lowest to the highest; beyond it a scale is logarithmic
 TALL_PX: Final = 440
 MOST_NAMED: Final = 12  # arms
 LONGEST_NAME: Final = 18
@@ -153,14 +158,14 @@ def fold_axis(dots: Sequence[Ratio]) -> Properties:
     """The scale for all of them, to be shared by several pictures."""
     ends = [end for dot in dots for end in (dot.ratio, *(dot.limits or ()))]
     low, high = min(*ends, 0.8), max(*ends, 1.25)
-    folds = FOLDS if high < WIDE * low else DECADES
+    folds = next((marked for most, marked in FOLDS.items() if high < most * low), DECADES)
     around = [float(np.log10(low)) - 0.05, float(np.log10(high)) + 0.05]
     texts = [f"{number(fold)}x" for fold in folds]
     look = {"type": "log", "range": around, "tickvals": folds, "ticktext": texts, "side": "top"}
     return axis("times the baseline (log)", **look)
 
 
-def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> go.Figure:
+def per_round(values: Mapping[str, Sequence[float | None]], *, title: str, unit: str) -> go.Figure:
     scale, shown_unit = SCALES.get(unit, (1.0, unit))
     by_arm = {
         plain(arm): [one for one in those if one is not None] for arm, those in values.items()
@@ -188,8 +193,10 @@ def per_round(values: Mapping[str, Sequence[float | None]], *, unit: str) -> go.
         customdata=[f"{arm}: {quantity(mean, unit)}" for arm, mean in means.items()],
         hovertemplate=POINT_TEXT,
     )
-    x = axis("" if is_few else f"{len(by_arm):,} arms, in the order of the table", **_names(by_arm))
-    return styled([dots, bars], x=x, y=axis(shown_unit), height=280)
+    x_title = "" if is_few else f"{len(by_arm):,} arms, in the order of the table"
+    x = axis(x_title, showgrid=is_few, **_names(by_arm))
+    y = axis(title if title.endswith(shown_unit) else f"{title}, {shown_unit}")
+    return styled([dots, bars], x=x, y=y, height=280)
 
 
 def _names(arms: Collection[str]) -> Properties:

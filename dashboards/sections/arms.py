@@ -16,7 +16,7 @@ from dashboards.sections.section import (
 from harness.compare.pairs import FEWEST_ROUNDS, headline_differences, is_certain
 from harness.export.library import Run
 from harness.formatting import DASH, change_in_words, figure_of
-from harness.metrics import METRICS, headline_figures
+from harness.metrics import METRICS, headline_figures, spoken, titled
 from harness.records import ArmsSummary, Difference, Metric
 
 MOST_PICTURES: Final = 6
@@ -70,9 +70,8 @@ def _round_picture(summary: ArmsSummary, name: str, key: str) -> Picture:
     ]
     return Picture(
         name=f"rounds-{name}-{key}",
-        figure=dots.per_round(values, unit=METRICS[name].unit),
-        note=f"{name}, {key}",
-        alt=f"{name} {key} of each arm, one dot a round. {listed(changes)}",
+        figure=dots.per_round(values, title=spoken(name, key), unit=METRICS[name].unit),
+        alt=f"{titled(name, key)} of each arm, one dot a round. {listed(changes)}",
     )
 
 

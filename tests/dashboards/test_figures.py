@@ -67,20 +67,21 @@ def test_each_cancel_stands_at_its_time_and_a_ghost_at_the_edge_is_no_time() -> 
     frame = cancels([0.03, 2.0, 0.01, 0.7], [False, True, False, True])
     frame["ghost"] = pd.array([False, True, False, pd.NA], dtype="boolean")
     figure = each_cancel(Cancels.of_run(frame, step_s=0.02))
-    let_go, ghosts, unknown = figure.data
+    let_go, ghosts, unknown, step = figure.data
     assert list(let_go.x) == [1, 3]
     assert list(let_go.y) == pytest.approx([30, 10])
     assert [list(one.x) for one in (ghosts, unknown)] == [[2], [4]]
-    assert len({one.marker.symbol for one in figure.data}) == 3
+    assert len({one.marker.symbol for one in (let_go, ghosts, unknown)}) == 3
     (edge,) = {*ghosts.y, *unknown.y}
     top = figure.layout.yaxis
     assert max(let_go.y) < edge < top.range[1]
     assert (top.ticktext[-1], top.tickvals[-1]) == ("not let go", edge)
     assert max(top.tickvals[:-1]) <= max(let_go.y)
-    assert {shape.y1 for shape in figure.layout.shapes} == {20}
+    assert {*step.y, *(shape.y1 for shape in figure.layout.shapes)} == {20}
     assert [one.name for one in figure.data][1:] == [
         "never let go: 1",
         "watched too short a time: 1",
+        "one engine step: 20 ms",
     ]
 
 
@@ -117,7 +118,7 @@ def test_of_a_hundred_thousand_cancels_the_slowest_is_drawn_and_none_too_many() 
 @pytest.mark.parametrize(("arms", "shown"), [(3, True), (200, False)])
 def test_long_names_of_arms_leave_room_for_the_dots(arms: int, shown: bool) -> None:
     values = {f"{n} {'long' * 50}": [1.0, 2.0, 3.0] for n in range(arms)}
-    axis = per_round(values, unit="s").layout.xaxis
+    axis = per_round(values, title="TTFT p50", unit="s").layout.xaxis
     assert len(axis.categoryarray) == arms
     assert (axis.showticklabels is not False) == shown
     assert all(len(text) <= LONGEST_NAME for text in axis.ticktext or ())
