@@ -141,12 +141,16 @@ def _sentence(
 ) -> str:
     good = sum(not column["red"] for column in columns)
     fails = Counter(red["name"] for column in columns for red in column["red"])
-    order = [_name(case) for _, cases in groups for case in cases if _name(case) in fails]
-    most = max(order, key=lambda name: fails[name], default=None)
+    order = [case for _, cases in groups for case in cases if _name(case) in fails]
+    most = max(order, key=lambda case: fails[_name(case)], default=None)
     sentence = f"{quantity(len(columns), 'servers')}, {good or 'none'} of them without a red case."
     if most is None:
         return sentence
-    return f"{sentence} What fails most often is {most}, on {fails[most]}."
+    name = _name(most)
+    return (
+        f"{sentence} What fails most often is {name}, on {fails[name]}. It demands: "
+        f"{most.requirement}"
+    )
 
 
 def _name(one: CaseResult) -> str:
