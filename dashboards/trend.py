@@ -76,10 +76,10 @@ def _trend(group: RunGroup, anchor: str) -> dict[str, Any]:
     sides = list(dict.fromkeys(track.side for of in found.values() for track in of))
     by_time = {run.at: text for run, text in changes}
     around = Surroundings(sides=sides, broken=broken, changes=by_time)
-    sections = [
-        _section(key, found[key], _limits_on(limits, key, found), turned, around)
+    sections = {
+        key: _section(key, found[key], _limits_on(limits, key, found), turned, around)
         for key in dict.fromkeys([*(one.key for one in turned), *found])
-    ]
+    }
     return {
         "anchor": anchor,
         "title": f"{group.workload} on {group.engine}, {group.model}",
@@ -89,13 +89,20 @@ def _trend(group: RunGroup, anchor: str) -> dict[str, Any]:
         "turns": turned,
         "turn_rows": [_turn_row(one, by_time) for one in turned],
         "has_limits": bool(limits),
-        "signs": signs([one.pictures[0].figure for one in sections], sides),
-        "sections": sections,
-        "words": {one.name: _words_of(one.name, turned) for one in sections},
+        "signs": signs([one.pictures[0].figure for one in sections.values()], sides),
+        "sections": [*sections.values()],
+        "where": {one.name: _where(found[key], group.runs[-1]) for key, one in sections.items()},
+        "words": {one.name: _words_of(one.name, turned) for one in sections.values()},
         "meanings": list(dict.fromkeys(METRICS[metric] for metric, _ in found)),
         "table": _table(group, found, {run.name for run, _ in changes}),
         **_not_joined(group, changes),
     }
+
+
+def _where(of: Sequence[Track], newest: PastRun) -> str:
+    last = max((track.points[-1].run for track in of), key=lambda run: run.at)
+    which = "the newest run" if last.name == newest.name else "the newest run that has it"
+    return f"in {which}" if last.flaw is None else f"in {which}: {last.flaw.partition(':')[0]}"
 
 
 def _words_of(name: str, turned: Sequence[Turn]) -> list[tuple[str, str]]:

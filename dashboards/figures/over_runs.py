@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import plotly.graph_objects as go
@@ -82,7 +82,7 @@ def over_runs(
     shapes += [shape for turn in turned for shape in _levels(turn, scale)]
     return styled(
         traces,
-        x=axis("", type="date", nticks=5),
+        x=_dates(tracks),
         y=axis(unit, nticks=5),
         yaxis2=MARKS_AXIS,
         height=HEIGHT_PX,
@@ -90,6 +90,16 @@ def over_runs(
         shapes=shapes,
         annotations=[_limit_note(limit, tracks[0], scale) for limit in limits],
     )
+
+
+def _dates(tracks: Sequence[Track]) -> Properties:
+    """Around a single run Plotly would mark milliseconds."""
+    times = {point.run.at for track in tracks for point in track.points}
+    if len(times) != 1:
+        return axis("", type="date", nticks=5)
+    (at,) = times
+    ends = [(at + sign * timedelta(days=1)).isoformat() for sign in (-1, 1)]
+    return axis("", type="date", range=ends, tickvals=[at.isoformat()], tickformat="%b %-d\n%Y")
 
 
 def signs(figures: Sequence[go.Figure], sides: Sequence[str]) -> list[tuple[str, str]]:
