@@ -29,12 +29,14 @@ GROUPS: Final[dict[str, Sequence[str]]] = {
     "Begin with one of these": (*("demo", "chat_stop", "slot_recovery", "gate_black_box", "gate"),),
     "How soon does the server let go, whenever and however users leave?": (
         *("cancel_steps", "navigate_away", "prefill_abandon", "queue_abandon", "cancel_storm"),
-        *("last_token_race", "occupancy", "kserve"),
+        *("last_token_race", "occupancy", "async_scheduling", "kserve"),
     ),
     "What do the other users feel?": (
         *("innocent_bystanders", "open_loop", "trace_replay", "observer_effect"),
     ),
-    "What if users come back at once?": ("regenerate", "type_ahead", "retry_storm", "retry_outage"),
+    "What if users come back at once?": (
+        *("agent_stop", "regenerate", "type_ahead", "retry_storm", "retry_outage"),
+    ),
     "Does anything leak, or get lost?": ("soak", "worker_lost"),
     "What is cancellation worth, and what saves work?": (
         *("value_of_cancellation", "memory_pressure", "swap_or_recompute", "chunk_frontier"),

@@ -169,12 +169,14 @@ class SearchTerminal:
 
     def found(self, finding: "SearchFinding") -> None:
         self.close()
-        if not finding.rate.hits:
-            sign, style = "not again", "dim"
-        elif finding.control.hits:
-            sign, style = "without leaves, too", "yellow"
-        else:
+        if finding.is_sure:
             sign, style = f"FOUND {finding.rate}", "bold red"
+        elif finding.is_repeat:
+            sign, style = "as before", "dim"
+        elif not finding.rate.hits:
+            sign, style = "not again", "dim"
+        else:
+            sign, style = f"{finding.rate}, without leaves {finding.control}", "yellow"
         line = Text.assemble((f"{sign}  ", style), f"{finding.broken}: {finding.sentence}")
         self._print(line)
 

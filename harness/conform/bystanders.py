@@ -195,7 +195,7 @@ def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
     `own`: streams that differ between two runs without leaves. Raises CannotDecideError."""
     if own == streams:
         raise UnlikeTextsError(f"each {what} differs between two runs without any leave")
-    chance = _chance_of(changed, 2 * streams, of_all=changed + own, among=3 * streams)
+    chance = chance_of(changed, 2 * streams, of_all=changed + own, among=3 * streams)
     shares = (
         f"{changed} of {2 * streams} differ from the control, and without any leave "
         f"{own} of {streams}"
@@ -208,7 +208,7 @@ def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
     return Finding(None, f"this server's {what}s vary, but not with leaves: {shares}", evidence)
 
 
-def _chance_of(hits: int, drawn: int, *, of_all: int, among: int) -> float:
+def chance_of(hits: int, drawn: int, *, of_all: int, among: int) -> float:
     """That chance alone puts `hits` or more of all hits (`of_all`) into the `drawn` ones `among`
     all: the upper tail of the hypergeometric distribution."""
     ways = (

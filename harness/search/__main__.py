@@ -7,6 +7,7 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -28,15 +29,15 @@ from harness.errors import TargetError
 from harness.experiments.idle_server import QUICK_COUNT_S, find_facts
 from harness.experiments.outcome import CannotDecideError
 from harness.http_client import read_api_key, request_headers
+from harness.place import Place
 from harness.records import Outcome, Protocol, Role
 from harness.search.hunt import Hunt
 from harness.search.invariants import Invariants
-from harness.search.keeper import ServerKeeper
+from harness.search.keeper import ServerKeeper, listens
 from harness.search.messages import SearchEvent, SearchRequest
-from harness.search.play import play
-from harness.search.requests import find_offered
+from harness.search.requests import find_offered, ways_of
 from harness.search.schedule import Schedule, seen_in
-from harness.search.trial import Trial
+from harness.search.trial import BREACH_LOG, Trial
 from harness.store.search_result import SearchFinding
 from harness.workload.abandon import RequestSpec
 from harness.workload.plan import LoadPlan
@@ -69,14 +70,19 @@ def main() -> None:
         wire=wire,
     )
     log = Path(order.suite.folder) / "server.log"
-    keeper = ServerKeeper(order.restart, log, is_ready=lambda: _answers(session))
-    gevent.spawn(end_with_input, keeper.end)
+    keeper = ServerKeeper(
+        order.restart,
+        log,
+        is_up=lambda: listens(Place(plan.url, plan.address)),
+        is_ready=lambda: _answers(session),
+    )
+    gevent.spawn(end_with_input, keeper.close)
     try:
         _search(order, session, keeper, known, wire, report)
     except (CannotDecideError, TargetError) as error:
         report(SearchEvent(event="gone", why=str(error)))
     finally:
-        keeper.end()
+        keeper.close()
         session.close()
 
 
@@ -88,26 +94,28 @@ def _search(
     wire: WireLog,
     report: Report,
 ) -> None:
+    pid = order.suite.pid
+    if keeper.can_start:
+        order.suite.pid = None  # another one after each start: none is watched for its rest
     if order.starts_first:
         keeper.start()
-        order.suite.pid = keeper.pid
     bench = _bench(order, session, known, wire)
     report(SearchEvent(event="facts", facts=bench.facts._asdict()))
     log = order.log or (str(Path(order.suite.folder) / "server.log") if keeper.can_start else None)
-    invariants = Invariants(bench, log=None if log is None else Path(log))
+    invariants = Invariants(
+        bench,
+        log=None if log is None else Path(log),
+        pid=lambda: keeper.pid if keeper.can_start else pid,
+    )
     invariants.learn()
-    folder = Path(order.suite.folder)
+    folder, count = Path(order.suite.folder), 0
 
     def found(finding: SearchFinding) -> None:
-        place = folder / finding.folder
-        if not place.exists():
-            place.mkdir()
-            wire.begin(place / "wire.jsonl")
-            play(bench, msgspec.convert(finding.schedule, Schedule))
-            wire.end()
+        place, latest = folder / finding.folder, folder / BREACH_LOG
+        place.mkdir(exist_ok=True)
+        if latest.exists():
+            latest.replace(place / "wire.jsonl")
         report(SearchEvent(event="found", finding=finding))
-
-    count = 0
 
     def played(schedule: Schedule) -> None:
         nonlocal count
@@ -115,12 +123,13 @@ def _search(
         report(SearchEvent(event="played", played=count, covered=list(seen_in(schedule))))
 
     hunt = Hunt(
-        Trial(bench, invariants, keeper),
+        Trial(bench, invariants, keeper, wire, folder),
         found=found,
         played=played,
         doing=lambda what: report(SearchEvent(event="doing", doing=what)),
     )
     if order.schedule is not None:
+        _check_ways(order.schedule, session.plan)
         why = hunt.run_one(order.schedule, seconds=order.seconds)
     else:
         offered = find_offered(bench)
@@ -136,21 +145,36 @@ def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireL
     bench = Bench(session, facts, suite, lag, wire, pages, known)
     bench.cleaning.learn_canary()
     bench.held.learn_idle()
+    bench.lets_wait(2)  # counts the places of its queue
     return bench
+
+
+def _check_ways(schedule: Schedule, plan: LoadPlan) -> None:
+    """Raises CannotDecideError for a way to leave that clients of this server do not have."""
+    known = ways_of(plan.target)
+    if wrong := [one.way for one in schedule.leaves if one.way not in known]:
+        raise CannotDecideError(
+            f"the schedule asks for the way {wrong[0]}, and clients of this server have "
+            f"{', '.join(known)}"
+        )
 
 
 def _answers(session: LoadSession) -> bool:
     """A short request is answered. It is asked of a server that only starts."""
     spec = RequestSpec(user=0, max_tokens=2, prompt_tokens=16, role=Role.CHECK)
-    row = LiveStream(session, spec).join(session.plan.run.timeout_s)
+    stream = LiveStream(session, spec)
+    row = stream.join(session.plan.run.timeout_s)
+    stream.cut()
     return row is not None and row.outcome is Outcome.COMPLETED
 
 
 def _report(event: SearchEvent, *, output: int, secrets: list[str]) -> None:
-    data = msgspec.json.encode(event)
-    text = masked(data.decode(), secrets)
-    with open(output, "wb", closefd=False) as pipe:
-        pipe.write(text.encode() + b"\n")
+    event.why, event.doing = masked(event.why, secrets), masked(event.doing, secrets)
+    if (finding := event.finding) is not None:
+        finding.said = masked(finding.said, secrets)
+        finding.sentence = masked(finding.sentence, secrets)
+    with os.fdopen(output, "wb", closefd=False) as pipe:
+        pipe.write(msgspec.json.encode(event) + b"\n")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Bugs of cancellation are races: two things meet in one step. So a schedule has one to three themes,
 each a few visits that meet somewhere: at a chunk's edge of a prefill, at the last token, at a slot
-that has just come free, at memory that has just run out. To add a theme: a function with `@theme`;
-its `seen_from` names what a server must offer for it.
+that has just come free, at memory that has just run out. To add a theme: a function with `@theme`,
+and a row in docs/search.md.
 """
 
 import random
@@ -59,7 +59,7 @@ def draw(seed: int, offered: Offered, themes: Collection[str] = ()) -> Schedule:
         begins = rng.choice((0.0, 0.0, rng.uniform(0, 4), rng.uniform(4, 40)))
         visits = joined(visits, THEMES[name](rng, offered), begins)
     visits = [_spiced(rng, offered, one) for one in visits[:MOST_VISITS]]
-    bystanders = rng.choice((0, 1, 2)) if offered.crowd > 2 else 0
+    bystanders = rng.choice((0, 0, 1, 2)) if offered.crowd > 2 else 0
     return Schedule(seed=seed, visits=tuple(visits), bystanders=bystanders)
 
 
@@ -108,7 +108,7 @@ def _small(rng: random.Random) -> float:
 
 @theme
 def alone(rng: random.Random, _: Offered) -> list[Visit]:
-    """The only running request leaves, there is silence, and another comes."""
+    """A request leaves, perhaps the only one that runs, there is silence, and another comes."""
     left = Visit(leave=Leave(at=rng.choice((1, 2, 7, 30))))
     return [left, Visit(after=0, at=rng.choice((0, 1, 2, 20, 60)), answer=8)]
 
@@ -186,7 +186,7 @@ def again(rng: random.Random, offered: Offered) -> list[Visit]:
 
 @theme
 def twins(rng: random.Random, offered: Offered) -> list[Visit]:
-    """Two equal requests run, and one of them leaves."""
+    """Two requests with one prompt run, and one of them leaves."""
     prompt = rng.choice((_USUAL_PROMPT, min(offered.long_prompt, 2 * offered.chunk)))
     leave = rng.choice((Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2))), Leave(at=2)))
     first = Visit(prompt=prompt, answer=32, leave=leave)

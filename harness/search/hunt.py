@@ -2,7 +2,9 @@
 
 A schedule that broke one is played again on a server that was started afresh, to know how often it
 does that; then with the same requests and nobody leaving, which must break nothing; then it is made
-small (harness/search/shrink.py), and its rate is taken again. Without a command that starts the
+small (harness/search/shrink.py). The smallest is played six times, and six times with nobody
+leaving: it is a finding if chance alone explains the difference with a probability of 5 % at most
+(Fisher's exact test). Without a command that starts the
 server afresh, each try begins when the server is at rest, and the hunt ends where it never is.
 """
 
@@ -13,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from harness.conform.bystanders import chance_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
 from harness.search.grammar import Offered, draw
@@ -22,9 +25,11 @@ from harness.search.shrink import shrink
 from harness.search.words import sentence_of
 from harness.store.search_result import Rate, SearchFinding
 
-_REPEATS: Final = 3  # of a schedule that broke an invariant
-_CONTROLS: Final = 2
-_LAST_REPEATS: Final = 5  # of the smallest
+_REPEATS: Final = 3  # of a schedule that broke an invariant, and of the same without leaves
+_LAST_REPEATS: Final = 6  # of the smallest, likewise
+_PLAYS: Final = 5  # of a schedule that is given, until it breaks something
+_CHANCE: Final = 0.05  # above it, that it comes more often with leaves may be chance
+_FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
 _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEDS: Final = 1_000_003  # between the schedules of one seed and the next
@@ -39,7 +44,7 @@ class Tries(Protocol):
     def broken_by(self, schedule: Schedule) -> list[Violation]: ...
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
     def refresh(self) -> None: ...
-    def as_requests(self, schedule: Schedule) -> dict[str, Any]: ...
+    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]: ...
 
 
 class Hunt:
@@ -79,7 +84,7 @@ class Hunt:
         self._until_s = self._began_s + seconds
         tries = 0
         try:
-            while tries < _LAST_REPEATS and self._clock_s() < self._until_s:
+            while tries < _PLAYS and self._clock_s() < self._until_s:
                 tries += 1
                 if self._hunt(schedule):
                     return f"the schedule broke something in play {tries}"
@@ -102,78 +107,106 @@ class Hunt:
         return bool(violations)
 
     def _is_known(self, violation: Violation, schedule: Schedule) -> bool:
-        """An earlier finding broke the same, and what is in it is in this schedule, too."""
+        """An earlier finding broke the same, and each leave in it is in this schedule, too."""
         within = set(seen_in(schedule))
         for one in self._findings:
-            smallest = msgspec.convert(one.schedule, Schedule)
-            if one.broken == violation.broken and contains(within, set(seen_in(smallest))):
+            leaves = set(seen_in(msgspec.convert(one.schedule, Schedule)))
+            is_same = one.is_sure and one.broken == violation.broken
+            if is_same and leaves and contains(within, leaves):
                 one.seen_again += 1
                 self._found(one)
                 return True
         return False
 
     def _follow(self, drawn: Schedule, violation: Violation) -> None:
-        began_s, broken = self._clock_s(), violation.broken
-        self._doing(f"{broken}: {violation.said}; does it come back?")
-        control, smallest = Rate(0, 0), drawn
+        """What is known is reported at each step: the server may be of no more use at the next."""
+        finding = self._begin(drawn, violation)
         try:
-            rate, again = self._rate(drawn, broken, _REPEATS)
-        except CannotDecideError:  # it is broken for good
-            self._add(drawn, drawn, violation, Rate(1, 1), control, began_s)
+            self._make_sure(finding, drawn, violation.broken)
+        except CannotDecideError:
+            is_for_good = violation.broken in _FOR_GOOD and not self._trial.is_fresh
+            if is_for_good and not finding.rate.tries:
+                finding.rate, finding.is_sure = Rate(1, 1), True
             raise
-        if rate.hits:
-            control, _ = self._rate(drawn.staying(), broken, _CONTROLS)
-        self._same_without[broken] += bool(control.hits)
-        if rate.hits and not control.hits:
-            self._doing(f"{broken}: it comes back in {rate} tries; making the schedule small")
-            until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))
-            small = shrink(
-                drawn,
-                lambda one: self._trial.breach_of(broken, one) is not None,
-                rate=rate.hits / rate.tries,
-                go_on=lambda: self._clock_s() < until_s,
-            )
-            last, seen = self._rate(small, broken, _LAST_REPEATS)
-            if last.hits:  # else it comes so rarely that it was made too small by chance
-                rate, again, smallest = last, seen, small
-        if not self._is_known(violation, smallest):
-            self._add(drawn, smallest, again or violation, rate, control, began_s)
+        finally:
+            finding.took_s = self._clock_s() - self._began_s - finding.after_s
+            self._found(finding)
+
+    def _begin(self, drawn: Schedule, violation: Violation) -> SearchFinding:
+        finding = SearchFinding(
+            number=len(self._findings) + 1,
+            broken=str(violation.broken),
+            said="",
+            sentence="",
+            seed=drawn.seed,
+            drawn_visits=len(drawn.visits),
+            schedule={},
+            rate=Rate(0, 0),
+            control=Rate(0, 0),
+            is_fresh=self._trial.is_fresh,
+            after_s=self._clock_s() - self._began_s,
+        )
+        self._describe(finding, drawn, violation)
+        self._findings.append(finding)
+        self._found(finding)
+        return finding
+
+    def _describe(self, finding: SearchFinding, schedule: Schedule, seen: Violation) -> None:
+        finding.said, finding.evidence = seen.said, seen.evidence
+        finding.sentence = sentence_of(schedule, seen)
+        finding.schedule = msgspec.to_builtins(schedule)
+        finding.wire = self._trial.as_requests(schedule, seen.broken)
+
+    def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
+        began_s = self._clock_s()
+        finding.rate, _ = self._rate(drawn, broken, _REPEATS)
+        if not finding.rate.hits:
+            return
+        finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS)
+        self._same_without[broken] += bool(finding.control.hits)
+        if finding.control.hits:
+            return
+        until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))
+        small = shrink(
+            drawn,
+            lambda one: self._breach_of(broken, one) is not None,
+            rate=finding.rate.hits / finding.rate.tries,
+            go_on=lambda: self._clock_s() < until_s,
+        )
+        rate, seen = self._rate(small, broken, _LAST_REPEATS)
+        finding.rate = rate
+        if seen is None:  # it comes so rarely that it was made too small by chance
+            return
+        self._describe(finding, small, seen)
+        finding.control, _ = self._rate(small.staying(), broken, _LAST_REPEATS)
+        hits = rate.hits + finding.control.hits
+        chance = chance_of(rate.hits, rate.tries, of_all=hits, among=2 * rate.tries)
+        finding.is_sure = chance <= _CHANCE
+        if finding.is_sure and self._is_old(finding):
+            finding.is_sure, finding.is_repeat = False, True
+
+    def _is_old(self, finding: SearchFinding) -> bool:
+        """An earlier finding has the same leaves."""
+        leaves = set(seen_in(msgspec.convert(finding.schedule, Schedule)))
+        return any(
+            one.is_sure
+            and one.broken == finding.broken
+            and set(seen_in(msgspec.convert(one.schedule, Schedule))) == leaves
+            for one in self._findings
+            if one is not finding
+        )
 
     def _rate(
         self, schedule: Schedule, broken: Broken, tries: int
     ) -> tuple[Rate, Violation | None]:
         """The last violation, too."""
-        seen = [self._trial.breach_of(broken, schedule) for _ in range(tries)]
+        seen = [self._breach_of(broken, schedule) for _ in range(tries)]
         hits = [one for one in seen if one is not None]
         return Rate(len(hits), tries), hits[-1] if hits else None
 
-    def _add(
-        self,
-        drawn: Schedule,
-        smallest: Schedule,
-        seen: Violation,
-        rate: Rate,
-        control: Rate,
-        began_s: float,
-    ) -> None:
-        finding = SearchFinding(
-            number=len(self._findings) + 1,
-            broken=str(seen.broken),
-            said=seen.said,
-            sentence=sentence_of(smallest, seen),
-            evidence=seen.evidence,
-            seed=drawn.seed,
-            drawn_visits=len(drawn.visits),
-            schedule=msgspec.to_builtins(smallest),
-            wire=self._trial.as_requests(smallest),
-            rate=rate,
-            control=control,
-            is_fresh=self._trial.is_fresh,
-            after_s=began_s - self._began_s,
-            took_s=self._clock_s() - began_s,
-        )
-        self._findings.append(finding)
-        self._found(finding)
+    def _breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
+        self._doing(f"{broken}: {len(schedule.visits)} visits, once more")
+        return self._trial.breach_of(broken, schedule)
 
 
 def contains(drawn: set[tuple[str, str, str]], smallest: set[tuple[str, str, str]]) -> bool:

@@ -10,12 +10,14 @@ from gevent.event import Event
 from harness.client.live_stream import LiveStream
 from harness.conform.bench import Bench
 from harness.conform.bystanders import start_greedy
+from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import RequestRow
 from harness.search.requests import spec_of, text_of
 from harness.search.schedule import Leave, Phase, Schedule
 
 BYSTANDER_TOKENS: Final = 64
+_OWN_BUG: Final = "a bug of the client"
 _ENDS_IN: Final = 4  # times its typical time, and the time for a slot: of an answer
 _NOTICED_STEPS: Final = 8.0  # from a leave to the visits that follow it, at most, if nothing ends
 
@@ -30,17 +32,21 @@ class Played:
 
 
 def play(bench: Bench, schedule: Schedule) -> Played:
+    """Raises CannotDecideError if our own client cannot do what the schedule asks for."""
     stays = start_greedy(bench, range(1, schedule.bystanders + 1), BYSTANDER_TOKENS)
     for one in stays:
         one.wait_tokens(1, bench.patience.filler_s)
     players = [_Player(bench, schedule, number) for number in range(len(schedule.visits))]
-    for player in players:
-        gevent.spawn(player.run, players)
+    playing = [gevent.spawn(player.run, players) for player in players]
     longest_s = longest_of(bench, schedule)
     with gevent.Timeout(longest_s, False):  # noqa: FBT003  gevent's signature
         for player in players:
             player.over.wait()
     rows = [player.row(longest_s) for player in players]
+    gevent.killall(playing)  # a visit that hangs starts no other any more
+    for row in rows:
+        if row is not None and (row.error or "").startswith(_OWN_BUG):
+            raise CannotDecideError(f"the schedule cannot be played: {row.error}")
     return Played(schedule, rows, [one.join(READY_S) for one in stays])
 
 

@@ -16,7 +16,7 @@ _TEMPLATE: Final = files("harness.search") / "repro.txt"
 
 
 def write_repro(place: Path, finding: SearchFinding, result: SearchResult) -> None:
-    """Over gRPC there is no plain client: then only the draft is written."""
+    """What a plain client cannot do, or cannot see, has only the draft."""
     if finding.wire:
         (place / REPRO).write_text(repro_text(finding, result), encoding="utf-8")
     (place / ISSUE).write_text(issue_text(finding, result), encoding="utf-8")
@@ -26,13 +26,14 @@ def repro_text(finding: SearchFinding, result: SearchResult) -> str:
     wire, text = finding.wire, _TEMPLATE.read_text(encoding="utf-8")
     requests = [f"    json.loads({_literal(one)})," for one in wire["requests"]]
     filled = {
-        "SENTENCE": _wrapped(finding.sentence),
+        "SENTENCE": fill(_harmless(finding.sentence), _WIDTH),
         "WALKAWAY": result.walkaway,
-        "SERVER": _server(result),
+        "SERVER": _harmless(_server(result)),
+        "BROKEN": finding.broken,
         "RATE": str(finding.rate),
         "FRESH": ", each on a server started afresh" if finding.is_fresh else "",
         "CONTROL": str(finding.control),
-        "URL": result.target.url,
+        "URL": _harmless(result.target.url),
         "SLOTS": str(wire["slots"]),
         "SETTLE_S": str(wire["settle_s"]),
         "PATIENCE_S": str(wire["patience_s"]),
@@ -92,6 +93,6 @@ def _literal(value: Any) -> str:
     return repr(json.dumps(value))
 
 
-def _wrapped(text: str) -> str:
-    """In a docstring: without what would end it."""
-    return fill(text.replace("\\", "/").replace('"""', "'''"), _WIDTH)
+def _harmless(text: str) -> str:
+    """Without what could end the string that it stands in."""
+    return text.replace("\\", "/").replace('"', "'")

@@ -4,7 +4,7 @@ A feature is keys of a body, or another route. Before the search each one is ask
 the server refuses is never drawn.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from harness.client.dialect import route
@@ -16,6 +16,7 @@ from harness.search.grammar import Offered
 from harness.search.schedule import MOST_ANSWER, MOST_PROMPT, Feature, Schedule, Visit
 from harness.workload.abandon import RequestSpec
 from harness.workload.prompts import prompt
+from harness.workload.target import Target
 
 _LOOK_TOKENS: Final = 4
 _FAN_OUTS: Final = (4, 2)  # answers to one request, the most first
@@ -90,15 +91,20 @@ def text_of(bench: Bench, schedule: Schedule, number: int) -> str:
     )
 
 
-def find_offered(bench: Bench, only: Collection[Feature] = ()) -> Offered:
-    """Asks for each feature once. `only`: the features to ask for; default: all."""
-    target, facts = bench.session.plan.target, bench.facts
-    features = {one for one in only or Feature if _is_taken(bench, Visit(features=(one,)))}
-    fan_out = next((n for n in _FAN_OUTS if _is_taken(bench, Visit(n=n), tokens=n + 1)), 1)
+def ways_of(target: Target) -> tuple[Way, ...]:
+    """How clients of this kind of server can leave, the usual way first."""
     ways = [way.over(target.protocol) for way in _WAYS]
     known = [one for one in ways if one is not None]
     if target.cancel_path is None and target.http:
         known.remove(Way.CANCEL)
+    return tuple(dict.fromkeys(known))
+
+
+def find_offered(bench: Bench) -> Offered:
+    """Asks for each feature once."""
+    facts = bench.facts
+    features = {one for one in Feature if _is_taken(bench, Visit(features=(one,)))}
+    fan_out = next((n for n in _FAN_OUTS if _is_taken(bench, Visit(n=n), tokens=n + 1)), 1)
     longest = MOST_PROMPT if facts.context is None else facts.context // _PARTS
     return Offered(
         slots=facts.slots if facts.can_fill else None,
@@ -106,7 +112,7 @@ def find_offered(bench: Bench, only: Collection[Feature] = ()) -> Offered:
         long_prompt=min(_LONG, longest),
         long_answer=min(MOST_ANSWER, bench.patience.answer_tokens),
         features=frozenset(features),
-        ways=tuple(dict.fromkeys(known)),
+        ways=ways_of(bench.session.plan.target),
         fan_out=fan_out,
     )
 

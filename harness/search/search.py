@@ -1,7 +1,6 @@
 """A search from its flags to search.json: the side that makes no load."""
 
 import shlex
-import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from harness.conform.config import OWN_ENGINE
 from harness.conform.contact import Contact, JudgedConfig, this_machine
 from harness.errors import ConfigError, InterruptedRunError, TargetError, in_words
 from harness.formatting import quantity
-from harness.place import Place, check_host
+from harness.place import check_host
 from harness.run.preflight import note_kind
 from harness.run.process import Child, Interruption, python_module
 from harness.run.progress import Progress
@@ -27,7 +26,7 @@ from harness.run.run_config import Access, find_target
 from harness.run.run_state import RESULTS
 from harness.run.server import choose_runner, engine_command
 from harness.search.grammar import THEMES
-from harness.search.keeper import READY_S
+from harness.search.keeper import READY_S, TERMINATE_S, listens
 from harness.search.messages import SearchEvent, SearchRequest
 from harness.search.repro import write_repro
 from harness.search.schedule import Schedule
@@ -37,10 +36,10 @@ from harness.store.search_result import SearchFinding, SearchResult
 from harness.workload.workload import why_unspoken
 
 _POLL_S: Final = 0.1
-_KNOCK_S: Final = 1.0
 _SPARE_S: Final = 900.0  # beyond the search's time: a finding is followed to its end
 _EXIT_FOUND: Final = 3
-_SERVER_SILENT_S: Final = 600.0  # without a report of the load process
+_SILENT_S: Final = 2 * READY_S  # without a report of the load process
+_QUIT_S: Final = 2 * TERMINATE_S  # it ends the server first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,8 @@ class SearchConfig(JudgedConfig):
         """Raises ConfigError."""
         if unknown := [one for one in self.themes if one not in THEMES]:
             raise ConfigError(f"--only {unknown[0]}: there are {', '.join(THEMES)}")
+        if self.log is not None and not self.log.is_file():
+            raise ConfigError(f"--log {self.log}: there is no such file; name the server's log")
         if self.target_url is None and self.restart is not None:
             raise ConfigError(
                 "--restart COMMAND needs --target URL: where that server then answers"
@@ -99,6 +100,7 @@ class Search:
     _covered: Counter[str] = field(default_factory=Counter)
     _is_over: bool = False
     _failure: str | None = None
+    _shown: set[int] = field(default_factory=set)
 
     def run(self) -> TargetError | InterruptedRunError | None:
         """Why it ended early, if it did. Nothing that was found is lost."""
@@ -106,7 +108,7 @@ class Search:
         self.show.begin(self.result)
         log = self.folder.log("search")
         argv = python_module("harness.search")
-        with Child("load process", argv, log, quit_s=5.0, reports=True) as child:
+        with Child("load process", argv, log, quit_s=_QUIT_S, reports=True) as child:
             child.say(msgspec.json.encode(self.order))
             self._follow(child, began_s)
         said = log.read_text(errors="replace")
@@ -114,8 +116,8 @@ class Search:
         self._finish(began_s)
         if self.interruption.requested:
             return InterruptedRunError(f"interrupted; what was found is in {self.folder.path}")
-        if self._failure is not None and not self.result.played:
-            return TargetError(self._failure)
+        if self._failure is not None:
+            return TargetError(masked(self._failure, self.secrets))
         return None
 
     def _follow(self, child: Child, began_s: float) -> None:
@@ -134,8 +136,9 @@ class Search:
                 self._failure = f"the load process ended early: {_last_of(child)}"
                 self.result.end = masked(self._failure, self.secrets)
                 return
-            if now_s > until_s or now_s - heard_s > _SERVER_SILENT_S:
-                self.result.end = "the load process took too long"
+            if now_s > until_s or now_s - heard_s > _SILENT_S:
+                self._failure = "the load process took too long"
+                self.result.end = self._failure
                 return
 
     def _take(self, event: SearchEvent, after_s: float) -> None:
@@ -159,23 +162,23 @@ class Search:
                 self._failure = event.why
 
     def _add(self, finding: SearchFinding) -> None:
-        is_new = all(one.number != finding.number for one in self.result.findings)
         others = [one for one in self.result.findings if one.number != finding.number]
         self.result.findings = sorted([*others, finding], key=lambda one: one.number)
-        if is_new:
-            place = self.folder.path / finding.folder
-            place.mkdir(exist_ok=True)
-            schedule = msgspec.json.format(msgspec.json.encode(finding.schedule), indent=2)
-            (place / "schedule.json").write_bytes(schedule + b"\n")
-            write_repro(place, finding, self.result)
-            self.show.found(finding)
+        place = self.folder.path / finding.folder
+        place.mkdir(exist_ok=True)
+        schedule = msgspec.json.format(msgspec.json.encode(finding.schedule), indent=2)
+        (place / "schedule.json").write_bytes(schedule + b"\n")
+        write_repro(place, finding, self.result)
         self.result.write(self.folder.path)
+        if finding.took_s and finding.number not in self._shown:
+            self._shown.add(finding.number)
+            self.show.found(finding)
 
     def _finish(self, began_s: float) -> None:
         result = self.result
         result.took_s = round(time.monotonic() - began_s, 1)
         result.covered = dict(self._covered.most_common())
-        sure = [one for one in result.findings if one.is_of_leaving]
+        sure = [one for one in result.findings if one.is_sure]
         result.exit_code = _EXIT_FOUND if sure else 0
         result.sentence = _sentence(result, sure)
         result.write(self.folder.path)
@@ -192,7 +195,7 @@ def _sentence(result: SearchResult, sure: Sequence[SearchFinding]) -> str:
         what = "1 thing breaks" if len(sure) == 1 else f"{len(sure)} things break"
         return f"{what} when clients leave ({played}): {sure[0].sentence}"
     if result.findings:
-        return f"{played}: what broke did not come back, or breaks without any leave, too."
+        return f"{played}: what broke did not come back, or comes without leaves, too."
     return f"{played}: nothing broke."
 
 
@@ -287,7 +290,7 @@ class Starting:
         if command is None or config.target_url is None:
             return False
         place = check_host(config.target_url, is_allowed=config.loads_any_host)
-        if _listens(place):
+        if listens(place):
             return False
         self.progress.phase(f"starting the server: {shlex.join(command)}")
         try:
@@ -295,20 +298,9 @@ class Starting:
         except OSError as error:
             raise ConfigError(f"--restart {command[0]}: {in_words(error)}") from error
         self.children.enter_context(child)
-        child.wait_until(
-            lambda: True if _listens(place) else None,
-            timeout_s=READY_S,
-            interruption=self.interruption,
-        )
+        until_s = time.monotonic() + READY_S
+        while not listens(place):
+            self.interruption.check(" while the server was starting")
+            if child.wait(_POLL_S) or time.monotonic() > until_s:  # a command may return
+                raise TargetError(f"the server did not come up:\n{child.tail()}")
         return True
-
-
-def _listens(place: Place) -> bool:
-    def connect(address: str) -> socket.socket:
-        return socket.create_connection((address, place.port), timeout=_KNOCK_S)
-
-    try:
-        place.reach(place.port, connect, (OSError,)).close()
-    except OSError:
-        return False
-    return True

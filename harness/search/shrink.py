@@ -1,11 +1,11 @@
 """A schedule that broke an invariant is made small, on a live server on which it may not break it
 each time.
 
-A smaller schedule is kept if it breaks the same invariant, too. It gets so many tries that one that
-breaks it half as often as the first would be missed with a chance of 5 % at most; the first failure
-ends them. So a failure that comes now and then stays one that comes now and then, and is never
-made rarer by more than half at once. First visits go, by halves (Zeller and Hildebrandt's delta
-debugging), and then what is special about those that are left.
+A smaller schedule is kept if somebody still leaves in it and it breaks the same invariant. The
+number of its tries is such that one that breaks it half as often as the first would be missed with
+a chance of 5 % at most; the first failure ends them. So a failure that comes now and then stays
+one, and is never made rarer by more than half at once. First visits go, by halves (Zeller and
+Hildebrandt's delta debugging), and then what is special about those that are left.
 """
 
 import math
@@ -38,7 +38,7 @@ def shrink(
     tries = tries_for(rate)
 
     def still_breaks(smaller: Schedule) -> bool:
-        return any(breaks(smaller) for _ in range(tries) if go_on())
+        return bool(smaller.leaves) and any(breaks(smaller) for _ in range(tries) if go_on())
 
     schedule = _fewer_visits(schedule, still_breaks)
     is_smaller = True

@@ -1,23 +1,44 @@
 """One try of a schedule on the live server, and the server made as it was at the beginning."""
 
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
+from harness.client.wire_log import WireLog
 from harness.conform.bench import Bench
 from harness.experiments.outcome import CannotDecideError
 from harness.search.invariants import Broken, Invariants, Violation
 from harness.search.keeper import ServerKeeper
-from harness.search.play import play
+from harness.search.play import Played, play
 from harness.search.schedule import Schedule
 from harness.search.wire_requests import wire_of
 
+BREACH_LOG: Final = "breach.jsonl"  # of the latest try that broke something
+_TRY_LOG: Final = "try.jsonl"
 _AFRESH: Final = "a command that starts it afresh lets the search go on (--restart COMMAND)"
+_REST_S: Final = 90.0
 
 
 class Trial:
-    def __init__(self, bench: Bench, invariants: Invariants, keeper: ServerKeeper) -> None:
+    """`folder`: of the wire logs."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        invariants: Invariants,
+        keeper: ServerKeeper,
+        wire: WireLog,
+        folder: Path,
+        *,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._bench = bench
         self._invariants = invariants
         self._keeper = keeper
+        self._wire = wire
+        self._folder = folder
+        self._clock_s = clock_s
 
     @property
     def is_fresh(self) -> bool:
@@ -26,19 +47,33 @@ class Trial:
 
     def broken_by(self, schedule: Schedule) -> list[Violation]:
         """The worst first."""
-        return self._invariants.broken_by(play(self._bench, schedule))
+        found = self._invariants.broken_by(self._play(schedule))
+        self._keep_log(has_broken=bool(found))
+        return found
 
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         """Of this invariant, on a server as at the beginning. Raises CannotDecideError."""
         self.refresh()
-        return self._invariants.breach_of(broken, play(self._bench, schedule))
+        found = self._invariants.breach_of(broken, self._play(schedule))
+        self._keep_log(has_broken=found is not None)
+        return found
+
+    def _play(self, schedule: Schedule) -> Played:
+        self._wire.begin(self._folder / _TRY_LOG)
+        try:
+            return play(self._bench, schedule)
+        finally:
+            self._wire.end()
+
+    def _keep_log(self, *, has_broken: bool) -> None:
+        if has_broken:
+            (self._folder / _TRY_LOG).replace(self._folder / BREACH_LOG)
 
     def refresh(self) -> None:
         """The server is as at the beginning. Raises CannotDecideError if that cannot be."""
         bench = self._bench
         if self._keeper.can_start:
             self._keeper.start()
-            bench.asked.pid = self._keeper.pid or bench.asked.pid
             bench.forget()
             bench.forget_ghosts()
         elif not bench.serves():
@@ -48,11 +83,16 @@ class Trial:
         self._invariants.begin()
 
     def _wait_for_rest(self) -> None:
-        bench = self._bench
-        bench.cleaning.rest()
-        running, facts = bench.cleaning.running, bench.facts
-        if running is not None and facts.can_fill and running < bench.slots:
-            raise CannotDecideError(f"of {bench.slots} slots only {running} came back: {_AFRESH}")
+        bench, until_s = self._bench, self._clock_s() + _REST_S
+        while True:
+            bench.cleaning.rest()
+            running = bench.cleaning.running
+            if running is None or not bench.facts.can_fill or running >= bench.slots:
+                return
+            if self._clock_s() > until_s:
+                break
+            bench.pause(bench.settle_s / 2)
+        raise CannotDecideError(f"of {bench.slots} slots only {running} came back: {_AFRESH}")
 
-    def as_requests(self, schedule: Schedule) -> dict[str, Any]:
-        return wire_of(self._bench, schedule)
+    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
+        return wire_of(self._bench, schedule, broken)

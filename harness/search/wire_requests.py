@@ -5,31 +5,42 @@ from typing import Any, Final
 
 from harness.client.exchange import StreamClient
 from harness.client.session import canary_prompt
-from harness.client.wire_log import MASK, secrets_of
 from harness.conform.bench import Bench
 from harness.records import Delivery, Role, Way
+from harness.search.invariants import Broken
 from harness.search.play import BYSTANDER_TOKENS, longest_of
 from harness.search.requests import spec_of, text_of
 from harness.search.schedule import Phase, Schedule, Visit
 from harness.workload.abandon import RequestSpec
 
-_SOME_SLOTS: Final = 64  # that repro.py fills at most
-_PLAIN_WAYS: Final = {Way.FIN: "close", Way.RST: "reset", Way.HALF_CLOSE: "half-close"}
+_SOME_SLOTS: Final = 256  # that repro.py fills at most
+_NO_SLOTS: Final = 8  # where their number is not known
+_PLAIN_WAYS: Final = {
+    Way.FIN: "close",
+    Way.RST: "reset",
+    Way.HALF_CLOSE: "half-close",
+    Way.STOP_READING: "stop-reading",
+}
+_SEEN: Final = (
+    *(Broken.DEAD, Broken.WEDGED, Broken.LOST, Broken.HELD),
+    *(Broken.CUT, Broken.HUNG, Broken.TEXT, Broken.GAUGES),
+)
 _OF_CONNECTION: Final = frozenset({"host", "connection", "accept-encoding", "content-length"})
 
 
-def wire_of(bench: Bench, schedule: Schedule) -> dict[str, Any]:
-    """Empty over gRPC. All waits are in seconds; keys are masked. `short`: a request that lasts
-    until as many as slots run; `greedy`: the bystanders."""
-    client = bench.session.client
-    if not isinstance(client, StreamClient):
+def wire_of(bench: Bench, schedule: Schedule, broken: Broken) -> dict[str, Any]:
+    """Empty over gRPC, for ways to leave that a plain client does not have, and for what it does
+    not see. All waits are in seconds; headers that the user gave are left out. `short`: a request
+    that lasts until as many as slots run; `greedy`: the bystanders."""
+    client, ways = bench.session.client, {one.way for one in schedule.leaves}
+    if not isinstance(client, StreamClient) or not ways <= {*_PLAIN_WAYS} or broken not in _SEEN:
         return {}
     short = bench.short(bench.facts.together_tokens, role=Role.PROBE)
     greedy = bench.short(BYSTANDER_TOKENS, role=Role.CANARY)
     size, scale = greedy.prompt_tokens, bench.session.plan.prompt_scale
     texts = [canary_prompt(one + 1, tokens=size, scale=scale) for one in range(schedule.bystanders)]
     return {
-        "slots": bench.crowd(_SOME_SLOTS) if bench.facts.can_fill else _SOME_SLOTS,
+        "slots": bench.crowd(_SOME_SLOTS) if bench.facts.can_fill else _NO_SLOTS,
         "settle_s": round(bench.settle_s, 3),
         "patience_s": round(longest_of(bench, schedule), 1),
         "short": _message(client, short, canary_prompt(0, tokens=size, scale=scale)),
@@ -57,24 +68,20 @@ def _name(visit: Visit, number: int) -> str:
 def _message(client: StreamClient, spec: RequestSpec, text: str) -> dict[str, Any]:
     raw_path, fields, encoded = client.message(spec, text)
     headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in fields}
-    secrets = secrets_of(headers | {"x-request-id": ""})
+    given = {*_OF_CONNECTION, "authorization", *(name.lower() for name in client.plan.headers)}
     return {
         "path": raw_path.decode("ascii"),
-        "headers": {
-            key: MASK if value in secrets and key != "x-request-id" else value
-            for key, value in headers.items()
-            if key not in _OF_CONNECTION
-        },
+        "headers": {key: text for key, text in headers.items() if text and key not in given},
         "body": json.loads(encoded),
     }
 
 
 def _leave(bench: Bench, visit: Visit) -> dict[str, Any] | None:
-    """After a number of tokens, or of seconds since the request was sent."""
+    """After a number of events with text, one for each token, or of seconds since the sending."""
     leave = visit.leave
     if leave is None:
         return None
-    way = _PLAIN_WAYS.get(leave.way, str(leave.way).replace("_", "-"))
+    way = _PLAIN_WAYS[leave.way]
     match leave.phase:
         case Phase.SENT:
             return {"way": way, "after_s": round(leave.at * bench.step_s, 4)}
@@ -86,4 +93,4 @@ def _leave(bench: Bench, visit: Visit) -> dict[str, Any] | None:
             tokens = max(1, int(leave.at))
     if visit.delivery is Delivery.UNARY:
         return {"way": way, "after_s": round(tokens * bench.step_s, 4)}
-    return {"way": way, "after_tokens": tokens}
+    return {"way": way, "after_events": tokens}

@@ -23,21 +23,19 @@ _FEATURES: Final = {
     Feature.PRIORITY: "a priority",
     Feature.ADAPTER: "an adapter",
 }
-_MOST_TOLD: Final = 4  # visits; longer schedules are counted
+_MOST_SAID: Final = 4  # visits; longer schedules are counted
 
 
 def sentence_of(schedule: Schedule, violation: Violation) -> str:
     visits = [_visit(one, number) for number, one in enumerate(schedule.visits)]
-    if len(visits) > _MOST_TOLD:
-        left = len(schedule.leaves)
-        told = f"Of {len(visits)} requests {left} are left by their clients"
-    else:
-        told = "; ".join(visits)
+    said = "; ".join(visits)
+    if len(visits) > _MOST_SAID:
+        said = f"of {len(visits)} requests {len(schedule.leaves)} are left by their clients"
     stays = ""
     if schedule.bystanders:
         some = quantity(schedule.bystanders, "greedy streams")
-        stays = f", beside {some} that {'stays' if schedule.bystanders == 1 else 'stay'}"
-    return f"{told[0].upper()}{told[1:]}{stays}; then: {violation.said}."
+        stays = f", while {some} {'runs' if schedule.bystanders == 1 else 'run'} to the end"
+    return f"{said[0].upper()}{said[1:]}{stays}; then: {violation.said}."
 
 
 def _visit(visit: Visit, number: int) -> str:

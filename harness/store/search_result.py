@@ -22,11 +22,13 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class SearchFinding(msgspec.Struct, kw_only=True):
-    """An invariant that a schedule breaks. `broken`: which one; `said`: what was seen the last
-    time. `schedule`: the smallest that breaks it, `drawn_visits`: of the one that was drawn.
-    `rate`: of the smallest; `control`: of the same visits when nobody leaves. `wire`: the
-    smallest schedule as HTTP requests, for repro.py; empty over gRPC. `seen_again`: later schedules
-    that contain it and broke the same. `after_s`: since the search began."""
+    """An invariant that a schedule breaks. `is_sure`: it comes more often than where nobody leaves.
+    `is_repeat`: an earlier finding has the same leaves. `broken`: which one; `said`: what was seen
+    the last time. `schedule`: the smallest that breaks it; `drawn_visits`: of the one that was
+    drawn. `rate`: of the smallest; `control`: of the same visits when nobody leaves. `wire`: the
+    smallest schedule as HTTP requests, for repro.py; empty where no plain client can show it.
+    `seen_again`: later schedules that contain it and broke the same. `after_s`: since the search
+    began."""
 
     number: int
     broken: str
@@ -40,6 +42,8 @@ class SearchFinding(msgspec.Struct, kw_only=True):
     rate: Rate
     control: Rate
     is_fresh: bool  # the server was started afresh for each try
+    is_sure: bool = False
+    is_repeat: bool = False
     seen_again: int = 0
     after_s: float = 0.0
     took_s: float = 0.0
@@ -47,11 +51,6 @@ class SearchFinding(msgspec.Struct, kw_only=True):
     @property
     def folder(self) -> str:
         return f"{self.number}-{self.broken}"
-
-    @property
-    def is_of_leaving(self) -> bool:
-        """It comes back, and does not come where nobody leaves."""
-        return self.rate.hits > 0 and not self.control.hits
 
 
 class SearchResult(msgspec.Struct, kw_only=True):

@@ -1,10 +1,12 @@
 """What the hunt makes of a schedule that breaks something: its rate, its control, its size."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from harness.experiments.outcome import CannotDecideError
 from harness.records import Way
 from harness.search.grammar import Offered
 from harness.search.hunt import Hunt
@@ -50,7 +52,7 @@ class MadeUpServer:
     def refresh(self) -> None:
         self.starts += 1
 
-    def as_requests(self, schedule: Schedule) -> dict[str, Any]:
+    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
         return {"requests": len(schedule.visits)}
 
 
@@ -81,11 +83,11 @@ def test_a_request_for_several_answers_that_is_left_is_all_that_stays() -> None:
     def wrong(schedule: Schedule) -> bool:
         return any(one.n > 1 and one.leave is not None for one in schedule.visits)
 
-    (one, *more) = hunted(wrong)[0]
-    assert not more, "the same thing is found once"
-    assert one.is_of_leaving
+    (one, *more) = hunted(wrong, 1500)[0]
+    assert one.is_sure
+    assert all(other.is_repeat for other in more), "the same thing is found once"
     assert one.seen_again > 0
-    assert str(one.rate) == "5 of 5"
+    assert (str(one.rate), str(one.control)) == ("6 of 6", "0 of 6")
     smallest = msgspec.convert(one.schedule, Schedule)
     assert [visit.n for visit in smallest.visits] == [2]
     assert one.wire == {"requests": 1}
@@ -96,7 +98,7 @@ def test_a_request_for_several_answers_that_is_left_is_all_that_stays() -> None:
 def test_what_breaks_without_any_leave_is_no_finding_about_leaving() -> None:
     found, _ = hunted(lambda schedule: len(schedule.visits) > 2, 60)
     assert found
-    assert not any(one.is_of_leaving for one in found)
+    assert not any(one.is_sure for one in found)
     assert all(one.control.hits for one in found)
 
 
@@ -109,5 +111,33 @@ def test_what_does_not_come_back_is_said_so() -> None:
         return calls == 1
 
     (one,) = hunted(once, 60)[0]
-    assert not one.is_of_leaving
+    assert not one.is_sure
     assert str(one.rate) == "0 of 3"
+
+
+def test_chance_is_no_finding() -> None:
+    """It breaks in one play of ten, whoever leaves."""
+    rng = random.Random(5)
+    found, _ = hunted(lambda _: rng.random() < 0.1, 3000)
+    assert len(found) > 20
+    assert sum(one.is_sure for one in found) <= 2
+
+
+def test_what_is_known_is_kept_when_the_server_is_of_no_more_use() -> None:
+    server, found = MadeUpServer(lambda one: bool(one.leaves)), dict[int, SearchFinding]()
+
+    def refresh() -> None:
+        server.starts += 1
+        if server.starts == 5:
+            raise CannotDecideError("it does not start any more")
+
+    server.refresh = refresh  # type: ignore[method-assign]
+    hunt = Hunt(
+        server,
+        found=lambda one: found.update({one.number: one}),
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    assert hunt.run(OFFERED, seed=1, seconds=300, themes=()) == "it does not start any more"
+    assert [(str(one.rate), one.is_sure) for one in found.values()] == [("3 of 3", False)]

@@ -14,7 +14,13 @@ LEAVES = Visit(answer=64, leave=Leave(at=2))
 
 
 def broken(visit: Visit, *, can_refuse: bool = False, **row: Any) -> Broken | None:
-    keys: dict[str, Any] = {"sent_ns": 0, "ended_ns": 9, "outcome": Outcome.COMPLETED, **row}
+    keys: dict[str, Any] = {
+        "max_tokens": visit.answer,
+        "sent_ns": 0,
+        "ended_ns": 9,
+        "outcome": Outcome.COMPLETED,
+        **row,
+    }
     found = of_visit(visit, request_row("r", **keys), can_refuse=can_refuse)
     return None if found is None else found[0]
 

@@ -14,7 +14,7 @@ from harness.store.conform_result import ConformTarget, Machine
 from harness.store.search_result import Rate, SearchFinding, SearchResult
 from tests.harness.conform.slot_server import Manners, serving
 
-MOST_LINES = 160
+MOST_LINES = 150
 
 
 def request(tokens: int, **more: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ FINDING = SearchFinding(
         "short": request(30),
         "greedy": [],
         "requests": [
-            request(400, wait_s=0.0, after=None, leave={"way": "close", "after_tokens": 2})
+            request(400, wait_s=0.0, after=None, leave={"way": "close", "after_events": 2})
         ],
     },
     rate=Rate(5, 5),
@@ -74,7 +74,13 @@ def test_it_shows_a_lost_slot_and_shows_nothing_on_a_server_that_is_right(
             check=False,
         )
     assert done.returncode == code, done.stdout + done.stderr
-    assert ("3 requests run at once, before 4" in done.stdout) == bool(code)
+    assert ("requests that run at once: 4 before, 3 after" in done.stdout) == bool(code)
+
+
+def test_a_server_that_does_not_answer_shows_nothing(tmp_path: Path) -> None:
+    write_repro(tmp_path, FINDING, result("http://127.0.0.1:1"))
+    done = subprocess.run([sys.executable, "-I", str(tmp_path / REPRO)], timeout=60, check=False)
+    assert done.returncode == 2
 
 
 def test_it_is_short_and_its_head_is_the_sentence(tmp_path: Path) -> None:

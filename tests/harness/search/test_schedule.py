@@ -9,7 +9,6 @@ from harness.errors import ConfigError
 from harness.records import Delivery, Way
 from harness.search.grammar import THEMES, Offered, draw
 from harness.search.schedule import (
-    MOST_VISITS,
     Feature,
     Leave,
     Phase,
@@ -56,7 +55,7 @@ def test_what_is_drawn_is_right_and_asks_for_nothing_that_is_not_offered(offered
 
 def test_each_theme_is_drawn_and_can_be_asked_for_alone() -> None:
     for name in THEMES:
-        assert len(draw(1, OFFERED, [name]).visits) <= MOST_VISITS
+        assert draw(1, OFFERED, [name]).leaves or draw(2, OFFERED, [name]).leaves, name
     alone = draw(1, OFFERED, ["alone"])
     assert [one.after for one in alone.visits] == [None, 0]
 
