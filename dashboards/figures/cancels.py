@@ -25,9 +25,10 @@ from dashboards.figures.look import (
     axis,
     styled,
 )
-from dashboards.figures.timeline import Series, min_max, thin_marks
+from dashboards.figures.timeline import INTERVALS, thin_marks
 from harness.formatting import number, quantity
 from harness.metrics import CANCEL_LATENCY
+from harness.stats import Ints
 
 HEIGHT_PX: Final = 430
 ROOM: Final = 1.18  # of the height in use: above it is the edge for cancels without an end
@@ -70,9 +71,27 @@ class Cancels:
         )
 
     @property
-    def drawn(self) -> Series:
-        """In milliseconds."""
-        return min_max(self.let_go, self.seconds * 1e3)
+    def drawn(self) -> Ints:
+        """Which of them are drawn: all, or of each interval the first and the slowest. The fastest
+        and the slowest alone would be two bands with nothing between them.
+        """
+        n = len(self.seconds)
+        if n <= 2 * INTERVALS:
+            return np.arange(n)
+        starts = np.linspace(0, n, INTERVALS, endpoint=False).astype(np.int64)
+        ends = [*starts[1:].tolist(), n]
+        slowest = [
+            start + int(self.seconds[start:end].argmax())
+            for start, end in zip(starts.tolist(), ends, strict=True)
+        ]
+        return np.union1d(starts, slowest)
+
+    @property
+    def note(self) -> str | None:
+        if len(self.drawn) == len(self.seconds):
+            return None
+        users = f"{len(self.seconds):,} users who were let go"
+        return f"{users}, drawn as the first and the slowest of each of {INTERVALS} intervals"
 
     @property
     def is_any_open(self) -> bool:
@@ -88,8 +107,8 @@ def each_cancel(of: Cancels) -> go.Figure:
     drawn = of.drawn
     dots = go.Scatter(
         mode="markers",
-        x=drawn.x,
-        y=drawn.y,
+        x=of.let_go[drawn],
+        y=of.seconds[drawn] * 1e3,
         marker=_LET_GO,
         name=f"let go: {len(of.let_go):,}",
         hovertemplate="%{y:.3~g} ms" + NO_NAME,

@@ -60,7 +60,7 @@ def cancels(run: Run) -> Iterator[Part]:
         figure=each_cancel(of),
         alt=f"One dot for each cancel. {' '.join(_counted(of))} "
         + median_and_p99(run.metrics.get(CANCEL_LATENCY)),
-        note=of.drawn.note,
+        note=of.note,
     )
 
 
