@@ -417,7 +417,7 @@ def test_ten_thousand_random_operations() -> None:
     assert SchedulerMachine.operations >= 10_000
     assert SchedulerMachine.preemptions >= 200, "the pool was small enough to matter"
     assert SchedulerMachine.hits >= 500, "and the prompts were alike enough"
-    assert SchedulerMachine.swaps >= 100
+    assert SchedulerMachine.swaps >= 50
     assert SchedulerMachine.fallbacks >= 20, "the host was full at times"
     assert SchedulerMachine.handed_over >= 50, "only steps that are planned in turn hand over"
     assert SchedulerMachine.imports >= 100
