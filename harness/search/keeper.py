@@ -66,11 +66,14 @@ class ServerKeeper:
         is_elsewhere = self._is_up()
         process = self._spawn()
         until_s = time.monotonic() + self._longest_s
-        while (is_elsewhere and process.poll() is None) or not self._is_ready():
-            if code := process.poll():
+        while True:
+            code = process.poll()
+            if code:
                 raise CannotDecideError(
                     f"the command that starts the server ended with code {code}: see {self._log}"
                 )
+            if not (is_elsewhere and code is None) and self._is_ready():
+                return
             if time.monotonic() > until_s:
                 raise CannotDecideError(
                     f"the server did not serve {self._longest_s:g} s after its start"
