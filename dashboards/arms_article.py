@@ -21,6 +21,7 @@ def of_arms(run: Run) -> dict[str, Any]:
     return {
         "sentence": _arms_sentence(run),
         "is_sentence_first": True,
+        "stops": None,  # of several servers
         "cards": [],
         "more_cards": [],
         "facts": list(_arms_facts(run)),

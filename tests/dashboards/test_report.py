@@ -18,7 +18,7 @@ from tests.dashboards.reading import page_by
 from tests.golden.recorded import judged_today
 from tests.made_up.arms import arm as of_arm
 from tests.made_up.arms import difference, save_arms
-from tests.made_up.changed import change
+from tests.made_up.changed import change, change_workload
 from tests.made_up.conform import conform_cases, conform_result, save_conform
 from tests.made_up.played import save_played
 
@@ -30,6 +30,12 @@ def test_arms_without_figures_are_said_to_have_none(tmp_path: Path) -> None:
     page = page_by("report", run)
     assert page.figures() == {}
     assert "No request was made, so there is nothing to report." in page.body
+
+
+def test_arms_with_limits_of_the_run_itself_have_a_verdict_on_their_page(tmp_path: Path) -> None:
+    run = save_arms(tmp_path, kind="abandon")
+    change_workload(run, gate={"limits": ["ghost_rate.mean == 0"], "min_abandons": 0})
+    assert "Verdict" in page_by("report", run).body
 
 
 def test_an_invalid_run_of_arms_says_no_ratio_before_that(tmp_path: Path) -> None:
