@@ -128,7 +128,7 @@ def test_canaries_say_the_same_in_peace_and_in_trouble(
     assert sum(r.num_preemptions > 0 for r in trouble.canaries) >= num_canaries // 4
     counters = trouble.scheduler.counters
     found = counters.prefix_hit_tokens + counters.resumed_hit_tokens
-    assert found >= BLOCK_SIZE * (num_canaries // 10)
+    assert found >= BLOCK_SIZE * (num_canaries // 40 or 1), "some of a prompt was in the cache"
     for mine, theirs in zip(peace.canaries, trouble.canaries, strict=True):
         assert theirs.token_ids == mine.token_ids
         rows, expected = trouble.logits[mine.request_id], peace.logits[mine.request_id]
