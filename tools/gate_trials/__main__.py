@@ -80,7 +80,7 @@ def _written(root: Path, limits: str) -> Path:
 def judge(root: Path, case: Case, seed: int) -> GateVerdict:
     order = GateOrder(
         run=place(root, case, seed),
-        limits=_written(root, case.limits or "\n".join(load_workload("gate").gate.limits)),
+        limits=_written(root, case.limits or "\n".join(load_workload(case.workload).gate.limits)),
         baseline=baseline_of(root, case.limits) if case.limits else None,
     )
     code = gate_and_show(order, as_json=False, quiet=True)

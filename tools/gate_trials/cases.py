@@ -1,11 +1,13 @@
 """The cases of the gate's trials: a build without a fault, and builds with one fault each.
 
 A build is the bundled engine with settings of its own. All are run on the same workload; the one
-that decides about the size of chunks needs long prompts, several rounds and a baseline.
+that decides about the size of chunks needs long prompts, several rounds and a baseline. Black boxes
+are run on `gate_black_box`: the engine is then another's, of which neither log nor metrics is read.
 """
 
 import json
-from dataclasses import dataclass
+import subprocess
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,8 @@ from harness.run.process import Interruption
 from harness.run.progress import Progress
 from harness.run.rounds import execute_rounds
 from harness.run.run_config import RunConfig, resolve_run
+from tests.reference_engine.running_engine import RunningEngine
+from tools.truth.conform_cases import engine_flags
 
 MOST_TRIES: Final = 4
 
@@ -36,18 +40,26 @@ new / baseline: cancel_latency_steps.mean <= 1.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One row of the table. `limits`: by what it is judged, against a baseline: a run of the build
-    without a fault; none: by the limits of the workload itself."""
+    without a fault; none: by the limits of the workload itself. `server`: the flags of the engine
+    that is measured as a black box; none: the run starts the engine itself."""
 
     name: str
     workload: str = "gate"
     settings: tuple[str, ...] = ()
     limits: str | None = None
     is_clean: bool = False
+    server: tuple[str, ...] | None = None
 
 
 def with_fault(fault: str) -> Case:
     settings = (f'engine.faults=["{fault}"]', "engine.allow_faults=true")
     return Case(name=fault, settings=settings)
+
+
+def black_box(fault: str) -> Case:
+    name = f"black box, {fault or 'clean'}"
+    server = tuple(engine_flags(fault))
+    return Case(name=name, workload="gate_black_box", is_clean=not fault, server=server)
 
 
 CLEAN: Final = Case(name="clean", is_clean=True)
@@ -74,7 +86,10 @@ FAULTY: Final = (
         limits=CHUNK_LIMITS,
     ),
 )
-ALL: Final = (CLEAN, CLEAN_TWO, CLEAN_PREFILL, *FAULTY)
+BLACK_BOXES: Final = tuple(
+    black_box(fault) for fault in ("", "delay-abort=0.1", "lose-abort=0.1", "leak-slot")
+)
+ALL: Final = (CLEAN, CLEAN_TWO, CLEAN_PREFILL, *FAULTY, *BLACK_BOXES)
 
 
 # One trial: a whole run of the bundled engine, without a report...
@@ -108,10 +123,19 @@ def _is_invalid(folder: Path) -> bool:
 
 
 def _run(case: Case, seed: int, folder: Path) -> None:
-    order = RunConfig(
-        workload=case.workload, settings=[*case.settings, f"run.seed={seed}"], out=folder
-    )
-    resolved = resolve_run(order)
+    settings = [*case.settings, f"run.seed={seed}"]
+    config = RunConfig(workload=case.workload, settings=settings, out=folder)
+    if case.server is None:
+        return _execute(config)
+    server = RunningEngine(*case.server, stderr=subprocess.DEVNULL)
+    try:
+        _execute(replace(config, target_url=server.url, engine="openai"))
+    finally:
+        server.stop()
+
+
+def _execute(config: RunConfig) -> None:
+    resolved = resolve_run(config)
     run = execute_rounds if resolved.arm_runs else execute
     finished = run(resolved, progress=Progress(), interruption=Interruption())
     if finished.failure is not None:
