@@ -176,13 +176,15 @@ def _has_interval(n: int, share: float) -> bool:
 def turnbull_median(low: Floats, high: Floats) -> float | None:
     """The median of times that each lie in (low, high], by Turnbull's estimator (expectation
     and maximisation from an even start, so that mass which no end divides stays even). None: beyond
-    the last finite end. Ends are rounded up to a grid of 1/200 of their range."""
+    the last finite end. Ends are rounded up to a grid of 1/200 of their range; where `low` is `high`,
+    the time is known."""
     finite = high[np.isfinite(high)]
     if not len(finite):
         return None
     grid = np.linspace(0.0, float(finite.max()), _CELLS + 1)[1:]
     cells = np.append(grid, np.inf)
-    is_in = (cells > low[:, None]) & (cells <= _rounded_up(high, grid)[:, None])
+    last = _rounded_up(high, grid)[:, None]
+    is_in = (cells > low[:, None]) & (cells < last) | (cells == last)
     mass = np.full(len(cells), 1 / len(cells))
     for _ in range(_ROUNDS):
         expected = is_in * mass

@@ -177,6 +177,8 @@ def test_readings_in_a_burst_are_dropped_and_counted(run: RunBuilder, beside: in
         ([(0, 3), (1, 2), (1, 4)], 1.5),  # all have (1, 2] in common
         ([(1, np.inf), (2, np.inf), (0, 1)], None),
         ([(0, 1), (0, 1), (5, np.inf)], 0.75),
+        ([(2, 2), (1, 1), (1, 1)], 1),  # known times, one of them the longest
+        ([(2, 2), (3, np.inf), (3, np.inf)], None),
     ],
 )
 def test_turnbulls_median(intervals: list[tuple[float, float]], median: float | None) -> None:
