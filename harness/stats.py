@@ -176,8 +176,8 @@ def _has_interval(n: int, share: float) -> bool:
 def turnbull_median(low: Floats, high: Floats) -> float | None:
     """The median of times that each lie in (low, high], by Turnbull's estimator (expectation
     and maximisation from an even start, so that mass which no end divides stays even). None: beyond
-    the last finite end. Ends are rounded up to a grid of 1/200 of their range; where `low` is `high`,
-    the time is known."""
+    the last finite end. Ends are rounded up to a grid of 1/200 of their range. A time is
+    known if its `low` is its `high`."""
     finite = high[np.isfinite(high)]
     if not len(finite):
         return None

@@ -71,17 +71,24 @@ class Occupancy:
         )
 
     def _count(self, longest_s: float, extra: int = 0) -> Counted:
-        """The requests are read to their end: abandoned, they could themselves hold slots."""
+        """The requests are read to their end: abandoned, they could themselves hold slots. Each has
+        `longest_s` since it was sent: by the time that a slow client has sent the last one, answers
+        that nobody reads any more may have ended."""
         server = self._streams
         asked = server.short(self._tokens, role=Role.CHECK)
-        streams = [server.start(asked) for _ in range(server.slots + extra)]
-        until_ns = time.perf_counter_ns() + int(longest_s * 1e9)
+        streams, until_ns = [], []
+        for _ in range(server.slots + extra):
+            until_ns.append(time.perf_counter_ns() + int(longest_s * 1e9))
+            streams.append(server.start(asked))
         join_all(streams, longest_s)
         refused = [one for one in streams if server.facts.refuses and is_refused(one)]
         for stream in streams:
             if stream.row is not None and stream not in refused:
                 whole(stream.row, "a request that counts the slots")
-        times = [[t_ns for t_ns in stream.token_times_ns if t_ns <= until_ns] for stream in streams]
+        times = [
+            [t_ns for t_ns in stream.token_times_ns if t_ns <= last_ns]
+            for stream, last_ns in zip(streams, until_ns, strict=True)
+        ]
         self.refused = len(refused)
         waiting = sum(not one for one in times)
         served = len(times) - waiting

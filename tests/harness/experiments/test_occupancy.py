@@ -1,5 +1,7 @@
 """What is held after leaves, by requests that start at once."""
 
+import time
+from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,9 @@ SLOTS = 256
 STEP_NS = 1000
 
 
+WAIT_S = 1.0
+
+
 def refusing(held: int) -> Occupancy:
     """One prompt begins in a step, so that short answers do not all run together."""
     sent = count()
@@ -30,13 +35,17 @@ def refusing(held: int) -> Occupancy:
             row=row, token_times_ns=times if is_served else [], join=lambda _: row
         )
 
+    return occupancy_of(start, refuses=True)
+
+
+def occupancy_of(start: Callable[[int], SimpleNamespace], *, refuses: bool) -> Occupancy:
     streams: Any = SimpleNamespace(
         slots=SLOTS,
-        facts=ServerFacts(SLOTS, 0.02, 0.02, None, refuses=True),
+        facts=ServerFacts(SLOTS, 0.02, 0.02, None, refuses=refuses),
         step_s=0.02,
         ttft_s=0.02,
         settle_s=0.0,
-        patience=Patience(0.0, 64, 0.0, 1.0),
+        patience=Patience(0.0, 64, 0.0, WAIT_S),
         short=lambda tokens, **_: tokens,
         start=start,
         pause=lambda _: None,
@@ -53,3 +62,19 @@ def test_where_requests_are_refused_those_are_held_that_are_refused(held: int) -
 
 def test_one_more_than_the_slots_that_is_served_after_another_runs_beside_none() -> None:
     assert refusing(0).running_at_once(extra=1) <= SLOTS
+
+
+def test_what_a_slow_client_sends_late_does_not_make_up_for_slots_that_were_held() -> None:
+    """All slots are held until 1 ms after the first request has waited long enough."""
+    sent_ns: list[int] = []
+
+    def start(tokens: int) -> SimpleNamespace:
+        sent_ns.append(time.perf_counter_ns())
+        free_ns = sent_ns[0] + int(WAIT_S * 1e9) + 1_000_000
+        while time.perf_counter_ns() < sent_ns[-1] + 10_000:  # it takes 2.56 ms to send them all
+            pass
+        row = SimpleNamespace(outcome=Outcome.COMPLETED, status_code=200)
+        times = [free_ns + STEP_NS * token for token in range(tokens)]
+        return SimpleNamespace(row=row, token_times_ns=times, join=lambda _: row)
+
+    assert occupancy_of(start, refuses=False).held(lambda: 0) > 0
