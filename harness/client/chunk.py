@@ -33,6 +33,8 @@ class UsageCounts(msgspec.Struct):
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
+    total_tokens: Count | None = None
+    reasoning_tokens: Count | None = None
     completion_tokens_details: TokenDetails | None = None
     prompt_tokens_details: PromptDetails | None = None
 
@@ -42,9 +44,16 @@ class UsageCounts(msgspec.Struct):
         return None if details is None else details.cached_tokens
 
     @property
-    def reasoning_tokens(self) -> int:
+    def reasoning(self) -> int:
+        """The tokens of reasoning in `completion_tokens`. Some servers count them apart: the total
+        is then the sum of all three."""
         details = self.completion_tokens_details
-        return 0 if details is None else details.reasoning_tokens or 0
+        reasoning = (None if details is None else details.reasoning_tokens) or self.reasoning_tokens
+        if not reasoning or reasoning > (completion := self.completion_tokens or 0):
+            return 0
+        of_all_three = (self.prompt_tokens or 0) + completion + reasoning
+        is_apart = self.total_tokens is not None and self.total_tokens >= of_all_three
+        return 0 if is_apart else reasoning
 
 
 class Function(msgspec.Struct):

@@ -331,6 +331,8 @@ def usage_of(value: Any, unread: Unread) -> UsageCounts | None:
     return UsageCounts(
         prompt_tokens=prompt,
         completion_tokens=completion,
+        total_tokens=count_of(value.get("total_tokens")),
+        reasoning_tokens=count_of(value.get("reasoning_tokens")),
         completion_tokens_details=None if hidden is None else TokenDetails(hidden),
         prompt_tokens_details=None if cached is None else PromptDetails(cached),
     )

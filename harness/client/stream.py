@@ -152,10 +152,10 @@ class StreamMachine:
         them; None if they are not known. Reasoning that was not shown is left out."""
         usage, events = self._usage, self._text_events
         is_whole = self.outcome is Outcome.COMPLETED and self._spec.n == 1 and events > 0
-        if not is_whole or usage is None or usage.completion_tokens is None:
+        if not is_whole or usage is None or (tokens := self._final_count(usage)) is None:
             return None
-        hidden = 0 if self._shows_reasoning else usage.reasoning_tokens
-        return usage.completion_tokens - hidden, events
+        hidden = 0 if self._shows_reasoning else usage.reasoning
+        return tokens - hidden, events
 
     @property
     def _text_events(self) -> int:
@@ -311,8 +311,8 @@ class StreamMachine:
             status_code=self._status_code,
             error=self.error,
             finish_reason=self._ending.reason,
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens if is_complete else None,
+            prompt_tokens=usage.prompt_tokens or None,  # 0: the server does not count
+            completion_tokens=self._final_count(usage) if is_complete else None,
             plan=spec.plan,
             way="" if spec.way is None else spec.way.value,
             delivery=spec.delivery,
@@ -330,6 +330,11 @@ class StreamMachine:
             tokens_error=None if scale is None else scale.error_after(self._text_events),
             unread=self._ending.unread,
         )
+
+    def _final_count(self, usage: UsageCounts) -> int | None:
+        """A count of 0 after text has come is none."""
+        count = usage.completion_tokens
+        return None if not count and self._text_events else count
 
     # Decisions
 
@@ -430,7 +435,7 @@ class StreamMachine:
         if not tokens:
             return choice.has_text() and self._read_chunk(chunk, t_ns, tokens)
         if usage is not None:
-            if usage.prompt_tokens is None or usage.completion_tokens is None:
+            if not usage.prompt_tokens or usage.completion_tokens is None:
                 self._fill_in(usage)
             self._usage = usage
         self._take(tokens, self.tokens_read + tokens, t_ns)
@@ -483,11 +488,11 @@ class StreamMachine:
         self._apply(StreamSignal.TOKEN)
 
     def _fill_in(self, usage: UsageCounts) -> None:
-        """What an account leaves out is as it was before."""
+        """What an account leaves out, or counts as 0, is as it was before."""
         before = self._usage
-        if before is not None and usage.prompt_tokens is None:
+        if before is not None and not usage.prompt_tokens:
             usage.prompt_tokens = before.prompt_tokens
-        if before is not None and usage.completion_tokens is None:
+        if before is not None and not usage.completion_tokens:
             usage.completion_tokens = before.completion_tokens
         if before is not None and usage.prompt_tokens_details is None:
             usage.prompt_tokens_details = before.prompt_tokens_details

@@ -2,8 +2,8 @@
 tokens, else by its text, which stands for one token or for as many as in other answers.
 
 The server's count of an answer so far is believed while it rises with the text. Where it is
-missing, stands still, or gives the whole answer's length from the start, text is counted in its
-place, and what the text has been counted for is not counted again when the server's count rises.
+missing, stands still, falls, or gives the whole answer's length from the start, text is counted in
+its place. What the text has been counted for is not counted again when the server's count rises.
 """
 
 from collections import defaultdict
@@ -115,7 +115,7 @@ class TokenCount:
             new = max(0, one.counted - one.read) if is_last else 0
             one.read += new
             return new
-        if so_far and self.by is _BY_USAGE:
+        if so_far and so_far >= one.counted and self.by is _BY_USAGE:
             self._most_answers = max(self._most_answers, choice.index + 1)
             if one.still_at != so_far:
                 one.still_at, one.still = so_far, 0

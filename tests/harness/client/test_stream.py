@@ -480,19 +480,46 @@ def test_token_ids_that_are_no_list_count_nothing(ids: Any) -> None:
     assert (row.token_counting, row.event_tokens) == (TokenCounting.EVENTS, [1, 1])
 
 
+HIDDEN = {"completion_tokens_details": {"reasoning_tokens": 38}}
+
+
 @pytest.mark.parametrize(
-    ("first", "counted"), [({"content": "a"}, (2, 2)), ({"reasoning": "hm"}, (40, 2))]
+    ("first", "account", "counted"),
+    [
+        ({"content": "a"}, {"completion_tokens": 40} | HIDDEN, (2, 2)),
+        ({"reasoning": "hm"}, {"completion_tokens": 40} | HIDDEN, (40, 2)),
+        ({"content": "a"}, {"completion_tokens": 40, "reasoning_tokens": 38}, (2, 2)),
+        # counted apart, as by xAI
+        ({"content": "a"}, {"completion_tokens": 2} | HIDDEN, (2, 2)),
+        (
+            {"content": "a"},
+            {"prompt_tokens": 8, "completion_tokens": 60, "total_tokens": 106} | HIDDEN,
+            (60, 2),
+        ),
+        ({"content": "a"}, {"completion_tokens": 0}, None),
+    ],
 )
 def test_reasoning_that_is_not_shown_is_in_no_count_of_an_event(
-    first: dict[str, str], counted: tuple[int, int]
+    first: dict[str, str], account: dict[str, Any], counted: tuple[int, int] | None
 ) -> None:
-    usage = {"completion_tokens": 40, "completion_tokens_details": {"reasoning_tokens": 38}}
     last = event(choices=[{"delta": {}, "finish_reason": "stop"}])
     stream = fed(machine(continuous_usage=False), chat(**first), chat(content="b"), last)
-    stream.event(json.dumps({"choices": [], "usage": usage}).encode(), 50)
+    stream.event(json.dumps({"choices": [], "usage": account}).encode(), 50)
     assert stream.counted is None  # it has not ended
     stream.body_ended(60)
     assert stream.counted == counted
+
+
+@pytest.mark.parametrize("text", ["", "a"])
+def test_a_count_of_nothing_is_none_where_text_has_come(text: str) -> None:
+    none = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    ends = [event(text, usage=0, finish="stop"), json.dumps({"usage": none}).encode(), DONE]
+    row = told("/v1/completions", *ends, continuous_usage=False)
+    assert row.outcome is Outcome.COMPLETED
+    assert row.prompt_tokens == 7
+    assert row.completion_tokens == (None if text else 0)
+    row = told("/v1/completions", *ends[1:], event(text, finish="stop"), continuous_usage=False)
+    assert row.prompt_tokens is None
 
 
 def test_what_comes_after_leaving_is_counted_apart() -> None:

@@ -51,7 +51,8 @@ ONES = list(range(1, 25))
         ([None, None, 1, 2, 3, 4], [1, 2, 2, 2, 3, 4], "events"),  # it had not begun to count
         ([4, 8, None, None, 16], [4, 8, 9, 10, 16], "events"),
         ([4, 8, 12, None, None], [4, 8, 12, 13, 14], "events"),
-        ([3, 2, 1, 5], [3, 3, 3, 5], "usage"),  # it never falls
+        ([3, 2, 1, 5], [3, 3, 3, 5], "events"),  # a count that falls is none
+        ([1, 2, 3, 1, 2, 3], [1, 2, 3, 4, 5, 6], "events"),  # it began again
     ],
 )
 def test_a_count_is_believed_while_it_says_something(
