@@ -9,7 +9,7 @@ from harness.client.chunk import EXPIRED, CancellationReason, Choice, Chunk, Loo
 from harness.client.loose import shown
 from harness.client.server_error import NO_REASON
 from harness.client.states import StreamSignal
-from harness.client.words import end_of, is_abort, is_error_text, is_failure
+from harness.client.words import end_of, is_abort, is_doubtful_text, is_failure
 
 ENDED_EARLY: Final = "the stream ended early: neither a finish reason nor [DONE]"
 NO_ANSWER: Final = "the stream ended without text, a finish reason or a count of tokens"
@@ -106,7 +106,7 @@ class StreamEnding:
         """The words after which `[DONE]` is no good end, unless a finish reason has come."""
         words, since = self._notice
         is_last = bool(words) and since == tokens_read and self.reason is None
-        return words if is_last and is_error_text(words) else None
+        return words if is_last and is_doubtful_text(words) else None
 
     def with_last_words(self, error: str, tokens_read: int) -> str:
         words, since = self._notice

@@ -21,6 +21,7 @@ from harness.client.chunk import (
     UsageCounts,
 )
 from harness.client.loose import (
+    REASONS,
     Unread,
     account_in,
     as_json,
@@ -45,6 +46,7 @@ from harness.client.words import (
     cut,
     end_of,
     is_done_text,
+    is_doubtful_text,
     is_end_name,
     is_error_key,
     is_error_name,
@@ -53,6 +55,7 @@ from harness.client.words import (
     is_well,
     names_aside,
     names_failure,
+    says_nothing,
     words_of_text,
 )
 
@@ -67,7 +70,9 @@ _FINISH_REASONS: Final = {
     "stop_sequence": "stop",
     "max_tokens": "length",
 }
-_PLAIN_KINDS: Final = frozenset({"", "message", "completion", "chunk", "delta", "token", "data"})
+_PLAIN_KINDS: Final = frozenset(
+    {"", "message", "completion", "chunk", "delta", "token", "data", "result"}
+)
 _AT_THE_TOP: Final = ("delta", "message", "text", "content", "response")  # without `choices`
 _END_STATES: Final = frozenset({"object", "status", "state"})
 _WRAPPERS: Final = ("data", "result", "response", "output", "payload", "body", "chunk")
@@ -156,18 +161,20 @@ def _kind_of(value: Event) -> str:
 
 
 def _look_at_text(text: str, name: str, why: str) -> list[Look]:
-    if not text.strip() or is_heartbeat(text) or is_heartbeat(name):
-        return []
     if is_done_text(text):
         return [Look(is_done=True)]
     if is_error_text(text) and not names_aside(name):
         return [Look(error=words_of_text(text))]
-    return [Look(notice=cut(text))] if name else [Look(unread=why)]
+    if says_nothing(text) or is_heartbeat(name):
+        return []
+    return [Look(notice=cut(text))] if name or is_doubtful_text(text) else [Look(unread=why)]
 
 
 def _look_at_lines(data: bytes) -> list[Look]:
     """Lines that are of no event: an error, as a whole or in one of them, or nothing."""
     text = data.decode("utf-8", "replace")
+    if not text.strip():
+        return []
     try:
         values = [part for value in values_of(data) for part in _flat(value)]
     except NONSENSE:
@@ -243,10 +250,10 @@ def _look_older(event: Event, kind: str, unread: Unread) -> Look:
     chunk = _chunk_in(event)
     listed_choices = listed(chunk.get("choices"), "`choices`", unread)
     if kind.lower() in _PLAIN_KINDS and "choices" not in chunk:
-        at_top = {key: event[key] for key in _AT_THE_TOP if _may_be_of_an_answer(key, event)}
+        chunk, at_top = _without_choices(event)
         listed_choices = [_renamed(at_top)] if at_top else []
     choices = [choice_of(one, place, unread) for place, one in enumerate(listed_choices)]
-    reason = reason_at(event)
+    reason = reason_at(event) or reason_at(chunk)
     if (end := end_of(reason)) is not None and not any(one.finish_reason for one in choices):
         choices = choices or [Choice()]
         for one in choices:
@@ -261,8 +268,22 @@ def _look_older(event: Event, kind: str, unread: Unread) -> Look:
 
 def _chunk_in(event: Event) -> Event:
     """The event itself, or a part of it that a gateway has wrapped."""
+    return next((one for one in _parts(event) if "choices" in one), event)
+
+
+def _parts(event: Event) -> Iterator[Event]:
     parts = (event, *(event.get(key) for key in _WRAPPERS))
-    return next((one for one in parts if isinstance(one, dict) and "choices" in one), event)
+    return (one for one in parts if isinstance(one, dict))
+
+
+def _without_choices(event: Event) -> tuple[Event, dict[str, Any]]:
+    """The event, or a wrapped part, that has text or a finish reason without a choice, and what of
+    it is the answer's."""
+    for part in _parts(event):
+        found = {key: part[key] for key in _AT_THE_TOP if _may_be_of_an_answer(key, part)}
+        if found or not REASONS.isdisjoint(part):
+            return part, found
+    return event, {}
 
 
 def _may_be_of_an_answer(key: str, event: Event) -> bool:

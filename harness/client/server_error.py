@@ -47,6 +47,15 @@ _KINDS: Final = (
 )
 _CODES: Final = (
     *("code", "status_code", "statusCode", "http_status", "httpStatus", "Code", "StatusCode"),
+    *(
+        "http_status_code",
+        "httpStatusCode",
+        "grpc_status",
+        "grpcStatus",
+        "result_code",
+        "resultCode",
+    ),
+    *("return_code", "returnCode", "ret_code", "retCode", "retcode", "ret", "rc"),
 )
 _STATES: Final = ("status", "state", "Status")
 _FLAGS: Final = ("success", "ok", "succeeded", "is_success", "isSuccess")
@@ -71,6 +80,7 @@ _COUNTED: Final = ("errors", "exceptions", "failures")  # a number of them is an
 _WORDS: Final = (
     *("message", "msg", "detail", "errormessage", "errormsg", "errmsg", "errordescription"),
     *("statusmsg", "statusmessage", "faultstring", "description", "reason", "title", "info"),
+    *("grpcmessage", "resultmsg", "resultmessage", "returnmsg", "returnmessage", "retmsg"),
 )
 _WORDS_AT_LAST: Final = ("data", "body", "result", "text", "content", "response")
 

@@ -29,7 +29,8 @@ class EndlessEventError(Exception):
 class SSEDecoder:
     """The event under construction: `_name`; `_lines`, its complete data lines, and `_pieces`, the
     incomplete one (in pieces, so that a long line costs no copying); `_size` of all, and
-    `_began_ns`. `_strays`: lines in a row that are no part of an event, which come as an event
+    `_began_ns`. `_comment` of a named event is its data if it has no other: Dynamo says there what
+    went wrong. `_strays`: lines in a row that are no part of an event, which come as an event
     called STRAY if `keeps_strays`."""
 
     def __init__(
@@ -44,6 +45,7 @@ class SSEDecoder:
         self._began_ns: int | None = None
         self._name = b""
         self._lines: list[bytes] = []
+        self._comment = b""
         self._strays: list[bytes] = []
         self._stray_room = MAX_STRAY_BYTES if keeps_strays else 0
         self._stray_bytes = 0
@@ -119,8 +121,8 @@ class SSEDecoder:
                 self._stray_bytes = 0
             if not line:
                 if self._lines or self._name:
-                    events.append((self._name, b"\n".join(self._lines)))
-                    self._name = b""
+                    events.append((self._name, b"\n".join(self._lines) or self._comment))
+                    self._name = self._comment = b""
                     self._lines.clear()
                 self._size = 0
             elif line.startswith(b"data:"):
@@ -132,6 +134,8 @@ class SSEDecoder:
                 self._size += 1  # names replace one another: that a name has come matters
             elif line in (b"data", b"event"):
                 self._take_bare(line)
+            elif line.startswith(b":") and self._name:
+                self._comment = line[1:].strip()
             else:
                 self._keep_stray(line)
         return events

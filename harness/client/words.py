@@ -7,9 +7,10 @@ from typing import Final
 
 from harness.client.chunk import MAX_CHARS
 
-HEARTBEATS: Final = frozenset(
-    {"ping", "pong", "heartbeat", "heart-beat", "heart_beat", "keepalive", "keep-alive"}
-    | {"keep_alive", "noop", "no-op", "comment", "ok", "alive", "."}
+# By their letters alone: `keep-alive`, `[HEARTBEAT] 12`.
+_HEARTBEATS: Final = frozenset(
+    {"ping", "pong", "heartbeat", "keepalive", "noop", "comment", "ok", "alive", "stillalive"}
+    | {"beat", "hb", "keep"}
 )
 # In place of an error: there is none.
 _WELL: Final = frozenset(
@@ -19,6 +20,7 @@ _WELL: Final = frozenset(
 _PROGRESS: Final = frozenset(
     {"ready", "done", "complete", "completed", "finished", "queued", "pending", "processing"}
     | {"running", "waiting", "loading", "started", "accepted", "in_progress", "in progress"}
+    | {"start", "begin", "connected", "connecting", "open", "undefined", "working", "thinking"}
 )
 _FAILURES: Final = frozenset(
     {"error", "errors", "err", "exception", "exceptions", "failure", "failures", "failed", "fail"}
@@ -26,9 +28,13 @@ _FAILURES: Final = frozenset(
     | {"traceback", "overloaded", "unavailable", "killed", "interrupted", "insufficient", "died"}
     | {"errored"}
 )
-_FAILED_NAMES: Final = frozenset({"exceeded", "rejected", "denied"})  # no finish reasons
+_FAILED_NAMES: Final = frozenset(  # no finish reasons
+    {"exceeded", "rejected", "denied", "exhausted", "throttled", "refused"}
+)
 _FAILED_REASONS: Final = frozenset(
-    {"dead", "deadline", "evicted", "memory", "oom", "preempted", "rate", "throttled"}
+    {"dead", "deadline", "evicted", "memory", "oom", "preempted", "rate", "throttled", "reset"}
+    | {"lost", "expired", "shutdown", "closed", "overload", "busy", "internal", "gateway", "quota"}
+    | {"exhausted", "timeouts"}
 )
 # In the name of an event about something else than the answer: a log, a tool, another try.
 _ASIDE: Final = frozenset(
@@ -48,7 +54,10 @@ _OF_AN_ERROR: Final = frozenset(
     {"message", "msg", "code", "type", "description", "detail", "details", "reason", "text"}
     | {"string", "info", "no", "number", "status", "name", "body", "response", "data", "title"}
 )
-_AROUND_A_BEAT: Final = " :<>[]0123456789"
+_AROUND_A_WORD: Final = " \t\"'[]<>.!:*-"
+_LETTERS: Final = re.compile(r"[^\W\d_]{2,}")  # a time has single ones
+# A time, or nothing that can be seen.
+_OF_A_CLOCK: Final = re.compile(r"[\s\dTZ:.+-]{8,}|[\s\x00\u200b\ufeff]*").fullmatch
 _LONGEST_NAME: Final = 100
 _NEGATIONS: Final = frozenset({"no", "non", "not", "without", "zero", "none"})
 _EARLIER: Final = frozenset({"on", "after", "previous"})  # `on_error`, `retry_after_error`
@@ -70,11 +79,15 @@ _ERROR_TEXT: Final = re.compile(
     | \b(?:cancell?ed|disconnected|invalid|unsupported|unable|cannot|lost|gone)\b
     | \b(?:bad[ ]gateway|bad[ ]request|not[ ]found|too[ ]many|rate[ ]limit\w*|shutting[ ]down)\b
     | \b(?:reset[ ]by|broken[ ]pipe|out[ ]of|no[ ]healthy|could[ ]not|over[ ]capacity)\b
-    | \b(?:went[ ]wrong|context[ ](?:length|window))\b
+    | \b(?:went[ ]wrong|context[ ](?:length|window))\b | 错误|失败|异常|超时|崩溃
     | ^\W*(?:http/\d\S*\s+)?[45]\d\d\b | ^\s*internal\s*$
     | ^\s*<(?:!doctype|html|head|body|title|h1|\?xml)\b
     """,
     re.IGNORECASE | re.VERBOSE,
+)
+# Words of a server that refuses, or that is still at it: they fail an answer only if it then ends.
+_DOUBTFUL: Final = re.compile(
+    r"\b(?:busy|interrupted|(?:try|retry)[ ](?:again|later))\b|繁忙|稍后", re.IGNORECASE
 )
 # In JSON that is broken, or is Python's: a key that says an error, and its value.
 _ERROR_FIELD: Final = re.compile(
@@ -216,6 +229,11 @@ def is_error_text(text: str) -> bool:
     return _ERROR_TEXT.search(_NO_ERROR.sub("", text[:10_000])) is not None
 
 
+def is_doubtful_text(text: str) -> bool:
+    """It may be why an answer ends: "server is busy, please try again later"."""
+    return is_error_text(text) or _DOUBTFUL.search(text[:10_000]) is not None
+
+
 def words_of_text(text: str) -> str:
     """The title of a web page, the message of broken JSON, else the text itself."""
     start = text.lstrip()[:10_000]
@@ -228,9 +246,16 @@ def words_of_text(text: str) -> str:
 
 def is_heartbeat(text: str) -> bool:
     """An event's name, or its data where that is no JSON: `ping`, `: PING`, `[heartbeat] 12`."""
-    plain = text.strip().lower()
-    core = plain.strip(_AROUND_A_BEAT)
-    return plain in HEARTBEATS or (core != "." and core in HEARTBEATS)
+    start = text[: 2 * _LONGEST_NAME].lower()
+    return text.strip() == "." or "".join(_LETTERS.findall(start)) in _HEARTBEATS
+
+
+def says_nothing(text: str) -> bool:
+    """Data that is no JSON: a heartbeat, a time, invisible characters, or a word that the
+    answer is to come: `[PROCESSING]`, `waiting...`."""
+    core = text.strip(_AROUND_A_WORD)
+    is_word = bool(core) and is_progress(core) and not is_end_name(core)
+    return is_word or _OF_A_CLOCK(text) is not None
 
 
 def is_done_text(text: str) -> bool:

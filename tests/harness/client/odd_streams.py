@@ -244,6 +244,14 @@ ELSEWHERE = [
         )
         for key in ("data", "result", "output")
     ),
+    Odd(
+        "text that is wrapped without a choice, under a name (DashScope's own)",
+        [
+            *(named("result", {"output": {"text": t, "finish_reason": "null"}}) for t in "abc"),
+            named("result", {"output": {"text": "", "finish_reason": "stop"}}),
+        ],
+        *(3, 0, 1),
+    ),
     Odd("events that are texts of JSON", [data(one[6:].decode()) for one in (A, B, STOP)], 2, 0, 1),
     Odd(
         "`message` in place of `delta`",
@@ -713,6 +721,10 @@ OBJECTS: list[dict[str, Any]] = [
     {"choices": [{"delta": {"content": ""}}], "code": 500, "message": "engine died"},
     {"errcode": 0, "errmsg": "engine died"},
     {"traceback": ["engine died"]},
+    {"http_status_code": 503, "message": "engine died"},
+    {"return_code": "FAIL", "return_msg": "engine died"},
+    {"grpc_status": 14, "grpc_message": "engine died"},
+    {"type": "RESOURCE_EXHAUSTED", "detail": "engine died"},
 ]
 TEXTS = [
     b"data: error: engine died\n\n",
@@ -733,6 +745,7 @@ TEXTS = [
     b"engine died\n",
     b"RuntimeError: engine died\n\n",
     b'event: cancelled\ndata: "engine died"\n\n',
+    b"event: error\n: engine died\n\n",
 ]
 NAMES = [
     *("failed", "abort", "aborted", "timeout", "exception", "fatal", "server_error", "timed_out"),
@@ -742,6 +755,7 @@ REASONS = [
     *("insufficient_system_resource", "failed", "failure", "timeout", "timed_out", "exception"),
     *("server_error", "overloaded", "network_error", "EngineError"),
     *("out_of_memory", "preempted", "rate_limited", "deadline_exceeded"),
+    *("upstream_closed", "worker_lost", "BadGateway"),
 ]
 ERRORS += [
     failing(f"an error as {json.dumps(one)}", data(one), "engine died", *LAST) for one in OBJECTS
@@ -769,6 +783,8 @@ ERRORS += [
     failing("a status line", b"data: 502 Bad Gateway\n\n", "502 Bad Gateway", DONE),
     failing("Internal Server Error", b"data: Internal Server Error\n\n", "Internal Server", DONE),
     failing("an end of a file", b"data: unexpected EOF\n\n", "unexpected EOF", DONE),
+    failing("busy, and [DONE]", b"data: busy, try again later\n\n", "try again later", DONE),
+    failing("busy, in Chinese", "data: 服务器繁忙\n\n".encode(), "繁忙", DONE),
     failing("something", b"data: Something went wrong\n\n", "Something went wrong", DONE),
     failing("a web page in an event", b"data: <html><h1>Busy</h1></html>\n\n", "Busy", DONE),
     failing("a web page between events", PAGE, "502 Bad Gateway", DONE),
@@ -880,6 +896,19 @@ BEATS = [
         ],
         *(2, 1, 2),
         path=RESPONSES,
+    ),
+    Odd(
+        "busy, and then the answer",
+        [b"data: busy, try again later\n\n", A, b"data: [PROCESSING]\n\n", B, *LAST],
+        *(2, 1, 3),
+    ),
+    Odd(
+        "a time, invisible characters, blanks",
+        [
+            *(b"data: HEARTBEAT 2026-11-26T10:00:00Z\n\n", b"data: \xe2\x80\x8b\n\n", A),
+            *(b"   \n", b"data: keepalive-12\n\n", B, *LAST),
+        ],
+        *(2, 2, 5),
     ),
     Odd("null", [data(None), A, data(None), B, *LAST], 2, 1, 3),
     Odd(

@@ -599,12 +599,12 @@ def test_what_makes_no_sense_is_named_and_costs_no_answer(
 
 @pytest.mark.parametrize("last", [[], [DONE]])
 def test_nonsense_alone_is_no_answer(last: list[bytes]) -> None:
-    stream = fed(machine(), b"(busy)", b"more of it", *last)
+    stream = fed(machine(), b"(oops)", b"more of it", *last)
     if stream.outcome is None:
         stream.body_ended(99)
     row = stream.row()
     assert (row.outcome, row.tokens_read) == (Outcome.FAILED, 0)
-    assert "could not be read: '(busy)' is no JSON" in (row.error or "")
+    assert "could not be read: '(oops)' is no JSON" in (row.error or "")
 
 
 def test_nonsense_has_an_end() -> None:
