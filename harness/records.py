@@ -21,6 +21,7 @@ Trust = Literal["exact", "exact_when_idle", "lower", "stuck"]
 
 # Roles of metrics that show the server's present state; all others are counters, which only grow.
 GAUGES: Final = ("running", "waiting", "free_blocks", "kv_usage")
+SHARES: Final = ("kv_usage",)  # of several engines on a page the mean says it, others add up
 
 
 ProcessKind = Literal["frontend", "worker"]  # of an engine with several processes

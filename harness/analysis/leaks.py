@@ -15,6 +15,7 @@ from harness.analysis.counters import idle_figure, not_shown
 from harness.analysis.figure import Figure, Figures, NotMeasurable, reading
 from harness.analysis.open_requests import num_abandoned, open_in_run
 from harness.analysis.run_facts import RunFacts, is_among
+from harness.analysis.scraped import readings_of
 from harness.analysis.timeline import computed_tokens, shared_blocks, timeline
 from harness.metrics import NOBODY_LEFT
 from harness.records import Metric
@@ -29,11 +30,16 @@ _GAUGES: Final = {
 }
 
 
-def leak_figures(facts: RunFacts) -> Figures:
-    figures = {
+_MOST_SHARE: Final = 1.01  # with rounding
+
+
+def leak_figures(frames: RunFrames, facts: RunFacts) -> Figures:
+    figures: Figures = {
         f"leaked_{noun}": idle_figure(f"leaked_{noun}", facts, role, sign=sign)
         for noun, (role, sign) in _GAUGES.items()
     }
+    if (no_share := _why_no_share(frames, facts)) is not None:
+        figures["leaked_kv_share"] = NotMeasurable(no_share)
     for noun in ("blocks", "kv_share"):
         figures[f"leaked_{noun}"] = _with_those_in_use(figures[f"leaked_{noun}"], facts, noun)
     if isinstance(figures["leaked_blocks"], Metric):
@@ -46,6 +52,20 @@ def leak_figures(facts: RunFacts) -> Figures:
             "leaked_blocks", blocks, method=share.method, bound=share.bound
         )
     return figures
+
+
+def _why_no_share(frames: RunFrames, facts: RunFacts) -> str | None:
+    """A gauge that was above 1 at any time goes to 100, or to a number of tokens."""
+    scraped = readings_of(frames, facts, "kv_usage")
+    idle = [values["kv_usage"] for _, values in facts.idle_loops if "kv_usage" in values]
+    idle += [facts.idle_before.get("kv_usage", 0.0), facts.idle_after.get("kv_usage", 0.0)]
+    largest = max(idle) if scraped is None else max(*idle, float(scraped.level.max(initial=0.0)))
+    if largest <= _MOST_SHARE:
+        return None
+    return (
+        f"{facts.metric_names['kv_usage']} was {largest:g}, and a share is at most 1: name a gauge "
+        "from 0 to 1 as `kv_usage` in the target's file"
+    )
 
 
 def _with_those_in_use(figure: Figure, facts: RunFacts, noun: str) -> Figure:

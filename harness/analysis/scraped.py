@@ -13,7 +13,7 @@ import pandas as pd
 
 from harness.analysis.run_facts import RunFacts
 from harness.analysis.tokens import token_gaps
-from harness.records import has_labels, page_of
+from harness.records import SHARES, has_labels, page_of
 from harness.stats import Floats, Ints
 from harness.store.frames import RunFrames
 
@@ -37,8 +37,8 @@ class ScrapedReadings:
 
 
 def readings_of(frames: RunFrames, facts: RunFacts, role: str) -> ScrapedReadings | None:
-    """All scrapes of a role, summed over its series, or of one page alone if each page repeats it;
-    None if the target never showed it.
+    """All scrapes of a role, summed over its series (of a share: their mean), or of one page alone
+    if each page repeats it; None if the target never showed it.
 
     Pages of several URLs that were read in one turn count as one reading, at their mean time. A
     series that is not there yet counts as 0; in a later turn without it, its last value stands.
@@ -59,7 +59,8 @@ def readings_of(frames: RunFrames, facts: RunFacts, role: str) -> ScrapedReading
         page = labels.map({text: page_of(text) for text in labels.unique()})
         is_role &= (page == page[is_role].iloc[0]).to_numpy()
     shown = samples[is_role].assign(turn=turns[is_role]).groupby("turn")["value"]
-    values = shown.sum().reindex(np.unique(turns)).ffill().fillna(0.0)
+    of_turns = shown.mean() if role in SHARES else shown.sum()
+    values = of_turns.reindex(np.unique(turns)).ffill().fillna(0.0)
     began_ns = (samples["t_ns"] - samples["duration_ns"] // 2).groupby(turns).min()
     return ScrapedReadings(
         t_ns=scrape_times_ns(frames),

@@ -159,7 +159,7 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
     needing_logs = {
         **cached_again_figures(frames, facts),
         **recomputed_history_figures(frames, facts),
-        **_leaks(observed),
+        **_leaks(frames, observed),
         "wasted_prompt_tokens": wasted_prompts_by_counter(frames.requests, facts),
         **growth_figures(frames, facts),
         **count_figures(frames.lifecycle, facts),
@@ -169,8 +169,8 @@ def figures_of(frames: RunFrames, observed: Observed) -> Figures:
     return pooled_figures([observed], needing_logs)
 
 
-def _leaks(observed: Observed) -> Figures:
-    figures = leak_figures(observed.facts)
+def _leaks(frames: RunFrames, observed: Observed) -> Figures:
+    figures = leak_figures(frames, observed.facts)
     for name, one in occupancy_figures(observed.requests, observed.outside.rounds).items():
         if isinstance(one, Metric):
             figures[name] = with_probe(figures.get(name), one)

@@ -3,13 +3,15 @@
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import fmean
 
 import httpx
+import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.collect.source import SourceError
 from harness.http_client import why_unread
-from harness.records import PAGE, MetricSample, has_labels, page_of
+from harness.records import PAGE, SHARES, MetricSample, has_labels, page_of
 from harness.workload.target import MetricRole, MetricSource
 
 
@@ -51,10 +53,11 @@ def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
 def parse_page(
     text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
 ) -> list[MetricSample]:
-    """The page's samples, without creation times, histogram buckets, and values that are not finite
-    (NaN: there is none). Raises ValueError for another format."""
+    """The page's samples, by the names that they have there, without creation times, histogram
+    buckets, and values that are not finite (NaN: there is none). Raises ValueError for another
+    format."""
     samples = []
-    for family in text_string_to_metric_families(_without_buckets(text)):
+    for family in _families(text):
         for sample in family.samples:
             if sample.name.endswith("_created") or not math.isfinite(sample.value):
                 continue
@@ -63,7 +66,7 @@ def parse_page(
                 MetricSample(
                     t_ns=t_ns,
                     duration_ns=duration_ns,
-                    name=sample.name,
+                    name=_name_on_page(sample.name, text),
                     labels=labels,
                     value=float(sample.value),
                 )
@@ -76,11 +79,40 @@ def parse_gauges(text: str) -> dict[str, float]:
     another format."""
     return {
         sample.name + json.dumps(sample.labels, sort_keys=True): float(sample.value)
-        for family in text_string_to_metric_families(_without_buckets(text))
+        for family in _families(text)
         if family.type in ("gauge", "unknown")
         for sample in family.samples
         if math.isfinite(sample.value)
     }
+
+
+def _name_on_page(name: str, text: str) -> str:
+    """The parser gives each counter a `_total`, also where a page has none, as TGI's and Triton's
+    have."""
+    return name if name in text else name.removesuffix("_total")
+
+
+def _families(text: str) -> list[prometheus_client.Metric]:
+    """A few lines that cannot be read, such as native histograms, cost no others. Raises
+    ValueError if they are half of the page."""
+    text = _without_buckets(text.removeprefix("\ufeff"))
+    try:
+        return list(text_string_to_metric_families(text))
+    except ValueError as error:
+        lines = [line for line in text.split("\n") if line.strip()]
+        good = [line for line in lines if _can_be_read(line)]
+        has_values = any(not line.startswith("#") for line in good)
+        if not has_values or 2 * len(good) <= len(lines):
+            raise error
+        return list(text_string_to_metric_families("\n".join(good)))
+
+
+def _can_be_read(line: str) -> bool:
+    try:
+        list(text_string_to_metric_families(line))
+    except ValueError:
+        return False
+    return True
 
 
 def _without_buckets(text: str) -> str:
@@ -92,17 +124,20 @@ def _without_buckets(text: str) -> str:
 def read_roles(
     samples: Iterable[MetricSample], metrics: Mapping[MetricRole, MetricSource]
 ) -> dict[str, float]:
-    """Each role's value in one scrape, summed over its series; a missing role has no entry. If each
-    page repeats it, the first page counts."""
-    values: dict[str, float] = {}
+    """Each role's value in one scrape: the sum of its series, of a share their mean. A missing role
+    has no entry. If each page repeats it, the first page counts."""
+    shown: dict[str, list[float]] = {}
     shown_by: dict[str, str] = {}
     for sample in samples:
         for role, source in metrics.items():
             if sample.name == source.name and has_labels(sample.labels, source.labels):
                 url = page_of(sample.labels) if source.repeated else ""
                 if shown_by.setdefault(role, url) == url:
-                    values[role] = values.get(role, 0.0) + sample.value
-    return values
+                    shown.setdefault(role, []).append(sample.value)
+    return {
+        role: fmean(values) if role in SHARES else sum(values, 0.0)
+        for role, values in shown.items()
+    }
 
 
 def find_unseen(

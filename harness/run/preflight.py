@@ -470,11 +470,13 @@ def metrics_misfit(
 
 
 def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
+    """Of all engines on the pages."""
     source = target.blocks_from
     if source is None:
         return None
-    for sample in samples:
-        text = json.loads(sample.labels).get(source.label) if sample.name == source.name else None
-        if text is not None and text.isdigit():
-            return int(text)
-    return None
+    texts = [
+        json.loads(sample.labels).get(source.label, "")
+        for sample in samples
+        if sample.name == source.name
+    ]
+    return sum(int(text) for text in texts if text.isdigit()) or None

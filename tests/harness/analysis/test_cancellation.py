@@ -91,7 +91,7 @@ def test_blocks_of_a_cached_prefix_are_held_too(run: RunBuilder) -> None:
     assert row["block_seconds"] == pytest.approx(4 * 0.010)
     frames = run.frames()
     facts = run_facts(frames)
-    assert leaks_in_use(frames, facts, leak_figures(facts)) == {"slots": 1, "blocks": 4}
+    assert leaks_in_use(frames, facts, leak_figures(frames, facts)) == {"slots": 1, "blocks": 4}
 
 
 def test_a_preempted_request_has_the_prefix_of_its_new_life(run: RunBuilder) -> None:

@@ -7,6 +7,7 @@ import pytest
 from harness.analysis.figure import Figures
 from harness.analysis.leaks import growth_figures, leak_figures
 from harness.analysis.run_facts import run_facts
+from harness.analysis.scraped import readings_of
 from harness.store.manifest import IdleReading, Probing
 from tests.harness.told import known, metric, reason, remarks, summary_of
 from tests.made_up.rows import at
@@ -15,7 +16,8 @@ from tests.made_up.servers import lonely
 
 
 def leaks_of(run: RunBuilder) -> Figures:
-    return leak_figures(run_facts(run.frames()))
+    frames = run.frames()
+    return leak_figures(frames, run_facts(frames))
 
 
 def test_a_gauge_that_was_above_zero_before_shows_no_leak(run: RunBuilder) -> None:
@@ -39,6 +41,30 @@ def test_blocks_follow_from_their_share_where_their_number_is_known(run: RunBuil
     run.target.blocks_found = 1000
     assert metric(leaks_of(run)["leaked_blocks"]).mean == 10
     assert metric(leaks_of(run)["leaked_kv_share"]).mean == 0.0102
+
+
+def test_a_gauge_in_percent_is_no_share(run: RunBuilder) -> None:
+    run.another_engine()
+    run.metrics(kv_usage="exact")
+    run.idle({"kv_usage": 0.0}, {"kv_usage": 0.8})
+    run.scrape(10, "its_kv_usage", 43.0)
+    assert "its_kv_usage was 43, and a share is at most 1" in reason(
+        leaks_of(run)["leaked_kv_share"]
+    )
+
+
+def test_of_two_engines_on_a_page_the_mean_is_their_share(run: RunBuilder) -> None:
+    run.metrics(kv_usage="exact", running="exact")
+    for engine in (0, 1):
+        run.scrape(10, "its_kv_usage", 0.2 + 0.4 * engine, f'{{"engine": "{engine}"}}')
+        run.scrape(10, "its_running", 2.0, f'{{"engine": "{engine}"}}')
+    frames = run.frames()
+    levels = {
+        role: readings.level.tolist()
+        for role in ("kv_usage", "running")
+        if (readings := readings_of(frames, run_facts(frames), role)) is not None
+    }
+    assert levels == {"kv_usage": [pytest.approx(0.4)], "running": [4.0]}
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,30 @@ def test_a_value_that_every_page_repeats_counts_once() -> None:
     assert find_unseen({sample.name for sample in samples}, metrics) == []
 
 
+def test_a_share_of_two_engines_is_their_mean() -> None:
+    page = 'usage{engine="0"} 0.2\nusage{engine="1"} 0.6\n'
+    usage = MetricSource(name="usage", refresh="live", trust="exact")
+    samples = parse_page(page, t_ns=1, duration_ns=2, extra_labels={})
+    assert read_roles(samples, {"kv_usage": usage}) == {"kv_usage": pytest.approx(0.4)}
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("# TYPE ended counter\nended 3\n", ["ended"]),  # as TGI's
+        ("# TYPE ended counter\nended_total 3\n# EOF\n", ["ended_total"]),
+        ("\ufeff# TYPE a gauge\r\na 3\r\n", ["a"]),
+        ('c_total 1 # {trace_id="x"} 0.6 1.5\na 3\n', ["c_total", "a"]),
+        ("# TYPE h histogram\nh {count:24,sum:100,schema:0}\n# TYPE a gauge\na 3\n", ["a"]),
+    ],
+)
+def test_names_are_those_of_the_page_and_an_odd_line_costs_no_other(
+    page: str, names: list[str]
+) -> None:
+    samples = parse_page(page, t_ns=1, duration_ns=2, extra_labels={})
+    assert [sample.name for sample in samples] == names
+
+
 def client(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
     return httpx.Client(transport=httpx.MockTransport(answer))
 
