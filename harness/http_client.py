@@ -258,6 +258,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
+_ROUTES: Final = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 URL_TEXT: Final = re.compile(r"[!-~]+")
 HEADER_VALUE: Final = re.compile(r"[\t -~]*")
@@ -269,7 +270,15 @@ def check_target_url(
     parts = _split(flag, url, schemes)
     if parts.query or parts.fragment:
         raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")
-    return url.rstrip("/").removesuffix("/v1")
+    url = url.rstrip("/")
+    route = next((one for one in _ROUTES if parts.path.rstrip("/").endswith(one)), "")
+    base = url.removesuffix(route).removesuffix("/v1")
+    if route:
+        raise ConfigError(
+            f"{flag} {url}: is one of the server's routes: name its base URL, {base}; another "
+            "route is `path` in a target's file (--engine FILE)"
+        )
+    return base
 
 
 def check_metrics_url(url: str, *, flag: str = "--metrics-url") -> str:

@@ -31,7 +31,7 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     ABANDONED = "abandoned"  # the user left on purpose, by plan: not an error
     TIMED_OUT = "timed_out"
-    REJECTED = "rejected"  # refused at admission (429, 503)
+    REJECTED = "rejected"  # refused at admission (429, 503, 529)
     FAILED = "failed"
     CUT_OFF = "cut_off"  # the run ended first
 

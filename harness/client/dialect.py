@@ -193,8 +193,8 @@ def _parts(path: str) -> tuple[str, str, str]:
     """Before the dialect's ending, that ending, and the query."""
     bare, mark, query = path.partition("?")
     bare = bare.rstrip("/")
-    ending = next((one for one in _DIALECTS if bare.endswith(one)), "")
-    return bare.removesuffix(ending), ending, mark + query
+    ending = next((one for one in _DIALECTS if bare.lower().endswith(one)), "")
+    return bare[: len(bare) - len(ending)], ending, mark + query
 
 
 def dialect_of_path(path: str) -> Dialect:

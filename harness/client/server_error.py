@@ -318,5 +318,5 @@ def refusal_message(status: int, body: bytes) -> str:
     try:
         reason = error_message(msgspec.json.decode(body))
     except NONSENSE:
-        reason = cut(body.decode(errors="replace"))
+        reason = words_of_text(body.decode(errors="replace"))
     return f"HTTP {status}: {reason}" if reason else f"HTTP {status}"

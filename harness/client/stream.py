@@ -36,7 +36,7 @@ from harness.workload.event_scale import Calibration, Counted
 # Names of the module: an enum's attribute costs as much as a call, and this is for every token.
 _ABANDONED: Final = Outcome.ABANDONED
 _READING: Final = State.READING
-_BUSY_STATUSES: Final = frozenset({429, 503})
+_BUSY_STATUSES: Final = frozenset({429, 503, 529})  # 529: overloaded, as Anthropic says it
 
 
 class StreamMachine:

@@ -85,8 +85,8 @@ def check_not_refused(found: FirstAnswers) -> None:
     if isinstance(error, RefusedAnswerError) and error.status in _OF_THE_REQUEST:
         raise TargetError(
             f"the server refuses a short request (POST {found.asker.url}{found.asker.target.path}):"
-            f" {error}; correct what it names: --model, or `extra_body`, `stream_options` or "
-            "`limit_key` in the target's file (--engine)"
+            f" {error}; correct what it names: --model, or `extra_body`, `stream_options`, "
+            "`limit_key` or `dialect` in the target's file (--engine)"
         )
 
 

@@ -59,7 +59,7 @@ _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual 
 _NO_USER: Final = -1  # the prompts differ from those of every user
 
 LONGEST_COUNT_S: Final = 60.0
-_NO_QUEUE: Final = frozenset({429, 503})  # statuses of a request beyond the slots
+_NO_QUEUE: Final = frozenset({429, 503, 529})  # statuses of a request beyond the slots
 
 
 class UncountedSlotsError(TargetError):

@@ -30,6 +30,7 @@ KNOCK_S: Final = 1.0
 PORT: Final = "{port}"
 POLL_S: Final = 0.1
 _OF_TIERS: Final = ("frontends", "workers", "disaggregated", "migrate")
+_MOST_LISTED: Final = 12  # models in a message; a router lists hundreds
 _NAMED_BY: Final = "from --target or an arm's `target`"
 
 INSTALL_TORCH: Final = (
@@ -283,7 +284,8 @@ def _listed_model(client: httpx.Client, url: str, *, takes_first: bool) -> str:
         "name one with --model",
     )
     if not models or (len(models) > 1 and not takes_first):
-        listed = ", ".join(models) or "none"
+        listed = ", ".join(models[:_MOST_LISTED]) or "none"
+        listed += ", ..." if len(models) > _MOST_LISTED else ""
         raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
     return models[0]
 

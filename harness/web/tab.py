@@ -13,7 +13,7 @@ _ABOUT: Final = {
     "completed": "read to the end",
     "abandoned": "left on purpose, by plan: not a failure",
     "timed_out": "the user's patience ended",
-    "rejected": "refused by the server (429, 503)",
+    "rejected": "refused by the server (429, 503, 529)",
     "failed": "went wrong",
     "cut_off": "the test ended first",
 }

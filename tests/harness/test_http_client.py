@@ -44,6 +44,8 @@ from tests.harness.client.asking import limited, listening
 def test_a_base_url_may_be_typed_in_several_ways() -> None:
     assert check_target_url("http://127.0.0.1:8000/v1/") == "http://127.0.0.1:8000"
     assert check_target_url("https://example.org/llm") == "https://example.org/llm"
+    with pytest.raises(ConfigError, match="name its base URL, http://h/llm; another route"):
+        check_target_url("http://h/llm/v1/chat/completions/")
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://h:99999", "127.0.0.1:8000", "ftp://x", ""])

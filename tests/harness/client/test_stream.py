@@ -157,6 +157,8 @@ def test_an_abandoned_stream_keeps_its_t0_and_what_was_read(
     [
         (429, b'{"error":{"message":"slow down"}}', "rejected", "HTTP 429: slow down"),
         (503, b"busy", "rejected", "HTTP 503: busy"),
+        (529, b'{"type":"error","error":{"message":"full"}}', "rejected", "HTTP 529: full"),
+        (503, b"<html>\r\n<title>Too busy</title>", "rejected", "HTTP 503: Too busy"),
         (500, b'{"error":"oh"}', "failed", "HTTP 500: oh"),
         (404, b'{"object":"error","message":"no such model"}', "failed", "no such model"),
         (400, b'{"detail":[1]}', "failed", 'HTTP 400: {"detail":[1]}'),

@@ -369,6 +369,7 @@ def test_our_own_engine_takes_what_we_send(begin: Begin) -> None:
     [
         ("/v1/completions", "completions", "max_tokens"),
         ("/openai/deployments/m/chat/completions?api-version=1", "chat", "max_tokens"),
+        ("/v1/Chat/Completions", "chat", "max_tokens"),
         ("/v1/chat/completions/", "chat", "max_tokens"),
         ("/v1/chat/completions/?x=/completions", "chat", "max_tokens"),
         ("/v1/responses?a=b", "responses", "max_output_tokens"),
