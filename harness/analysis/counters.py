@@ -125,6 +125,12 @@ def idle_figure(name: str, facts: RunFacts, role: str, *, sign: int = 1) -> Figu
 
 def _idle_change(facts: RunFacts, role: str) -> float | NotMeasurable:
     change = facts.idle_change(role)
+    if role in facts.fallen:
+        before, after = facts.fallen[role]
+        return NotMeasurable(
+            f"{facts.metric_names[role]} fell from {before:g} to {after:g} during the run: the "
+            "server was started anew"
+        )
     if change is None and role in facts.metric_names:
         name = facts.metric_names[role]
         return NotMeasurable(f"{name} was not read before the load and after the settle time")

@@ -7,7 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.records import GAUGES, Trust, is_disaggregated
+from harness.records import GAUGES, Trust, has_labels, is_disaggregated
 from harness.stats import Bools, Ints
 from harness.store.frames import RunFrames
 
@@ -29,8 +29,10 @@ class RunFacts:
     loops. `missed_to_stay_s` and `missed_to_leave_s` are the waits of requests that an open loop
     never sent, by whether they would have been read to the end. `repeated`: roles that
     each of several pages shows whole. `trust` maps a role to how far the target's description
-    believes it, `lags` to how old its value can be (steps, seconds), `late` to how many steps old
-    it is on average, by kind of change, where known. Slots and blocks: of all workers together.
+    believes it, `fallen` a counter's to two readings of one series of which the later is lower: its
+    server was started anew, and what it did in all is not known. `lags` maps a role to how old its
+    value can be (steps, seconds), `late` to how many steps old it is on average, by kind of change,
+    where known. Slots and blocks: of all workers together.
     `says_known_texts`: the server was started with the texts of plan `task` to answer with.
     """
 
@@ -58,6 +60,7 @@ class RunFacts:
     trust: dict[str, Trust]
     metric_names: dict[str, str]
     metric_labels: dict[str, dict[str, str]]
+    fallen: dict[str, tuple[float, float]]
     repeated: set[str]
     is_disaggregated: bool
     lags: dict[str, tuple[float, float]]
@@ -121,6 +124,8 @@ class RunFacts:
         return running + (waiting or 0.0)
 
     def idle_change(self, role: str) -> float | None:
+        if role in self.fallen:
+            return None
         return _change(self.idle_before, self.idle_after, role)
 
 
@@ -170,6 +175,7 @@ def run_facts(frames: RunFrames) -> RunFacts:
         trust={role: source["trust"] for role, source in sources.items()},
         metric_names={role: source["name"] for role, source in sources.items()},
         metric_labels={role: source.get("labels") or {} for role, source in sources.items()},
+        fallen=_fallen(frames.server_metrics, sources),
         is_disaggregated=has_two_tiers,
         repeated={role for role, source in sources.items() if source.get("repeated")},
         lags={
@@ -208,6 +214,26 @@ def _observed_until(frames: RunFrames, load_ended_ns: int) -> int:
 
 def _not_there_yet(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     return {role: 0.0 for role in after if before and role not in before and role not in GAUGES}
+
+
+def _fallen(
+    samples: pd.DataFrame, sources: dict[str, dict[str, Any]]
+) -> dict[str, tuple[float, float]]:
+    found = {}
+    for role, source in sources.items():
+        of_role = samples[samples["name"] == source["name"]]
+        if role in GAUGES or of_role.empty:
+            continue
+        wanted = source.get("labels") or {}
+        of_role = of_role[[has_labels(labels, wanted) for labels in of_role["labels"]]]
+        began_ns = of_role["t_ns"] - of_role["duration_ns"] // 2
+        in_order = of_role.iloc[began_ns.argsort(kind="stable").to_numpy()]
+        for _, values in in_order.groupby("labels")["value"]:
+            falls = values.diff() < 0
+            if falls.any():
+                lower = int(falls.to_numpy().argmax())
+                found[role] = (float(values.iloc[lower - 1]), float(values.iloc[lower]))
+    return found
 
 
 def _why_no_gpu(config: dict[str, Any]) -> str:

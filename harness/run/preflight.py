@@ -367,7 +367,7 @@ def _prompt_tokens(client: httpx.Client, plan: LoadPlan, size: int) -> int:
         if look.error is not None:
             raise CalibrationError(look.error)
     usage = next((one.usage for one in looks if one.usage is not None), None)
-    if usage is None or usage.prompt_tokens is None:
+    if usage is None or not usage.prompt_tokens:
         said = next((f": {words}" for one in looks if (words := one.unread or one.notice)), "")
         raise CalibrationError(f"its answers do not count the tokens of their prompts{said}")
     return usage.prompt_tokens

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.counters import count_figures
 from harness.analysis.figure import Figures
 from harness.analysis.leaks import growth_figures, leak_figures
 from harness.analysis.run_facts import run_facts
@@ -51,6 +52,20 @@ def test_a_gauge_in_percent_is_no_share(run: RunBuilder) -> None:
     assert "its_kv_usage was 43, and a share is at most 1" in reason(
         leaks_of(run)["leaked_kv_share"]
     )
+
+
+def test_a_counter_that_falls_between_two_scrapes_says_nothing(run: RunBuilder) -> None:
+    run.another_engine()
+    run.metrics(preemptions="exact", generated_tokens="exact")
+    run.idle({"preemptions": 5.0}, {"preemptions": 9.0})
+    for t, value in ((10, 7.0), (20, 1.0), (30, 9.0)):
+        run.scrape(t, "its_preemptions", value)
+        run.scrape(t, "its_generated_tokens", 100.0 + t)
+    frames = run.frames()
+    facts = run_facts(frames)
+    preemptions = count_figures(frames.lifecycle, facts)["preemptions"]
+    assert reason(preemptions).startswith("its_preemptions fell from 7 to 1 during the run")
+    assert set(facts.fallen) == {"preemptions"}
 
 
 def test_of_two_engines_on_a_page_the_mean_is_their_share(run: RunBuilder) -> None:
