@@ -361,7 +361,10 @@ def _look_message(event: Event, kind: str, unread: Unread) -> Look:
     )
 
 
-_POOLED: Final = ("data", "results", "embedding", "score", "relevance_score")
+_POOLED: Final = (
+    *("data", "results", "predictions", "embedding", "embeddings"),
+    *("score", "scores", "relevance_score"),
+)
 
 
 def _look_pooled(event: Event, _kind: str, unread: Unread) -> Look:

@@ -334,7 +334,7 @@ class StreamMachine:
     def _final_count(self, usage: UsageCounts) -> int | None:
         """A count of 0 after text has come is none."""
         count = usage.completion_tokens
-        return None if not count and self._text_events else count
+        return None if not count and (self._text_events or self.tokens_read) else count
 
     # Decisions
 
@@ -501,7 +501,7 @@ class StreamMachine:
         self._usage, self.response_id = answer.usage, answer.response_id
         counted = None if self._usage is None else self._usage.completion_tokens
         has_text = [choice.has_text() for choice in answer.choices]
-        tokens = self._tokens.of_whole(has_text, counted)
+        tokens = self._tokens.of_whole(has_text, counted or None if any(has_text) else counted)
         if tokens > self._most_tokens:
             self._end(StreamSignal.ERROR, t_ns, self._length.complaint(tokens))
             return

@@ -73,10 +73,11 @@ def test_documents_differ_and_no_field_is_of_a_text_that_is_generated(path: str)
         (EMBEDDED, Outcome.COMPLETED, 40),
         (RANKED, Outcome.COMPLETED, 40),
         (LISTED, Outcome.COMPLETED, None),
+        ({"embeddings": {"float": [[0.5]]}}, Outcome.COMPLETED, None),  # as Cohere's, Ollama's
         (FAILED, Outcome.FAILED, None),
         ({"data": []}, Outcome.FAILED, None),
     ],
-    ids=["embedded", "ranked", "listed", "failed", "empty"],
+    ids=["embedded", "ranked", "listed", "embeddings", "failed", "empty"],
 )
 def test_an_answer_is_whole_if_it_has_a_result(
     serve: Serve, answer: Any, outcome: Outcome, prompt_tokens: int | None

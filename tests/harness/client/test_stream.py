@@ -522,6 +522,8 @@ def test_a_count_of_nothing_is_none_where_text_has_come(text: str) -> None:
     assert row.completion_tokens == (None if text else 0)
     row = told("/v1/completions", *ends[1:], event(text, finish="stop"), continuous_usage=False)
     assert row.prompt_tokens is None
+    row = whole(event(text, usage=0, finish="stop")).row()
+    assert (row.tokens_read, row.completion_tokens) == ((1, None) if text else (0, 0))
 
 
 def test_what_comes_after_leaving_is_counted_apart() -> None:
