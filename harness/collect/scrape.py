@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Final
 
 import httpx
 import prometheus_client
@@ -13,6 +14,8 @@ from harness.collect.source import SourceError
 from harness.http_client import why_unread
 from harness.records import PAGE, SHARES, MetricSample, has_labels, page_of
 from harness.workload.target import MetricRole, MetricSource
+
+_MODEL_LABELS: Final = frozenset({"model_name", "model", "served_model_name"})
 
 
 def read_samples(
@@ -138,6 +141,27 @@ def read_roles(
         role: fmean(values) if role in SHARES else sum(values, 0.0)
         for role, values in shown.items()
     }
+
+
+def of_model(
+    samples: Iterable[MetricSample],
+    metrics: Mapping[MetricRole, MetricSource],
+    model: str,
+) -> dict[MetricRole, MetricSource]:
+    """The sources, each with the label of this model if its series on the page are of several."""
+    shown: dict[tuple[str, str], set[str]] = {}
+    for sample in samples:
+        labels = json.loads(sample.labels)
+        for label in _MODEL_LABELS & labels.keys():
+            shown.setdefault((sample.name, label), set()).add(labels[label])
+    found = dict(metrics)
+    for role, source in metrics.items():
+        for label in _MODEL_LABELS:
+            models = shown.get((source.name, label), set())
+            if len(models) > 1 and model in models:
+                labels = {label: model, **source.labels}
+                found[role] = source.model_copy(update={"labels": labels})
+    return found
 
 
 def find_unseen(

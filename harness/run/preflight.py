@@ -22,7 +22,7 @@ from harness.client.server_error import refusal_message
 from harness.client.sse import EndlessEventError, events_of
 from harness.collect.gpu import NO_COUNTERS, DcgmGpus, Gpus, open_nvml
 from harness.collect.lifecycle import check_clock
-from harness.collect.scrape import find_unseen, read_roles
+from harness.collect.scrape import find_unseen, of_model, read_roles
 from harness.collect.source import SourceError
 from harness.errors import ConfigError, TargetError
 from harness.experiments.limit import find_limit
@@ -439,6 +439,11 @@ def _exporter(run: RunState, url: str, uuid: str | None) -> Gpus:
 def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
     if (samples := pages.samples()) is None:
         return
+    metrics = of_model(samples, run.target.metrics, facts.model)
+    if metrics != run.target.metrics:
+        run.notes.add(f"the metrics page is of several models: only {facts.model}'s series count")
+        run.take_target(run.target.model_copy(update={"metrics": metrics}))
+        pages.target, facts.spec = run.target, as_plain_data(run.target)
     run.manifest.idle.before = read_roles(samples, run.target.metrics)
     facts.blocks_found = published_blocks(samples, run.target)
     note_misfit(run, samples, pages.urls)

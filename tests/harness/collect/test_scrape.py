@@ -5,7 +5,14 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from harness.collect.scrape import find_unseen, parse_gauges, parse_page, read_roles, read_samples
+from harness.collect.scrape import (
+    find_unseen,
+    of_model,
+    parse_gauges,
+    parse_page,
+    read_roles,
+    read_samples,
+)
 from harness.collect.source import SourceError
 from harness.workload.target import MetricRole, MetricSource
 
@@ -75,6 +82,20 @@ def test_a_share_of_two_engines_is_their_mean() -> None:
     usage = MetricSource(name="usage", refresh="live", trust="exact")
     samples = parse_page(page, t_ns=1, duration_ns=2, extra_labels={})
     assert read_roles(samples, {"kv_usage": usage}) == {"kv_usage": pytest.approx(0.4)}
+
+
+def test_of_several_models_on_a_page_only_the_runs_own_counts() -> None:
+    page = 'vllm:num_requests_running{model_name="%s"} %d\n'
+    samples = [
+        one
+        for shown in (("a", 3), ("b", 40))
+        for one in parse_page(page % shown, t_ns=1, duration_ns=2, extra_labels={})
+    ]
+    of_a = of_model(samples, METRICS, "a")
+    assert read_roles(samples, of_a) == {"running": 3.0}
+    assert of_a["aborted"] == METRICS["aborted"]
+    assert of_model(samples, METRICS, "an adapter of b") == METRICS
+    assert of_model(samples[:1], METRICS, "a") == METRICS
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,21 @@ def test_a_mapping_that_fits_is_told_apart_from_one_that_does_not(
     assert run.manifest.idle.before == ({"running": 0.0} if engine == "vllm" else {})
 
 
+def test_of_a_page_of_several_models_the_run_reads_its_own(begin: Begin) -> None:
+    run, facts = begin(engine="vllm"), target_facts()
+    lines = (f'vllm:num_requests_running{{model_name="{name}"}} 3' for name in (facts.model, "b"))
+    page = "\n".join(lines)
+    pages = IdlePages(
+        client=client(lambda _: httpx.Response(200, text=page)),
+        urls=["http://there/metrics"],
+        target=run.target,
+        notes=run.notes,
+    )
+    read_first(run, facts, pages)
+    assert run.manifest.idle.before == pages.roles() == {"running": 3.0}
+    assert facts.spec["metrics"]["running"]["labels"] == {"model_name": facts.model}
+
+
 def tokenizer(request: httpx.Request) -> httpx.Response:
     """Four bytes a token and eleven for the template."""
     body = json.loads(request.content)
