@@ -161,12 +161,12 @@ def _kind_of(value: Event) -> str:
 
 
 def _look_at_text(text: str, name: str, why: str) -> list[Look]:
+    if says_nothing(text) or is_heartbeat(name):
+        return []
     if is_done_text(text):
         return [Look(is_done=True)]
     if is_error_text(text) and not names_aside(name):
         return [Look(error=words_of_text(text))]
-    if says_nothing(text) or is_heartbeat(name):
-        return []
     return [Look(notice=cut(text))] if name or is_doubtful_text(text) else [Look(unread=why)]
 
 

@@ -14,6 +14,7 @@ import httpx
 from harness.errors import ConfigError
 from harness.run.load_plan import ANY_SERVER
 from harness.run.run_config import Access, ServerConfig
+from harness.run.settle import says_error
 from harness.workload.target import Target
 from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
 
@@ -101,7 +102,8 @@ def _page(client: httpx.Client, url: str) -> httpx.Response | None:
 
 
 def _as_json(answer: httpx.Response | None) -> Any:
-    if answer is None or not answer.is_success:
+    """Nothing, too, for an error with status 200, with which LM Studio answers any path."""
+    if answer is None or not answer.is_success or says_error(answer):
         return None
     try:
         return answer.json()

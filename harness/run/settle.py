@@ -345,10 +345,27 @@ def probe_service(asker: Asker, *, longest_s: float) -> Probing:
 
 
 def read_health(client: httpx.Client, url: str) -> bool | None:
+    """None: there is no such page. Some servers answer any path with 200: LM Studio with an error
+    in JSON, others with the page for browsers."""
     try:
-        status = client.get(f"{url}/health").status_code
+        answer = client.get(f"{url}/health")
     except httpx.HTTPError:
         return False
-    if status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+    if answer.status_code in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
         return None
-    return status == httpx.codes.OK
+    if answer.is_success and (_is_html(answer) or says_error(answer)):
+        return None
+    return answer.status_code == httpx.codes.OK
+
+
+def _is_html(answer: httpx.Response) -> bool:
+    return "html" in answer.headers.get("content-type", "")
+
+
+def says_error(answer: httpx.Response) -> bool:
+    """A JSON object with an `error`, whatever its status is."""
+    try:
+        said = answer.json()
+    except ValueError:
+        return False
+    return isinstance(said, dict) and bool(said.get("error"))

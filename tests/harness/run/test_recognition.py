@@ -9,6 +9,7 @@ from harness.errors import ConfigError
 from harness.run.load_plan import ANY_SERVER
 from harness.run.recognition import ShownSigns, look_at, recognise, with_kind
 from harness.run.run_config import ServerConfig
+from harness.run.settle import read_health
 from harness.workload.workload import SHIPPED_TARGETS, load_target, shipped
 
 KINDS = [load_target(name) for name in shipped(SHIPPED_TARGETS)]
@@ -57,6 +58,22 @@ def test_what_cannot_be_read_shows_nothing() -> None:
     assert seen is not None
     assert seen.owners == []
     assert recognise(seen, KINDS)[0] == "sglang"
+
+
+def test_a_server_that_answers_any_path_is_no_engine_of_ours() -> None:
+    """As LM Studio does."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"owned_by": "organization_owner"}]})
+        said = f"Unexpected endpoint or method. (GET {request.url.path})"
+        return httpx.Response(200, json={"error": said})
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+        seen = look_at(client, "http://a", [], KINDS)
+        assert read_health(client, "http://a") is None
+    assert seen is not None
+    assert recognise(seen, KINDS)[0] == ANY_SERVER
 
 
 def test_a_server_that_is_not_there_is_of_no_known_kind() -> None:
