@@ -279,7 +279,7 @@ def _listed_model(client: httpx.Client, url: str, *, takes_first: bool) -> str:
         client,
         url,
         "/v1/models",
-        lambda content: [str(entry["id"]) for entry in content["data"]],
+        _names_of_models,
         f"{url} does not list its models",
         "name one with --model",
     )
@@ -288,6 +288,12 @@ def _listed_model(client: httpx.Client, url: str, *, takes_first: bool) -> str:
         listed += ", ..." if len(models) > _MOST_LISTED else ""
         raise ConfigError(f"{url} has {len(models)} models ({listed}); name one with --model")
     return models[0]
+
+
+def _names_of_models(content: Any) -> list[str]:
+    """A bare list, as Together's, is one of models, too."""
+    entries = content if isinstance(content, list) else content["data"] or ()
+    return list(dict.fromkeys(str(entry["id"]) for entry in entries))
 
 
 def _read(

@@ -51,6 +51,16 @@ def test_a_model_that_cannot_be_guessed_needs_the_flag(names: tuple[str, ...]) -
     assert find(models(*names), "openai", "b").model == "b"
 
 
+@pytest.mark.parametrize("listed", [[{"id": "m"}], {"data": [{"id": "m"}, {"id": "m"}]}])
+def test_models_are_listed_in_several_ways(listed: Any) -> None:
+    assert find(lambda _: httpx.Response(200, json=listed), "openai").model == "m"
+
+
+def test_a_router_of_hundreds_of_models_names_a_few() -> None:
+    with pytest.raises(ConfigError, match=r"has 300 models \(m0, .*, m11, \.\.\.\); name one"):
+        find(models(*(f"m{number}" for number in range(300))), "openai")
+
+
 def test_an_error_with_status_200_keeps_the_servers_words() -> None:
     body = {"error": {"message": "no such tenant: acme", "code": 1301}}
     with pytest.raises(ConfigError, match=r"status 200: no such tenant: acme\)$"):
