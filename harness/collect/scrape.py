@@ -58,9 +58,10 @@ def parse_page(
 ) -> list[MetricSample]:
     """The page's samples, by the names that they have there, without creation times, histogram
     buckets, and values that are not finite (NaN: there is none). Raises ValueError for another
-    format."""
+    format. The parser gives each counter a `_total`, also those that have none, as TGI's."""
     samples = []
     for family in _families(text):
+        is_renamed = family.type == "counter" and f"{family.name}_total" not in text
         for sample in family.samples:
             if sample.name.endswith("_created") or not math.isfinite(sample.value):
                 continue
@@ -69,7 +70,7 @@ def parse_page(
                 MetricSample(
                     t_ns=t_ns,
                     duration_ns=duration_ns,
-                    name=_name_on_page(sample.name, text),
+                    name=family.name if is_renamed else sample.name,
                     labels=labels,
                     value=float(sample.value),
                 )
@@ -87,12 +88,6 @@ def parse_gauges(text: str) -> dict[str, float]:
         for sample in family.samples
         if math.isfinite(sample.value)
     }
-
-
-def _name_on_page(name: str, text: str) -> str:
-    """The parser gives each counter a `_total`, also where a page has none, as TGI's and Triton's
-    have."""
-    return name if name in text else name.removesuffix("_total")
 
 
 def _families(text: str) -> list[prometheus_client.Metric]:
