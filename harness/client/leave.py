@@ -18,6 +18,7 @@ on the connection:
     exchange.py                    CANCEL: a request of its own; KILLED: what the process had read
     wire_log.py                    the system call that its line in the log names
     harness/simulate/exchange.py   what the simulated kernel sends
+    harness/search/                drawn by a search: requests.py, words.py, wire_requests.py
     harness/run/load_plan.py       CANCEL, KILLED: refused where they cannot be done
     harness/analysis/tokens.py     FIN: the share of resets for unread data
 

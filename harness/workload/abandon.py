@@ -6,7 +6,7 @@ by name elsewhere, and a new plan of their sort is named there too:
 
     in the web form             `_PLANS` in form.py, docs/web.md
     a race for the last token   schedule.py, `RACE` in harness/analysis/open_requests.py
-    in the queue                harness/run/load_plan.py, `QUEUED` in harness/analysis/remarks.py
+    in the queue                `QUEUED` in the same file, harness/run/load_plan.py
     numbers from a file         harness/run/load_plan.py
     texts that are known        tasks.py, harness/run/preflight.py, harness/analysis/early_stop.py
     a tool to call              harness/client/http_requests.py, harness/run/load_plan.py
