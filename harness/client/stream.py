@@ -29,7 +29,7 @@ from harness.client.sse import STRAY
 from harness.client.states import TRANSITIONS, IllegalSignalError, State, StreamSignal
 from harness.client.token_count import TokenCount
 from harness.client.words import end_of, is_error_name, is_error_text
-from harness.records import Delivery, Outcome, RequestRow, Role, TokenCounting, WireClose
+from harness.records import Outcome, RequestRow, Role, TokenCounting, WireClose
 from harness.workload.abandon import RequestSpec
 from harness.workload.event_scale import Calibration, Counted
 
@@ -287,16 +287,8 @@ class StreamMachine:
         by = self._tokens.by
         scale = self._calibration if by is TokenCounting.CALIBRATED and times else None
         return RequestRow(
-            request_id=spec.request_id,
-            arm=spec.arm,
-            role=spec.role,
-            trial=spec.trial,
-            user=spec.user,
-            stream=spec.delivery is Delivery.STREAM,
-            planned_abandon=spec.planned_abandon,
+            **spec.columns(),
             think_ns=self._think_ns,
-            max_tokens=spec.max_tokens,
-            intended_start_ns=spec.intended_start_ns,
             sent_ns=self._sent_ns,
             first_token_ns=self.first_token_ns,
             last_token_ns=self.last_token_ns,
@@ -313,17 +305,8 @@ class StreamMachine:
             finish_reason=self._ending.reason,
             prompt_tokens=usage.prompt_tokens or None,  # 0: the server does not count
             completion_tokens=self._final_count(usage) if is_complete else None,
-            plan=spec.plan,
-            way="" if spec.way is None else spec.way.value,
-            delivery=spec.delivery,
-            n=spec.n,
             tokens_after_leaving=self._late_tokens,
             server_ended_ns=self._server_ended_ns,
-            priority=spec.priority,
-            repeats=spec.repeats,
-            follows=None if spec.turn is None else spec.turn.follows,
-            history_tokens=0 if spec.turn is None else spec.turn.history_tokens,
-            history_cut=0 if spec.turn is None else spec.turn.cut_tokens,
             cached_tokens=usage.cached_tokens,
             answer=self._length.text if spec.turn is None else None,
             tokens_per_event=None if scale is None else scale.tokens,

@@ -164,16 +164,8 @@ class SimulatedExchange:
         has_server_end = self._server_ended_ns is not None
         has_answer = bool(times) or (is_complete and not self.is_stream)
         return RequestRow(
-            request_id=spec.request_id,
-            arm=spec.arm,
-            role=spec.role,
-            trial=spec.trial,
-            user=spec.user,
-            stream=self.is_stream,
-            planned_abandon=spec.planned_abandon,
+            **spec.columns(),
             think_ns=self._think_ns,
-            max_tokens=spec.max_tokens,
-            intended_start_ns=spec.intended_start_ns,
             sent_ns=self.sending.sent_ns,
             first_token_ns=times[0] if times else None,
             last_token_ns=times[-1] if times else None,
@@ -190,15 +182,6 @@ class SimulatedExchange:
             finish_reason=self._finish_reason,
             prompt_tokens=spec.prompt_tokens if has_answer else None,
             completion_tokens=len(self.made_ns) if is_complete else None,
-            plan=spec.plan,
-            way="" if spec.way is None else spec.way.value,
-            delivery=spec.delivery,
-            n=spec.n,
             tokens_after_leaving=len(self.made_ns) - len(times) if has_server_end else None,
             server_ended_ns=self._server_ended_ns,
-            priority=spec.priority,
-            repeats=spec.repeats,
-            follows=None if spec.turn is None else spec.turn.follows,
-            history_tokens=0 if spec.turn is None else spec.turn.history_tokens,
-            history_cut=0 if spec.turn is None else spec.turn.cut_tokens,
         )

@@ -113,6 +113,30 @@ class RequestSpec:
     def counts_from_start(self) -> bool:
         return isinstance(self.pause, int)
 
+    def columns(self) -> dict[str, Any]:
+        """Its part of its `RequestRow`: all that is known before it is sent."""
+        turn = self.turn
+        return {
+            "request_id": self.request_id,
+            "arm": self.arm,
+            "role": self.role,
+            "trial": self.trial,
+            "user": self.user,
+            "stream": self.delivery is Delivery.STREAM,
+            "planned_abandon": self.planned_abandon,
+            "max_tokens": self.max_tokens,
+            "intended_start_ns": self.intended_start_ns,
+            "plan": self.plan,
+            "way": "" if self.way is None else self.way.value,
+            "delivery": self.delivery,
+            "n": self.n,
+            "priority": self.priority,
+            "repeats": self.repeats,
+            "follows": None if turn is None else turn.follows,
+            "history_tokens": 0 if turn is None else turn.history_tokens,
+            "history_cut": 0 if turn is None else turn.cut_tokens,
+        }
+
     def leave_rule(self, think: str | float, step: StepEstimate) -> LeaveRule:
         planned = self.planned_abandon
         if planned is None:
