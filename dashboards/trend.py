@@ -5,11 +5,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dashboards.figures.over_runs import WRITTEN, Surroundings, over_runs, signs
+from dashboards.figures.over_runs import WRITTEN, TrendContext, over_runs, signs
 from dashboards.page import document, save
 from dashboards.run_history import PastRun, RunGroup, Track, read_history, tracks
 from dashboards.sections.section import Picture, Section, Table
-from dashboards.turns import Key, Turn, broken_limits, can_be_judged, turns
+from dashboards.turns import Key, TrendTurn, broken_limits, can_be_judged, turns
 from harness.compare.change import FEWEST_RUNS
 from harness.errors import ConfigError
 from harness.formatting import DASH, bounded, quantity
@@ -53,14 +53,16 @@ def _why_no_run(folder: Path, skipped: Sequence[tuple[str, str]]) -> str:
     return f"{folder}: holds no run that can be drawn; the first of {len(skipped)}, {name}: {why}"
 
 
-def _headline(turned: Sequence[Turn], found: Sequence[Mapping[str, Any]], num_runs: str) -> str:
+def _headline(
+    turned: Sequence[TrendTurn], found: Sequence[Mapping[str, Any]], num_runs: str
+) -> str:
     if not any(one["is_judged"] for one in found):
         return f"{num_runs}: too few for a trend"
     counts = _counts(turned)
     return f"{counts} in {num_runs}" if counts else f"Nothing got worse in {num_runs}"
 
 
-def _counts(turned: Sequence[Turn]) -> str:
+def _counts(turned: Sequence[TrendTurn]) -> str:
     num_worse = sum(one.is_worse for one in turned)
     num_better = len(turned) - num_worse
     worse = f"{quantity(num_worse, 'figures')} got worse" if num_worse else "No figure got worse"
@@ -75,7 +77,7 @@ def _trend(group: RunGroup, anchor: str) -> dict[str, Any]:
     turned, broken = turns(found), broken_limits(group.runs, limits)
     sides = list(dict.fromkeys(track.side for of in found.values() for track in of))
     by_time = {run.at: text for run, text in changes}
-    around = Surroundings(sides=sides, broken=broken, changes=by_time)
+    around = TrendContext(sides=sides, broken=broken, changes=by_time)
     sections = {
         key: _section(key, found[key], _limits_on(limits, key, found), turned, around)
         for key in dict.fromkeys([*(one.key for one in turned), *found])
@@ -105,7 +107,7 @@ def _where(of: Sequence[Track], newest: PastRun) -> str:
     return f"in {which}" if last.flaw is None else f"in {which}: {last.flaw.partition(':')[0]}"
 
 
-def _words_of(name: str, turned: Sequence[Turn]) -> list[tuple[str, str]]:
+def _words_of(name: str, turned: Sequence[TrendTurn]) -> list[tuple[str, str]]:
     return [(_mark(one), _in_words(one)) for one in turned if one.name == name]
 
 
@@ -145,11 +147,11 @@ def _sentences(
         yield f"Beyond a limit of the gate: {runs}, {is_newest}."
 
 
-def _mark(turn: Turn) -> str:
+def _mark(turn: TrendTurn) -> str:
     return "bad" if turn.is_worse else "good"
 
 
-def _turn_row(turn: Turn, changes: Mapping[datetime, str]) -> dict[str, Any]:
+def _turn_row(turn: TrendTurn, changes: Mapping[datetime, str]) -> dict[str, Any]:
     before, since = turn.levels
     first = turn.since[0].run
     return {
@@ -193,8 +195,8 @@ def _section(
     key: Key,
     of: Sequence[Track],
     limits: Sequence[Limit],
-    turned: Sequence[Turn],
-    around: Surroundings,
+    turned: Sequence[TrendTurn],
+    around: TrendContext,
 ) -> Section:
     metric, figure = key
     turned = [one for one in turned if one.key == key]
@@ -218,7 +220,7 @@ def _section(
     )
 
 
-def _in_words(turn: Turn) -> str:
+def _in_words(turn: TrendTurn) -> str:
     arm = "" if turn.track.side == RUN else f"{turn.track.side}: "
     before, since = turn.levels
     return f"{arm}{turn.word} since {turn.since[0].run.at:%Y-%m-%d}, {before} to {since}"

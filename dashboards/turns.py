@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dashboards.run_history import PastRun, Point, Track
-from harness.compare.change import FEWEST_RUNS, Reading, last_change
+from harness.compare.change import FEWEST_RUNS, RunReading, last_change
 from harness.compare.pairs import Standing
 from harness.formatting import DASH, SIGNS, quantity, times
 from harness.gate.judge import breaks
@@ -19,7 +19,7 @@ Key = tuple[str, str]  # metric and figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class TrendTurn:
     """`before`: the points at the level before, `since`: those at the level of today. The levels
     are median runs.
     """
@@ -27,8 +27,8 @@ class Turn:
     track: Track
     before: Sequence[Point]
     since: Sequence[Point]
-    level_before: Reading
-    level_since: Reading
+    level_before: RunReading
+    level_since: RunReading
 
     @property
     def key(self) -> Key:
@@ -57,7 +57,7 @@ class Turn:
         bound = self.since[-1].metric.bound
         return self._level(self.level_before, bound), self._level(self.level_since, bound)
 
-    def _level(self, level: Reading, bound: str) -> str:
+    def _level(self, level: RunReading, bound: str) -> str:
         sign = "> " if level.is_more else SIGNS.get(bound, "")
         return f"{sign}{quantity(level.value, self.track.unit)}"
 
@@ -69,20 +69,20 @@ class Turn:
         return times(since.value / before.value)
 
 
-def turns(found: Mapping[Key, Sequence[Track]]) -> list[Turn]:
+def turns(found: Mapping[Key, Sequence[Track]]) -> list[TrendTurn]:
     """What got worse comes first."""
     all_turns = [one for of in found.values() for track in of if (one := _turn(track)) is not None]
     return sorted(all_turns, key=lambda one: not one.is_worse)
 
 
-def _turn(track: Track) -> Turn | None:
+def _turn(track: Track) -> TrendTurn | None:
     points = newest(track)
     if METRICS[track.metric].better == "neither":
         return None
     change = last_change([_reading(one) for one in points])
     if change is None:
         return None
-    return Turn(
+    return TrendTurn(
         track=track,
         before=points[change.start : change.first],
         since=points[change.first :],
@@ -95,10 +95,10 @@ def newest(track: Track) -> tuple[Point, ...]:
     return track.stretches[-1] if track.stretches else ()
 
 
-def _reading(point: Point) -> Reading:
+def _reading(point: Point) -> RunReading:
     if point.value is not None:
-        return Reading(point.value, point.limits)
-    return Reading(point.more_than or 0.0, is_more=True)
+        return RunReading(point.value, point.limits)
+    return RunReading(point.more_than or 0.0, is_more=True)
 
 
 def can_be_judged(found: Mapping[Key, Sequence[Track]]) -> bool:

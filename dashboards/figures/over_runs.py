@@ -24,7 +24,7 @@ from dashboards.figures.look import (
     whiskers,
 )
 from dashboards.run_history import Point, Track
-from dashboards.turns import Turn
+from dashboards.turns import TrendTurn
 from harness.formatting import between, quantity
 from harness.gate.limits import RUN, Limit
 
@@ -58,7 +58,7 @@ _BETTER: Final[Properties] = {"color": GREEN, "width": 3, "dash": "dot"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class TrendContext:
     """What many such pictures have in common. `sides`: all arms that one of them has; `broken`: by
     the name of the run, the limits that it is beyond; `changes` of something else, by time.
     """
@@ -69,7 +69,10 @@ class Surroundings:
 
 
 def over_runs(
-    tracks: Sequence[Track], limits: Sequence[Limit], turned: Sequence[Turn], around: Surroundings
+    tracks: Sequence[Track],
+    limits: Sequence[Limit],
+    turned: Sequence[TrendTurn],
+    around: TrendContext,
 ) -> go.Figure:
     """Without a legend: `signs` says what the marks are, once for many such pictures."""
     scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
@@ -189,7 +192,7 @@ def _points(
         )
 
 
-def _turned(turned: Sequence[Turn], scale: float) -> Iterator[go.Scatter]:
+def _turned(turned: Sequence[TrendTurn], scale: float) -> Iterator[go.Scatter]:
     looks: dict[str, Properties] = {
         WORSE: {"symbol": "x", "size": 11, "color": VERMILION},
         BETTER: {"symbol": "circle-open", "size": 12, "color": GREEN, "line": {"width": 2}},
@@ -199,7 +202,7 @@ def _turned(turned: Sequence[Turn], scale: float) -> Iterator[go.Scatter]:
         yield from _points([(one, f"{_text(one)}, {name}") for one in first], scale, look, name)
 
 
-def _levels(turn: Turn, scale: float) -> Iterator[Properties]:
+def _levels(turn: TrendTurn, scale: float) -> Iterator[Properties]:
     """The level before as a thin line and that of today as a thick one, over a tinted ground."""
     before, first, last = turn.before[0], turn.since[0], turn.since[-1]
     look = _WORSE if turn.is_worse else _BETTER

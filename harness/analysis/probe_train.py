@@ -186,14 +186,7 @@ def cancel_latency(trains: Sequence[TrainLatencies], method: str) -> Figure:
     """Over all runs together. The interval's low end allows for the way to the client."""
     late_s = max(train.late_s for train in trains)
     values = np.concatenate([train.latency_s for train in trains])
-    censored = np.concatenate([train.censored for train in trains])
-    figure = sampled(
-        CANCEL_LATENCY,
-        Sample(values=values, censored=censored),
-        "every reading of the train was dropped: its tokens came in bursts",
-        method=method,
-    )
-    figure = _by_blocks(figure, values)
+    figure = _of_trains(CANCEL_LATENCY, values, trains, method)
     if isinstance(figure, NotMeasurable):
         return figure
     for name in ("mean_ci95", "p50_ci95", "p99_ci95"):
@@ -212,14 +205,13 @@ def cancel_latency_steps(trains: Sequence[TrainLatencies], method: str) -> Figur
     if len(known) < len(trains):
         return NotMeasurable("no stream showed the steps of the server meanwhile")
     values = np.concatenate([train.latency_s / step_s for train, step_s in known])
-    censored = np.concatenate([train.censored for train in trains])
-    figure = sampled(
-        CANCEL_LATENCY_STEPS,
-        Sample(values=values, censored=censored),
-        "every reading of the train was dropped: its tokens came in bursts",
-        method=method,
-    )
-    return _by_blocks(figure, values)
+    return _of_trains(CANCEL_LATENCY_STEPS, values, trains, method)
+
+
+def _of_trains(name: str, values: Floats, trains: Sequence[TrainLatencies], method: str) -> Figure:
+    sample = Sample(values=values, censored=np.concatenate([train.censored for train in trains]))
+    why = "every reading of the train was dropped: its tokens came in bursts"
+    return _by_blocks(sampled(name, sample, why, method=method), values)
 
 
 def _by_blocks(figure: Figure, values: Floats) -> Figure:

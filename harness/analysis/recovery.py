@@ -25,7 +25,7 @@ _REFILL_COLUMNS: Final = ("request_id", "refill_s", "censored", "next_schedule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class StepSchedule:
     """The scheduler's view at one step: slots given back, requests waiting and taken.
 
     `freed` holds indices into the list of freed slots. `num_free` counts the slots into which
@@ -51,7 +51,7 @@ class Refill:
 
 
 def pair_refills(
-    schedules: Sequence[Schedule], started_ns: Sequence[int], observed_until_ns: int
+    schedules: Sequence[StepSchedule], started_ns: Sequence[int], observed_until_ns: int
 ) -> list[Refill]:
     refills: list[Refill] = []
     open_slots: deque[Refill] = deque()
@@ -111,7 +111,7 @@ def _refills_of(log: pd.DataFrame, lives: pd.DataFrame, facts: RunFacts) -> pd.D
 
 def _schedules(
     steps: pd.DataFrame, lives: pd.DataFrame, times: StepTimes, given: Ints, slots: int | None
-) -> list[Schedule]:
+) -> list[StepSchedule]:
     in_order = steps.sort_values("started_ns", kind="stable")
     num_waiting = in_order["num_waiting"].to_numpy()
     num_running = in_order["num_running"].to_numpy()
@@ -131,7 +131,7 @@ def _schedules(
         if slots is not None and (step == 0 or num_waiting[step - 1] == 0):
             num_free = slots - int(num_running[step]) + change
         schedules.append(
-            Schedule(
+            StepSchedule(
                 step=step,
                 freed=freed[step],
                 taken_ns=taken[step],

@@ -19,8 +19,8 @@ from harness.run.run_state import choose_folder
 from harness.simulate.capacity import (
     LATE_S,
     RUNS,
+    CapacitySearch,
     Question,
-    Search,
     capacity,
     goal_of,
     plan_for,
@@ -52,7 +52,7 @@ def show_capacity(
     folder = RunFolder.claim(choose_folder(resolve_simulation(config)))
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)
     with Interruption() as interruption:
-        search = Search(
+        search = CapacitySearch(
             config=config,
             goal=goal_of(workload)[0],
             folder=folder.path / RUNS,

@@ -38,7 +38,7 @@ FIRST_WINDOW: Final = 8
 LEAST: Final = 0.01  # of the figure: a smaller change is of no use to a reader
 
 
-class Reading(NamedTuple):
+class RunReading(NamedTuple):
     """A figure in one run. `is_more`: it is only known to exceed `value`."""
 
     value: float
@@ -53,15 +53,15 @@ class Change(NamedTuple):
 
     start: int
     first: int
-    before: Reading
-    since: Reading
+    before: RunReading
+    since: RunReading
 
     @property
     def is_rise(self) -> bool:
         return self.since.value > self.before.value
 
 
-def last_change(readings: Sequence[Reading]) -> Change | None:
+def last_change(readings: Sequence[RunReading]) -> Change | None:
     """The readings in the order of their runs."""
     n = len(readings)
     windows = _windows(n)
@@ -83,7 +83,7 @@ def _windows(n: int) -> list[int]:
     return [*(FIRST_WINDOW << power for power in doublings), n]
 
 
-def _change_point(readings: Sequence[Reading], splits: int) -> int | None:
+def _change_point(readings: Sequence[RunReading], splits: int) -> int | None:
     """How many readings lie before the change."""
     n = len(readings)
     values, own_spread = _on_scale(readings)
@@ -106,7 +106,7 @@ def _most_by_chance(n: int, splits: int) -> float:
     return t_quantile(1 - FALSE_ALARMS / (2 * splits), n - 2)
 
 
-def _on_scale(readings: Sequence[Reading]) -> tuple[Floats, float]:
+def _on_scale(readings: Sequence[RunReading]) -> tuple[Floats, float]:
     """The values less the first, as logarithms if all are above 0, and the runs' own spread."""
     values = np.array([one.value for one in readings])
     half_widths = [
@@ -120,7 +120,7 @@ def _on_scale(readings: Sequence[Reading]) -> tuple[Floats, float]:
     return values - values[0], math.sqrt(squares.mean()) if half_widths else 0.0
 
 
-def _can_be(readings: Sequence[Reading], gaps: Floats) -> Bools:
+def _can_be(readings: Sequence[RunReading], gaps: Floats) -> Bools:
     """Which splits are large enough to be of use, with every open value on the higher side."""
     n, values = len(readings), np.array([one.value for one in readings])
     least = math.log1p(LEAST) if values.min() > 0 else LEAST * float(abs(values).max())
@@ -131,7 +131,7 @@ def _can_be(readings: Sequence[Reading], gaps: Floats) -> Bools:
     return np.asarray(may & (gaps != 0) & (abs(gaps) >= least))
 
 
-def _median(readings: Sequence[Reading]) -> Reading:
+def _median(readings: Sequence[RunReading]) -> RunReading:
     """The lower one of the two in the middle: a value that a run had."""
     ordered = sorted(readings, key=lambda one: (one.value, one.is_more))
     return ordered[(len(ordered) - 1) // 2]

@@ -291,7 +291,7 @@ class _OfOneRate(PrefixedProgress):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class CapacitySearch:
     """Simulates one replica at any rate, up to `processes` runs at once. Each run lies in `folder`;
     `done` has the finished runs."""
 
@@ -331,7 +331,7 @@ class Search:
         return self.done[-1]
 
 
-def capacity(config: RunConfig, question: Question, search: Search) -> CapacityResult:
+def capacity(config: RunConfig, question: Question, search: CapacitySearch) -> CapacityResult:
     """Raises ConfigError and InterruptedRunError."""
     try:
         return _capacity(config, question, search)
@@ -344,7 +344,7 @@ def capacity(config: RunConfig, question: Question, search: Search) -> CapacityR
         ) from error
 
 
-def _capacity(config: RunConfig, question: Question, search: Search) -> CapacityResult:
+def _capacity(config: RunConfig, question: Question, search: CapacitySearch) -> CapacityResult:
     plan = plan_for(config)
     workload, machine = plan.workload, plan.machine
     assert isinstance(workload.arrivals, FlatArrivals)

@@ -16,7 +16,7 @@ from harness.workload.cluster import Outage
 Change = Literal["die", "drain", "back"]
 
 
-class Turn(NamedTuple):
+class OutageTurn(NamedTuple):
     """A change of one replica; in a rolling outage `rest` are the replicas that come after it."""
 
     t_ns: int
@@ -36,9 +36,9 @@ class Outages:
     def __init__(
         self, outages: Sequence[Outage], workers: Sequence[str], random: Random, *, start_ns: int
     ) -> None:
-        self._turns: list[Turn] = []
+        self._turns: list[OutageTurn] = []
         self._num_turns = 0
-        self._away: dict[str, Turn | None] = {}  # None: a fault's doing
+        self._away: dict[str, OutageTurn | None] = {}  # None: a fault's doing
         for outage in outages:
             hit = sorted(random.sample(range(len(workers)), num_hit(outage, len(workers))))
             names = tuple(workers[place] for place in hit)
@@ -52,7 +52,7 @@ class Outages:
     def due_ns(self) -> int | None:
         return self._turns[0].t_ns if self._turns else None
 
-    def take(self) -> Turn | None:
+    def take(self) -> OutageTurn | None:
         """The turn that is due; None if it is of a replica that is away already."""
         turn = heappop(self._turns)
         if turn.change == "back":
@@ -73,7 +73,7 @@ class Outages:
         back_ns = t_ns + round(turn.outage.back_after_s * NS)
         self._add(back_ns, "back", worker, turn.outage, turn.rest)
 
-    def _roll_on(self, turn: Turn) -> None:
+    def _roll_on(self, turn: OutageTurn) -> None:
         if turn.rest:
             self._add(turn.t_ns, turn.outage.kind, turn.rest[0], turn.outage, turn.rest[1:])
 
@@ -81,7 +81,7 @@ class Outages:
         self, t_ns: int, change: Change, worker: str, outage: Outage, rest: tuple[str, ...]
     ) -> None:
         self._num_turns += 1
-        heappush(self._turns, Turn(t_ns, self._num_turns, change, worker, outage, rest))
+        heappush(self._turns, OutageTurn(t_ns, self._num_turns, change, worker, outage, rest))
 
 
 def num_hit(outage: Outage, num_replicas: int) -> int:

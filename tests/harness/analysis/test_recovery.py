@@ -7,7 +7,7 @@ from harness.analysis.figure import Figures, NotMeasurable
 from harness.analysis.probe_train import probe_figures
 from harness.analysis.recovery import (
     Refill,
-    Schedule,
+    StepSchedule,
     pair_refills,
     refill_figures,
     refills_after_abandons,
@@ -107,11 +107,11 @@ def test_a_preempting_schedule_wants_no_slot_for_its_victim(run: RunBuilder) -> 
 
 def test_pairing_is_first_come_first_served() -> None:
     schedules = [
-        Schedule(step=0, freed=[0, 1, 2], taken_ns=[5], num_wanting=2),  # the third: unwanted
-        Schedule(step=1, freed=[3], taken_ns=[15, 16], num_wanting=2),
-        Schedule(step=2, freed=[], taken_ns=[25], num_wanting=1),  # into a slot long idle
-        Schedule(step=3, freed=[4], taken_ns=[], num_wanting=1),
-        Schedule(step=4, freed=[5], taken_ns=[], num_wanting=0),  # the one that waited has left
+        StepSchedule(step=0, freed=[0, 1, 2], taken_ns=[5], num_wanting=2),  # the third: unwanted
+        StepSchedule(step=1, freed=[3], taken_ns=[15, 16], num_wanting=2),
+        StepSchedule(step=2, freed=[], taken_ns=[25], num_wanting=1),  # into a slot long idle
+        StepSchedule(step=3, freed=[4], taken_ns=[], num_wanting=1),
+        StepSchedule(step=4, freed=[5], taken_ns=[], num_wanting=0),  # the one that waited has left
     ]
     assert pair_refills(schedules, [0, 10, 20, 30, 40], 99) == [
         Refill(freed=0, freed_before=0, until_ns=5, taken_in=0),
@@ -122,7 +122,7 @@ def test_pairing_is_first_come_first_served() -> None:
 
 
 def test_the_first_to_come_takes_the_slot_that_was_idle_before() -> None:
-    two_come = Schedule(step=0, freed=[0], taken_ns=[5, 7], num_wanting=2, num_free=2)
+    two_come = StepSchedule(step=0, freed=[0], taken_ns=[5, 7], num_wanting=2, num_free=2)
     assert pair_refills([two_come], [0], 99) == [
         Refill(freed=0, freed_before=0, until_ns=7, taken_in=0)
     ]

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from harness.compare.change import FALSE_ALARMS, Change, Reading, last_change
+from harness.compare.change import FALSE_ALARMS, Change, RunReading, last_change
 
 HISTORIES = 500
 
 
-def readings(values: object) -> list[Reading]:
-    return [Reading(float(one)) for one in np.asarray(values)]
+def readings(values: object) -> list[RunReading]:
+    return [RunReading(float(one)) for one in np.asarray(values)]
 
 
 def made_up(kind: str, runs: int) -> np.ndarray:
@@ -73,23 +73,23 @@ def test_the_newest_change_is_found(
         assert found.since.value == pytest.approx(since)
 
 
-def of_two(before: Reading, since: Reading) -> Change | None:
+def of_two(before: RunReading, since: RunReading) -> Change | None:
     return last_change([before] * 8 + [since] * 4)
 
 
 def test_a_value_that_is_only_known_to_be_more_counts_on_the_higher_side() -> None:
-    known, more = Reading(0.04), Reading(2.0, is_more=True)
+    known, more = RunReading(0.04), RunReading(2.0, is_more=True)
     rise, fall = of_two(known, more), of_two(more, known)
     assert rise is not None
     assert (rise.first, rise.since) == (8, more)
     assert fall is not None
     assert (fall.first, fall.before) == (8, more)
-    assert of_two(Reading(3.0), more) is None  # it may be more than 3, too
-    assert of_two(more, Reading(3.0)) is None
+    assert of_two(RunReading(3.0), more) is None  # it may be more than 3, too
+    assert of_two(more, RunReading(3.0)) is None
 
 
 def test_runs_are_no_finer_than_their_own_intervals() -> None:
-    none, one = Reading(0.0, (0.0, 0.0076)), Reading(0.002, (0.0004, 0.011))
+    none, one = RunReading(0.0, (0.0, 0.0076)), RunReading(0.002, (0.0004, 0.011))
     assert last_change([none] * 9 + [one]) is None
-    many = Reading(0.05, (0.034, 0.073))
+    many = RunReading(0.05, (0.034, 0.073))
     assert last_change([none] * 9 + [many]) is not None

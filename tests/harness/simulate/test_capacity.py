@@ -158,7 +158,7 @@ class StopsAt(Progress):
 def test_an_interruption_says_what_is_there(tmp_path: Path, number: int, said: str) -> None:
     interruption = Interruption()
     config = RunConfig(workload="open_loop", settings=["arrivals.seconds=5", "run.max_seconds=5"])
-    attempts = search.Search(
+    attempts = search.CapacitySearch(
         config=config,
         goal=GOAL,
         folder=tmp_path,
@@ -335,7 +335,7 @@ def test_ignored_cancels_need_more_replicas(tmp_path: Path) -> None:
         result = search.capacity(
             config,
             search.Question(rate=100, late_s=0.5, seeds=1),
-            search.Search(
+            search.CapacitySearch(
                 config=config,
                 goal=GOAL,
                 folder=tmp_path,
