@@ -9,7 +9,9 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.simulate import calibrate as calibration
+from harness.simulate import measured_lags
 from harness.simulate.machine import LIVE_SIMULATED, SimulatedMachine, load_machine
+from harness.simulate.measured_steps import MeasuredSteps
 from harness.store.frames import RunFrames
 from harness.store.manifest import TargetFacts
 from tests.made_up.rows import at
@@ -132,16 +134,16 @@ def loads_and_lags(*, a: float, running: float, prompt: float, at: float = 0.0) 
 
 def test_the_growth_of_a_lag_is_found() -> None:
     found = loads_and_lags(a=1e-3, running=1e-4, prompt=1e-6)
-    lags_s, growth = calibration._without_growth([found])
+    lags_s, growth = measured_lags._without_growth([found])
     assert growth == pytest.approx([0.1, 0.001], rel=0.15)
     assert np.median(lags_s) == pytest.approx(1e-3, rel=0.1)
 
 
 def test_a_lag_grows_within_reason() -> None:
     """Neither without a load that varied, nor from nothing."""
-    _, growth = calibration._without_growth([loads_and_lags(a=1e-3, running=0, prompt=0, at=8)])
+    _, growth = measured_lags._without_growth([loads_and_lags(a=1e-3, running=0, prompt=0, at=8)])
     assert growth == [0, pytest.approx(0, abs=1e-4)]
-    lags_s, growth = calibration._without_growth([loads_and_lags(a=0, running=1e-4, prompt=0)])
+    lags_s, growth = measured_lags._without_growth([loads_and_lags(a=0, running=1e-4, prompt=0)])
     assert 0.1 < growth[0] < 1
     assert np.median(lags_s) > 1e-4
 
@@ -157,7 +159,7 @@ def test_runs_of_one_name_are_two_runs(tmp_path: Path) -> None:
 def test_a_user_that_asks_for_its_cancel_rests_when_the_answer_has_ended(tmp_path: Path) -> None:
     """It reads on after leaving; the frontend gets a cancel request and sees no disconnect."""
     run = RunBuilder(tmp_path)
-    for number in range(calibration.FEWEST_LAGS):
+    for number in range(measured_lags.FEWEST_LAGS):
         name, sent = f"r{number}", number * 100.0
         run.request(
             name,
@@ -172,8 +174,8 @@ def test_a_user_that_asks_for_its_cancel_rests_when_the_answer_has_ended(tmp_pat
         run.events(name, generated=1, arrived=sent + 1, admitted=sent + 7, first_token=sent + 20)
         run.events(name, abort_sent=sent + 34, abort_received=sent + 36, removed=sent + 40)
         run.events(name, blocks_freed=sent + 40, finished=sent + 40)
-    steps = calibration.MeasuredSteps(np.ones((2, 4)), *[np.ones(2)] * 4)
-    lags = calibration.lags_of([run.frames()], steps, np.zeros(2))
+    steps = MeasuredSteps(np.ones((2, 4)), *[np.ones(2)] * 4)
+    lags = measured_lags.lags_of([run.frames()], steps, np.zeros(2))
     for known, ms in ((lags.detect_s["cancel"], 4), (lags.rest_s, 8), (lags.signal_s, 2)):
         assert (known[0], known[-1]) == pytest.approx((ms / 1e3, ms / 1e3))
 
@@ -239,7 +241,7 @@ def test_what_was_not_measured_is_said_to_be_assumed(measured: SimulatedMachine)
 
 def test_the_last_quantile_keeps_the_mean() -> None:
     values = np.append(np.linspace(0, 1, 999), 30.0)
-    found = np.array(calibration.quantiles(values))
+    found = np.array(measured_lags.quantiles(values))
     assert found[-1] < 30
     assert np.mean((found[1:] + found[:-1]) / 2) == pytest.approx(values.mean(), rel=0.002)
 
