@@ -6,8 +6,8 @@
 # make bench  set up, then compare with what others use; BENCH=NAME takes one benchmark of them
 # make bench-gpu  the decode step of an 8B model on a CUDA device, against the bytes that it reads
 # make gpu    on a CUDA device: its tests, benchmarks and workloads in stages, in under 8 minutes, into
-#             results/gpu/CARD with a table as README.md; STAGE="demo tests" takes some, STAGE=rest those
-#             that are not good yet, STAGE=table writes the table again; REHEARSE=1: on the CPU, in 3
+#             results/gpu/CARD with a table as README.md; STAGE="demo tests" takes some, STAGE=rest the
+#             stages that are not good yet, STAGE=table writes the table again; REHEARSE=1: on the CPU, in 3
 #             minutes; PYTHON=python3 takes that Python as it is, without installing anything
 # make engines  install vLLM, llama.cpp, Dynamo, Triton and transformers, each into its own folder
 #             (WALKAWAY_ENGINES, else ~/.cache/walkaway/engines), to be measured: docs/engines.md
@@ -24,7 +24,7 @@
 # make conform-faults  try each fault of the engine against the cases that it must turn red
 # make conform-kinds  run `walkaway conform` on kinds of servers, clean and defective, of 4, 64 and 256
 #             slots, and write docs/conform/kinds.md: keep the machine free for an hour; KIND="B1 B3"
-#             takes some, SLOTS=4,64 other numbers, RUNS=20 BUSY=2 clean runs beside busy processes
+#             takes some, SLOTS=4,64 other numbers, RUNS=20 BUSY=2 clean runs while processes are busy
 # make conform-gateways  run `walkaway conform --upstream` on a scripted gateway with each of its
 #             faults, and write docs/conform/gateways.md: a quarter of an hour
 # make conform-docs  write docs/conform/*.md from the declarations of the cases

@@ -64,7 +64,7 @@ _GITHUB: Final = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pu
 def write_conform(folder: Path, output: Path) -> None:
     result = read_conform(folder / CONFORM_FILE)
     mark, answer = ANSWERS.get(result.exit_code, ("unknown", f"exit code {result.exit_code}"))
-    beside = [_described(folder, one) for one in result.cases if one.verdict is not Verdict.PASS]
+    explained = [_described(folder, one) for one in result.cases if one.verdict is not Verdict.PASS]
     html = document(
         "conform.html.j2",
         {},
@@ -76,9 +76,9 @@ def write_conform(folder: Path, output: Path) -> None:
         answer=answer,
         counts=counts(result),
         facts=facts(result),
-        fails=[one for one in beside if one["word"] == "fail"],
+        fails=[one for one in explained if one["word"] == "fail"],
         headlines=headlines([one for one in result.cases if one.verdict is Verdict.FAIL]),
-        others=[one for one in beside if one["word"] != "fail"],
+        others=[one for one in explained if one["word"] != "fail"],
         groups=[
             (group, [row(one) for one in result.cases if group_of(one.id) == group])
             for group in dict.fromkeys(group_of(one.id) for one in result.cases)
@@ -86,7 +86,7 @@ def write_conform(folder: Path, output: Path) -> None:
         marks=MARKS,
         meanings=MEANINGS,
         not_meant=NOT_MEANT,
-        undecided=[one for one in beside if one["word"] in ("cannot decide", "harness")],
+        undecided=[one for one in explained if one["word"] in ("cannot decide", "harness")],
     )
     save(html, output)
 
@@ -148,7 +148,7 @@ def evidence(figures: Mapping[str, float | str | None]) -> list[str]:
         if value is not None and (name, value) != SAYS_NOTHING and not _BOUND.fullmatch(name):
             of = f" ({' to '.join(bounds.pop(name))}, 95 %)" if name in bounds else ""
             said.append(_figure(name, value) + of)
-    rest = (f"{_spoken(name)} {' to '.join(those)} (95 %)" for name, those in bounds.items())
+    rest = (f"{_spoken(name)} {' to '.join(ends)} (95 %)" for name, ends in bounds.items())
     return [*said, *rest]
 
 

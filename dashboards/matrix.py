@@ -97,8 +97,8 @@ def write_matrix(files: Sequence[Path], output: Path, explained: Path | None) ->
 
 def _read_explanations(files: Sequence[Path], explained: Path | None) -> list[Explanation]:
     if explained is None:
-        beside = (folder / EXPLANATIONS for file in files for folder in file.resolve().parents[:2])
-        explained = next((file for file in beside if file.is_file()), None)
+        near = (folder / EXPLANATIONS for file in files for folder in file.resolve().parents[:2])
+        explained = next((file for file in near if file.is_file()), None)
     if explained is None:
         return []
     try:
@@ -179,8 +179,7 @@ def _column(
             }
         )
     cells = {
-        name: _cell(name, f"column{number}-{anchor(name)}", those)
-        for name, those in described.items()
+        name: _cell(name, f"column{number}-{anchor(name)}", own) for name, own in described.items()
     }
     is_gateway = any(one.dialect for one in result.cases)
     not_run = {

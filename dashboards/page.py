@@ -88,8 +88,8 @@ def _of_numpy(value: Any) -> Any:
 def _figures(sections: Mapping[str, Sequence["Section"]]) -> Mapping[str, Any]:
     return {
         f"{anchor}-{picture.name}": picture.figure.to_plotly_json()
-        for anchor, those in sections.items()
-        for section in those
+        for anchor, of_one_run in sections.items()
+        for section in of_one_run
         for picture in section.pictures
     }
 

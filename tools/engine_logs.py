@@ -97,12 +97,12 @@ def main() -> None:
     for (one, left), until_ns in zip(cases, ends, strict=True):
         if engine == "llamacpp":
             delays = delays_s(left, stops, until_ns)
-            told = f"{len(delays)} cancelled"
+            said = f"{len(delays)} cancelled"
             if delays:
-                told += f", after {median(delays):.3f} s at the median, {max(delays):.3f} s at most"
+                said += f", after {median(delays):.3f} s at the median, {max(delays):.3f} s at most"
         else:
-            told = f"{sum(close.request_id in aborted for close in left)} aborted"
-        print(f"{one.id:24}{one.verdict:15}{len(left):5} left, {told}")  # noqa: T201
+            said = f"{sum(close.request_id in aborted for close in left)} aborted"
+        print(f"{one.id:24}{one.verdict:15}{len(left):5} left, {said}")  # noqa: T201
 
 
 if __name__ == "__main__":

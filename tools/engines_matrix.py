@@ -177,9 +177,9 @@ def column(engine: str, out: Path, words: list[str]) -> list[Step]:
             if direct is not None:
                 with served(engine, steps, "--direct", direct["url"]) as hop:
                     if hop is not None:
-                        told = ["--configuration", configuration(hop, direct), *HOP_CASES]
+                        of_hop = ["--configuration", configuration(hop, direct), *HOP_CASES]
                         conform(
-                            folder, steps, flags_of(hop), *words, *told, "--direct", direct["url"]
+                            folder, steps, flags_of(hop), *words, *of_hop, "--direct", direct["url"]
                         )
     else:
         real_engine(engine, folder, steps, words)
@@ -199,8 +199,8 @@ def real_engine(engine: str, folder: Path, steps: list[Step], words: list[str]) 
                 return
             # The last process is the one that is talked to. The suite finds the slots.
             own = ["--pid", str(up["pids"][-1])]
-            told = [*own, "--configuration", configuration(up, up, *up_words), *words]
-            conform(folder / "again" if rest else folder, steps, flags_of(up), *told, *rest)
+            flags = [*own, "--configuration", configuration(up, up, *up_words), *words]
+            conform(folder / "again" if rest else folder, steps, flags_of(up), *flags, *rest)
             if rest:
                 take_in(folder, folder / "again")
             if not (folder / CONFORM_FILE).exists():

@@ -167,10 +167,8 @@ def fold_axis(dots: Sequence[Ratio]) -> Properties:
 
 def per_round(values: Mapping[str, Sequence[float | None]], *, title: str, unit: str) -> go.Figure:
     scale, shown_unit = SCALES.get(unit, (1.0, unit))
-    by_arm = {
-        plain(arm): [one for one in those if one is not None] for arm, those in values.items()
-    }
-    rounds = [(arm, one) for arm, those in by_arm.items() for one in those]
+    by_arm = {plain(arm): [one for one in own if one is not None] for arm, own in values.items()}
+    rounds = [(arm, one) for arm, own in by_arm.items() for one in own]
     dots = go.Scatter(
         mode="markers",
         x=[arm for arm, _ in rounds],

@@ -138,7 +138,7 @@ def tries(events: Iterable[WireEvent]) -> list[DrawnTry]:
     """The slowest first. Without any act, the whole log is one try."""
     log = sorted(events, key=lambda event: event.t_ns)
     acts = [event for event in log if event.what == "act"]
-    waits = {name: _first_token(those) for name, those in _by_stream(log).items() if _waits(name)}
+    waits = {name: _first_token(own) for name, own in _by_stream(log).items() if _waits(name)}
     # Fillers close when a case is over, too.
     left = [act for act in acts if not act.stream.startswith("filler")] or acts
     groups = list(_acts_of_each_try(left, [token for token in waits.values() if token]))

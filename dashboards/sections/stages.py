@@ -76,11 +76,11 @@ def _not_drawn(metrics: Mapping[str, Metric]) -> str | None:
         )
     if open_at_most(rows.values()) < math.inf:
         said.append("There it is cut off and not to scale, to leave room for the stages before it.")
-    names = {
+    missing = {
         label: [name[:-2] for name, *_ in STAGES if name not in parts]
         for label, parts in rows.items()
     }
-    left_out = [f"{label} of {', '.join(those)}" for label, those in names.items() if those]
+    left_out = [f"{label} of {', '.join(names)}" for label, names in missing.items() if names]
     if left_out:
         said.append(f"Not drawn: {'; '.join(left_out)}.")
     return " ".join(said) or None

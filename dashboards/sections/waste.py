@@ -76,14 +76,14 @@ def point_bars(
         groups = np.minimum((np.cumsum(counts) - counts / 2) * most // counts.sum(), most - 1)
     bars = []
     for group in np.unique(groups):
-        those = [point for point, of in zip(points, groups, strict=True) if of == group]
-        first, last = those[0]["planned_abandon"], those[-1]["planned_abandon"]
-        weights = [point["n"] for point in those]
+        alike = [point for point, of in zip(points, groups, strict=True) if of == group]
+        first, last = alike[0]["planned_abandon"], alike[-1]["planned_abandon"]
+        weights = [point["n"] for point in alike]
         in_flight, after_close = (
-            float(np.average([point[name] for point in those], weights=weights))
+            float(np.average([point[name] for point in alike], weights=weights))
             for name in ("in_flight_mean", "after_close_mean")
         )
-        is_lower = any(point["planned_abandon"] in unfinished for point in those)
+        is_lower = any(point["planned_abandon"] in unfinished for point in alike)
         label = f"{first:,}" if first == last else f"{first:,} to {last:,}"
         bars.append(_bar(label, sum(weights), in_flight, after_close, is_lower=is_lower))
     return bars
@@ -123,10 +123,10 @@ def _shown(value: float, unit: str, *, is_lower: bool) -> str:
 
 def _time_table(cancels: pd.DataFrame) -> Iterator[Table]:
     rows = []
-    for label, those in _by_label(cancels.dropna(subset=_SPENT)):
-        is_lower = bool(is_unfinished(those).any())
-        means = [_shown(float(those[name].mean()), "s", is_lower=is_lower) for name in _SPENT]
-        rows.append((label, f"{len(those):,}", *means))
+    for label, of_label in _by_label(cancels.dropna(subset=_SPENT)):
+        is_lower = bool(is_unfinished(of_label).any())
+        means = [_shown(float(of_label[name].mean()), "s", is_lower=is_lower) for name in _SPENT]
+        rows.append((label, f"{len(of_label):,}", *means))
     if rows:
         yield Table(
             title="Time spent after the user had left, by phase",

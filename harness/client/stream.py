@@ -96,7 +96,7 @@ class StreamMachine:
 
     @property
     def tokens_for_plan(self) -> int:
-        """Of those read, the ones that its user's plan counts."""
+        """The tokens read that its user's plan counts."""
         return self._call_tokens if self._counts_calls else self.tokens_read
 
     @property

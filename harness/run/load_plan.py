@@ -318,8 +318,8 @@ def _replay(
                 f"`load.prompt_tokens` begins at {shortest}; make the answers shorter"
             )
         longest = min(longest, room)
-    beside = folder / arrivals.file
-    file = (beside if beside.is_file() else Path(arrivals.file)).resolve()
+    by_workload = folder / arrivals.file
+    file = (by_workload if by_workload.is_file() else Path(arrivals.file)).resolve()
     trace = arrivals.model_copy(update={"file": str(file)})
     if trace.prompt_factor == "fit":
         with open_trace(trace.file, trace.time_unit) as recorded:

@@ -262,7 +262,7 @@ def _named_kind(name: str) -> str:
 
 
 def record_as_ordered() -> FinishedRun | None:
-    """None if the run was refused, which the page has then been told."""
+    """None if the run was refused; the page then knows why."""
     # Not sys.stdin: a reading thread holds its lock, and the process could not end.
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         if not (line := stdin.readline()):

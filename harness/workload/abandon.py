@@ -76,9 +76,9 @@ class RequestSpec:
     `shared_tokens` of all requests. `text` is the known text that answers it, if any. `path`:
     another route than the target's; `body`: keys laid over the ordinary body; `headers`: in
     addition to the ordinary ones. `turn`: of a session, whose `messages` come before the prompt;
-    with `response_id` only those after this response, which the server has kept. Of several
-    `documents` the prompt is the last, and `messages` are the others. These two, `request_id`,
-    `arm` and `intended_start_ns` are set when the request is issued.
+    with `response_id` only the messages after this response, which the server has kept. Of
+    several `documents` the prompt is the last, and `messages` are the others. `messages`,
+    `response_id`, `request_id`, `arm` and `intended_start_ns` are set when it is issued.
     """
 
     user: int

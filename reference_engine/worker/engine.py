@@ -79,8 +79,8 @@ class Launched(NamedTuple):
 
 
 class StepOver(NamedTuple):
-    """`grown`: the requests with a new token; if the step was out of memory, which is the `error`,
-    those that it ends.
+    """`grown`: the requests with a new token. If the step was out of memory, which is the `error`,
+    `grown` are the requests that it ends.
     """
 
     record: StepRecord

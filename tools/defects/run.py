@@ -216,8 +216,8 @@ class Trial:
                 killed_by, ends[stage] = test(self._tree, paths, most_s=left_s)
                 if killed_by is not None:
                     return {"result": "killed", "file": where, "killed_by": killed_by}
-            told = ", ".join(f"{stage}: {how}" for stage, how in ends.items())
-            return {"result": "survived", "file": where, "stages": told}
+            ended = ", ".join(f"{stage}: {how}" for stage, how in ends.items())
+            return {"result": "survived", "file": where, "stages": ended}
         finally:
             spot.file.write_text(before)
 

@@ -79,8 +79,8 @@ def pages() -> dict[str, str]:
 def case_page() -> str:
     cases = [*all_cases(), *of_gateways()]
     index = "".join(
-        f"- {', '.join(f'[`{one.id}`](#{anchor(one.id)})' for one in those)}\n"
-        for _, those in groupby(cases, lambda one: one.group)
+        f"- {', '.join(f'[`{one.id}`](#{anchor(one.id)})' for one in group)}\n"
+        for _, group in groupby(cases, lambda one: one.group)
     )
     return HEAD + index + "".join(map(section, cases))
 
@@ -126,8 +126,8 @@ def rows_of(case: Case) -> Iterator[tuple[str, str]]:
     name = case.id.removesuffix(_EACH)
     gateways = ", ".join(f"`{row.name}`" for row in GATEWAYS if name in row.reds)
     on_gateway = f"of the scripted gateway: {gateways}" if gateways else ""
-    told = "; ".join(filter(None, (red, on_script, on_gateway)))
-    yield "goes red under", told or "no fault of the bundled engine"
+    reds = "; ".join(filter(None, (red, on_script, on_gateway)))
+    yield "goes red under", reds or "no fault of the bundled engine"
 
 
 def sentence(text: str) -> str:

@@ -123,40 +123,40 @@ def run(cell: Cell) -> Seen:
 
 def wrong(cell: Cell, seen: Seen) -> list[str]:
     """What should not be, each in a sentence."""
-    told = [
+    problems = [
         f"{one.id} says: {one.reason}" for one in seen.result.cases if UNREADABLE.search(one.reason)
     ]
     notes = "; ".join(seen.result.notes)
     ran = {one.id for one in seen.result.cases}
     missing = [one for one in cell.cases if one not in ran]
-    told += [f"{name} did not run: {notes}" for name in missing]
+    problems += [f"{name} did not run: {notes}" for name in missing]
     if not ran and not missing:
-        told.append(f"no case ran: {notes}")
+        problems.append(f"no case ran: {notes}")
     if cell.defect is None:
-        told += [f"{one.id} is red on a clean server: {one.reason}" for one in seen.reds]
+        problems += [f"{one.id} is red on a clean server: {one.reason}" for one in seen.reds]
         if seen.open_share > MOST_OPEN and not cell.kind.may_be_open:
-            told.append(f"{seen.open_share:.0%} of the must cases are undecided")
-        return told
-    return told + wrong_reds(cell.defect, seen)
+            problems.append(f"{seen.open_share:.0%} of the must cases are undecided")
+        return problems
+    return problems + wrong_reds(cell.defect, seen)
 
 
 def wrong_reds(defect: Defect, seen: Seen) -> list[str]:
-    told, found = [], {one.id: one for one in seen.result.cases}
+    problems, found = [], {one.id: one for one in seen.result.cases}
     for name in defect.red:
         one = found.get(name)
         if one is None:
             continue
         if one.verdict is not Verdict.FAIL:
-            told.append(f"{name} is {one.verdict}, not red: {one.reason}")
+            problems.append(f"{name} is {one.verdict}, not red: {one.reason}")
         elif defect.ways and one.kind not in defect.ways:
-            told.append(
+            problems.append(
                 f"{name} is red by {one.kind}, not {' or '.join(defect.ways)}: {one.reason}"
             )
-    told += [f"{one.id} is red: {one.reason}" for one in seen.reds if one.id in defect.green]
+    problems += [f"{one.id} is red: {one.reason}" for one in seen.reds if one.id in defect.green]
     if defect.settings.get("forgets"):  # it answers again when what was left has ended
         wedged = [one.id for one in seen.result.cases if one.aftermath is Aftermath.WEDGED]
-        told += [f"{name} calls its own ghosts a wedged server" for name in wedged]
-    return told
+        problems += [f"{name} calls its own ghosts a wedged server" for name in wedged]
+    return problems
 
 
 def slow(cell: Cell, seen: Seen) -> list[str]:
@@ -165,8 +165,8 @@ def slow(cell: Cell, seen: Seen) -> list[str]:
     if cell.slots not in TIMED_SLOTS or step_for(settings, cell.slots) != STEP_S:
         return []
     first_s, most_s = seen.first_red_s, QUICK_S[cell.defect is not None]
-    told = ["first red"] if first_s is not None and first_s > FIRST_RED_S else []
-    return told + (["quick"] if cell.asked == QUICK and seen.took_s > most_s else [])
+    late = ["first red"] if first_s is not None and first_s > FIRST_RED_S else []
+    return late + (["quick"] if cell.asked == QUICK and seen.took_s > most_s else [])
 
 
 def line(cell: Cell, seen: Seen, problems: Sequence[str], measured: str) -> str:
@@ -223,8 +223,8 @@ def measure(cells: Sequence[Cell]) -> int:
 def revision() -> str:
     """Of the suite; with a + if its files are changed."""
     asked = ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty=+", "--exclude=*"]
-    told = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return told.stdout.strip() or "unknown"
+    described = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return described.stdout.strip() or "unknown"
 
 
 def kept_lines() -> dict[tuple[str, str, str], str]:
@@ -264,7 +264,7 @@ machine has {os.cpu_count()} processors ({platform.machine()}).
 
 Steps last 20 ms, or as long as it takes to make 10,000 tokens a second. A clean server is right
 without a red case, and with at most one in ten of its `must` cases undecided; a defect is right if
-the cases that concern it are red, in the way of the defect, and those that do not are not. "Not
+the cases that concern it are red, in the way of the defect, and no other case is. "Not
 judged" are cases that the server does not support, or that inform only (`?`: they are among the
 passes). "Slow" is a first red after more than {FIRST_RED_S:.0f} s, or a `--quick` of more than
 {QUICK_S[0]:.0f} s (clean) or {QUICK_S[1]:.0f} s (defective), at 4 or 8 slots and steps of 20 ms.

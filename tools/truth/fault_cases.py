@@ -235,7 +235,7 @@ SHOWN_BY_CONFORM = {
     "label-length": "an aborted request is counted as `length` too",
     "forget-aborted-tokens": "tokens of an aborted request are not counted",
     "cancel-does-nothing": "the cancel endpoint says that it has cancelled, and has not",
-    "poll-rearms": "each reading of `/metrics` puts off the aborts of those that left",
+    "poll-rearms": "each reading of `/metrics` puts off the aborts of requests that were left",
     "spoil-prompt": "the prompt of an aborted request has another answer from then on",
     "count-left-as-waiting": "a request that is aborted in the queue stays in the waiting gauge",
     "grow-with-answers": "this many megabytes are kept for each request, left or not",
