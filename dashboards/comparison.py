@@ -190,7 +190,7 @@ def _details(candidate: Side, comparison: Comparison) -> Table:
 
 
 def named_figure(metric: str, figure: str) -> TableCell:
-    """In words; under them the name in summary.json, which a limit of the gate takes."""
+    """The figure in words; under them the name in summary.json, which a limit of the gate takes."""
     return TableCell(text=titled(metric, figure), under=(f"{metric}.{figure}",))
 
 

@@ -54,7 +54,7 @@ def cards(
     in_use: Mapping[str, float] = NOTHING,
     unsure: int = 0,
 ) -> dict[str, Card]:
-    """By the name of the metric."""
+    """The cards by the names of their metrics."""
     found = {
         CANCEL_LATENCY: _timed_card(
             metrics,

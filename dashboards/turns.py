@@ -106,7 +106,7 @@ def can_be_judged(found: Mapping[Key, Sequence[Track]]) -> bool:
 
 
 def broken_limits(runs: Sequence[PastRun], limits: Sequence[Limit]) -> dict[str, list[Limit]]:
-    """By the name of the run: the limits that it is beyond, as the gate judges it."""
+    """The limits that each run is beyond, by its name, as the gate judges it."""
     broken = {run.name: [one for one in limits if _is_beyond(run, one)] for run in runs}
     return {name: of for name, of in broken.items() if of}
 

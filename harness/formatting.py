@@ -159,7 +159,7 @@ def between(limits: tuple[float, float] | None, unit: str) -> str | None:
 
 
 def spoken_outcome(outcome: str) -> str:
-    """For sentences: "timed out", "refused"."""
+    """The outcome for sentences: "timed out", "refused"."""
     return _SPOKEN.get(outcome, outcome).replace("_", " ")
 
 

@@ -192,8 +192,8 @@ def http_client(
     longest_s: float,
     place: Place | None = None,
 ) -> httpx.Client:
-    """Without proxies and redirects. `timeout_s` limits the wait for the next byte, `longest_s` the
-    whole answer. `place`: of the server whose name always means one address."""
+    """A client without proxies and redirects. `timeout_s` limits the wait for the next byte,
+    `longest_s` the whole answer. `place`: of the server whose name always means one address."""
     verify = tls_context(ca_file)
     transport = BoundedTransport(verify=verify, longest_s=longest_s, place=place)
     return httpx.Client(headers=headers, timeout=timeout_s, transport=transport, trust_env=False)

@@ -68,7 +68,7 @@ def fewest_for_rate_below(rate: float) -> int:
 
 
 def t_quantile(share: float, freedom: float) -> float:
-    """Of Student's distribution, which is symmetric."""
+    """The quantile of Student's distribution, which is symmetric."""
     if share < 0.5:
         return -t_quantile(1 - share, freedom)
     x = _beta_quantile(2 * (1 - share), freedom / 2, 0.5)
@@ -92,7 +92,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """By Lentz's method."""
+    """The continued fraction, by Lentz's method."""
     c, d = 1.0, 1 / _off_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, _MOST_TERMS):

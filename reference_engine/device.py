@@ -86,7 +86,7 @@ def missing_tools(
 
 
 def read_torch_version() -> tuple[str, str | None] | None:
-    """From the one small file of torch that has it."""
+    """Read it from the one small file of torch that has it."""
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
         return None

@@ -44,9 +44,9 @@ _STEP_LINE: Final[Properties] = {"color": GREEN, "width": 2, "dash": "dash"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancels:
-    """In the order of leaving: which were let go of and when, which never were (`ghosts`), and
-    which were watched for too short a time to say. `step_s`: of the engine, None if not known.
-    """
+    """Abandoned requests in the order of leaving: which were let go of and when, which never were
+    (`ghosts`), and which were watched for too short a time to say. `step_s`: of the engine, None if
+    not known."""
 
     of: int
     let_go: Floats

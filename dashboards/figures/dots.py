@@ -214,9 +214,8 @@ def _half_width(values: Sequence[float]) -> float:
 
 
 class FrontierPoint(NamedTuple):
-    """With chunks of one size, the waits in milliseconds: `gap` of the bystanders, `first` of the
-    long prompt. `kind`: the setting that limits the chunk.
-    """
+    """The waits with chunks of one size, in milliseconds: `gap` of the bystanders, `first` of the
+    long prompt. `kind`: the setting that limits the chunk."""
 
     kind: str
     label: str

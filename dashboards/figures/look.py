@@ -56,7 +56,7 @@ def styled(traces: Sequence[Trace], *, x: Properties, y: Properties, **layout: A
 
 
 def axis(title: str, **values: Any) -> Properties:
-    """Without zooming: a drag over a picture scrolls the page, above all on a phone."""
+    """An axis without zooming: a drag over a picture scrolls the page, above all on a phone."""
     text = {"text": title, "font": {"size": 13}}
     return {"title": text, "automargin": True, "zeroline": False, "fixedrange": True, **values}
 

@@ -74,7 +74,7 @@ def over_runs(
     turned: Sequence[TrendTurn],
     around: TrendContext,
 ) -> go.Figure:
-    """Without a legend: `signs` says what the marks are, once for many such pictures."""
+    """A picture without a legend: `signs` says what the marks are, once for many such pictures."""
     scale, unit = SCALES.get(tracks[0].unit, (1.0, tracks[0].unit))
     traces = [_line(track, scale, around.sides.index(track.side)) for track in tracks]
     traces += _noticed(tracks, limits, around.broken, scale)

@@ -88,7 +88,7 @@ def ends_of(left: pd.DataFrame, branches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _last_of(events: pd.DataFrame, kinds: Sequence[str]) -> pd.Series:
-    """By request: the last such event, if each worker that had the request logged one."""
+    """The last such event of each request, if each worker that had the request logged one."""
     of_workers = events[events["event"].isin(OF_WORKERS)]
     had = of_workers.groupby("request_id")["worker"].nunique()
     of_kind = events[events["event"].isin(kinds)]

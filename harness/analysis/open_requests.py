@@ -91,7 +91,7 @@ _HELD: Final = [way for way in Way if way.stays_open]
 
 
 def reset_by_us_ns(left: pd.DataFrame, requests: pd.DataFrame, facts: RunFacts) -> Ints:
-    """For each request that was left: the earliest moment at which the load may have reset its
+    """The earliest moment, for each request that was left, at which the load may have reset its
     connection, NEVER if the connection ended as the client left.
 
     A run that ended too early to record until when it held them has them held until all requests of

@@ -54,7 +54,7 @@ def _why_unanswered(requests: pd.DataFrame) -> list[str]:
 
 
 def _what_to_change(requests: pd.DataFrame) -> str:
-    """With a value, taken from what the answers of this run were like."""
+    """What to change, with a value taken from what the answers of this run were like."""
     completed = requests[requests["outcome"] == Outcome.COMPLETED]
     if not completed.empty:
         planned = max(1, round(100 * planned_to_leave(requests).mean()))

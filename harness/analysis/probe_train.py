@@ -183,7 +183,8 @@ def _first_own_end(rows: pd.DataFrame, since_ns: Floats, until_ns: Floats) -> Fl
 
 
 def cancel_latency(trains: Sequence[TrainLatencies], method: str) -> Figure:
-    """Over all runs together. The interval's low end allows for the way to the client."""
+    """The figure over all runs together. The interval's low end allows for the way to the
+    client."""
     late_s = max(train.late_s for train in trains)
     values = np.concatenate([train.latency_s for train in trains])
     figure = _of_trains(CANCEL_LATENCY, values, trains, method)
@@ -200,7 +201,7 @@ def cancel_latency(trains: Sequence[TrainLatencies], method: str) -> Figure:
 
 
 def cancel_latency_steps(trains: Sequence[TrainLatencies], method: str) -> Figure:
-    """In typical steps of each run."""
+    """The same figure in typical steps of each run."""
     known = [(train, train.step_s) for train in trains if train.step_s]
     if len(known) < len(trains):
         return NotMeasurable("no stream showed the steps of the server meanwhile")

@@ -168,7 +168,7 @@ class WorkerSteps:
 
 
 def level_of_all(steps: pd.DataFrame, column: str) -> pd.Series:
-    """At each step, which must be in order: the sum of the latest value of every worker."""
+    """The sum at each step, which must be in order, of the latest value of every worker."""
     of = {one: steps[column].where(steps["worker"] == one) for one in steps["worker"].unique()}
     total: pd.Series = pd.DataFrame(of, index=steps.index).ffill().bfill().sum(axis="columns")
     return total

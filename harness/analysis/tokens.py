@@ -68,7 +68,7 @@ def read_after(
     sent_ns: Ints,
     scale: Floats,
 ) -> Floats:
-    """For each `wanted` request, how many tokens came after the `planned` ones: with the last of
+    """How many tokens came, for each `wanted` request, after the `planned` ones: with the last of
     them, in one event, or no sooner than `pause_ns` after it (none planned: after the sending).
     `scale`: tokens that each of these requests had for one that it counted."""
     after, seen = [np.empty(0)], 0

@@ -56,7 +56,8 @@ class Dns:
         self._lookup: Future[list[Address]] | None = None
 
     def addresses(self, timeout_s: float | None) -> list[Address]:
-        """In the order to try them. Raises OSError, httpx.ConnectTimeout and UnicodeError."""
+        """The addresses in the order to try them. Raises OSError, httpx.ConnectTimeout and
+        UnicodeError."""
         lookup = self._lookup or self._begin()
         try:
             return list(lookup.result(timeout_s))

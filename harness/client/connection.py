@@ -174,7 +174,7 @@ class Http1Connection(Http1Response):
         return True
 
     def give_to_process(self) -> None:
-        """From now on a process receives and passes on, so that it can be killed. Raises
+        """Let a process receive and pass on from now on, so that it can be killed. Raises
         httpx.ConnectError: then the connection is closed."""
         try:
             self.owner = ClientProcess(self.sock)

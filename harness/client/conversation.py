@@ -21,7 +21,7 @@ class Conversation(Protocol):
     stream: StreamMachine
 
     def see_through(self) -> None:
-        """Up to an outcome. Raises only for a mistake of ours, or because the load ends."""
+        """Read it up to an outcome. Raises only for a mistake of ours, or because the load ends."""
 
     def note_wire(self, row: RequestRow) -> None:
         """Add what only the wire knows."""

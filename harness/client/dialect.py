@@ -190,7 +190,7 @@ _DIALECTS: Final = {
 
 
 def _parts(path: str) -> tuple[str, str, str]:
-    """Before the dialect's ending, that ending, and the query."""
+    """The path before the dialect's ending, that ending, and the query."""
     bare, mark, query = path.partition("?")
     bare = bare.rstrip("/")
     ending = next((one for one in _DIALECTS if bare.lower().endswith(one)), "")

@@ -188,7 +188,7 @@ class Http1Exchange:
         self._request.leaves_at_ns = time.perf_counter_ns()
 
     def stall(self) -> None:
-        """After the next bytes read nothing more, until `resume`, or until the user leaves."""
+        """Read nothing more after the next bytes, until `resume`, or until the user leaves."""
         self._resumed = Event()
 
     @property

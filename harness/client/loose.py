@@ -138,7 +138,7 @@ def _whole(digits: str) -> int | float:
 
 
 def shown(value: Any) -> str:
-    """For a message: what was sent, shortened."""
+    """What was sent, shortened for a message."""
     is_raw = isinstance(value, bytes)
     text = repr(value.decode("utf-8", "replace")) if is_raw else as_json(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
@@ -315,7 +315,7 @@ NATIVE_COUNTS: Final = frozenset(
 
 
 def usage_of(value: Any, unread: Unread) -> UsageCounts | None:
-    """By any of the counts' names."""
+    """The counts, by any of their names."""
     if not isinstance(value, dict):
         unread.note("`usage`", value)
         return None

@@ -30,7 +30,8 @@ _MOST_OF_A_USER: Final = 1 << 32  # requests
 
 
 def asking_client(plan: LoadPlan, longest_s: float) -> httpx.Client:
-    """For questions to the load's server that are no load. `longest_s`: of a whole answer."""
+    """A client for questions to the load's server that are no load. `longest_s`: of a whole
+    answer."""
     return http_client(
         request_headers(plan.headers, plan.api_key_env),
         ca_file=plan.ca_file,
@@ -103,7 +104,7 @@ class LoadSession:
         )
 
     def other_documents(self, spec: RequestSpec, *, n: int) -> list[ChatMessage]:
-        """Of a request for several: all but its prompt, each as long, and unlike any other."""
+        """The documents of a request except its prompt, each as long, and unlike any other."""
         of_each = (replace(spec, user=-1 - at, text=None) for at in range(spec.documents - 1))
         number = spec.user * _MOST_OF_A_USER + n
         return [ChatMessage("user", self.prompt(one, n=number)) for one in of_each]

@@ -84,8 +84,8 @@ class SSEDecoder:
         return events
 
     def end(self) -> list[Event]:
-        """After the last receive: an event that no blank line has ended, and lines of no event. The
-        last line may be cut."""
+        """What is left after the last receive: an event that no blank line has ended, and lines of
+        no event. The last line may be cut."""
         last = self._finish_line(b"") if self._pieces else b""
         is_cut_name = any(field.startswith(last) for field in _FIELDS)
         return self._take_lines([b""] if is_cut_name else [last, b""])

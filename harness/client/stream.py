@@ -101,7 +101,7 @@ class StreamMachine:
 
     @property
     def text(self) -> str:
-        """Of a request that keeps it: all that was generated and read so far."""
+        """All that was generated and read so far, of a request that keeps it."""
         return self._length.text or ""
 
     @property

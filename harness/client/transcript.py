@@ -17,8 +17,8 @@ _FORGOTTEN: Final = (400, 404)
 
 
 class Transcript:
-    """Of the session that a user is in. `_stored`: the server's newest whole response, and the
-    number of its request."""
+    """The transcript of the session that a user is in. `_stored`: the server's newest whole
+    response, and the number of its request."""
 
     def __init__(self, *, server_keeps: bool) -> None:
         self._server_keeps = server_keeps

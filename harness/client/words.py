@@ -123,7 +123,7 @@ def clean(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Of a server's own words, as many as a row keeps."""
+    """As many of a server's own words as a row keeps."""
     return clean(text.strip())[:MAX_CHARS]
 
 
@@ -156,7 +156,7 @@ def _abort(words: tuple[str, ...]) -> bool:
 
 
 def _is_state(words: tuple[str, ...]) -> bool:
-    """Not a sentence about one."""
+    """Whether they name a state, not a sentence about one."""
     return len(words) <= _LONGEST_STATE
 
 

@@ -47,7 +47,7 @@ class Gpus(Protocol):
 
 
 class NvmlGpus:
-    """By an initialised `pynvml`: the device of this UUID, else all devices of this machine.
+    """GPUs by an initialised `pynvml`: the device of this UUID, else all devices of this machine.
 
     Of an instance of MIG only the memory is read: its other counters, where it has them, are of
     the whole GPU.
@@ -102,7 +102,7 @@ class NvmlGpus:
 
 
 class DcgmGpus:
-    """By the page of a DCGM exporter: the device of this UUID, else all on the page.
+    """GPUs by the page of a DCGM exporter: the device of this UUID, else all on the page.
 
     Owns and closes `client`. Instances of MIG are left out: their page repeats the power of the
     whole GPU. Raises SourceError if the page cannot be read or shows no such device.
@@ -180,7 +180,8 @@ def open_nvml(notes: Notes, clock_ns: Callable[[], int], *, uuid: str | None) ->
 def gpus_of(
     nvml: Any, notes: Notes, clock_ns: Callable[[], int], *, uuid: str | None
 ) -> NvmlGpus | None:
-    """By a `pynvml` that is not yet initialised; None, with a note, if no such GPU can be read."""
+    """GPUs by a `pynvml` that is not yet initialised; None, with a note, if no such GPU can be
+    read."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

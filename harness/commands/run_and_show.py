@@ -187,7 +187,7 @@ def _whether_it_stops(folder: RunFolder) -> StopVerdict | None:
 
 
 def _is_silent(folder: RunFolder) -> bool:
-    """After the load the server answered nobody any more."""
+    """Whether the server answered nobody any more after the load."""
     return bool((folder.read_manifest().get("probing") or {}).get("is_silent"))
 
 

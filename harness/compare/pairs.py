@@ -289,7 +289,8 @@ class Standing(StrEnum):
 
     @property
     def signed(self) -> str:
-        """With the sign that it has in pictures, too, so that no colour is needed to tell it."""
+        """The value with the sign that it has in pictures, too, so that no colour is needed to tell
+        it."""
         return f"{_SIGNS[self]} {self}"
 
 

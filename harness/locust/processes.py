@@ -107,9 +107,9 @@ class ProcessRecords:
         self._marks: ShardWriter[ProcessMark] | None = None
 
     def begin(self, plan: LoadPlan) -> None:
-        """Without effect if the plan keeps no rows. The folder may be missing on another machine
-        than the master's, and is made. The file stays open: at the end there may be no handle left.
-        """
+        """Has no effect if the plan keeps no rows. The folder may be missing on another machine
+        than the master's, and is made. The file stays open: at the end there may be no handle
+        left."""
         if plan.rows_dir is not None:
             rows_dir = Path(plan.rows_dir)
             rows_dir.mkdir(parents=True, exist_ok=True)

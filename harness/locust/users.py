@@ -54,7 +54,7 @@ _NUMBERS_PER_WORKER: Final = 1_000_000
 
 
 class RequestFailedError(Exception):
-    """For Locust, so that its pages show a failure; never raised."""
+    """A failure for Locust's pages; never raised."""
 
 
 class PlannedUser(User):

@@ -19,14 +19,14 @@ Unready = Callable[[], str | None]
 
 
 def wait_for_page(run: Preparation, client: httpx.Client, url: str) -> None:
-    """Until the server has a list of its models (the bundled engine: until it is healthy)."""
+    """Wait until the server has a list of its models (the bundled engine: until it is healthy)."""
     page = "/health" if run.target.lifecycle else "/v1/models"
     wait_while_loading(run, lambda: unready_page(client, url, page))
 
 
 def wait_for_answer(run: RunState, asker: Asker) -> None:
-    """Until it answers: llama.cpp lists its models, and refuses all requests, while it loads. The
-    bundled engine is known to be ready by now. Raises TargetError also if the server takes the
+    """Wait until it answers: llama.cpp lists its models, and refuses all requests, while it loads.
+    The bundled engine is known to be ready by now. Raises TargetError also if the server takes the
     request and sends nothing: no later request is then waited for."""
     if run.target.http and not run.target.lifecycle:
         run.progress.phase(f"waiting at most {run.timeout_s:g} s for a first answer")

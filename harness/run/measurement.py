@@ -59,7 +59,7 @@ class LoadRunner(Protocol):
     """Makes the requests of a measurement: a load process, or the users of a web page."""
 
     def prepare(self, folder: RunFolder, *, processes: int, until_over: ExitStack) -> None:
-        """Called before the server is there. Its processes end with `until_over`."""
+        """Prepare before the server is there. Its processes end with `until_over`."""
 
     def run(self, plan: LoadPlan, run: "Measurement", *, until_settled: ExitStack) -> None:
         """Run the load until its end, or until interrupted.

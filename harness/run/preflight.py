@@ -122,7 +122,7 @@ def find_server(
 
 
 def note_kind(run: Preparation, config: ServerConfig) -> None:
-    """By what the kind of server was recognised, where it was not named."""
+    """Note how the kind of server was recognised, where it was not named."""
     if config.recognised:
         run.progress.phase(config.recognised)
         run.notes.add(config.recognised)

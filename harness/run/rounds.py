@@ -136,7 +136,7 @@ def _run_all(
 
 
 def _hardware_found(folder: RunFolder) -> dict[str, Any]:
-    """With the GPUs, which the collector of a run finds. Empty if no run was saved."""
+    """The hardware with the GPUs, which the collector of a run finds. Empty if no run was saved."""
     for path in folder.runs():
         with suppress(ConfigError):
             found: dict[str, Any] = RunFolder(path).read_manifest()["hardware"]
@@ -200,7 +200,7 @@ def complete_rows(folder: RunFolder) -> None:
 
 
 def _why_no_manifest(folder: RunFolder) -> str | None:
-    """In words; None: it can be read. Raises OtherVersionError."""
+    """Why, in words; None: it can be read. Raises OtherVersionError."""
     try:
         folder.load_manifest()
     except OtherVersionError:

@@ -53,7 +53,7 @@ class RunState:
         return self.resolved.target
 
     def take_target(self, target: Target) -> None:
-        """From now on the server is spoken to as `target` says."""
+        """Speak to the server as `target` says from now on."""
         self.resolved = self.resolved.with_target(target)
 
     @property

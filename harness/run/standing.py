@@ -261,7 +261,8 @@ def _write_target(file: Path, up: Up) -> Path:
 
 
 def _environment(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
-    """Without the user's proxies, which would stand between two servers on this machine."""
+    """The environment without the user's proxies, which would stand between two servers on this
+    machine."""
     own = {key: filled(text, known) for key, text in recipe.env.items()}
     return {key: text for key, text in os.environ.items() if key.lower() not in PROXIES} | own
 
@@ -359,7 +360,7 @@ def _only_model(client: httpx.Client, direct: str) -> str:
 
 
 def _spawn(command: list[str], log: Path, environment: Mapping[str, str]) -> Process:
-    """In a session of its own: it outlives this process, and no Ctrl-C reaches it."""
+    """Start it in a session of its own: it outlives this process, and no Ctrl-C reaches it."""
     output = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     files = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),

@@ -76,7 +76,7 @@ def make_model(path: Path, kind: ModelFormat, preset: str, *, seed: int = 0) -> 
 
 
 def _weights(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """By Hugging Face's names."""
+    """The weights by Hugging Face's names."""
 
     def drawn(rows: int, columns: int, scale: float = SCALE) -> Floats:
         return rng.standard_normal((rows, columns), dtype=np.float32) * np.float32(scale)

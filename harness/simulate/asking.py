@@ -70,7 +70,7 @@ class Asking:
         self._sessions: dict[int, SessionUser] = {}
 
     def users(self) -> Sequence[int]:
-        """Of a closed loop."""
+        """The users of a closed loop."""
         users, share = range(self._plan.workload.run.users), self._plan.cluster.share
         if share == 1:
             return users

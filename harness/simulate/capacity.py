@@ -114,8 +114,8 @@ def holds(summary: Summary, goal: Sequence[Limit]) -> bool:
 
 
 def highest_rate(attempt: Try, guess: float, stride: float = FIRST_STRIDE) -> tuple[float, Seen]:
-    """Within PRECISION, and what was seen there. Raises ConfigError if every rate holds the goal,
-    or none."""
+    """The highest rate within PRECISION, and what was seen there. Raises ConfigError if every rate
+    holds the goal, or none."""
     low, high, best = _bracket(attempt, guess, stride)
     while high / low > 1 + PRECISION:
         middle = math.sqrt(low * high)
@@ -429,7 +429,7 @@ def _no_money(question: Question, machine: SimulatedMachine) -> str | None:
 
 
 def _extrapolated(runs: Iterable[Seen]) -> list[str]:
-    """Once for each quantity, however many runs went beyond what the machine covers."""
+    """One remark for each quantity, however many runs went beyond what the machine covers."""
     said = (one.text for seen in runs for one in seen.summary.validity)
     beyond = [one for one in said if one.startswith("extrapolated: ")]
     return list({one.split()[1]: one for one in reversed(beyond)}.values())

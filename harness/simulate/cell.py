@@ -74,7 +74,7 @@ class Cell:
         self._before = self._gauges()
 
     def run(self, progress: Progress) -> None:
-        """Up to the end. Whatever `progress` raises ends it earlier."""
+        """Run up to the end. Whatever `progress` raises ends it earlier."""
         load_ns = START_NS + round(self._plan.load_s * NS)
         self._agenda.put(load_ns, Kind.LOAD_END, self._end_load)
         self._expect_outage()
@@ -85,7 +85,7 @@ class Cell:
         self._sink.close(self.facts(is_complete=True))
 
     def cut_short(self) -> CellFacts:
-        """After an interrupted `run`: the load ends here, and the rows so far are kept."""
+        """End the load after an interrupted `run`; the rows so far are kept."""
         self._end_load(self._reached_ns)
         facts = self.facts(is_complete=False)
         self._sink.close(facts)

@@ -176,7 +176,7 @@ class SimulatedMachine(TomlTable):
 
 
 def load_machine(name_or_path: str) -> SimulatedMachine:
-    """With its lags, wherever they come from. Raises ConfigError."""
+    """The machine with its lags, wherever they come from. Raises ConfigError."""
     path = find_file(name_or_path, package=SHIPPED_MACHINES, noun="machine")
     machine = validate(SimulatedMachine, {"name": path.stem, **read_toml(path)}, source=str(path))
     if (machine.lags is None) == (machine.lags_from is None):

@@ -95,7 +95,7 @@ def _computed(steps: pd.DataFrame, frames: RunFrames) -> pd.DataFrame:
 
 
 def prompt_tokens(frames: RunFrames) -> pd.Series:
-    """By the server's id."""
+    """The tokens of each prompt, by the server's id."""
     known = frames.lifecycle.drop_duplicates("request_id").set_index("request_id")
     prompts = frames.requests.drop_duplicates("request_id").set_index("request_id")["prompt_tokens"]
     return known["client_request_id"].map(prompts.astype(float))

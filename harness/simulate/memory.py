@@ -61,7 +61,7 @@ def cell_bytes(plan: Plan) -> int:
 
 
 def _lengths(plan: Plan) -> Lengths:
-    """Of the first cell's first requests."""
+    """The lengths of the first cell's first requests."""
     specs = list(islice(_first_requests(plan), _DRAWN))
     if not specs:
         return Lengths(0.0, 0.0)

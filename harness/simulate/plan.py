@@ -80,7 +80,7 @@ class Plan(TomlTable):
 
     @property
     def max_streams(self) -> int | None:
-        """Of each cell."""
+        """The most streams open at once in each cell."""
         arrivals = self.arrivals
         if arrivals is None:
             return None
@@ -107,7 +107,7 @@ class Plan(TomlTable):
 
     @cached_property
     def engine(self) -> EngineConfig:
-        """Of each replica. Raises ConfigError."""
+        """The settings of each replica. Raises ConfigError."""
         settings = self.workload.engine.model_dump(exclude_none=True)
         known = {
             name: settings[name] for name in EngineConfig.__struct_fields__ if name in settings

@@ -152,7 +152,7 @@ def _written(folder: Path, plan_and_trace: tuple[str, bytes | None]) -> None:
 def _files_of(
     plan_and_trace: tuple[str, bytes | None], number: int, desk: Any
 ) -> Iterator[tuple[str, bytes]]:
-    """On a node of the cluster: the cell's files in pieces, the facts last."""
+    """The cell's files in pieces, the facts last; called on a node of the cluster."""
     import ray
 
     def report(one: Reached) -> bool:

@@ -51,9 +51,9 @@ class VirtualClock:
 
 
 class VirtualRunner(SimulatedRunner):
-    """Without a teacher each request says one word again and again: nobody reads it. The words of
-    two requests differ, or one would find the other's answer in the prefix cache. No word ends a
-    sequence, as those of the simulated runner never do."""
+    """Each request says one word again and again unless there is a teacher: nobody reads it. The
+    words of two requests differ, or one would find the other's answer in the prefix cache. No word
+    ends a sequence, as those of the simulated runner never do."""
 
     def sample(self, plan: StepPlan) -> Sampled:
         if self._teacher is not None:

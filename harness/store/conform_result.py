@@ -251,7 +251,7 @@ def wire_log_name(case_id: str) -> str:
 
 
 def read_wire_log(file: Path) -> list[WireEvent]:
-    """Without the lines that a killed run cut off; empty without a file."""
+    """The events without the lines that a killed run cut off; empty without a file."""
     events: list[WireEvent] = []
     with suppress(OSError, msgspec.MsgspecError):
         events.extend(_WIRE.decode(line) for line in file.read_bytes().splitlines())

@@ -91,7 +91,7 @@ def _head(file: Path) -> bytes:
 
 
 def why_no_room(folder: Path) -> str | None:
-    """In words; None: there is some."""
+    """Why there is no room, in words; None: there is some."""
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(bytes(_HEAD_BYTES))

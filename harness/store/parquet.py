@@ -117,7 +117,7 @@ def read_sent(path: Path) -> list[Sent]:
 
 
 def why_no_table(path: Path, record: type[msgspec.Struct]) -> str | None:
-    """In words; None: all its values can be read."""
+    """Why it is no table, in words; None: all its values can be read."""
     try:
         read_frame(path, record)
     except ConfigError as error:

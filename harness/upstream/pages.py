@@ -95,7 +95,7 @@ class UpstreamPages:
         return {"id": name, "object": "model", "created": 0, **owner}
 
     def _model_info(self) -> dict[str, Any]:
-        """In the words of SGLang, as the next page."""
+        """The model in the words of SGLang, as the next page."""
         return {
             "model_path": self.model,
             "tokenizer_path": self.model,

@@ -39,7 +39,8 @@ class Work:
 
 
 class Changes(NamedTuple):
-    """At one moment: who got a token, in whose place nothing was made, and who got a slot."""
+    """What changed at one moment: who got a token, in whose place nothing was made, and who got a
+    slot."""
 
     made: list[Work]
     halted: list[Work]

@@ -219,8 +219,8 @@ async def serve(
     announce: Callable[[str], None],
     ends_with_stdin: bool,
 ) -> tuple[Truth, int]:
-    """Until a signal comes, the log cannot be written, or standard input ends. `announce` gets the
-    URL. Returns the log, and the number of the signal (0: none)."""
+    """Serve until a signal comes, the log cannot be written, or standard input ends. `announce`
+    gets the URL. Returns the log, and the number of the signal (0: none)."""
     upstream = Upstream(settings, file=file)
     ends: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

@@ -96,8 +96,8 @@ class Record(msgspec.Struct, kw_only=True, gc=False):
         return "fin" if self.closed_ns == self.fin_ns else "rst"
 
     def shown(self) -> dict[str, Any]:
-        """With what follows from its fields. `has_left`: the client closed the connection before
-        the answer's last byte was handed over."""
+        """The record with what follows from its fields. `has_left`: the client closed the
+        connection before the answer's last byte was handed over."""
         at, ended = self.closed_ns, self.ended_ns
         derived = {
             "token_times_ns": self.token_times_ns.tolist(),

@@ -106,8 +106,8 @@ class PageLoad:
         """The users already wait for their plan."""
 
     def run(self, plan: LoadPlan, run: Measurement, **_: object) -> None:
-        """Until the users have stopped. Raises TargetError after that if the server is gone, and
-        InterruptedRunError if they shall not start."""
+        """Run until the users have stopped. Raises TargetError after that if the server is gone,
+        and InterruptedRunError if they shall not start."""
         self._stop.has_load = True
         if self._stop.is_set():
             raise InterruptedRunError("interrupted before the load began")

@@ -166,7 +166,7 @@ class WebRuns:
 
     @property
     def is_measured(self) -> bool:
-        """From the moment when users may start until the run is judged."""
+        """Whether users may have started and the run is not judged yet."""
         return self._recorder is not None and self._recorder.shown["state"] == "running"
 
     def as_locust_needs(self, form: Form) -> dict[str, str]:

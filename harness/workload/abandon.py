@@ -233,7 +233,8 @@ class _AfterTokens(AbandonPlan):
 
 
 class TokensPlan(_AfterTokens):
-    """After an exact number of tokens, drawn from `tokens`. 0: once the request is sent."""
+    """Users leave after an exact number of tokens, drawn from `tokens`. 0: once the request is
+    sent."""
 
     plan: Literal["tokens"]
     tokens: Counts
@@ -246,7 +247,7 @@ class TokensPlan(_AfterTokens):
 
 
 class UniformPlan(_AfterTokens):
-    """Uniform from `lowest` to `highest`, both included."""
+    """Users leave after a number of tokens, uniform from `lowest` to `highest`, both included."""
 
     plan: Literal["tokens_uniform"]
     lowest: TokenCount
@@ -293,8 +294,8 @@ class LognormalPlan(_AfterTokens):
 
 
 class FilePlan(AbandonPlan):
-    """After a number of tokens drawn from a file: one a line, or a `column` of CSV or parquet. It
-    becomes a `TokensPlan` when the file is read, before the load begins."""
+    """Users leave after a number of tokens drawn from a file: one a line, or a `column` of CSV or
+    parquet. It becomes a `TokensPlan` when the file is read, before the load begins."""
 
     plan: Literal["tokens_from_file"]
     file: Annotated[str, Field(min_length=1)]
@@ -309,8 +310,8 @@ class FilePlan(AbandonPlan):
 
 
 class ToolCallPlan(TokensPlan):
-    """After a number of tokens of a tool call that streams. An answer without a call is read to its
-    end."""
+    """Users leave after a number of tokens of a tool call that streams. An answer without a call is
+    read to its end."""
 
     plan: Literal["tool_call"]  # type: ignore[assignment]
 
@@ -321,7 +322,7 @@ class ToolCallPlan(TokensPlan):
 
 
 class SharePlan(AbandonPlan):
-    """After a share of the expected answer, uniform between the two."""
+    """Users leave after a share of the expected answer, uniform between the two."""
 
     plan: Literal["answer_share"]
     share: Shares
@@ -335,7 +336,8 @@ class SharePlan(AbandonPlan):
 
 
 class TimePlan(AbandonPlan):
-    """Seconds, uniform between the two, after the sending or the first token."""
+    """Users leave after a time, in seconds uniform between the two, since the sending or the first
+    token."""
 
     plan: Literal["time"]
     seconds: SecondsRange
@@ -356,7 +358,7 @@ class TimePlan(AbandonPlan):
 
 
 class QueuedPlan(AbandonPlan):
-    """After the sending and the think time: still in the queue, where there is one."""
+    """Users leave after the sending and the think time: still in the queue, where there is one."""
 
     plan: Literal["queued"]
 
@@ -368,7 +370,8 @@ class QueuedPlan(AbandonPlan):
 
 
 class PrefillPlan(AbandonPlan):
-    """At a share of the median time to first token so far; before any was seen, the user stays."""
+    """Users leave at a share of the median time to first token so far; before any was seen, the
+    user stays."""
 
     plan: Literal["prefill"]
     share: Shares = Field(default_factory=lambda: [0.1, 0.9])
@@ -388,9 +391,9 @@ class PrefillPlan(AbandonPlan):
 
 
 class LastTokenPlan(AbandonPlan):
-    """As the last of `stay_tokens` is made: from half a step before the last step begins to half a
-    step after it ends. A quarter can still be cancelled, half leave while the last token is made,
-    and a quarter comes too late."""
+    """Users leave as the last of `stay_tokens` is made: from half a step before the last step
+    begins to half a step after it ends. A quarter can still be cancelled, half leave while the last
+    token is made, and a quarter comes too late."""
 
     is_read = True
     plan: Literal["last_token"]
@@ -470,7 +473,7 @@ AnyPlan = Annotated[
 
 
 def geometric(rng: random.Random, *, mean: float, limit: int) -> int:
-    """From 1 to `limit` - 1; P(N > k) = (1 - 1 / mean)^k before the limit cuts it off."""
+    """A number from 1 to `limit` - 1; P(N > k) = (1 - 1 / mean)^k before the limit cuts it off."""
     if mean <= 1:
         return 1
     decay = math.log1p(-1 / mean)
@@ -480,7 +483,7 @@ def geometric(rng: random.Random, *, mean: float, limit: int) -> int:
 
 
 def lognormal(rng: random.Random, *, median: float, sigma: float, limit: int) -> int:
-    """From 1 to `limit` - 1, rounded to the nearest."""
+    """A number from 1 to `limit` - 1, rounded to the nearest."""
     if sigma == 0:
         return min(max(1, round(median)), limit - 1)
     highest = math.log(limit - 0.5)  # what would be rounded to the limit

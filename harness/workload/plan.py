@@ -68,11 +68,11 @@ class LoadPlan(TomlTable):
         return self.model_copy(update={"run": self.run.model_copy(update={"seed": seed})})
 
     def at(self, url: str) -> "LoadPlan":
-        """For another server, whose address is not known yet."""
+        """The plan for another server, whose address is not known yet."""
         return self.model_copy(update={"url": url, "urls": [], "address": None})
 
     def without_secrets(self) -> "LoadPlan":
-        """For files that are kept: a header may hold a secret."""
+        """The plan for files that are kept: a header may hold a secret."""
         return self.model_copy(update={"headers": dict.fromkeys(self.headers, "***")})
 
 

@@ -64,7 +64,7 @@ class MetricSource(TomlTable):
 
 
 class Signs(TomlTable):
-    """By what a server of this kind is recognised. `owned_by`: the owner in its list of models;
+    """What a server of this kind is recognised by. `owned_by`: the owner in its list of models;
     `metrics`: how a metric's name begins; `server`: how that header begins, in small letters;
     `page`: a page (JSON) that no other kind has."""
 

@@ -52,7 +52,7 @@ class TaskText:
 
     @property
     def plan(self) -> str:
-        """In words, as `RequestRow.plan`."""
+        """The plan in words, as `RequestRow.plan`."""
         kind = "task" if self.stops_early else "whole"
         return f"{kind}:{self.task}:{self.number}:{self.after_answer:g}"
 

@@ -109,7 +109,7 @@ def _mooncake(
 
 
 def _times(lines: Iterable[str]) -> list[float]:
-    """Of the lines up to the first that is no request."""
+    """The times of the lines up to the first that is no request."""
     decoder, times = msgspec.json.Decoder(_MooncakeLine), []
     for line in filter(str.strip, lines):
         try:

@@ -134,7 +134,7 @@ class Endpoint:
         self._path = path
 
     async def serve_endpoint(self, handler: Handler, graceful_shutdown: bool = True) -> None:
-        """Until the runtime is shut down, or this is cancelled.
+        """Serve until the runtime is shut down, or this is cancelled.
 
         `handler(request)` or `handler(request, context)`: an async generator.
         """

@@ -106,7 +106,7 @@ class Outgoing:
             self._given.link_child(self.context)
 
     def _signalled(self, signal: Signal, why: Cancellation | None) -> None:
-        """In the cancelling thread."""
+        """Runs in the cancelling thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the connection
             self._link.loop.call_soon_threadsafe(self._cancelled, signal, why)
 

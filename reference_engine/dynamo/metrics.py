@@ -20,7 +20,7 @@ class Counts(Collector):
         self._served = served
 
     def serve(self, host: str, port: int) -> None:
-        """Until the process ends. Raises OSError if the port is taken."""
+        """Serve until the process ends. Raises OSError if the port is taken."""
         registry = CollectorRegistry()
         registry.register(self)
         start_http_server(port, host, registry)

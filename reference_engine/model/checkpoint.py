@@ -180,7 +180,8 @@ def _rope(path: Path, config: _Config) -> tuple[float, Llama3Scaling | None]:
 
 
 def _ends_of_sequence(folder: Path, config: _Config) -> frozenset[int]:
-    """From generation_config.json, which has them all; else from config.json."""
+    """The tokens that end a sequence, from generation_config.json, which has them all; else from
+    config.json."""
     path, ends = folder / "generation_config.json", config.eos_token_id
     if path.exists() and (given := read_json(path, _GenerationConfig).eos_token_id) is not None:
         ends = given

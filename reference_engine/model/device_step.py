@@ -161,9 +161,8 @@ class DeviceStep:
 def build_device_step(
     model: Llama, bias: Tensor, pools: Sequence[Tensor], shape: ModelShape, config: EngineConfig
 ) -> DeviceStep:
-    """For an engine's settings. `pools`: blocks of each layer [blocks, block_size * 2 * kv_heads *
-    head_dim], of which the last is spare.
-    """
+    """The device step for an engine's settings. `pools`: blocks of each layer [blocks, block_size *
+    2 * kv_heads * head_dim], of which the last is spare."""
     limits = Limits(
         rows=config.max_num_seqs,
         tokens=config.max_num_batched_tokens,

@@ -223,7 +223,7 @@ class Llama(nn.Module):
 
 
 def build_model(shape: ModelShape, max_positions: int, device: torch.device) -> Llama:
-    """On the device, in the shape's dtype, with weights that are not set yet."""
+    """The model on the device, in the shape's dtype, with weights that are not set yet."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, shape.dtype))
     try:

@@ -153,5 +153,5 @@ def _raise_exception(message: str) -> None:
 
 
 def _to_json(value: object, **settings: Any) -> str:
-    """Without Jinja's escapes for HTML."""
+    """JSON without Jinja's escapes for HTML."""
     return json.dumps(value, **{"ensure_ascii": False, **settings})

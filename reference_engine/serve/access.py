@@ -63,7 +63,7 @@ def _no_key() -> ApiError:
 
 
 def find_key(authorization: str | None, keys: Sequence[str]) -> str | None:
-    """In constant time: a wrong key takes as long as a right one."""
+    """Find it in constant time: a wrong key takes as long as a right one."""
     scheme, _, given = (authorization or "").partition(" ")
     if scheme.lower() != "bearer":
         return None

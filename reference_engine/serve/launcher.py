@@ -301,7 +301,7 @@ async def _with_config_of_workers(settings: ServeSettings) -> ServeSettings:
 
 
 def serve_worker_alone(settings: ServeSettings) -> int:
-    """For frontends elsewhere. Raises EngineConfigError."""
+    """Serve frontends elsewhere. Raises EngineConfigError."""
     from reference_engine.worker.service import Worker, put_readers_first
 
     at, tiers = settings.tiers.worker_listen, settings.tiers

@@ -129,7 +129,8 @@ class WorkerLink:
         return request
 
     def _dispatch(self, request: ClientRequest) -> None:
-        """To the worker that the router chooses; if none is up, `worker_up` calls this again."""
+        """Send it to the worker that the router chooses; if none is up, `worker_up` calls this
+        again."""
         try:
             worker = self.router.choose(self.settings.router)
         except NoInstanceError:
@@ -251,7 +252,7 @@ class WorkerLink:
                 self._move(request)
 
     def _move(self, request: ClientRequest) -> None:
-        """To another worker, unless it has been cancelled, or may not move any more."""
+        """Move it to another worker, unless it has been cancelled, or may not move any more."""
         request.worker = None
         if request.context.is_stopped():
             self._end_aborted(request, request.choices)

@@ -26,7 +26,7 @@ def is_loopback(host: str) -> bool:
 
 
 def cost_flag(name: str) -> str:
-    """Of a cost in seconds: the flag takes milliseconds."""
+    """The flag of a cost in seconds, which takes milliseconds."""
     return f"--sim-{name.removesuffix('_s').replace('_', '-')}-ms"
 
 

@@ -142,7 +142,7 @@ async def unless(stopping: asyncio.Event, doing: Coroutine[Any, Any, _Result]) -
 
 
 async def first_of(*doing: Coroutine[Any, Any, object]) -> None:
-    """Until the first of them ends; then the others are cancelled."""
+    """Wait until the first of them ends; then the others are cancelled."""
     tasks = [asyncio.create_task(one) for one in doing]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -92,9 +92,8 @@ class WorkerConnection:
             await asyncio.sleep(_PAUSE_S)
 
     async def connect(self) -> Ready:
-        """Until its model is built. Raises OSError or EngineStoppedError if there is none, and
-        EngineConfigError if it refuses us, or its settings cannot work.
-        """
+        """Connect to it, and wait until its model is built. Raises OSError or EngineStoppedError if
+        there is none, and EngineConfigError if it refuses us, or its settings cannot work."""
         first_word: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
         def take_in(message: FromWorker) -> None:

@@ -51,7 +51,7 @@ class InferenceRequest:
         self.context = Context(request_id or None)
 
     def cancel(self) -> None:
-        """From any thread; without effect after the end, or after another cancel."""
+        """May be called from any thread; has no effect after the end, or after another cancel."""
         now_ns = time.perf_counter_ns()
         self.context.kill(Cancellation(CancelReason.API, DetectionMethod.NONE, now_ns))
 

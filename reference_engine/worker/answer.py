@@ -71,7 +71,7 @@ class GrowingAnswer:
 
 
 def ending_of(request: Request, phase: Phase, end: TextEnd | None, why: str) -> Ending:
-    """Of a request that has finished in this phase. `why`: the reason in the log."""
+    """The ending of a request that has finished in this phase. `why`: the reason in the log."""
     assert request.finish_reason is not None
     stop_reason, early = None if end is None else end.stop_reason, None
     if request.finish_reason is FinishReason.ERROR:

@@ -285,7 +285,7 @@ class Engine:
             del self._live[name]
 
     def _free(self, request: Request, why: str) -> None:
-        """At once, or when the step in flight is over, if that uses its blocks."""
+        """Free its blocks at once, or when the step in flight is over, if that uses its blocks."""
         launched = self._launched
         if launched is not None and launched.plan.uses(request):
             launched.ended.append((request, why))

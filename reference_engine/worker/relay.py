@@ -101,7 +101,7 @@ class Relay:
         self._to_send.put((peer, leaving))
 
     def set_faults(self, message: SetFaults) -> None:
-        """For both workers."""
+        """Set them for both workers."""
         self._inbox.put(message)
         if self._peer is not None:
             self._peer.send(encode_frame(message))
