@@ -17,8 +17,8 @@ from tools.bench.load_generator import (
     lags_p99_ms,
     percentiles,
 )
-from tools.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
-from tools.bench.streaming import Answer, Traffic, Watched
+from tools.bench.ratio import BenchRatio, RatioLimit, UnavailableError, share, times_as_fast
+from tools.bench.streaming import Traffic, WatchedAnswer, WatchedLoad
 
 LONG = ("served_speed",)  # a minute; `make bench` runs it, too
 
@@ -55,14 +55,18 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert ratio.holds
 
 
-def of(ratio: float, bound: Bound | None) -> Ratio:
+def of(ratio: float, bound: RatioLimit | None) -> BenchRatio:
     return share("share", "ms", [ratio], [1.0], bound)
 
 
 def test_a_bound_is_broken_on_its_own_side_only() -> None:
-    assert [of(r, Bound("at least", 1.6)).holds for r in (1.5, 1.6, 1.7)] == [False, True, True]
-    assert [of(r, Bound("at most", 1.6)).holds for r in (1.5, 1.6, 1.7)] == [True, True, False]
-    near = Bound("off 1 by at most", 0.1)
+    assert [of(r, RatioLimit("at least", 1.6)).holds for r in (1.5, 1.6, 1.7)] == [
+        False,
+        True,
+        True,
+    ]
+    assert [of(r, RatioLimit("at most", 1.6)).holds for r in (1.5, 1.6, 1.7)] == [True, True, False]
+    near = RatioLimit("off 1 by at most", 0.1)
     assert [of(r, near).holds for r in (0.85, 0.95, 1.05, 1.15)] == [False, True, True, False]
     assert of(9.0, None).holds
     assert not replace(of(1.0, near), is_overrun=True).holds, "its cost is that of less"
@@ -85,9 +89,9 @@ def test_a_broken_bound_is_shown_and_ends_in_1_as_does_nothing_measured(
 
 
 def test_an_interrupted_benchmark_has_kept_its_lines(tmp_path: Path) -> None:
-    first, second = of(1.2, Bound("at most", 1.1)), of(1.3, None)
+    first, second = of(1.2, RatioLimit("at most", 1.1)), of(1.3, None)
 
-    def lines() -> Iterator[Ratio]:
+    def lines() -> Iterator[BenchRatio]:
         yield first
         assert json.loads(file.read_text())["ratio"] == 1.2, "a kill may come at any time"
         yield second
@@ -103,17 +107,17 @@ def test_an_interrupted_benchmark_has_kept_its_lines(tmp_path: Path) -> None:
     ]
 
 
-def watched(sent_ns: list[int], got_ns: list[int]) -> Watched:
+def watched(sent_ns: list[int], got_ns: list[int]) -> WatchedLoad:
     """One answer, as the server sent it and as a client stamped it, watched for a second."""
-    return Watched(
+    return WatchedLoad(
         traffic=Traffic(streams=1),
         start_ns=-1,
         end_ns=1_000_000_000,
         cpu_ns=1_000_000,
         rss_before_bytes=1,
         rss_bytes=1,
-        sent={"r": Answer(0, sent_ns)},
-        got={"r": Answer(0, got_ns)},
+        sent={"r": WatchedAnswer(0, sent_ns)},
+        got={"r": WatchedAnswer(0, got_ns)},
     )
 
 

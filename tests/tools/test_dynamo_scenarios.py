@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tools.side_by_side.dynamo_scenarios import CASES, Case, run
+from tools.side_by_side.dynamo_scenarios import CASES, DynamoCase, run
 
 SIGNAL = {"stop": "stop", "stopped before": "stop", "hold": "", "read on": ""}
 END = dict.fromkeys(("never looks", "awaits", "has no context", "has a last word"), "closed")
@@ -15,12 +15,12 @@ OTHERS = {  # the middle's signal and end, then the leaf's
     "dies": ("", None),
 }
 ERRORS = {
-    Case("read on", "raises", "direct"): "HandlerError: ValueError: a mistake of the leaf",
-    Case("read on", "dies", "direct"): "the serving process is gone (connection_dropped)",
+    DynamoCase("read on", "raises", "direct"): "HandlerError: ValueError: a mistake of the leaf",
+    DynamoCase("read on", "dies", "direct"): "the serving process is gone (connection_dropped)",
 }
 
 
-def expected(case: Case) -> dict[str, tuple[str, str | None]]:
+def expected(case: DynamoCase) -> dict[str, tuple[str, str | None]]:
     """A call that is passed the context gets the caller's signal; any other one is killed, if it
     ends early. A leaf that looks ends by itself, any other one is closed.
     """

@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import Snapshot
 from tools.gpu.__main__ import main
-from tools.gpu.boxed import Ended, run_in_box
-from tools.gpu.made_up_device import NOON, STOPPED, Machine
+from tools.gpu.boxed import BoxEnd, run_in_box
+from tools.gpu.made_up_device import NOON, STOPPED, MadeUpMachine
 from tools.gpu.packages import declared, unmet
 from tools.gpu.stages import LONGEST_S, ROOT, STAGES, marked_tests
 
@@ -25,11 +25,11 @@ CARD = "nvidia-h200"
 def make_gpu(
     folder: Path,
     *words: str,
-    machine: Machine | None = None,
+    machine: MadeUpMachine | None = None,
     missing: Sequence[str] = (),
     tools: Sequence[str] = (),
 ) -> int:
-    machine = machine or Machine()
+    machine = machine or MadeUpMachine()
     return main(
         [*words, "--out", str(folder)],
         run=machine,
@@ -49,7 +49,7 @@ def results_of(folder: Path) -> dict[str, str]:
 
 
 def test_from_the_device_to_the_table(tmp_path: Path, snapshot: Snapshot) -> None:
-    machine = Machine()
+    machine = MadeUpMachine()
     assert make_gpu(tmp_path, machine=machine) == 0
     assert list(machine.commands) == list(STAGES), "in order of worth"
     assert machine.seconds <= LONGEST_S
@@ -59,7 +59,7 @@ def test_from_the_device_to_the_table(tmp_path: Path, snapshot: Snapshot) -> Non
 
 
 def test_a_rehearsal_takes_the_same_way_on_the_cpu(tmp_path: Path) -> None:
-    on_gpu, rehearsed = Machine(), Machine()
+    on_gpu, rehearsed = MadeUpMachine(), MadeUpMachine()
     make_gpu(tmp_path / "gpu", machine=on_gpu)
     make_gpu(tmp_path / "cpu", "--rehearse", machine=rehearsed)
     assert list(on_gpu.commands) == list(rehearsed.commands)
@@ -96,7 +96,7 @@ SKIPPED [1] tests/reference_engine/model/test_model.py: could not import 'torch'
 def test_tests_that_were_all_skipped_are_not_good(
     said: str, result: str, note: str, tmp_path: Path
 ) -> None:
-    machine = Machine()
+    machine = MadeUpMachine()
     machine.pytest_says = said
     assert make_gpu(tmp_path, "tests", machine=machine) == 0
     entry = stages_of(tmp_path)["tests"]
@@ -105,7 +105,7 @@ def test_tests_that_were_all_skipped_are_not_good(
 
 
 def test_a_card_whose_torch_is_slow_to_load_has_its_folder(tmp_path: Path) -> None:
-    class Slow(Machine):
+    class Slow(MadeUpMachine):
         def _leave(self, command: Sequence[str], work: Path) -> None:
             super()._leave(command, work)
             if "tools.gpu.device" in command:
@@ -113,20 +113,20 @@ def test_a_card_whose_torch_is_slow_to_load_has_its_folder(tmp_path: Path) -> No
 
     assert make_gpu(tmp_path, machine=Slow({"device": STOPPED})) == 0
     assert results_of(tmp_path) == {**dict.fromkeys(STAGES, "good"), "device": "too slow"}
-    rest = Machine()
+    rest = MadeUpMachine()
     make_gpu(tmp_path, "rest", machine=rest)
     assert list(rest.commands) == ["device"], "all else is good in the card's folder"
 
 
 def test_a_slow_stage_keeps_what_it_has_and_is_no_failure(tmp_path: Path) -> None:
     slow = dict.fromkeys(("demo", "tests", "decode_step"), STOPPED)
-    assert make_gpu(tmp_path, machine=Machine(slow)) == 0
+    assert make_gpu(tmp_path, machine=MadeUpMachine(slow)) == 0
     for name in slow:
         assert stages_of(tmp_path)[name]["result"] == "too slow"
         assert stages_of(tmp_path)[name]["figures"] == "part"
     assert (tmp_path / CARD / "demo" / "report.html").exists()
     assert (tmp_path / CARD / "decode_step" / "lines.jsonl").exists()
-    slow_and_empty = Machine({"cancel_steps": STOPPED}, leaves_nothing=["cancel_steps"])
+    slow_and_empty = MadeUpMachine({"cancel_steps": STOPPED}, leaves_nothing=["cancel_steps"])
     assert make_gpu(tmp_path, "cancel_steps", machine=slow_and_empty) == 1
     assert stages_of(tmp_path)["cancel_steps"]["figures"] == "whole", "of the call before"
 
@@ -134,7 +134,9 @@ def test_a_slow_stage_keeps_what_it_has_and_is_no_failure(tmp_path: Path) -> Non
 def test_a_stage_that_fails_loses_its_own_results_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = Machine({"tests": Ended(1, 9.0), "device": Ended(1, 2.0)}, leaves_nothing=["tests"])
+    failing = MadeUpMachine(
+        {"tests": BoxEnd(1, 9.0), "device": BoxEnd(1, 2.0)}, leaves_nothing=["tests"]
+    )
     assert make_gpu(tmp_path, machine=failing) == 1
     assert list(failing.commands) == list(STAGES), "the stages after it ran, too"
     assert results_of(tmp_path) == {
@@ -147,7 +149,7 @@ def test_a_stage_that_fails_loses_its_own_results_alone(
 
 
 def test_a_table_that_cannot_be_written_costs_no_stage(tmp_path: Path) -> None:
-    class Nonsense(Machine):
+    class Nonsense(MadeUpMachine):
         def _leave_run(self, folder: Path) -> None:
             folder.mkdir()
             (folder / "summary.json").write_text("{}")
@@ -160,12 +162,12 @@ def test_a_table_that_cannot_be_written_costs_no_stage(tmp_path: Path) -> None:
 
 def test_what_is_good_is_not_replaced_by_what_is_not(tmp_path: Path) -> None:
     folder = tmp_path / CARD / "demo"
-    make_gpu(tmp_path, "demo", machine=Machine({"demo": STOPPED}))
-    make_gpu(tmp_path, "demo", machine=Machine({"demo": STOPPED}))
+    make_gpu(tmp_path, "demo", machine=MadeUpMachine({"demo": STOPPED}))
+    make_gpu(tmp_path, "demo", machine=MadeUpMachine({"demo": STOPPED}))
     assert not (folder / "failure").exists(), "a part replaces a part"
     make_gpu(tmp_path, "demo")
     (folder / "report.html").write_text("the good one")
-    make_gpu(tmp_path, "demo", machine=Machine({"demo": Ended(5, 8.0)}))
+    make_gpu(tmp_path, "demo", machine=MadeUpMachine({"demo": BoxEnd(5, 8.0)}))
     assert (folder / "report.html").read_text() == "the good one"
     assert (folder / "failure" / "engine.log").read_text() == "what the engine said"
     assert results_of(tmp_path)["demo"] == "failed", "though its figures are good"
@@ -174,19 +176,19 @@ def test_what_is_good_is_not_replaced_by_what_is_not(tmp_path: Path) -> None:
 
 
 def test_another_call_goes_on_with_what_is_not_good(tmp_path: Path) -> None:
-    make_gpu(tmp_path, "demo", "cancel_steps", machine=Machine({"cancel_steps": STOPPED}))
-    rest = Machine()
+    make_gpu(tmp_path, "demo", "cancel_steps", machine=MadeUpMachine({"cancel_steps": STOPPED}))
+    rest = MadeUpMachine()
     assert make_gpu(tmp_path, "rest", machine=rest) == 0
     assert list(rest.commands) == [name for name in STAGES if name != "demo"]
     assert results_of(tmp_path) == dict.fromkeys(STAGES, "good")
-    again = Machine()
+    again = MadeUpMachine()
     make_gpu(tmp_path, "rest", machine=again)
     assert list(again.commands) == ["device"]
 
 
 def test_a_killed_call_leaves_a_table_of_what_it_had(tmp_path: Path) -> None:
-    class Killed(Machine):
-        def __call__(self, command: Sequence[str], **box: Any) -> Ended:
+    class Killed(MadeUpMachine):
+        def __call__(self, command: Sequence[str], **box: Any) -> BoxEnd:
             if "pytest" in command:
                 raise KeyboardInterrupt
             return super().__call__(command, **box)
@@ -201,7 +203,7 @@ def test_missing_packages_are_named_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = ["pytest_timeout", "hypothesis", "locust", "pynvml"]
-    assert make_gpu(tmp_path, machine=Machine(), missing=missing) == 0
+    assert make_gpu(tmp_path, machine=MadeUpMachine(), missing=missing) == 0
     runs = [name for name, stage in STAGES.items() if stage.kind == "run"]
     assert capsys.readouterr().out.splitlines()[0].partition("] ")[2] == (
         f"this Python lacks locust (needed by {', '.join(runs)}); pytest-timeout, hypothesis "
@@ -216,7 +218,10 @@ def test_missing_packages_are_named_in_one_sentence(
 def test_what_triton_compiles_with_is_missed_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine, tools = Machine(), ["a C compiler (install gcc or clang)", "/x/Python.h (install y)"]
+    machine, tools = (
+        MadeUpMachine(),
+        ["a C compiler (install gcc or clang)", "/x/Python.h (install y)"],
+    )
     assert make_gpu(tmp_path, machine=machine, missing=["locust"], tools=tools) == 0
     first, *_ = capsys.readouterr().out.splitlines()
     assert first.endswith(
@@ -233,7 +238,7 @@ def test_what_triton_compiles_with_is_missed_first(
 def test_without_what_all_stages_need_nothing_runs(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = Machine()
+    machine = MadeUpMachine()
     assert make_gpu(tmp_path, machine=machine, missing=[module]) == 2
     assert not machine.commands
     assert f"this Python lacks {module} (needed by all stages)" in capsys.readouterr().out
@@ -242,7 +247,7 @@ def test_without_what_all_stages_need_nothing_runs(
 def test_without_a_device_nothing_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = Machine({"device": Ended(2, 1.0)}, leaves_nothing=["device"])
+    machine = MadeUpMachine({"device": BoxEnd(2, 1.0)}, leaves_nothing=["device"])
     assert make_gpu(tmp_path, machine=machine) == 2
     assert list(machine.commands) == ["device"]
     assert "its last words; `make gpu REHEARSE=1`" in capsys.readouterr().out
@@ -341,7 +346,7 @@ def test_at_the_end_of_its_box_a_process_is_interrupted_then_killed_with_all_it_
 
 
 def test_a_process_ends_by_itself_or_with_its_box(tmp_path: Path) -> None:
-    def run(script: str, box_s: float) -> Ended:
+    def run(script: str, box_s: float) -> BoxEnd:
         command, said = [sys.executable, "-c", script], tmp_path / "said"
         return run_in_box(command, root=ROOT, said=said, box_s=box_s, grace_s=box_s / 2)
 

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
-from tools.bench.ratio import Ratio, UnavailableError
+from tools.bench.ratio import BenchRatio, UnavailableError
 
 BENCHMARKS = {  # each one's module, in which it is the function of its own name
     "scheduling": "scheduling",
@@ -46,7 +46,9 @@ BENCHMARKS = {  # each one's module, in which it is the function of its own name
 }
 
 
-def run(names: Iterable[str], *, quick: bool, leave_out: Callable[[str], None]) -> Iterator[Ratio]:
+def run(
+    names: Iterable[str], *, quick: bool, leave_out: Callable[[str], None]
+) -> Iterator[BenchRatio]:
     """All lines of the named benchmarks; `leave_out` gets the one that cannot run, and why."""
     for name in names:
         _say(f"{name} ...")
@@ -57,9 +59,9 @@ def run(names: Iterable[str], *, quick: bool, leave_out: Callable[[str], None]) 
             leave_out(f"{name} left out: {error}")
 
 
-def measure(ratios: Iterable[Ratio], out: TextIO | None) -> tuple[list[Ratio], bool]:
+def measure(ratios: Iterable[BenchRatio], out: TextIO | None) -> tuple[list[BenchRatio], bool]:
     """The lines, each written to `out` as soon as it comes, and whether they all came."""
-    lines: list[Ratio] = []
+    lines: list[BenchRatio] = []
     try:
         for ratio in ratios:
             lines.append(ratio)
@@ -72,7 +74,7 @@ def measure(ratios: Iterable[Ratio], out: TextIO | None) -> tuple[list[Ratio], b
     return lines, True
 
 
-def table(ratios: list[Ratio]) -> str:
+def table(ratios: list[BenchRatio]) -> str:
     rows: list[tuple[str, ...]] = [("", "ours", "theirs", "ratio", "quartiles", "bound", "")]
     rows += [_row(ratio) for ratio in ratios]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -83,7 +85,7 @@ def table(ratios: list[Ratio]) -> str:
     return "\n".join(lines)
 
 
-def _row(ratio: Ratio) -> tuple[str, ...]:
+def _row(ratio: BenchRatio) -> tuple[str, ...]:
     low, high = ratio.spread
     verdict = "" if ratio.bound is None else "holds" if ratio.holds else "BROKEN"
     return (
@@ -96,7 +98,7 @@ def _row(ratio: Ratio) -> tuple[str, ...]:
     )
 
 
-def report(ratios: list[Ratio], *, judges: bool = True) -> int:
+def report(ratios: list[BenchRatio], *, judges: bool = True) -> int:
     """Print the table; the exit status."""
     print(table(ratios) if ratios else "nothing measured", flush=True)  # noqa: T201
     holds = not judges or all(ratio.holds for ratio in ratios)

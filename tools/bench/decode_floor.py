@@ -27,7 +27,7 @@ from reference_engine.protocol import AddRequest, StepReport
 from reference_engine.worker.engine import Engine
 from reference_engine.worker.engine_io import EngineIO, FrontendShare
 from reference_engine.worker.inbox import Added, CancelCommand, Heard
-from tools.bench.ratio import Bound, Ratio, UnavailableError, share, within
+from tools.bench.ratio import BenchRatio, RatioLimit, UnavailableError, share, within
 
 _BATCHES: Final = (1, 16, 64)
 _CONTEXT: Final = 1024
@@ -38,7 +38,7 @@ _PROMPTS: Final = (64, 512)  # tokens of a request that takes an aborted one's p
 _PRODUCTS: Final = 10
 
 
-def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
+def model_speed_gpu(*, quick: bool = False) -> Iterator[BenchRatio]:
     try:
         import torch
     except ImportError as error:
@@ -48,7 +48,7 @@ def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
         raise UnavailableError("torch sees no CUDA device here; --quick rehearses on the CPU")
     batches, context = ((1, 3), 24) if quick else (_BATCHES, _CONTEXT)
     name = "tiny" if quick else "8b"
-    stage = Stage(name, max(batches), context, has_graphs=on_gpu)
+    stage = KeptRunner(name, max(batches), context, has_graphs=on_gpu)
     copied = median(stage.bytes_a_second(1 << (24 if quick else 31)))
     for batch in batches:
         yield from _one_batch(stage, batch, copied, quick=quick)
@@ -57,11 +57,13 @@ def model_speed_gpu(*, quick: bool = False) -> Iterator[Ratio]:
         yield from _by_output(stage, batch, copied, quick=quick)
 
 
-def _one_batch(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Iterator[Ratio]:
+def _one_batch(
+    stage: "KeptRunner", batch: int, copied: float, *, quick: bool
+) -> Iterator[BenchRatio]:
     num_steps = (2, 6) if quick else (_WARM_STEPS, _STEPS)
     title, rate = stage.title(batch), f"{copied / 1e9:.0f} GB/s"
     steps = stage.decode(batch, num_steps)
-    goal = None if quick else Bound("at most", _GOAL)
+    goal = None if quick else RatioLimit("at most", _GOAL)
     floors_ms = [stage.floor_ms(step.num_tokens, copied) for step in steps]
     whole_ms, model_ms = [step.whole_ms for step in steps], [step.model_ms for step in steps]
     outside_ms = [step.whole_ms - step.model_ms for step in steps]
@@ -74,7 +76,9 @@ def _one_batch(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Ite
     yield _products(stage, batch, copied, quick=quick)
 
 
-def _aborts(stage: "Stage", batch: int, plain_ms: float, *, quick: bool) -> Iterator[Ratio]:
+def _aborts(
+    stage: "KeptRunner", batch: int, plain_ms: float, *, quick: bool
+) -> Iterator[BenchRatio]:
     title = stage.title(batch)
     for num_tokens in _PROMPTS:
         aborts = stage.abort(batch, 3 if quick else _ABORTS, num_tokens)
@@ -88,13 +92,15 @@ def _aborts(stage: "Stage", batch: int, plain_ms: float, *, quick: bool) -> Iter
         yield share(what, "ms", times_ms, [plain_ms] * len(times_ms))
 
 
-def _products(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Ratio:
+def _products(stage: "KeptRunner", batch: int, copied: float, *, quick: bool) -> BenchRatio:
     times_ms = stage.products(batch, 2 if quick else _PRODUCTS)
     floors_ms = [stage.floor_ms(0, copied)] * len(times_ms)
     return share(f"{stage.title(batch)}: products alone / weights", "ms", times_ms, floors_ms)
 
 
-def _by_output(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Iterator[Ratio]:
+def _by_output(
+    stage: "KeptRunner", batch: int, copied: float, *, quick: bool
+) -> Iterator[BenchRatio]:
     steps = stage.decode(batch, (2, 6) if quick else (_WARM_STEPS, _STEPS))
     floors_ms = [stage.floor_ms(step.num_tokens, copied) for step in steps]
     whole_ms = [step.whole_ms for step in steps]
@@ -102,7 +108,7 @@ def _by_output(stage: "Stage", batch: int, copied: float, *, quick: bool) -> Ite
     yield _products(stage, batch, copied, quick=quick)
 
 
-class Step(NamedTuple):
+class MeasuredStep(NamedTuple):
     """Milliseconds of a whole step, by the host's clock, and of the model with the copy of its
     inputs, by the device's; `num_tokens`: the tokens of all contexts.
     """
@@ -122,7 +128,7 @@ class Abort(NamedTuple):
     step_ms: float
 
 
-class Stage:
+class KeptRunner:
     """A runner that is kept, and a new engine without its process for each measurement."""
 
     def __init__(self, name: str, max_batch: int, context: int, *, has_graphs: bool) -> None:
@@ -176,7 +182,7 @@ class Stage:
 
     def decode(
         self, batch: int, num_steps: tuple[int, int], temperature: float = 0.0
-    ) -> list[Step]:
+    ) -> list[MeasuredStep]:
         """Steps of a full batch; the first ones of them are not counted."""
         engine, scheduler, _ = self._filled(batch, temperature)
         warm, counted = num_steps
@@ -188,7 +194,7 @@ class Stage:
                 started = perf_counter()
                 engine.step(time.perf_counter_ns(), [])
                 whole_ms = 1e3 * (perf_counter() - started)
-                steps.append(Step(whole_ms, watched.latest_ms, num_tokens))
+                steps.append(MeasuredStep(whole_ms, watched.latest_ms, num_tokens))
         finally:
             self._runner.step = watched.step
         return steps[warm:]

@@ -12,14 +12,14 @@ from random import Random
 from reference_engine.config import EngineConfig, PreemptionPolicy
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
-from tools.bench.ratio import Ratio, share
+from tools.bench.ratio import BenchRatio, share
 
 EOS, WORD = 2, 300
 PROMPT, ANSWER, STOPPED, QUESTION = 512, 256, 100, 64
 USERS, STEPS, ROUNDS = 16, 3000, 5
 
 
-def found_again(*, quick: bool = False) -> Iterator[Ratio]:
+def found_again(*, quick: bool = False) -> Iterator[BenchRatio]:
     for what, stop_after, keeps_answer in (
         ("the prompt asked again, after a stop", STOPPED, False),
         ("next turn, after a whole answer", ANSWER, True),

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from statistics import quantiles
 
 from tests.reference_engine.running_engine import RunningEngine, post_raw, read_until, running
-from tools.bench.ratio import Ratio, share
+from tools.bench.ratio import BenchRatio, share
 
 _NUM_TOKENS = 5
 
 
-def relayed_abort(*, quick: bool = False) -> Iterable[Ratio]:
+def relayed_abort(*, quick: bool = False) -> Iterable[BenchRatio]:
     """Until the worker that decodes hears of it, in turns: behind a prefill worker, and without
     one. The engines stand side by side, and have no other request.
     """

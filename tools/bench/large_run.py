@@ -31,7 +31,7 @@ from harness.run.pipeline import write_summary
 from harness.store.run_folder import RunFolder
 from harness.workload.workload import as_plain_data, load_workload
 from tests.made_up.large import Plan, write
-from tools.bench.ratio import Ratio, within
+from tools.bench.ratio import BenchRatio, within
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -57,7 +57,7 @@ IS_FILTERED: Final = """(before) => {
 }"""
 
 
-def analysis(*, quick: bool = False) -> Iterable[Ratio]:
+def analysis(*, quick: bool = False) -> Iterable[BenchRatio]:
     plans = {"seen from outside": FROM_OUTSIDE, "with its logs": WITH_LOGS}
     for name, plan in ({"with its logs": FEW} if quick else plans).items():
         with TemporaryDirectory(prefix="walkaway-bench-") as folder:
@@ -69,7 +69,7 @@ def analysis(*, quick: bool = False) -> Iterable[Ratio]:
         yield within(what, "GiB", measured["peak_gib"], 4.0)
 
 
-def report(*, quick: bool = False) -> Iterable[Ratio]:
+def report(*, quick: bool = False) -> Iterable[BenchRatio]:
     rounds = 1 if quick else ROUNDS
     for plan in (FEW,) if quick else (FROM_OUTSIDE, WITH_LOGS):
         with TemporaryDirectory(prefix="walkaway-bench-") as folder:
@@ -89,7 +89,7 @@ def report(*, quick: bool = False) -> Iterable[Ratio]:
             yield within(f"{what}: longest wait for a picture", "s", scrolled_s, 1.0)
 
 
-def gate(*, quick: bool = False) -> Iterable[Ratio]:
+def gate(*, quick: bool = False) -> Iterable[BenchRatio]:
     requests, rounds = (2_000, 1) if quick else (100_000, 5)
     with TemporaryDirectory(prefix="walkaway-bench-") as folder:
         run, limits = RunFolder(Path(folder)), Path(folder) / "limits.txt"

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from statistics import quantiles
 
-from tools.bench.ratio import Ratio, share, within
+from tools.bench.ratio import BenchRatio, share, within
 from tools.side_by_side.dynamo_scenarios import cancels
 
 MEDIAN_MS, P99_MS = 2.0, 5.0
 
 
-def linked_contexts(*, quick: bool = False) -> Iterable[Ratio]:
+def linked_contexts(*, quick: bool = False) -> Iterable[BenchRatio]:
     """The control does not pass its context on: its leaf hears a generator's close later, which is
     up to two items of 5 ms.
     """

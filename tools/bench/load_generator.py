@@ -27,17 +27,17 @@ from typing import Final
 
 import numpy as np
 
-from tools.bench.ratio import Bound, Ratio, UnavailableError, share, within
-from tools.bench.streaming import OURS, OURS_OVER_GRPC, Answer, Traffic, Watched, watch
+from tools.bench.ratio import BenchRatio, RatioLimit, UnavailableError, share, within
+from tools.bench.streaming import OURS, OURS_OVER_GRPC, Traffic, WatchedAnswer, WatchedLoad, watch
 
 BARE: Final = "bare protocol on uvloop"
 STOCK: Final = "httpx.AsyncClient"
 FAST: Final = "Locust's FastHttpUser"
 RIVALS: Final = {BARE: "bare", FAST: "FastHttpLines", STOCK: "httpx"}
-BOUNDS: Final = {BARE: Bound("at most", 4.0), STOCK: Bound("at most", 1 / 3)}
+BOUNDS: Final = {BARE: RatioLimit("at most", 4.0), STOCK: RatioLimit("at most", 1 / 3)}
 
 
-def load_generator(*, quick: bool = False) -> Iterable[Ratio]:
+def load_generator(*, quick: bool = False) -> Iterable[BenchRatio]:
     if quick:
         yield from _costs({BARE: "bare"}, Traffic(streams=5), rounds=1, window_s=0.2)
         return
@@ -51,7 +51,7 @@ def load_generator(*, quick: bool = False) -> Iterable[Ratio]:
 
 def _costs(
     rivals: Mapping[str, str], traffic: Traffic, *, rounds: int, window_s: float
-) -> Iterable[Ratio]:
+) -> Iterable[BenchRatio]:
     watched = _in_turns({"": OURS, **rivals}, [traffic] * rounds, window_s / 4, window_s)
     for name in rivals:
         yield against(name, traffic, watched[""], watched[name])
@@ -59,15 +59,17 @@ def _costs(
 
 def _in_turns(
     clients: Mapping[str, str], rounds: list[Traffic], warm_s: float, window_s: float
-) -> dict[str, list[Watched]]:
-    seen: dict[str, list[Watched]] = {name: [] for name in clients}
+) -> dict[str, list[WatchedLoad]]:
+    seen: dict[str, list[WatchedLoad]] = {name: [] for name in clients}
     for traffic in rounds:
         for name, client in clients.items():
             seen[name].append(watch(client, traffic, warm_s=warm_s, window_s=window_s))
     return seen
 
 
-def against(name: str, traffic: Traffic, ours: list[Watched], theirs: list[Watched]) -> Ratio:
+def against(
+    name: str, traffic: Traffic, ours: list[WatchedLoad], theirs: list[WatchedLoad]
+) -> BenchRatio:
     our_name = "our user" if _kept_up(ours) else _late("our user")
     what = f"{traffic.streams} streams of {traffic.rate:g}/s: {our_name} against "
     what += name if _kept_up(theirs) else _late(name)
@@ -80,15 +82,15 @@ def _late(name: str) -> str:
     return f"{name}, saturated"
 
 
-def _kept_up(rounds: list[Watched]) -> bool:
+def _kept_up(rounds: list[WatchedLoad]) -> bool:
     return sum(watched.kept_up for watched in rounds) > len(rounds) / 2
 
 
-def _cpu(rounds: list[Watched]) -> list[float]:
+def _cpu(rounds: list[WatchedLoad]) -> list[float]:
     return [watched.cpu_us_per_token for watched in rounds]
 
 
-def grpc_tokens(*, quick: bool = False) -> Iterable[Ratio]:
+def grpc_tokens(*, quick: bool = False) -> Iterable[BenchRatio]:
     sizes, rounds, window_s = ((5,), 1, 0.3) if quick else ((50, 100), 3, 2.0)
     for streams in sizes:
         traffic = [Traffic(streams=streams)] * rounds
@@ -100,7 +102,7 @@ def grpc_tokens(*, quick: bool = False) -> Iterable[Ratio]:
         yield replace(line, is_overrun=not _kept_up(over_grpc))
 
 
-def token_stamps(*, quick: bool = False) -> Iterable[Ratio]:
+def token_stamps(*, quick: bool = False) -> Iterable[BenchRatio]:
     streams, rounds, window_s = (5, 1, 0.2) if quick else (100, 5, 4.0)
     traffic = [Traffic(streams=streams, is_aligned=aligned) for aligned in (False, True)] * rounds
     watched = _in_turns({"": OURS}, traffic, window_s / 4, window_s)[""]
@@ -109,21 +111,21 @@ def token_stamps(*, quick: bool = False) -> Iterable[Ratio]:
     yield within(f"{what} spread out, against 1 ms", "ms", lags_p99_ms(spread), 1.0)
     what += f" bursts of {streams}, against 1 ms + {streams} x CPU/token"
     allowed = [1.0 + streams * cost / 1e3 for cost in _cpu(bursts)]
-    yield share(what, "ms", lags_p99_ms(bursts), allowed, Bound("at most", 1.0))
+    yield share(what, "ms", lags_p99_ms(bursts), allowed, RatioLimit("at most", 1.0))
 
 
-def lags_p99_ms(rounds: list[Watched]) -> list[float]:
+def lags_p99_ms(rounds: list[WatchedLoad]) -> list[float]:
     lags_ns = [watched.lags_ns() for watched in rounds]
     if not all(lags_ns):
         raise UnavailableError("lag of stamps: no token fell into the window")
     return [float(np.percentile(lags, 99)) / 1e6 for lags in lags_ns]
 
 
-RIGHT: Final = Bound("off 1 by at most", 0.1)
-NO_TOKEN_LATE: Final = Bound("off 1 by at most", 0.2)  # 5 ms of 25
+RIGHT: Final = RatioLimit("off 1 by at most", 0.1)
+NO_TOKEN_LATE: Final = RatioLimit("off 1 by at most", 0.2)  # 5 ms of 25
 
 
-def client_times(*, quick: bool = False) -> Iterable[Ratio]:
+def client_times(*, quick: bool = False) -> Iterable[BenchRatio]:
     rounds, window_s = (1, 0.3) if quick else (5, 2.0)
     traffic = Traffic(streams=8, rate=200.0, tokens=40, first_token_s=0.02)
     clients = {"our user": OURS, FAST: RIVALS[FAST]}
@@ -135,7 +137,7 @@ def client_times(*, quick: bool = False) -> Iterable[Ratio]:
 Times = tuple[list[int], list[int]]  # as the client saw them and as the server did, in nanoseconds
 
 
-def against_the_server(name: str, rounds: list[Watched]) -> Iterable[Ratio]:
+def against_the_server(name: str, rounds: list[WatchedLoad]) -> Iterable[BenchRatio]:
     """The lines of one client, each with the bound that a correct client keeps."""
     ttfts, gaps = [_ttfts(one) for one in rounds], [_gaps(one) for one in rounds]
     for kind, times, percentile, bound in (
@@ -147,7 +149,7 @@ def against_the_server(name: str, rounds: list[Watched]) -> Iterable[Ratio]:
         yield percentiles(f"{kind}, {name} against the server", times, percentile, bound)
 
 
-def percentiles(what: str, rounds: list[Times], percentile: int, bound: Bound) -> Ratio:
+def percentiles(what: str, rounds: list[Times], percentile: int, bound: RatioLimit) -> BenchRatio:
     if not all(client and server for client, server in rounds):
         raise UnavailableError(f"{what}: no answer fell into the window")
     client, server = (
@@ -157,7 +159,7 @@ def percentiles(what: str, rounds: list[Times], percentile: int, bound: Bound) -
     return share(what, "ms", client, server, bound)
 
 
-def _both(watched: Watched) -> list[tuple[Answer, Answer]]:
+def _both(watched: WatchedLoad) -> list[tuple[WatchedAnswer, WatchedAnswer]]:
     """The answers that were asked for and begun in the window."""
     both = [(watched.got[key], sent) for key, sent in watched.sent.items() if key in watched.got]
     return [
@@ -167,7 +169,7 @@ def _both(watched: Watched) -> list[tuple[Answer, Answer]]:
     ]
 
 
-def _ttfts(watched: Watched) -> Times:
+def _ttfts(watched: WatchedLoad) -> Times:
     """By the client from its sending on, by the server from the arrival of the request on."""
     both = _both(watched)
     return (
@@ -176,7 +178,7 @@ def _ttfts(watched: Watched) -> Times:
     )
 
 
-def _gaps(watched: Watched) -> Times:
+def _gaps(watched: WatchedLoad) -> Times:
     both = _both(watched)
     return (
         [later - earlier for got, _ in both for earlier, later in pairwise(got.tokens_ns)],
@@ -184,7 +186,7 @@ def _gaps(watched: Watched) -> Times:
     )
 
 
-def many_streams(*, quick: bool = False) -> Iterable[Ratio]:
+def many_streams(*, quick: bool = False) -> Iterable[BenchRatio]:
     few, many, rounds = (2, 20, 1) if quick else (500, 5000, 3)
     rate, warm_s, window_s = (20.0, 0.0, 0.2) if quick else (1.0, 1.0, 5.0)
     traffic = [
@@ -195,7 +197,7 @@ def many_streams(*, quick: bool = False) -> Iterable[Ratio]:
     cpu = [one.cpu_ns / 1e9 for one in with_many]
     wall = [(one.end_ns - one.start_ns) / 1e9 for one in with_many]
     what = f"{many:,} streams of 1/s in one process"
-    yield share(f"{what}: processor time against time", "s", cpu, wall, Bound("at most", 0.8))
+    yield share(f"{what}: processor time against time", "s", cpu, wall, RatioLimit("at most", 0.8))
     memory = [
         max(0, after.rss_bytes - before.rss_bytes) / (many - few) / 1024
         for before, after in zip(with_few, with_many, strict=True)

@@ -33,19 +33,19 @@ from reference_engine.wire import (
 from reference_engine.worker.engine import Engine
 from reference_engine.worker.engine_io import EngineIO, FrontendShare
 from reference_engine.worker.inbox import Added, Heard
-from tools.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast
+from tools.bench.ratio import BenchRatio, RatioLimit, UnavailableError, share, times_as_fast
 
 _AT_LEAST = {1: 1.5, 4: None, 16: 1.0}
 
 
-def model_speed(*, quick: bool = False) -> Iterator[Ratio]:
+def model_speed(*, quick: bool = False) -> Iterator[BenchRatio]:
     ours = SteppedEngine()
     theirs = TransformersLlama(ours.runner.model, MODEL_SHAPES["tiny"])
     for num_streams, at_least in _AT_LEAST.items():
         yield from _compare(ours, theirs, num_streams, None if quick else at_least, quick=quick)
 
 
-def batch_invariance(*, quick: bool = False) -> Iterator[Ratio]:
+def batch_invariance(*, quick: bool = False) -> Iterator[BenchRatio]:
     """The engine with `--batch-invariant` (ours) and without it (theirs)."""
     length, num_tokens, rounds = (6, 3, 2) if quick else (232, 24, 5)
     engines = [SteppedEngine(batch_invariant=with_it) for with_it in (True, False)]
@@ -70,7 +70,7 @@ def _compare(
     at_least: float | None,
     *,
     quick: bool,
-) -> Iterator[Ratio]:
+) -> Iterator[BenchRatio]:
     length, num_tokens, rounds = (6, 4, 2) if quick else (232, 48, 15)  # contexts of 232 to 279
     asked = _prompts(num_streams, length)
     # Once to compare the answers, which also warms both up.
@@ -80,7 +80,7 @@ def _compare(
     for _ in range(rounds):
         theirs_ms.append(1e3 * median(theirs.generate(asked, num_tokens)[1]))
         ours_ms.append(1e3 * median(ours.answer(asked, num_tokens)[1][1:]))
-    name, all_equal = _streams(num_streams), Bound("at least", 1.0)
+    name, all_equal = _streams(num_streams), RatioLimit("at least", 1.0)
     yield share(f"{name}: answers equal to theirs", "answers", [equal], [num_streams], all_equal)
     yield times_as_fast(f"{name}: time per token", "ms", ours_ms, theirs_ms, at_least)
 

@@ -28,7 +28,7 @@ from reference_engine.core.step import StepPlan
 from reference_engine.defaults import WantedSettings, choose
 from reference_engine.device import look_around
 from reference_engine.model.torch_runner import TorchRunner
-from tools.bench.ratio import Ratio, UnavailableError, share
+from tools.bench.ratio import BenchRatio, UnavailableError, share
 
 EOS, WORD = 2, 300
 POLICIES: tuple[PreemptionPolicy, ...] = ("swap", "recompute")
@@ -47,7 +47,7 @@ ON_CPU = Sizes((8, 16, 32, 64, 128, 256, 512, 1024), 9)
 ON_GPU = Sizes((16, 64, 256, 1024), 5)  # half a minute with a large model
 
 
-def swap_or_recompute(*, quick: bool = False) -> Iterator[Ratio]:
+def swap_or_recompute(*, quick: bool = False) -> Iterator[BenchRatio]:
     try:
         configs = [config_for(policy, quick=quick) for policy in POLICIES]
     except EngineConfigError as error:  # no model fits twice
@@ -70,7 +70,9 @@ def swap_or_recompute(*, quick: bool = False) -> Iterator[Ratio]:
         yield from _break_even(title, lengths, copied, again)
 
 
-def _break_even(title: str, lengths: tuple[int, ...], copied: Any, again: Any) -> Iterator[Ratio]:
+def _break_even(
+    title: str, lengths: tuple[int, ...], copied: Any, again: Any
+) -> Iterator[BenchRatio]:
     fitted = [length for length in lengths if length <= FITTED]
     slopes_ms, fixed_ms = np.polyfit(fitted, np.median([copied, again], axis=1).T[: len(fitted)], 1)
     copy_ms, compute_ms = np.maximum(slopes_ms, 1e-6)  # 0 is within the noise of few rounds

@@ -10,7 +10,7 @@ class UnavailableError(RuntimeError):
     """A benchmark cannot run here; the message says what is missing."""
 
 
-class Bound(NamedTuple):
+class RatioLimit(NamedTuple):
     """The limit on the ratio."""
 
     kind: Literal["at least", "at most", "off 1 by at most"]
@@ -23,7 +23,7 @@ class Bound(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
+class BenchRatio:
     """One line of the table. `spread`: the ratio's quartiles over the rounds.
 
     `is_overrun`: our client could not keep up, so its cost is that of less work than was asked for.
@@ -35,7 +35,7 @@ class Ratio:
     theirs: float
     ratio: float
     spread: tuple[float, float]
-    bound: Bound | None = None
+    bound: RatioLimit | None = None
     is_overrun: bool = False
 
     @property
@@ -44,14 +44,18 @@ class Ratio:
 
 
 def share(
-    what: str, unit: str, part: Sequence[float], whole: Sequence[float], bound: Bound | None = None
-) -> Ratio:
+    what: str,
+    unit: str,
+    part: Sequence[float],
+    whole: Sequence[float],
+    bound: RatioLimit | None = None,
+) -> BenchRatio:
     """Part / whole, measured in the same rounds; the part is shown as ours."""
     ratios = [over / under for over, under in zip(part, whole, strict=True)]
     low, middle, high = (
         quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     )
-    return Ratio(
+    return BenchRatio(
         what=what,
         unit=unit,
         ours=median(part),
@@ -62,9 +66,9 @@ def share(
     )
 
 
-def within(what: str, unit: str, measured: Sequence[float], most: float) -> Ratio:
+def within(what: str, unit: str, measured: Sequence[float], most: float) -> BenchRatio:
     """A measured figure against its limit, which is shown as theirs."""
-    return share(what, unit, measured, [most] * len(measured), Bound("at most", 1.0))
+    return share(what, unit, measured, [most] * len(measured), RatioLimit("at most", 1.0))
 
 
 def times_as_fast(
@@ -73,8 +77,8 @@ def times_as_fast(
     ours: Sequence[float],
     theirs: Sequence[float],
     at_least: float | None = None,
-) -> Ratio:
+) -> BenchRatio:
     """Theirs / ours, of durations measured in the same rounds."""
-    bound = None if at_least is None else Bound("at least", at_least)
+    bound = None if at_least is None else RatioLimit("at least", at_least)
     line = share(what, unit, theirs, ours, bound)
     return replace(line, ours=line.theirs, theirs=line.ours)

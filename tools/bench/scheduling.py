@@ -20,7 +20,7 @@ from reference_engine.context import (
 )
 from reference_engine.core.request import FinishReason, Request, Sampling
 from reference_engine.core.scheduler import Scheduler
-from tools.bench.ratio import Bound, Ratio, share
+from tools.bench.ratio import BenchRatio, RatioLimit, share
 
 EOS, WORD = 2, 300
 NUM_REQUESTS = 256
@@ -71,7 +71,7 @@ def _request(number: int) -> Request:
     return Request(f"r{number}", [WORD + number] * PROMPT_TOKENS, sampling)
 
 
-def scheduling(*, quick: bool = False) -> Iterable[Ratio]:
+def scheduling(*, quick: bool = False) -> Iterable[BenchRatio]:
     small, large = Decoding(SMALL_POOL), Decoding(SMALL_POOL if quick else LARGE_POOL)
     ours, in_large, bare = [], [], []
     for _ in range(10 if quick else NUM_STEPS):
@@ -79,12 +79,14 @@ def scheduling(*, quick: bool = False) -> Iterable[Ratio]:
         in_large.append(large.step_ns())
         bare.append(small.bare_ns())
     what = f"schedule() + update(), {NUM_REQUESTS} decodes"
-    yield share(f"{what}, against a bare loop", "ns/request", ours, bare, Bound("at most", 8.0))
+    yield share(
+        f"{what}, against a bare loop", "ns/request", ours, bare, RatioLimit("at most", 8.0)
+    )
     what += f", {LARGE_POOL:,} blocks against {SMALL_POOL:,}"
-    yield share(what, "ns/request", in_large, ours, Bound("at most", 1.1))
+    yield share(what, "ns/request", in_large, ours, RatioLimit("at most", 1.1))
 
 
-def cancel_stages(*, quick: bool = False) -> Iterable[Ratio]:
+def cancel_stages(*, quick: bool = False) -> Iterable[BenchRatio]:
     setting, removing, freeing = [], [], []
     for _ in range(1 if quick else 10):
         scheduler = Decoding(SMALL_POOL).scheduler
@@ -108,4 +110,4 @@ def cancel_stages(*, quick: bool = False) -> Iterable[Ratio]:
     ):
         for name, times in ("median", took_ns), ("p99", quantiles(took_ns, n=100)[-1:]):
             limits = [SOURCE_NS] * len(times)
-            yield share(f"{what}, {name}", "ns", times, limits, Bound("at most", 1.0))
+            yield share(f"{what}, {name}", "ns", times, limits, RatioLimit("at most", 1.0))

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from reference_engine.model.shapes import MODEL_SHAPES
-from tools.bench.ratio import Bound, Ratio, UnavailableError, share, times_as_fast, within
+from tools.bench.ratio import BenchRatio, RatioLimit, UnavailableError, share, times_as_fast, within
 
 _ROOT: Final = Path(__file__).parents[2]
 _AT_MOST: Final = {1: 1.3, 4: 0.9, 8: 0.9}  # times llama.cpp's time per token, with --compile
@@ -40,18 +40,18 @@ _READY_S: Final = 60.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServedLoad:
     streams: int
     prompt_tokens: int
     answer_tokens: int
     rounds: int
 
 
-class Server:
+class ServedEngine:
     def __init__(self, port: int, started_s: float) -> None:
         self.port, self.started_s = port, started_s
 
-    def ms_per_token(self, asked: Asked, salt: str) -> float:
+    def ms_per_token(self, asked: ServedLoad, salt: str) -> float:
         """The mean over the streams, which begin together; prompts differ, so none is cached."""
         together, found = threading.Barrier(asked.streams), list[float]()
 
@@ -90,7 +90,7 @@ def _stream(connection: http.client.HTTPConnection, prompt: str, num_tokens: int
 
 
 @contextmanager
-def engine(*flags: str, tree: Path = _ROOT, cache: str | None = None) -> Iterator[Server]:
+def engine(*flags: str, tree: Path = _ROOT, cache: str | None = None) -> Iterator[ServedEngine]:
     command = [sys.executable, "-m", "reference_engine", "--port", "0", "--exit-with-stdin"]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     environment |= {} if cache is None else {"XDG_CACHE_HOME": cache}
@@ -100,11 +100,11 @@ def engine(*flags: str, tree: Path = _ROOT, cache: str | None = None) -> Iterato
     ) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        yield Server(int(ready["url"].rpartition(":")[2]), perf_counter() - started)
+        yield ServedEngine(int(ready["url"].rpartition(":")[2]), perf_counter() - started)
 
 
 @contextmanager
-def llama_cpp(streams: int, context: int) -> Iterator[Server]:
+def llama_cpp(streams: int, context: int) -> Iterator[ServedEngine]:
     program = os.environ.get("LLAMA_SERVER") or shutil.which("llama-server")
     if program is None:
         raise UnavailableError("needs llama.cpp: name its llama-server with LLAMA_SERVER")
@@ -124,7 +124,7 @@ def llama_cpp(streams: int, context: int) -> Iterator[Server]:
                     if process.poll() is not None or perf_counter() - started > _READY_S:
                         raise UnavailableError(f"{program} does not serve: try it by hand")
                     threading.Event().wait(0.1)
-                yield Server(port, perf_counter() - started)
+                yield ServedEngine(port, perf_counter() - started)
             finally:
                 process.terminate()
 
@@ -196,10 +196,10 @@ def write_gguf(file: Path) -> None:
     model.close()
 
 
-def served_speed(*, quick: bool = False) -> Iterator[Ratio]:
+def served_speed(*, quick: bool = False) -> Iterator[BenchRatio]:
     tokens, rounds = (20, 2) if quick else (200, 9)
-    short = [Asked(streams, 16, tokens, rounds) for streams in _AT_MOST]
-    long = Asked(8, 64 if quick else 2000, 30 if quick else 100, 2 if quick else 5)
+    short = [ServedLoad(streams, 16, tokens, rounds) for streams in _AT_MOST]
+    long = ServedLoad(8, 64 if quick else 2000, 30 if quick else 100, 2 if quick else 5)
     with tempfile.TemporaryDirectory() as cache, ExitStack() as stack:
         with engine("--compile", cache=cache) as first:
             yield within("--compile: start, cold", "s", [first.started_s], _COLD_S)
@@ -218,12 +218,12 @@ def served_speed(*, quick: bool = False) -> Iterator[Ratio]:
         both = {name: servers[name] for name in ("--compile", "eager")}
         ms = _measure(both, long)
         name = f"{long.streams} streams of {long.prompt_tokens} tokens: --compile / eager"
-        yield share(name, "ms", ms["--compile"], ms["eager"], Bound("at most", 1.0))
+        yield share(name, "ms", ms["--compile"], ms["eager"], RatioLimit("at most", 1.0))
     if unavailable is not None:
         raise unavailable
 
 
-def _measure(servers: Mapping[str, Server], asked: Asked) -> dict[str, list[float]]:
+def _measure(servers: Mapping[str, ServedEngine], asked: ServedLoad) -> dict[str, list[float]]:
     """One round more, which warms up, is not counted."""
     found: dict[str, list[float]] = {name: [] for name in servers}
     for number in range(asked.rounds + 1):
@@ -232,7 +232,7 @@ def _measure(servers: Mapping[str, Server], asked: Asked) -> dict[str, list[floa
     return {name: ms[1:] for name, ms in found.items()}
 
 
-def _compare(asked: Asked, ms: Mapping[str, list[float]]) -> Iterator[Ratio]:
+def _compare(asked: ServedLoad, ms: Mapping[str, list[float]]) -> Iterator[BenchRatio]:
     """Where a bound is on the ratio of the times, ours is the numerator."""
     name = f"{asked.streams} stream{'s' * (asked.streams > 1)}"
     yield share(f"{name}: --compile / eager", "ms", ms["--compile"], ms["eager"])
@@ -240,6 +240,6 @@ def _compare(asked: Asked, ms: Mapping[str, list[float]]) -> Iterator[Ratio]:
         title = f"{name}: eager, as fast as before"
         yield times_as_fast(title, "ms", ms["eager"], ms["before"], _AT_LEAST_BEFORE)
     if "llama.cpp" in ms:
-        bound = Bound("at most", _AT_MOST[asked.streams])
+        bound = RatioLimit("at most", _AT_MOST[asked.streams])
         yield share(f"{name}: --compile / llama.cpp", "ms", ms["--compile"], ms["llama.cpp"], bound)
         yield share(f"{name}: eager / llama.cpp", "ms", ms["eager"], ms["llama.cpp"])

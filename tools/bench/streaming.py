@@ -52,7 +52,7 @@ class Traffic:
     is_staggered: bool = True
 
 
-class Answer(NamedTuple):
+class WatchedAnswer(NamedTuple):
     """One answer as its client saw it (`began_ns`: it asked), or its server (the request came)."""
 
     began_ns: int
@@ -107,23 +107,25 @@ def _plan(url: str, streams: int, folder: Path, protocol: Protocol) -> LoadPlan:
     )
 
 
-def _read_answers(folder: Path) -> dict[str, Answer]:
+def _read_answers(folder: Path) -> dict[str, WatchedAnswer]:
     """The client's traces: times, or rows."""
     file = folder / "times.json"
     if file.exists():
         times: dict[str, list[int]] = json.loads(file.read_text())
-        return {request_id: Answer(stamps[0], stamps[1:]) for request_id, stamps in times.items()}
+        return {
+            request_id: WatchedAnswer(stamps[0], stamps[1:]) for request_id, stamps in times.items()
+        }
     rows = ShardReader(folder, RequestRow).read_new()
-    return {row.request_id: Answer(row.sent_ns, row.token_times_ns) for row in rows}
+    return {row.request_id: WatchedAnswer(row.sent_ns, row.token_times_ns) for row in rows}
 
 
-def _read_log(file: Path) -> dict[str, Answer]:
+def _read_log(file: Path) -> dict[str, WatchedAnswer]:
     answers = map(json.loads, file.read_text().splitlines())
-    return {one["request_id"]: Answer(one["received_ns"], one["sent_ns"]) for one in answers}
+    return {one["request_id"]: WatchedAnswer(one["received_ns"], one["sent_ns"]) for one in answers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class WatchedLoad:
     """A client's figures between `start_ns` and `end_ns`."""
 
     traffic: Traffic
@@ -132,8 +134,8 @@ class Watched:
     cpu_ns: int
     rss_before_bytes: int
     rss_bytes: int
-    sent: Mapping[str, Answer]
-    got: Mapping[str, Answer]
+    sent: Mapping[str, WatchedAnswer]
+    got: Mapping[str, WatchedAnswer]
 
     @property
     def tokens_received(self) -> int:
@@ -177,7 +179,7 @@ class Watched:
         return sum(self.start_ns <= t_ns < self.end_ns for t_ns in times_ns)
 
 
-def watch(client_name: str, traffic: Traffic, *, warm_s: float, window_s: float) -> Watched:
+def watch(client_name: str, traffic: Traffic, *, warm_s: float, window_s: float) -> WatchedLoad:
     """Start both, wait until all streams are open and warm, and watch the client for a while.
 
     Raises UnavailableError if the streams do not open, the server cannot keep its rate, or the
@@ -210,7 +212,7 @@ def watch(client_name: str, traffic: Traffic, *, warm_s: float, window_s: float)
         client.send_signal(signal.SIGTERM)
         client.communicate(timeout=_READY_S)
         server.communicate(timeout=_READY_S)  # closes its standard input
-        watched = Watched(
+        watched = WatchedLoad(
             traffic=traffic,
             start_ns=start_ns,
             end_ns=end_ns,

@@ -15,7 +15,7 @@ from harness.simulate.machine import Cost, Lags, SimulatedMachine
 from harness.simulate.plan import Plan
 from harness.simulate.rows import CellFacts, CellFiles
 from harness.workload.workload import Workload
-from tools.bench.ratio import Bound, Ratio, share
+from tools.bench.ratio import BenchRatio, RatioLimit, share
 
 GOAL: Final = 300_000.0  # scheduled tokens a second, at 64 running
 SLOTS: Final = 64
@@ -60,7 +60,7 @@ MACHINE: Final = SimulatedMachine(
 )
 
 
-def virtual_time(*, quick: bool = False) -> Iterable[Ratio]:
+def virtual_time(*, quick: bool = False) -> Iterable[BenchRatio]:
     seconds = 1.0 if quick else 200.0
     scheduled, decoded = [], []
     for seed in range(1 if quick else 5):
@@ -68,7 +68,7 @@ def virtual_time(*, quick: bool = False) -> Iterable[Ratio]:
         scheduled.append(facts.scheduled_tokens / took_s)
         decoded.append(facts.generated_tokens / took_s)
     what, goals = f"virtual time, {SLOTS} running: tokens scheduled", [GOAL] * len(scheduled)
-    bound = Bound("at least", 1.0)
+    bound = RatioLimit("at least", 1.0)
     yield share(f"{what}, against the goal", "tokens/s", scheduled, goals, bound)
     yield share(f"{what}: the answers' own", "tokens/s", decoded, scheduled)
 

@@ -180,7 +180,7 @@ def test(tree: Path, paths: Sequence[str], *, most_s: float) -> tuple[str | None
     return (failed.group(1) if failed else f"pytest ended with {code}"), "failed"
 
 
-class Trial:
+class PlantedCopy:
     """One checkout's copy, in which defects are planted one after the other."""
 
     def __init__(self, tree: Path, copy: Path, packages: Mapping[str, Sequence[str]]) -> None:
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str]) -> None:
     chosen = [one for one in listed["defect"] if one["id"] in (options.ids or [one["id"]])]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder).resolve()
-        trial = Trial(HERE.parents[1], copy, listed["tests"])
+        trial = PlantedCopy(HERE.parents[1], copy, listed["tests"])
         for defect in chosen:
             if options.find_only:
                 spot, why = find(copy, defect)

@@ -26,7 +26,7 @@ from tools.gate_trials.cases import (
     BASELINES,
     CLEAN,
     CLEAN_TWO,
-    Case,
+    GateTrial,
     measure,
     times_made_again,
 )
@@ -46,7 +46,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    case: Case
+    case: GateTrial
     verdicts: Counter[GateVerdict]
     made_again: int
 
@@ -63,7 +63,7 @@ class Row:
         return f"| {self.case.name} | {self.verdicts.total()} | {counts} | {self.made_again} |"
 
 
-def place(root: Path, case: Case, seed: int) -> Path:
+def place(root: Path, case: GateTrial, seed: int) -> Path:
     return root / "".join(c if c.isalnum() else "-" for c in case.name) / str(seed)
 
 
@@ -77,7 +77,7 @@ def _written(root: Path, limits: str) -> Path:
     return file
 
 
-def judge(root: Path, case: Case, seed: int) -> GateVerdict:
+def judge(root: Path, case: GateTrial, seed: int) -> GateVerdict:
     order = GateOrder(
         run=place(root, case, seed),
         limits=_written(root, case.limits or "\n".join(load_workload(case.workload).gate.limits)),
@@ -87,7 +87,7 @@ def judge(root: Path, case: Case, seed: int) -> GateVerdict:
     return next(verdict for verdict, of in EXIT_CODES.items() if of == code)
 
 
-def rows(root: Path, seeds: Sequence[tuple[Case, range]]) -> Iterator[Row]:
+def rows(root: Path, seeds: Sequence[tuple[GateTrial, range]]) -> Iterator[Row]:
     for limits in _limits(seeds):
         case = BASELINES[limits]
         order = GateOrder(
@@ -106,7 +106,7 @@ def rows(root: Path, seeds: Sequence[tuple[Case, range]]) -> Iterator[Row]:
         )
 
 
-def _limits(seeds: Sequence[tuple[Case, range]]) -> list[str]:
+def _limits(seeds: Sequence[tuple[GateTrial, range]]) -> list[str]:
     """By which of these cases are judged, each once, where that takes a baseline."""
     return list(dict.fromkeys(case.limits for case, _ in seeds if case.limits))
 

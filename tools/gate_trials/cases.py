@@ -38,7 +38,7 @@ new / baseline: cancel_latency_steps.mean <= 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class GateTrial:
     """One row of the table. `limits`: by what it is judged, against a baseline: a run of the build
     without a fault; none: by the limits of the workload itself. `server`: the flags of the engine
     that is measured as a black box; none: the run starts the engine itself."""
@@ -51,26 +51,26 @@ class Case:
     server: tuple[str, ...] | None = None
 
 
-def with_fault(fault: str) -> Case:
+def with_fault(fault: str) -> GateTrial:
     settings = (f'engine.faults=["{fault}"]', "engine.allow_faults=true")
-    return Case(name=fault, settings=settings)
+    return GateTrial(name=fault, settings=settings)
 
 
-def black_box(fault: str) -> Case:
+def black_box(fault: str) -> GateTrial:
     name = f"black box, {fault or 'clean'}"
     server = tuple(engine_flags(fault))
-    return Case(name=name, workload="gate_black_box", is_clean=not fault, server=server)
+    return GateTrial(name=name, workload="gate_black_box", is_clean=not fault, server=server)
 
 
-CLEAN: Final = Case(name="clean", is_clean=True)
-CLEAN_PREFILL: Final = Case(
+CLEAN: Final = GateTrial(name="clean", is_clean=True)
+CLEAN_PREFILL: Final = GateTrial(
     name="clean, long prompts",
     workload="prefill_abandon",
     settings=PREFILL,
     limits=CHUNK_LIMITS,
     is_clean=True,
 )
-CLEAN_TWO: Final = Case(
+CLEAN_TWO: Final = GateTrial(
     name="clean against clean, in turn", settings=TWO, limits=TWO_LIMITS, is_clean=True
 )
 BASELINES: Final = {CHUNK_LIMITS: CLEAN_PREFILL, TWO_LIMITS: CLEAN_TWO}
@@ -79,7 +79,7 @@ FAULTY: Final = (
     with_fault("lose-abort=0.02"),
     with_fault("leak-blocks=1"),
     with_fault("ignore-disconnect-while-waiting"),
-    Case(
+    GateTrial(
         name="chunks of 512 tokens, not 256",
         workload="prefill_abandon",
         settings=(*PREFILL, "engine.max_num_batched_tokens=512"),
@@ -95,7 +95,7 @@ ALL: Final = (CLEAN, CLEAN_TWO, CLEAN_PREFILL, *FAULTY, *BLACK_BOXES)
 # One trial: a whole run of the bundled engine, without a report...
 
 
-def measure(case: Case, seed: int, folder: Path) -> None:
+def measure(case: GateTrial, seed: int, folder: Path) -> None:
     """Run the case into `folder`, unless that was done already. Raises how it failed.
 
     A run that is invalid, because the machine was too busy with something else, is put aside and
@@ -122,7 +122,7 @@ def _is_invalid(folder: Path) -> bool:
     return any(one["level"] == "invalid" for one in said)
 
 
-def _run(case: Case, seed: int, folder: Path) -> None:
+def _run(case: GateTrial, seed: int, folder: Path) -> None:
     settings = [*case.settings, f"run.seed={seed}"]
     config = RunConfig(workload=case.workload, settings=settings, out=folder)
     if case.server is None:

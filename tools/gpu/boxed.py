@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import psutil
 
 
-class Ended(NamedTuple):
+class BoxEnd(NamedTuple):
     """`was_stopped`: its box was over, and `status` says nothing then."""
 
     status: int
@@ -23,7 +23,7 @@ class Ended(NamedTuple):
 class RunInBox(Protocol):
     def __call__(
         self, command: Sequence[str], *, root: Path, said: Path, box_s: float, grace_s: float
-    ) -> Ended: ...
+    ) -> BoxEnd: ...
 
 
 def run_in_box(
@@ -34,7 +34,7 @@ def run_in_box(
     box_s: float,
     grace_s: float,
     wait: Callable[["subprocess.Popen[bytes]", float], int] = subprocess.Popen.wait,
-) -> Ended:
+) -> BoxEnd:
     """Run a command in the folder `root`, with all that it says in the file `said`.
 
     It gets SIGINT `grace_s` seconds before its box is over. Whatever ends the wait, the command and
@@ -54,14 +54,14 @@ def run_in_box(
             start_new_session=True,
         )
     try:
-        return Ended(wait(process, box_s - grace_s), monotonic() - began)
+        return BoxEnd(wait(process, box_s - grace_s), monotonic() - began)
     except subprocess.TimeoutExpired:
         descendants = _descendants(process.pid)
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             wait(process, grace_s)
         _kill(process, descendants)
-        return Ended(process.returncode, monotonic() - began, was_stopped=True)
+        return BoxEnd(process.returncode, monotonic() - began, was_stopped=True)
     except BaseException:
         _kill(process, _descendants(process.pid))
         raise

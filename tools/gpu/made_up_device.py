@@ -11,14 +11,14 @@ import msgspec
 
 from tests.made_up.rows import made_up_manifest, target_facts
 from tests.made_up.summaries import made_up_summary
-from tools.bench.ratio import Bound, share
-from tools.gpu.boxed import Ended
+from tools.bench.ratio import RatioLimit, share
+from tools.gpu.boxed import BoxEnd
 from tools.gpu.device import describe
 from tools.gpu.results import SAID
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-GOOD = Ended(0, 12.0)
-STOPPED = Ended(-9, 40.0, was_stopped=True)
+GOOD = BoxEnd(0, 12.0)
+STOPPED = BoxEnd(-9, 40.0, was_stopped=True)
 UUID = "GPU-0123"
 
 
@@ -57,14 +57,14 @@ def fake_torch(**cuda: Any) -> Any:
     )
 
 
-class Machine:
+class MadeUpMachine:
     """Starts no process, and leaves what the stage's process would leave.
 
     `ended`: how the stages end that are not good. `leaves_nothing`: stages without figures.
     """
 
     def __init__(
-        self, ended: Mapping[str, Ended] | None = None, *, leaves_nothing: Sequence[str] = ()
+        self, ended: Mapping[str, BoxEnd] | None = None, *, leaves_nothing: Sequence[str] = ()
     ) -> None:
         self.ended, self.leaves_nothing = ended or {}, leaves_nothing
         self.pytest_says = "......\n== 12 passed, 31 deselected in 30.2s ==\n"
@@ -73,7 +73,7 @@ class Machine:
 
     def __call__(
         self, command: Sequence[str], *, root: Path, said: Path, box_s: float, grace_s: float
-    ) -> Ended:
+    ) -> BoxEnd:
         name = said.parent.name
         ended = self.ended.get(name, GOOD)
         self.commands[name] = command
@@ -93,7 +93,7 @@ class Machine:
             facts = describe(fake_torch(), NVML, UUID) | versions | measured
             (work / "device.json").write_text(json.dumps(facts))
         elif "tools.bench" in command:
-            goal = Bound("at most", 1.25)
+            goal = RatioLimit("at most", 1.25)
             lines = [
                 share("1 x 1024", "ms", [4.0], [3.5], goal),
                 share("64", "ms", [9.0], [5.5], goal),

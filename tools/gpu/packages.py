@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import Any, Final
 
-from tools.gpu.stages import ROOT, Kind, Stage
+from tools.gpu.stages import ROOT, GpuStage, Kind
 
 Find = Callable[[str], object | None]
 Requires = Callable[[str], list[str] | None]
@@ -89,7 +89,7 @@ def what_is_missing(
 
 
 def missing_of(
-    stages: Iterable[Stage], *, rehearses: bool, find: Find = find_spec
+    stages: Iterable[GpuStage], *, rehearses: bool, find: Find = find_spec
 ) -> dict[str, list[str]]:
     missing = {}
     for stage in stages:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from tools.gpu.boxed import Ended
-from tools.gpu.stages import FIGURES, STAGES, Stage
+from tools.gpu.boxed import BoxEnd
+from tools.gpu.stages import FIGURES, STAGES, GpuStage
 
 Result = Literal["good", "too slow", "failed", "skipped"]
 
@@ -24,7 +24,7 @@ _TESTS_ENDED: Final = re.compile(r"\d+ (?:passed|failed|skipped|errors?)\b.* in 
 _WHY_SKIPPED: Final = re.compile(r"^SKIPPED \[\d+\] \S+: (.*)", re.MULTILINE)
 
 
-class Outcome(NamedTuple):
+class StageOutcome(NamedTuple):
     """`has_figures`: something can be read off, whole or not."""
 
     result: Result
@@ -38,22 +38,22 @@ class Outcome(NamedTuple):
         return self.result == "failed" or (self.result == "too slow" and not self.has_figures)
 
 
-def judge(stage: Stage, work: Path, ended: Ended) -> Outcome:
+def judge(stage: GpuStage, work: Path, ended: BoxEnd) -> StageOutcome:
     has_figures, last = _has_figures(stage, work), _last_line(work / SAID)
     if ended.was_stopped:
         left = ": the figures are of what it had by then" if has_figures else ", with nothing yet"
-        return Outcome(
+        return StageOutcome(
             "too slow", has_figures, f"interrupted near the end of its box{left}", ended.seconds
         )
     if ended.status == 0 and stage.kind == "tests" and not has_figures:
-        return Outcome("skipped", False, f"all skipped: {_why_skipped(work)}", ended.seconds)
+        return StageOutcome("skipped", False, f"all skipped: {_why_skipped(work)}", ended.seconds)
     if ended.status == 0 and has_figures:
-        return Outcome("good", True, last if stage.kind == "tests" else "", ended.seconds)
+        return StageOutcome("good", True, last if stage.kind == "tests" else "", ended.seconds)
     note = f"exit status {ended.status}: {last}"
-    return Outcome("failed", has_figures, note, ended.seconds)
+    return StageOutcome("failed", has_figures, note, ended.seconds)
 
 
-def _has_figures(stage: Stage, work: Path) -> bool:
+def _has_figures(stage: GpuStage, work: Path) -> bool:
     """Of tests: one has run to an end."""
     if stage.kind == "tests":
         said = _TESTS_ENDED.findall((work / SAID).read_text(errors="replace"))
@@ -91,7 +91,7 @@ class Results:
     def not_good(self) -> list[str]:
         return [name for name in STAGES if self.stages.get(name, {}).get("result") != "good"]
 
-    def take(self, stage: Stage, outcome: Outcome, work: Path, *, at: str) -> None:
+    def take(self, stage: GpuStage, outcome: StageOutcome, work: Path, *, at: str) -> None:
         """Keep what a stage has left in `work`."""
         before = self.stages.get(stage.name, {})
         is_good = outcome.result == "good"
@@ -117,7 +117,7 @@ class Results:
         (self.folder / _STAGES_FILE).write_text(json.dumps(self.stages, indent=2) + "\n")
 
 
-def _copy(stage: Stage, work: Path, folder: Path, figures: Sequence[str]) -> None:
+def _copy(stage: GpuStage, work: Path, folder: Path, figures: Sequence[str]) -> None:
     """These files, and the ends of all logs."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -11,8 +11,8 @@ from shutil import rmtree
 from typing import Final
 
 from tools.gpu.boxed import RunInBox
-from tools.gpu.results import SAID, Outcome, Results, judge
-from tools.gpu.stages import DEVICE, FIGURES, ROOT, STAGES, Stage, arguments
+from tools.gpu.results import SAID, Results, StageOutcome, judge
+from tools.gpu.stages import DEVICE, FIGURES, ROOT, STAGES, GpuStage, arguments
 from tools.gpu.table import page
 
 NO_DEVICE: Final = 2  # the exit status of the device's stage
@@ -51,11 +51,11 @@ class Session:
             self.say(f"not good: {', '.join(left)}; STAGE=rest runs these again")
         return int(any(outcome.is_failure for outcome in outcomes))
 
-    def _skipped(self, stage: Stage) -> Outcome | None:
+    def _skipped(self, stage: GpuStage) -> StageOutcome | None:
         lacks = self.missing[stage.name]
-        return Outcome("skipped", False, f"lacks {', '.join(lacks)}") if lacks else None
+        return StageOutcome("skipped", False, f"lacks {', '.join(lacks)}") if lacks else None
 
-    def _run(self, stage: Stage) -> Outcome:
+    def _run(self, stage: GpuStage) -> StageOutcome:
         work = self._work(stage)
         rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
@@ -77,7 +77,7 @@ class Session:
             self.say("\n".join(f"    {line}" for line in said.splitlines()[-_LAST_LINES:]))
         return outcome
 
-    def _keep(self, results: Results, stage: Stage, outcome: Outcome) -> Outcome:
+    def _keep(self, results: Results, stage: GpuStage, outcome: StageOutcome) -> StageOutcome:
         at = self.now().isoformat(timespec="seconds")
         results.take(stage, outcome, self._work(stage), at=at)
         try:
@@ -89,7 +89,7 @@ class Session:
         self.say(f"{stage.name}: {outcome.result}{took}{remark}")
         return outcome
 
-    def _work(self, stage: Stage) -> Path:
+    def _work(self, stage: GpuStage) -> Path:
         return self.base / ".work" / stage.name
 
 

@@ -29,7 +29,7 @@ FIGURES: Final[dict[Kind, tuple[str, ...]]] = {
 }
 
 
-class Stage(NamedTuple):
+class GpuStage(NamedTuple):
     """`asks`: of a run the harness's command and workload, of a benchmark its name. `settings` are
     a run's, and `short` replace them in a rehearsal."""
 
@@ -95,7 +95,7 @@ _ALIKE: Final = (
 )
 
 
-def _pressure(name: str, about: str, *, arm: str, **more: object) -> Stage:
+def _pressure(name: str, about: str, *, arm: str, **more: object) -> GpuStage:
     """An arm of `memory_pressure` as a run of its own, so that a slow one costs no other."""
     engine = {**_PRESSURE[arm], **more}
     settings = (
@@ -103,7 +103,7 @@ def _pressure(name: str, about: str, *, arm: str, **more: object) -> Stage:
         for key, value in engine.items()
     )
     alone = ("arms=[]", "run.rounds=1", *settings)
-    return Stage(
+    return GpuStage(
         f"pressure_{name}",
         35,
         "run",
@@ -115,8 +115,8 @@ def _pressure(name: str, about: str, *, arm: str, **more: object) -> Stage:
 
 
 _ALL: Final = (
-    Stage(DEVICE, 30, "device", "the device, and how fast it copies within its memory"),
-    Stage(
+    GpuStage(DEVICE, 30, "device", "the device, and how fast it copies within its memory"),
+    GpuStage(
         DEMO,
         80,
         "run",
@@ -124,15 +124,15 @@ _ALL: Final = (
         ("demo",),
         ("run.max_seconds=20",),
     ),
-    Stage("tests", 50, "tests", "the tests that need a device"),
-    Stage(
+    GpuStage("tests", 50, "tests", "the tests that need a device"),
+    GpuStage(
         "decode_step",
         70,
         "bench",
         "a decode step, batch by batch, against the bytes that it reads",
         ("model_speed_gpu",),
     ),
-    Stage(
+    GpuStage(
         "cancel_steps",
         45,
         "run",
@@ -140,7 +140,7 @@ _ALL: Final = (
         ("run", "cancel_steps"),
         ("run.max_seconds=15",),
     ),
-    Stage(
+    GpuStage(
         "slot_recovery",
         45,
         "run",
@@ -148,7 +148,7 @@ _ALL: Final = (
         ("run", "slot_recovery"),
         ("run.max_seconds=10",),
     ),
-    Stage(
+    GpuStage(
         "swap_or_recompute",
         35,
         "bench",
@@ -167,7 +167,7 @@ _ALL: Final = (
 STAGES: Final = {stage.name: stage for stage in _ALL}
 
 
-def arguments(stage: Stage, work: Path, *, rehearses: bool) -> list[str]:
+def arguments(stage: GpuStage, work: Path, *, rehearses: bool) -> list[str]:
     """Of Python, run in `ROOT`. Results go into the folder `work`."""
     match stage.kind:
         case "device":

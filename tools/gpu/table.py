@@ -12,7 +12,7 @@ from harness.gate.limits import DEFAULT_LIMITS, Limit, parse_limits
 from harness.metrics import METRICS, titled
 from harness.records import Metric, Summary
 from tools.gpu.results import SAID, Results
-from tools.gpu.stages import DEMO, FIGURES, REPORT, STAGES, WHICH_ARMS, Kind, Stage
+from tools.gpu.stages import DEMO, FIGURES, REPORT, STAGES, WHICH_ARMS, GpuStage, Kind
 
 _ROWS: Final = (
     ("step_s", "p50"),
@@ -271,7 +271,7 @@ def _tests(said: Path) -> Iterator[str]:
     yield "\n".join(["```", *names, lines[-1].strip("= "), "```", ""])
 
 
-def _of_kind(kind: Kind, folder: Path) -> list[Stage]:
+def _of_kind(kind: Kind, folder: Path) -> list[GpuStage]:
     """The stages that have left figures."""
     file = FIGURES[kind][0]
     return [

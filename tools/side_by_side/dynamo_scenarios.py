@@ -41,7 +41,7 @@ HOSTS = (
 )
 
 
-class Case(NamedTuple):
+class DynamoCase(NamedTuple):
     """`read on`: the caller does not give up."""
 
     way: str
@@ -54,18 +54,18 @@ class Case(NamedTuple):
 
 
 CASES = [
-    *(Case(*axes) for axes in product(WAYS, ("looks", "never looks"), TIERS)),
-    *(Case(way, "awaits", "direct") for way in ("stop", "drop")),
-    *(Case(way, "has no context", "direct") for way in ("stop", "drop")),
-    Case("stop", "raises CancelledError", "direct"),
-    Case("stop", "has a last word", "direct"),
-    *(Case("read on", "raises", tier) for tier in TIERS),
-    Case("read on", "stops itself", "direct"),
-    Case("read on", "dies", "direct"),  # the last one, because the leaf serves all the others
+    *(DynamoCase(*axes) for axes in product(WAYS, ("looks", "never looks"), TIERS)),
+    *(DynamoCase(way, "awaits", "direct") for way in ("stop", "drop")),
+    *(DynamoCase(way, "has no context", "direct") for way in ("stop", "drop")),
+    DynamoCase("stop", "raises CancelledError", "direct"),
+    DynamoCase("stop", "has a last word", "direct"),
+    *(DynamoCase("read on", "raises", tier) for tier in TIERS),
+    DynamoCase("read on", "stops itself", "direct"),
+    DynamoCase("read on", "dies", "direct"),  # the last one, because the leaf serves all the others
 ]
 
 
-class Notes:
+class SharedNotes:
     """Lines of JSON, each with the time in ns, in the file that all processes share."""
 
     def __init__(self, file: Path) -> None:
@@ -82,7 +82,7 @@ class Notes:
         self.note(case, who, "told", context)
 
 
-def handler(who: str, notes: Notes, items_of: Callable[..., AsyncIterator[Any]]) -> Any:
+def handler(who: str, notes: SharedNotes, items_of: Callable[..., AsyncIterator[Any]]) -> Any:
     """`items_of` as a handler that notes when it heard that it should end, and how it ended."""
 
     async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -126,7 +126,7 @@ async def leaf_items(request: Any, context: Any, how: list[str]) -> AsyncIterato
         yield {"token_ids": [number], "index": 0}
 
 
-async def serve_leaf(runtime: Any, notes: Notes) -> None:
+async def serve_leaf(runtime: Any, notes: SharedNotes) -> None:
     handle = handler("leaf", notes, leaf_items)
 
     class NoContext:
@@ -145,7 +145,7 @@ async def serve_leaf(runtime: Any, notes: Notes) -> None:
     )
 
 
-async def serve_middle(runtime: Any, notes: Notes) -> None:
+async def serve_middle(runtime: Any, notes: SharedNotes) -> None:
     client = await runtime.endpoint("lab.leaf.generate").client()
     await client.wait_for_instances()
 
@@ -158,15 +158,15 @@ async def serve_middle(runtime: Any, notes: Notes) -> None:
     await runtime.endpoint("lab.middle.generate").serve_endpoint(handler("middle", notes, items))
 
 
-class Caller:
-    def __init__(self, module: Any, runtime: Any, notes: Notes, *, quick: bool) -> None:
+class DynamoCaller:
+    def __init__(self, module: Any, runtime: Any, notes: SharedNotes, *, quick: bool) -> None:
         self._new_context = module.Context
         self._runtime = runtime
         self._notes = notes
         self._size = {"items": 60, "item_s": 0.01} if quick else {"items": 100, "item_s": 0.02}
         self._quiet_s = 0.3 if quick else 0.8
 
-    async def call(self, case: Case) -> None:
+    async def call(self, case: DynamoCase) -> None:
         path = "lab.leaf.generate" if case.tier == "direct" else "lab.middle.generate"
         if case.leaf == "has no context":
             path = "lab.leaf.plain"
@@ -197,7 +197,7 @@ class Caller:
         await client.wait_for_instances()
         random, size = Random(0), {"items": 1000, "item_s": 0.005}
         for number, tier in product(range(times), TIERS[1:]):
-            case = Case("stop", str(number), tier)
+            case = DynamoCase("stop", str(number), tier)
             request, context = {**size, **case._asdict(), "case": case.name}, self._new_context()
             stream = await client.generate(request, annotated=False, context=context)
             for _ in range(3):
@@ -208,7 +208,9 @@ class Caller:
             async for _ in stream:
                 pass
 
-    async def _read(self, case: Case, client: Any, context: Any, given_up: asyncio.Event) -> int:
+    async def _read(
+        self, case: DynamoCase, client: Any, context: Any, given_up: asyncio.Event
+    ) -> int:
         """The number of items after it gave up."""
         request = {**self._size, **case._asdict(), "case": case.name}
         if case.way not in ("hold", "read on"):
@@ -236,20 +238,20 @@ class Caller:
         del stream
         return max(0, num_items - GIVE_UP_AFTER) if case.way != "stopped before" else num_items
 
-    def _give_up(self, case: Case) -> None:
+    def _give_up(self, case: DynamoCase) -> None:
         self._notes.note(case.name, "caller", "gave up")
 
 
 async def role(args: argparse.Namespace) -> None:
     """One process's part; the callers end, the others serve until they are killed."""
-    module, notes = import_module(args.module), Notes(args.file)
+    module, notes = import_module(args.module), SharedNotes(args.file)
     runtime = module.DistributedRuntime(asyncio.get_running_loop(), "file", "tcp")
     if args.command == "leaf":
         await serve_leaf(runtime, notes)
     elif args.command == "middle":
         await serve_middle(runtime, notes)
     else:
-        caller = Caller(module, runtime, notes, quick=args.quick)
+        caller = DynamoCaller(module, runtime, notes, quick=args.quick)
         if args.case == "cancels":
             await caller.cancel_often(10 if args.quick else 300)
         cases = [case for case in CASES if args.case in ("", case.name)]
@@ -317,7 +319,8 @@ def cancels(module: str, *, quick: bool) -> dict[str, list[float]]:
             time.sleep(0.2)  # noqa: TID251 for the last one that is not linked
         times = 10 if quick else 300
         names = {
-            tier: [Case("stop", str(n), tier).name for n in range(times)] for tier in TIERS[1:]
+            tier: [DynamoCase("stop", str(n), tier).name for n in range(times)]
+            for tier in TIERS[1:]
         }
         found = facts(file, [name for of_tier in names.values() for name in of_tier])
     return {tier: [found[n]["leaf"]["told_ms"] for n in names[tier]] for tier in names}
