@@ -19,6 +19,7 @@ from harness.client.session import LoadSession
 from harness.client.transport import GaveUpError
 from harness.records import RequestRow, Way
 from harness.workload.abandon import RequestSpec
+from harness.workload.event_scale import Counted
 
 _DRAINED_EVERY_S: Final = 0.2
 _DRAINED_AT_ONCE: Final = 32  # streams, then the other greenlets have their turn
@@ -56,6 +57,11 @@ class LiveStream:
     @property
     def tokens(self) -> int:
         return 0 if self._conversation is None else self._conversation.stream.tokens_read
+
+    @property
+    def counted(self) -> Counted | None:
+        """Of a whole answer: see StreamMachine."""
+        return None if self._conversation is None else self._conversation.stream.counted
 
     @property
     def token_times_ns(self) -> Sequence[int]:

@@ -36,7 +36,7 @@ from harness.workload.event_scale import Calibration, Counted
 # Names of the module: an enum's attribute costs as much as a call, and this is for every token.
 _ABANDONED: Final = Outcome.ABANDONED
 _READING: Final = State.READING
-_BUSY_STATUSES: Final = frozenset({429, 503, 529})  # 529: overloaded, as Anthropic says it
+BUSY_STATUSES: Final = frozenset({429, 503, 529})  # 529: overloaded, as Anthropic says it
 
 
 class StreamMachine:
@@ -169,7 +169,7 @@ class StreamMachine:
             self._apply(StreamSignal.ACCEPT)
         else:
             self._apply(
-                StreamSignal.TURN_AWAY if status_code in _BUSY_STATUSES else StreamSignal.REFUSE
+                StreamSignal.TURN_AWAY if status_code in BUSY_STATUSES else StreamSignal.REFUSE
             )
 
     def event(self, data: bytes, t_ns: int, name: bytes = b"") -> None:

@@ -28,6 +28,7 @@ from harness.run.preflight import (
     published_slots,
     published_version,
     start_our_engine,
+    take_own_series,
 )
 from harness.run.process import Interruption
 from harness.run.progress import Progress
@@ -135,6 +136,7 @@ class Contact:
         pages = IdlePages(client=client, urls=urls, target=self.target, notes=self.notes)
         samples = pages.samples()
         if samples is not None:
+            take_own_series(self, samples, server.model)
             note_misfit(self, samples, urls)
         known = read_roles(samples or [], self.target.metrics)
         is_understood = any(role in known for role in self.target.metrics)

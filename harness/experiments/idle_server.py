@@ -15,6 +15,7 @@ from harness.client.connection import BROKEN
 from harness.client.http1 import CLOSED_EARLY
 from harness.client.live_stream import Drain, LiveStream, join_all
 from harness.client.session import LoadSession
+from harness.client.stream import BUSY_STATUSES
 from harness.errors import TargetError
 from harness.experiments.flushes import Flush, flushes_of, step_of, typical_tokens
 from harness.experiments.limit import FIRST_TOKENS, find_limit, four_times, is_limit, look_at
@@ -22,6 +23,7 @@ from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow, Role
 from harness.workload.abandon import RequestSpec
+from harness.workload.event_scale import Counted
 
 MOST_SLOTS: Final = 1024  # that are filled
 PROMPT_TOKENS: Final = 24
@@ -29,7 +31,7 @@ PROBE_TOKENS: Final = 2
 TOGETHER_TOKENS: Final = 32  # of requests that are to run at once: they hold their slots meanwhile
 TOGETHER_FLUSHES: Final = 4
 _TURNS: Final = 1.25  # times the steps that the requests of all slots take to begin
-BUSY: Final = frozenset({409, 429, 503})  # how a server refuses a request beyond its slots
+BUSY: Final = BUSY_STATUSES | {409}  # how a server refuses a request beyond its slots
 _IDLE_PROBES: Final = 7
 _AGAIN_S: Final = (0.1, 2.0)  # after which a request that was refused is sent again
 MANY_WAIT: Final = 1 << 20  # of requests: a queue without a limit that matters
@@ -54,6 +56,13 @@ class _FullError(Exception):
 
     def __init__(self, slots: int, turn_steps: float) -> None:
         self.slots, self.turn_steps = slots, turn_steps
+
+
+class Answer(NamedTuple):
+    """`counted`: its tokens by the server's account, without reasoning that was not shown."""
+
+    row: RequestRow
+    counted: Counted | None
 
 
 class ServerFacts(NamedTuple):
@@ -151,7 +160,7 @@ def find_facts(
     shows no step.
     """
     _first(session, _FIRST_TOKENS)
-    probes = [_first(session, PROBE_TOKENS) for _ in range(_IDLE_PROBES)]
+    probes = [_first(session, PROBE_TOKENS).row for _ in range(_IDLE_PROBES)]
     ttft_s = median((row.token_times_ns[0] - row.sent_ns) / 1e9 for row in probes[1:])
     step_s, flush_tokens = _find_pace(session)
     fewest = max(1, int(TOGETHER_FLUSHES * flush_tokens)) if flush_tokens > 1 else 1
@@ -227,15 +236,15 @@ def recounted(trial: Callable[[int, int], Trial], facts: ServerFacts) -> ServerF
     )
 
 
-def _first(session: LoadSession, tokens: int) -> RequestRow:
+def _first(session: LoadSession, tokens: int) -> Answer:
     """One request to the idle server. Raises TargetError and CannotDecideError."""
-    row = _alone(session, tokens)
+    row, counted = _alone(session, tokens)
     for again_s in _AGAIN_S:  # a slot may be free only a moment after the answer before
         if row.status_code not in BUSY:
             break
         refused = row.error
         time.sleep(again_s)  # noqa: TID251
-        row = _alone(session, tokens)
+        row, counted = _alone(session, tokens)
         if again_s == _AGAIN_S[-1] and row.outcome is Outcome.COMPLETED:
             raise CannotDecideError(
                 f"the server limits the rate of requests: it refused a single one ({refused}) and "
@@ -251,14 +260,14 @@ def _first(session: LoadSession, tokens: int) -> RequestRow:
         )
     if not row.token_times_ns:
         raise CannotDecideError("the server answers without a token")
-    return row
+    return Answer(row, counted)
 
 
-def _alone(session: LoadSession, tokens: int) -> RequestRow:
+def _alone(session: LoadSession, tokens: int) -> Answer:
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=Role.PROBE)
     stream = LiveStream(session, spec)
     if (row := stream.join(READY_S)) is not None:
-        return row
+        return Answer(row, stream.counted)
     stream.leave()
     if stream.tokens:
         raise CannotDecideError(
@@ -268,21 +277,23 @@ def _alone(session: LoadSession, tokens: int) -> RequestRow:
     raise TargetError(f"{session.plan.url} has no first token within {READY_S:g} s")
 
 
-def _at_once(
-    session: LoadSession, streams: int, tokens: int, role: Role
-) -> list[RequestRow | None]:
+def _at_once(session: LoadSession, streams: int, tokens: int, role: Role) -> list[Answer]:
+    """Those that have ended in time."""
     spec = RequestSpec(user=0, max_tokens=tokens, prompt_tokens=PROMPT_TOKENS, role=role)
-    return join_all([LiveStream(session, spec) for _ in range(streams)], READY_S)
+    started = [LiveStream(session, spec) for _ in range(streams)]
+    rows = join_all(started, READY_S)
+    both = zip(rows, started, strict=True)
+    return [Answer(row, stream.counted) for row, stream in both if row is not None]
 
 
 def _find_pace(session: LoadSession) -> tuple[float, float]:
     """The step of one stream, and the tokens that come at once. An answer whose tokens the server
     counts shows how many an event has. Raises CannotDecideError if all come in one piece."""
     for tokens in _PACE_TOKENS:
-        row = _first(session, tokens)
-        if row.completion_tokens is not None and row.completion_tokens > row.tokens_read:
-            session.client.event_scale.observe((row.completion_tokens, len(row.token_times_ns)))
-        flushes = _flushes(row)
+        answer = _first(session, tokens)
+        if answer.counted is not None and answer.counted[0] > answer.row.tokens_read:
+            session.client.event_scale.observe(answer.counted)
+        flushes = _flushes(answer)
         step_s = step_of(flushes)
         if len(flushes) >= _FEWEST_FLUSHES and step_s is not None and step_s > _LEAST_STEP_S:
             return step_s, max(1.0, typical_tokens(flushes))
@@ -292,20 +303,21 @@ def _find_pace(session: LoadSession) -> tuple[float, float]:
     )
 
 
-def _flushes(row: RequestRow) -> list[Flush]:
-    counted = sum(row.event_tokens)
-    scale = (row.completion_tokens or counted) / counted if counted else 1.0
+def _flushes(answer: Answer) -> list[Flush]:
+    row, counted = answer
+    by_events = sum(row.event_tokens)
+    scale = counted[0] / by_events if counted is not None and by_events else 1.0
     return flushes_of(row.token_times_ns, [scale * tokens for tokens in row.event_tokens])
 
 
 def _step_beside(session: LoadSession, streams: int, tokens: int) -> float | None:
     """The step of `streams` streams that run at once."""
-    rows = _at_once(session, streams, tokens, Role.FILLER)
-    whole_rows = [row for row in rows if row is not None and row.outcome is Outcome.COMPLETED]
-    if not whole_rows:
-        why = next((row.error or row.outcome for row in rows if row is not None), "no answer")
+    answers = _at_once(session, streams, tokens, Role.FILLER)
+    whole = [one for one in answers if one.row.outcome is Outcome.COMPLETED]
+    if not whole:
+        why = next((row.error or row.outcome for row, _ in answers), "no answer")
         raise TargetError(f"{session.plan.url} does not answer {streams} requests at once: {why}")
-    steps = [step for row in whole_rows if (step := step_of(_flushes(row))) is not None]
+    steps = [step for one in whole if (step := step_of(_flushes(one))) is not None]
     return median(steps) if steps and median(steps) > _LEAST_STEP_S else None
 
 

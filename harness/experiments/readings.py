@@ -5,6 +5,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Final, Literal, NamedTuple, Self
 
 import gevent
@@ -16,7 +17,7 @@ from harness.collect.scrape import fetch_page, parse_page, read_roles
 from harness.collect.source import SourceError, jittered
 from harness.experiments.outcome import CannotDecideError
 from harness.workload.plan import LoadPlan
-from harness.workload.target import MetricSource, Target
+from harness.workload.target import MetricRole, MetricSource, Target
 
 Gauge = Literal["running", "kv_usage"]
 
@@ -160,17 +161,17 @@ class MemoryGauge(RunningGauge):
         self._counted += self._requests(pages)
         self._readings += 1
         shown = pages[:1] if self._memory.repeated else pages
-        return sum(value_of(self._memory, page) for page in shown) / len(shown)
+        return fmean(value_of(self._memory, page, "kv_usage") for page in shown)
 
 
-def value_of(source: MetricSource, page: httpx.Response) -> float:
+def value_of(source: MetricSource, page: httpx.Response, role: MetricRole = "running") -> float:
     """Only its own lines are parsed: a page may have thousands of others. Raises SourceError."""
     own = "".join(f"{line}\n" for line in page.text.splitlines() if line.startswith(source.name))
     try:
         samples = parse_page(own, t_ns=0, duration_ns=0, extra_labels={})
     except ValueError as error:
         raise SourceError(f"the page at {page.url} is not in the Prometheus text format") from error
-    return read_roles(samples, {"running": source}).get("running", 0.0)
+    return read_roles(samples, {role: source}).get(role, 0.0)
 
 
 _SHOWN: Final[dict[Gauge, str]] = {

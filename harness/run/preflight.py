@@ -439,14 +439,21 @@ def _exporter(run: RunState, url: str, uuid: str | None) -> Gpus:
 def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
     if (samples := pages.samples()) is None:
         return
-    metrics = of_model(samples, run.target.metrics, facts.model)
-    if metrics != run.target.metrics:
-        run.notes.add(f"the metrics page is of several models: only {facts.model}'s series count")
-        run.take_target(run.target.model_copy(update={"metrics": metrics}))
+    if take_own_series(run, samples, facts.model):
         pages.target, facts.spec = run.target, as_plain_data(run.target)
     run.manifest.idle.before = read_roles(samples, run.target.metrics)
     facts.blocks_found = published_blocks(samples, run.target)
     note_misfit(run, samples, pages.urls)
+
+
+def take_own_series(run: Preparation, samples: Sequence[MetricSample], model: str) -> bool:
+    """Of a page with several models only this one's series count. Returns whether it is one."""
+    metrics = of_model(samples, run.target.metrics, model)
+    if metrics == run.target.metrics:
+        return False
+    run.notes.add(f"the metrics page is of several models: only {model}'s series count")
+    run.take_target(run.target.model_copy(update={"metrics": metrics}))
+    return True
 
 
 def note_misfit(run: Preparation, samples: Sequence[MetricSample], urls: Sequence[str]) -> None:

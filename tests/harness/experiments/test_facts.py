@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.experiments.flushes import step_of
 from harness.experiments.idle_server import (
     MANY_WAIT,
+    Answer,
     ServerFacts,
     Trial,
     _Count,
+    _flushes,
     _NotServedError,
     count_slots,
     counted_queue,
@@ -128,3 +131,16 @@ def test_a_short_queue_is_known_by_what_it_refuses(waiting: int, found: int) -> 
     assert queue == found
     assert facts._replace(queue=queue).lets_wait(waiting)
     assert facts._replace(queue=queue).lets_wait(waiting + 1) is (found == MANY_WAIT)
+
+
+def test_reasoning_that_is_not_shown_makes_no_step_shorter() -> None:
+    """10 events of a token, 20 ms apart, of an answer with 90 tokens that were not shown."""
+    row = request_row(
+        "one",
+        sent_ns=0,
+        ended_ns=200_000_000,
+        outcome=Outcome.COMPLETED,
+        completion_tokens=100,
+        token_times_ns=range(10_000_000, 210_000_000, 20_000_000),
+    )
+    assert step_of(_flushes(Answer(row, (10, 10)))) == pytest.approx(0.02)

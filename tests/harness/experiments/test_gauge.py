@@ -79,6 +79,7 @@ def test_a_value_is_the_sum_of_its_series_and_of_no_other_metric() -> None:
     text = '# TYPE up gauge\nup{engine="0"} 3\nup{engine="1"} 2\nupper 9\nx_up 9\nbroken {\n'
     assert value_of(source(), page(text)) == 5
     assert value_of(source(labels={"engine": "1"}), page(text)) == 2
+    assert value_of(source(), page(text), "kv_usage") == 2.5  # of a share: their mean
     assert value_of(source(), page("down 1\n")) == 0
     with pytest.raises(SourceError, match="Prometheus"):
         value_of(source(), page("up{ 1"))
