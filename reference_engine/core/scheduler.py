@@ -6,7 +6,8 @@ admission; then waiting requests are admitted while slots, budget and blocks las
 thus computed in chunks, together with the other requests' next tokens. When a running request finds
 no block, a victim is preempted: it loses its blocks, goes to the front of the queue and recomputes,
 unless the host has room for a copy of them. Most steps are plain decodes: one more token, into a
-block that the request has. A request is looked at closely only when it has no plain decode left.
+block that the request has. A request is looked at closely only when it has no plain decode left,
+and the result of a step only for the requests in its plan's `closely`.
 
 Every ending goes through `finish`, and then through `free`, which gives its blocks back. Both may
 come at any moment, also between `schedule` and `update`: the step's result for a request that has
@@ -33,6 +34,13 @@ from reference_engine.core.step import StepPlan
 
 
 class Scheduler:
+    """`running` is in order of admission. `requests` has all that have not ended, and `unfreed`
+    those that have ended and still hold their blocks. A fault may change `num_slots`.
+
+    `_in_flight`: the plans whose results are not known, the oldest first; two while the next step
+    is planned ahead. `_has_placeholders`: whether requests count the tokens of a step in flight.
+    """
+
     def __init__(self, config: EngineConfig, eos_token_ids: frozenset[int]) -> None:
         self._config = config
         self._max_chunk_tokens = config.max_chunk_tokens
@@ -90,7 +98,7 @@ class Scheduler:
 
     def hand_over(self, request: Request) -> None:
         """Between two steps: out of the batch, with its blocks."""
-        self.running.remove(request)
+        self._leave_batch(request)
         request.move_to(Status.HANDING_OVER)
         self.counters.handed_over_requests += 1
 
@@ -108,7 +116,7 @@ class Scheduler:
         return plan
 
     def _look_ahead(self, plan: StepPlan) -> None:
-        """As if the step were over, with placeholders for its tokens."""
+        """Let its requests look as if the step were over, with placeholders for its tokens."""
         self._has_placeholders = True
         for request, num_tokens in plan.scheduled.items():
             if request.status is Status.RUNNING:
@@ -127,37 +135,41 @@ class Scheduler:
         passes it to `finish`. A request that was preempted meanwhile keeps its token.
         """
         self._is_over(plan)
-        grown, gone, running = list[Request](), Status.FINISHED, Status.RUNNING
+        grown, closely = list[Request](), plan.closely
         ends, size = self._eos_token_ids, self.kv_cache.block_size
-        begun = [*plan.admitted, *plan.resumed]
         for request, num_tokens in plan.scheduled.items():
-            before = request.num_computed_tokens
-            is_plain = before < request.plain_decode_until
-            if is_plain or request.status is running:
-                request.num_computed_tokens = now = before + num_tokens
-                if not is_plain and before < request.num_counted_tokens:
-                    self.counters.count_computed(request, before)
-                if not now % size or num_tokens > 1:
-                    self.kv_cache.remember(request, before)
-            elif request.status is gone:
+            is_plain = not closely or request not in closely
+            if is_plain:  # nearly always, so this path is short
+                request.num_computed_tokens = now = request.num_computed_tokens + 1
+                if not now % size:
+                    self.kv_cache.remember(request, now - 1)
+            elif request.status is Status.RUNNING:
+                self._count_computed(request, num_tokens)
+            elif request.status is Status.FINISHED:  # during the step: its token is dropped
                 request.num_dropped += request.request_id in sampled
-                continue  # it ended during the step: its token is dropped
+                continue
             if (token := sampled.get(request.request_id)) is None:
                 continue
             request.token_ids.append(token)
             if token in ends or not is_plain:
                 request.finish_reason = self._natural_end(request)
                 grown.append(request)
-            elif with_plain or (begun and request in begun):
+            elif with_plain:
                 grown.append(request)
         self.counters.generated_tokens += len(sampled)
         return grown
 
+    def _count_computed(self, request: Request, num_tokens: int) -> None:
+        before = request.num_computed_tokens
+        request.num_computed_tokens += num_tokens
+        self.counters.count_computed(request, before)
+        self.kv_cache.remember(request, before)
+
     def give_up(self, plan: StepPlan) -> list[Request]:
         """Record that the step came to nothing, in place of `update`; a plan behind it is dropped.
 
-        Returns the requests for which they were, which the caller passes to `finish`: what their
-        blocks hold of this step is undefined. The other requests can continue.
+        Returns the requests of these plans, which the caller passes to `finish`: what their blocks
+        hold of this step is undefined. The other requests can continue.
         """
         plans = [plan, *(one for one in self._in_flight if one is not plan)]
         for one in plans:
@@ -186,7 +198,7 @@ class Scheduler:
         if request is None:
             return None
         if request.status is Status.RUNNING:
-            self.running.remove(request)
+            self._leave_batch(request)
         elif request.status is not Status.HANDING_OVER:
             self.waiting.remove(request)
         if request.status is not Status.HANDING_OVER:  # else the other worker counts its end
@@ -196,6 +208,11 @@ class Scheduler:
         request.finish_reason = reason
         self.unfreed[request_id] = request
         return request
+
+    def _leave_batch(self, request: Request) -> None:
+        self.running.remove(request)
+        for plan in self._in_flight:
+            plan.look_closely_at(request)
 
     def free(self, request: Request) -> int:
         del self.unfreed[request.request_id]
@@ -237,7 +254,7 @@ class Scheduler:
 
     def _schedule_running(self, plan: StepPlan) -> None:
         scheduled, budget = plan.scheduled, plan.budget
-        for request in tuple(self.running):
+        for request in tuple(self.running):  # a copy, since some may be preempted
             if budget == 0:
                 break
             if request.num_computed_tokens + request.num_in_flight < request.plain_decode_until:
@@ -250,7 +267,8 @@ class Scheduler:
         plan.budget = budget
 
     def _schedule_one(self, request: Request, plan: StepPlan) -> None:
-        if request.num_planned_tokens == request.max_tokens_in_all - 1:
+        planned = request.num_planned_tokens
+        if planned == request.max_tokens_in_all - 1:
             return  # its last token is in flight
         owed = request.num_owed_tokens
         num_tokens = owed if owed == 1 else min(owed, self._max_chunk_tokens, plan.budget)
@@ -261,10 +279,12 @@ class Scheduler:
         if num_tokens < owed:
             plan.partial.append(request)
         request.plain_decode_until = request.plain_decode_limit(self.kv_cache.block_size)
+        if planned >= request.plain_decode_until:
+            plan.closely.add(request)
 
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        if request in plan.preempted:
-            return False  # for the sake of a request before it in this step
+        if request in plan.preempted:  # for the sake of a request before it in this step
+            return False
         while not self.kv_cache.try_grow(request, num_tokens):
             victim = self._choose_victim()
             self._preempt(victim, plan)
@@ -290,9 +310,9 @@ class Scheduler:
     def _preempt(self, victim: Request, plan: StepPlan) -> None:
         """What a step in flight computes for the victim is there before this plan's copies."""
         plan.take_out(victim)
-        self.running.remove(victim)
-        before, victim.num_computed_tokens = victim.num_computed_tokens, victim.num_planned_tokens
-        victim.num_in_flight = 0
+        self._leave_batch(victim)
+        before = victim.num_computed_tokens
+        victim.num_computed_tokens, victim.num_in_flight = victim.num_planned_tokens, 0
         self.counters.count_computed(victim, before)
         if copies := self.kv_cache.swap_out(victim):
             plan.swap_out += copies
@@ -316,12 +336,13 @@ class Scheduler:
                 return
             self.waiting.remove(request)
             if request.host_table and request.status is Status.PREEMPTED:
-                plan.swapped.append(request)
+                plan.swapped.append(request)  # before `admit`, which empties the host table
             plan.swap_in += self.kv_cache.admit(request, prefix, num_tokens)
             (plan.admitted if request.status is Status.WAITING else plan.resumed).append(request)
             request.move_to(Status.RUNNING)
             self.running.append(request)
             plan.scheduled[request] = num_tokens
+            plan.closely.add(request)
             plan.budget -= num_tokens
             if num_tokens < request.num_owed_tokens:
                 plan.partial.append(request)

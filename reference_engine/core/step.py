@@ -11,7 +11,9 @@ class StepPlan:
     """One step, decided but not yet computed.
 
     `scheduled`: how many of each request's owed tokens are computed, in batch order. `partial`: the
-    requests that get fewer than they are owed. `budget`: the tokens left for this step.
+    requests that get fewer than they are owed. `closely`: those at whose result `update` looks
+    closely, since it is no plain decode, or since they have left the batch meanwhile. `budget`: the
+    tokens left for this step.
 
     Blocks are copied before anything is computed: `swap_out` pairs a block with its copy on the
     host, `swap_in` a copy with the block that it goes to. `swapped` are their requests among the
@@ -23,6 +25,7 @@ class StepPlan:
     budget: int = 0
     scheduled: dict[Request, int] = field(default_factory=dict)
     partial: list[Request] = field(default_factory=list)
+    closely: set[Request] = field(default_factory=set)
     admitted: list[Request] = field(default_factory=list)
     resumed: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -49,8 +52,13 @@ class StepPlan:
         """Whether the step writes to the request's blocks, there or on the host."""
         return request in self.scheduled or request in self.swapped
 
+    def look_closely_at(self, request: Request) -> None:
+        if request in self.scheduled:
+            self.closely.add(request)
+
     def take_out(self, request: Request) -> None:
         self.budget += self.scheduled.pop(request, 0)
+        self.closely.discard(request)
         if request in self.partial:
             self.partial.remove(request)
 

@@ -1,8 +1,11 @@
 """Scheduling decisions, one rule a test; a step is made up, no model is needed."""
 
+from collections import deque
+
 import pytest
 
 from reference_engine.core.request import FinishReason, IllegalTransitionError, Status
+from reference_engine.core.step import StepPlan
 from tests.reference_engine.conftest import (
     end,
     make_request,
@@ -149,6 +152,29 @@ def test_all_decodes_but_the_last_are_plain() -> None:
         assert request.plain_decode_until == plain_until
     run_step(scheduler)
     assert not scheduler.has_work, "12 tokens, of which the last is never computed"
+
+
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_a_step_planned_ahead_counts_its_prompts_and_reports_first_and_last_tokens(
+    chunk: int,
+) -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=chunk)
+    request = make_request("a", num_prompt=20, max_tokens=6)
+    scheduler.add(request)
+    in_flight, reported = deque[StepPlan](), list[int]()
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        if not plan.is_empty:
+            in_flight.append(plan)
+        if len(in_flight) > 1 or plan.is_empty:
+            over = in_flight.popleft()
+            sampled = {one.request_id: 5 for one in over.sampling}
+            grown = scheduler.update(over, sampled, with_plain=False)
+            reported += [one.num_generated for one in grown]
+        if request.finish_reason is FinishReason.LENGTH:
+            end(scheduler, "a", FinishReason.LENGTH)
+    assert (scheduler.counters.prompt_tokens, request.num_prefilled_tokens) == (20, 20)
+    assert reported == [1, 6]
 
 
 def test_an_illegal_transition_raises_and_changes_nothing() -> None:
