@@ -81,10 +81,11 @@ class Request:
     Only the scheduler changes its fields: the token list in `update`, the block table and the
     computed tokens also through the KV cache, the status through `move_to`.
 
-    `num_lost_tokens` is the most that any preemption took away, or another worker had computed and
-    could not hand over. The computing of the first
-    `num_counted_tokens` (prompt and lost tokens) is counted; `num_prefilled_tokens` has repeats.
-    While fewer than `plain_decode_until` tokens are computed, its steps are plain decodes.
+    `num_lost_tokens`: the most tokens that a preemption took away, or that another worker had
+    computed and could not hand over. `num_counted_tokens`: the prompt's and the lost tokens;
+    computing them changes counters, computing any later token does not. `num_prefilled_tokens`:
+    the prompt tokens that were computed, those computed again included. While fewer than
+    `plain_decode_until` tokens are computed, its steps are plain decodes.
 
     While the next step is planned, and until the one in flight is over, `num_in_flight` are the
     tokens that this one computes, and `num_placeholders` those that it will bring. `num_dropped`
