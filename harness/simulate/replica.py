@@ -32,7 +32,7 @@ from reference_engine.worker.faults import FaultIO, FaultyEngine
 from reference_engine.worker.inbox import Command, Heard
 
 FRONTEND: Final = "frontend-0"
-_NUM_WORDS: Final = VOCAB_SIZE - FIRST_WORD
+_WORDS: Final = tuple(range(FIRST_WORD, VOCAB_SIZE))
 
 
 class ReplicaDiedError(Exception):
@@ -58,7 +58,8 @@ class VirtualRunner(SimulatedRunner):
     def sample(self, plan: StepPlan) -> Sampled:
         if self._teacher is not None:
             return super().sample(plan)
-        tokens = {one.request_id: FIRST_WORD + one.arrival % _NUM_WORDS for one in plan.sampling}
+        words, num_words = _WORDS, len(_WORDS)
+        tokens = {one.request_id: words[one.arrival % num_words] for one in plan.sampling}
         return Sampled(tokens, {})
 
 

@@ -12,10 +12,11 @@ block before it, so equal hashes mean equal tokens from the first one on. A bloc
 is blank as soon as nobody holds it.
 """
 
-from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+
+import msgspec
 
 _HASH_BYTES = 16  # long enough that two sequences never collide
 
@@ -26,7 +27,7 @@ def extend_hashes(hashes: list[bytes], token_ids: Sequence[int], block_size: int
     """
     parent = hashes[-1] if hashes else b""
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-        tokens = array("q", token_ids[start : start + block_size]).tobytes()
+        tokens = msgspec.msgpack.encode(token_ids[start : start + block_size])
         parent = blake2b(parent + tokens, digest_size=_HASH_BYTES).digest()
         hashes.append(parent)
 

@@ -41,10 +41,8 @@ class KVCache:
 
     def _hashes_of(self, request: Request) -> list[bytes]:
         """Of its full blocks, computed or not."""
-        hashes, size = request.block_hashes, self.block_size
-        if len(hashes) < request.num_tokens // size:
-            extend_hashes(hashes, request.token_ids, size)
-        return hashes
+        extend_hashes(request.block_hashes, request.token_ids, self.block_size)
+        return request.block_hashes
 
     def blocks_to_admit(self, prefix: list[int], num_tokens: int) -> int:
         num_new = -(-num_tokens // self.block_size) - len(prefix)
@@ -133,10 +131,9 @@ class KVCache:
 
     def remember(self, request: Request, before: int) -> None:
         """Index the blocks that were filled since it had `before` computed tokens."""
-        full = range(before // self.block_size, request.num_computed_tokens // self.block_size)
-        if full and self._has_prefix_cache:
-            hashes = self._hashes_of(request)
-            for at in full:
+        if self._has_prefix_cache:
+            hashes, size = self._hashes_of(request), self.block_size
+            for at in range(before // size, request.num_computed_tokens // size):
                 self.pool.index.add(request.block_table[at], hashes[at])
 
     def rebuild_cost(self, request: Request) -> int:

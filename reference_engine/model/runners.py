@@ -107,13 +107,9 @@ class SimulatedRunner:
 
 
 def step_s(cost: StepCost, plan: StepPlan) -> float:
-    decoding = tokens = context = 0
-    for request, count in plan.scheduled.items():
-        num_computed = request.num_computed_tokens
-        context += num_computed
-        tokens += count
-        if len(request.token_ids) - num_computed == 1:
-            decoding += 1
+    scheduled, tokens = plan.scheduled, plan.num_tokens
+    context = sum([request.num_computed_tokens for request in scheduled])
+    decoding = len(scheduled) - sum(request.num_owed_tokens != 1 for request in plan.closely)
     prefill_s = cost.prefill_token_s * (tokens - decoding)
     swap_s = cost.swap_block_s * (len(plan.swap_out) + len(plan.swap_in))
     read_s = cost.context_token_s * context

@@ -23,7 +23,13 @@ def test_a_step_costs_its_parts() -> None:
     runner = SimulatedRunner(cost, sleep=slept.append)
     decoding, prefilling = request(9, 8), request(20, 0)
     scheduled = {decoding: 1, prefilling: 12}
-    plan = StepPlan(step=1, scheduled=scheduled, partial=[prefilling], swap_in=[(0, 1), (1, 2)])
+    plan = StepPlan(
+        step=1,
+        scheduled=scheduled,
+        partial=[prefilling],
+        closely={prefilling},
+        swap_in=[(0, 1), (1, 2)],
+    )
     sampled = runner.launch(plan)()
     assert slept == [pytest.approx(1.0 + 12 * 0.1 + 0.01 + 2 * 0.5)]
     assert list(sampled.tokens) == ["r9"], "a chunk that does not end its prompt samples nothing"
