@@ -6,6 +6,7 @@ far that is. A second one ends it at once.
 """
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ _Run = Callable[[Path, Sequence[int], Board, Event], list[CellFacts]]
 
 def main() -> int:
     args = _parser().parse_args()
+    gc.freeze()  # else each full collection walks through all that was imported
     stop = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stopper(stop))

@@ -6,6 +6,7 @@ To stop, ask: each cell looks now and then whether it is to continue. If not, it
 closes its files; a cell that has not begun leaves nothing.
 """
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -133,6 +134,7 @@ class _Process:
 
     @classmethod
     def begin(cls, reports: "Queue[Reached]", halt: ProcessEvent) -> None:
+        gc.freeze()  # as in __main__
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and asks to stop
         cls.reports, cls.halt = reports, halt
         threading.Thread(target=cls._end_with_parent, daemon=True).start()
