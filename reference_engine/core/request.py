@@ -171,7 +171,8 @@ class Request:
 
     @property
     def num_owed_tokens(self) -> int:
-        return len(self.token_ids) + self.num_placeholders - self.num_planned_tokens
+        num_known = len(self.token_ids) + self.num_placeholders
+        return num_known - self.num_computed_tokens - self.num_in_flight
 
     @property
     def num_tokens_left(self) -> int:

@@ -137,14 +137,14 @@ class Scheduler:
         self._is_over(plan)
         grown, closely = list[Request](), plan.closely
         ends, size = self._eos_token_ids, self.kv_cache.block_size
-        for request, num_tokens in plan.scheduled.items():
+        for request in plan.scheduled:
             is_plain = not closely or request not in closely
             if is_plain:  # nearly always, so this path is short
                 request.num_computed_tokens = now = request.num_computed_tokens + 1
                 if not now % size:
                     self.kv_cache.remember(request, now - 1)
             elif request.status is Status.RUNNING:
-                self._count_computed(request, num_tokens)
+                self._count_computed(request, plan.scheduled[request])
             elif request.status is Status.FINISHED:  # during the step: its token is dropped
                 request.num_dropped += request.request_id in sampled
                 continue
