@@ -6,6 +6,7 @@ are run on `gate_black_box`: the engine is then another's, of which neither log 
 """
 
 import json
+import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +104,7 @@ def measure(case: GateTrial, seed: int, folder: Path) -> None:
     """
     for number in range(1, MOST_TRIES + 1):
         if not (folder / "summary.json").is_file():
+            shutil.rmtree(folder, ignore_errors=True)  # of trials that were stopped
             _run(case, seed, folder)
         if number == MOST_TRIES or not _is_invalid(folder):
             return
