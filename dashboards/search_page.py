@@ -41,7 +41,7 @@ def _described(folder: Path, one: SearchFinding) -> dict[str, Any]:
         "finding": one,
         "place": one.folder,
         "files": [name for name in _FILES if (place / name).is_file()],
-        "visits": len(one.schedule["visits"]),
+        "visits": len(one.schedule.get("visits", ())),
         "after": quantity(one.after_s, "s"),
         "took": quantity(one.took_s, "s"),
         "pictures": [drawing for try_ in drawn[:1] for drawing in try_.drawings[-1:]],

@@ -2,13 +2,17 @@
 
 Bugs of cancellation are races: two things meet in one step. So a schedule has one to three themes,
 each a few visits that meet somewhere: at a chunk's edge of a prefill, at the last token, at a slot
-that has just come free, at memory that has just run out. To add a theme: a function with `@theme`,
-and a row in docs/search.md.
+that has just come free, at memory that has just run out. And most of its visits have a few habits
+in common: a feature, a way to leave, several answers. Two rare things would hardly ever meet if
+each visit drew its own. Each theme meets each habit once before any of these pairs comes again.
+
+To add a theme: a function with `@theme`, and a row in docs/search.md. To add a habit: `habits_of`.
 """
 
 import random
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,14 +22,18 @@ from harness.search.schedule import MOST_VISITS, ROUTES, Feature, Leave, Phase, 
 
 _USUAL_PROMPT: Final = 32  # tokens
 _RUNS_ON: Final = 0.7  # of the answers that are left: they would outlast the settle time
+_HAS_HABIT: Final = 0.75  # of the visits
+_IS_SAME: Final = 0.5  # of the visits that repeat a prompt: they repeat the whole request
 _MOST_BURST: Final = 16
+_SEEDS: Final = 1_000_003  # between the schedules of one seed and the next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
     """What this server takes. `slots`: None where they are not known. `chunk`: tokens of a prompt
-    that one step computes, or a guess. `long_prompt`: the longest that is asked for. `ways`: how
-    its clients can leave, the usual one first."""
+    that one step computes, or a guess. `long_prompt`: the longest that is asked for.
+    `filling_prompt`: the longest of which one per slot fits into memory; None: that is not known.
+    `ways`: how its clients can leave, the usual one first."""
 
     slots: int | None
     chunk: int
@@ -34,6 +42,7 @@ class Offered:
     features: frozenset[Feature]
     ways: tuple[Way, ...]
     fan_out: int = 1
+    filling_prompt: int | None = None
 
     @property
     def crowd(self) -> int:
@@ -49,18 +58,31 @@ def theme(draws: Theme) -> Theme:
     return draws
 
 
-def draw(seed: int, offered: Offered, themes: Collection[str] = ()) -> Schedule:
-    """One to three themes at once, each begun within a few steps of the others. `themes`: the only
-    ones to draw from; default: all."""
-    rng = random.Random(seed)
+# What a visit has in common with others of its schedule.
+Habit = Callable[[Visit], Visit]
+
+
+def draw(seed: int, number: int, offered: Offered, themes: Collection[str] = ()) -> Schedule:
+    """The schedule `number` of a search: one to three themes at once, each begun within a few steps
+    of the others. `themes`: the only ones to draw from; default: all."""
+    rng = random.Random(seed * _SEEDS + number)
     names = [name for name in THEMES if not themes or name in themes]
+    habits = habits_of(offered)
+    pairs = [(name, habit) for name in names for habit in habits]
+    random.Random(seed * _SEEDS + number // len(pairs)).shuffle(pairs)
+    first, habit = pairs[number % len(pairs)]
+    others = [name for name in names if name != first]
+    more = rng.sample(others, k=min(len(others), rng.choice((0, 0, 1, 1, 2))))
     visits: list[Visit] = []
-    for name in rng.sample(names, k=min(len(names), rng.choice((1, 1, 2, 2, 3)))):
+    for name in (first, *more):
         begins = rng.choice((0.0, 0.0, rng.uniform(0, 4), rng.uniform(4, 40)))
         visits = joined(visits, THEMES[name](rng, offered), begins)
-    visits = [_spiced(rng, offered, one) for one in visits[:MOST_VISITS]]
-    bystanders = rng.choice((0, 0, 1, 2)) if offered.crowd > 2 else 0
-    return Schedule(seed=seed, visits=tuple(visits), bystanders=bystanders)
+    chosen = [habit, *rng.sample(habits, k=min(len(habits), rng.choice((0, 1, 1, 2))))]
+    return Schedule(
+        seed=seed * _SEEDS + number,
+        visits=tuple(_spiced(rng, offered, visits[:MOST_VISITS], chosen)),
+        bystanders=rng.choice((0, 0, 1, 2)) if offered.crowd > 2 else 0,
+    )
 
 
 def joined(visits: list[Visit], more: Iterable[Visit], begins: float) -> list[Visit]:
@@ -80,25 +102,64 @@ def joined(visits: list[Visit], more: Iterable[Visit], begins: float) -> list[Vi
     ]
 
 
-def _spiced(rng: random.Random, offered: Offered, visit: Visit) -> Visit:
-    """Now and then a feature more, another way to leave, or a prefix that others share; and mostly
-    an answer that is long where its client leaves."""
+def habits_of(offered: Offered) -> list[Habit]:
+    habits: list[Habit] = [_in_one_piece, _with_shared_prefix]
+    for feature in sorted(offered.features):
+        needs_chat = feature is Feature.TOOLS and Feature.CHAT in offered.features
+        habits.append(partial(_with, (feature, Feature.CHAT) if needs_chat else (feature,)))
+    habits += [partial(_leaving_by, way) for way in offered.ways[1:]]
+    if offered.fan_out > 1:
+        habits.append(partial(_with_answers, offered.fan_out))
+    return habits
+
+
+def _with(more: tuple[Feature, ...], visit: Visit) -> Visit:
     features = list(visit.features)
-    if offered.features and rng.random() < 0.3:
-        more = rng.choice(sorted(offered.features))
-        taken = more in features or (more in ROUTES and visit.route is not None)
-        features += [] if taken else [more]
-    leave, answer = visit.leave, visit.answer
-    if leave is not None and leave.phase is not Phase.LAST and rng.random() < _RUNS_ON:
-        answer = offered.long_answer
-    if leave is not None and leave.way is Way.FIN and rng.random() < 0.3:
-        leave = msgspec.structs.replace(leave, way=rng.choice(offered.ways))
-    shared = visit.shared
-    if not shared and rng.random() < 0.2:
-        shared = visit.prompt // 2
-    return msgspec.structs.replace(
-        visit, answer=answer, features=tuple(features), leave=leave, shared=shared
-    )
+    for one in more:
+        has_route = one in ROUTES and any(other in ROUTES for other in features)
+        features += [] if one in features or has_route else [one]
+    return msgspec.structs.replace(visit, features=tuple(features))
+
+
+def _leaving_by(way: Way, visit: Visit) -> Visit:
+    leave = None if visit.leave is None else msgspec.structs.replace(visit.leave, way=way)
+    return msgspec.structs.replace(visit, leave=leave)
+
+
+def _with_answers(n: int, visit: Visit) -> Visit:
+    return msgspec.structs.replace(visit, n=max(visit.n, n))
+
+
+def _with_shared_prefix(visit: Visit) -> Visit:
+    return msgspec.structs.replace(visit, shared=visit.shared or visit.prompt // 2)
+
+
+def _in_one_piece(visit: Visit) -> Visit:
+    """Its client reads no token before the end: it leaves after about as many steps."""
+    leave, at = visit.leave, 0.0 if visit.leave is None else visit.leave.at
+    if leave is not None and leave.phase in (Phase.TOKEN, Phase.LAST):
+        at = at if leave.phase is Phase.TOKEN else max(0.0, visit.answer - at)
+        leave = msgspec.structs.replace(leave, phase=Phase.SENT, at=at)
+    return msgspec.structs.replace(visit, delivery=Delivery.UNARY, leave=leave)
+
+
+def _spiced(
+    rng: random.Random, offered: Offered, visits: Iterable[Visit], habits: Collection[Habit]
+) -> list[Visit]:
+    """The habits, as most visits have them; mostly an answer that is long where its client leaves;
+    and where a prompt is sent again, often the same request."""
+    spiced = list[Visit]()
+    for visit in visits:
+        one, leave = visit, visit.leave
+        if leave is not None and leave.phase is not Phase.LAST and rng.random() < _RUNS_ON:
+            one = msgspec.structs.replace(one, answer=offered.long_answer)
+        for habit in habits:
+            one = habit(one) if rng.random() < _HAS_HABIT else one
+        if one.repeats is not None and rng.random() < _IS_SAME:
+            first = spiced[one.repeats]
+            one = msgspec.structs.replace(one, features=first.features, n=first.n)
+        spiced.append(one)
+    return spiced
 
 
 def _small(rng: random.Random) -> float:
@@ -131,7 +192,15 @@ def chunk_edge(rng: random.Random, offered: Offered) -> list[Visit]:
     edge = rng.choice((0, 1, 2, chunks)) + rng.uniform(-0.3, 0.3)
     leave = Leave(phase=Phase.SENT, at=max(0.0, edge))
     left = Visit(prompt=prompt, shared=rng.choice((0, prompt // 2)), leave=leave)
-    again = Visit(after=0, at=_small(rng), repeats=0, prompt=prompt, shared=left.shared, answer=8)
+    again = Visit(
+        after=0,
+        at=_small(rng),
+        repeats=0,
+        prompt=prompt,
+        shared=left.shared,
+        answer=8,
+        leave=rng.choice((None, leave)),
+    )
     return [left, again] if rng.random() < 0.6 else [left]
 
 
@@ -186,23 +255,43 @@ def again(rng: random.Random, offered: Offered) -> list[Visit]:
 
 @theme
 def twins(rng: random.Random, offered: Offered) -> list[Visit]:
-    """Two requests with one prompt run, and one of them leaves."""
+    """Some requests with one prompt run, and the first of them leaves, perhaps others, too."""
     prompt = rng.choice((_USUAL_PROMPT, min(offered.long_prompt, 2 * offered.chunk)))
     leave = rng.choice((Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2))), Leave(at=2)))
     first = Visit(prompt=prompt, answer=32, leave=leave)
-    second = Visit(at=_small(rng), repeats=0, prompt=prompt, answer=32)
-    return [first, second]
+    others = [
+        Visit(
+            at=_small(rng),
+            repeats=0,
+            prompt=prompt,
+            answer=32,
+            leave=rng.choice((None, None, leave)),
+        )
+        for _ in range(rng.choice((1, 1, 2, 3)))
+    ]
+    return [first, *others]
 
 
 @theme
 def pressure(rng: random.Random, offered: Offered) -> list[Visit]:
-    """Long requests take the memory, so that some are preempted; then some leave."""
-    count = min(_MOST_BURST, offered.crowd)
-    prompt = max(_USUAL_PROMPT, offered.long_prompt // rng.choice((1, 2, 4)))
+    """Long requests take the memory, so that some are preempted; then some leave, perhaps while
+    they stand still."""
+    prompt = offered.long_prompt // rng.choice((1, 2, 4))
+    if offered.filling_prompt is not None:
+        prompt = int(offered.filling_prompt * rng.choice((0.5, 0.9, 0.95)))
     visits = []
-    for _ in range(count):
-        leave = None if rng.random() < 0.4 else Leave(at=rng.choice((1, 8, 40)))
-        visits.append(Visit(prompt=prompt, answer=48, leave=leave))
+    for _ in range(min(_MOST_BURST, offered.crowd)):
+        leave = rng.choice(
+            (
+                None,
+                None,
+                Leave(at=rng.choice((1, 8, 40))),
+                Leave(phase=Phase.SENT, at=rng.uniform(0, 60)),
+                Leave(phase=Phase.SENT, at=rng.uniform(60, 200)),
+            )
+        )
+        answer = rng.choice((48, offered.long_answer))
+        visits.append(Visit(prompt=max(_USUAL_PROMPT, prompt), answer=answer, leave=leave))
     return visits
 
 
@@ -222,10 +311,10 @@ def queued(rng: random.Random, offered: Offered) -> list[Visit]:
 
 
 @theme
-def whole(rng: random.Random, _: Offered) -> list[Visit]:
-    """Answers in one piece, which no client sees before they are over."""
+def whole(rng: random.Random, offered: Offered) -> list[Visit]:
+    """Answers in one piece, which no client sees before they are over; some may wait for a slot."""
     leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 5, 20)))
-    count = rng.choice((1, 2, 4))
+    count = rng.choice((1, 2, 4, min(offered.crowd + 2, _MOST_BURST)))
     return [Visit(delivery=Delivery.UNARY, answer=48, leave=leave) for _ in range(count)]
 
 

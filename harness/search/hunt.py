@@ -6,11 +6,16 @@ small (harness/search/shrink.py). The smallest is played six times, and six time
 leaving: it is a finding if chance alone explains the difference with a probability of 5 % at most
 (Fisher's exact test). Without a command that starts the
 server afresh, each try begins when the server is at rest, and the hunt ends where it never is.
+
+What no schedule breaks alone may add up: after many schedules, and at the end, the hunt looks at
+what they have left behind. Such a thing, and what one schedule broke and does not break alone on a
+fresh server, is followed by playing all of them again.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -18,21 +23,21 @@ import msgspec
 from harness.conform.bystanders import chance_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
+from harness.search.broken import Broken, Violation
 from harness.search.grammar import Offered, draw
-from harness.search.invariants import Broken, Violation
 from harness.search.schedule import Schedule, seen_in
 from harness.search.shrink import shrink
-from harness.search.words import sentence_of
+from harness.search.words import sentence_of, sentence_of_many
 from harness.store.search_result import Rate, SearchFinding
 
 _REPEATS: Final = 3  # of a schedule that broke an invariant, and of the same without leaves
 _LAST_REPEATS: Final = 6  # of the smallest, likewise
 _PLAYS: Final = 5  # of a schedule that is given, until it breaks something
 _CHANCE: Final = 0.05  # above it, that it comes more often with leaves may be chance
+_MANY: Final = 24  # schedules after which the hunt looks at what adds up
 _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
 _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
-_SEEDS: Final = 1_000_003  # between the schedules of one seed and the next
 _UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
 
 
@@ -43,6 +48,8 @@ class Tries(Protocol):
     def is_fresh(self) -> bool: ...
     def broken_by(self, schedule: Schedule) -> list[Violation]: ...
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
+    def added_up(self) -> list[Violation]: ...
+    def added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None: ...
     def refresh(self) -> None: ...
     def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]: ...
 
@@ -66,6 +73,7 @@ class Hunt:
         self._began_s = self._until_s = clock_s()
         self._findings: list[SearchFinding] = []
         self._same_without = Counter[Broken]()
+        self._since: list[Schedule] = []  # played since a fresh start, or since the last look back
 
     def run(self, offered: Offered, *, seed: int, seconds: float, themes: Iterable[str]) -> str:
         """Why it ended."""
@@ -73,8 +81,11 @@ class Hunt:
         names, number = list(themes), 0
         try:
             while self._clock_s() < self._until_s:
-                self._hunt(draw(seed * _SEEDS + number, offered, names))
+                self._hunt(draw(seed, number, offered, names))
                 number += 1
+                if len(self._since) >= _MANY:
+                    self._look_back()
+            self._look_back()
         except CannotDecideError as error:
             return str(error)
         return "the time was up"
@@ -88,9 +99,11 @@ class Hunt:
                 tries += 1
                 if self._hunt(schedule):
                     return f"the schedule broke something in play {tries}"
+            self._look_back()
         except CannotDecideError as error:
             return str(error)
-        return f"the schedule broke nothing in {quantity(tries, 'plays')}"
+        what = "something, but not at once," if self._findings else "nothing"
+        return f"the schedule broke {what} in {quantity(tries, 'plays')}"
 
     def _hunt(self, schedule: Schedule) -> bool:
         """Whether it broke something. Raises CannotDecideError if the server is of no more use."""
@@ -104,13 +117,42 @@ class Hunt:
             self._follow(schedule, new[0])
         if violations:
             self._trial.refresh()
+            self._since.clear()
+        else:
+            self._since.append(schedule)
         return bool(violations)
+
+    def _look_back(self) -> None:
+        """At what adds up. Raises CannotDecideError like `_hunt`."""
+        since, self._since = self._since, []
+        if not since:
+            return
+        self._doing(f"what {quantity(len(since), 'schedules')} have left behind")
+        for violation in self._trial.added_up():
+            self._played_many(since, violation)
+
+    def _played_many(self, since: Sequence[Schedule], violation: Violation) -> None:
+        known = [one for one in self._findings if one.is_sure and one.broken == violation.broken]
+        if known:
+            known[0].seen_again += 1
+            self._found(known[0])
+            return
+        finding = self._begin(since[-1], violation)
+        self._describe_many(finding, since, violation)
+        if violation.broken is Broken.MEMORY and not self._trial.is_fresh:
+            finding.rate, finding.is_sure = Rate(1, 1), True  # nothing can be tried any more
+            finding.took_s = self._clock_s() - self._began_s - finding.after_s
+            self._found(finding)
+            return
+        with self._reporting(finding):
+            self._follow_many(finding, since, violation.broken)
+        self._trial.refresh()
 
     def _is_known(self, violation: Violation, schedule: Schedule) -> bool:
         """An earlier finding broke the same, and each leave in it is in this schedule, too."""
         within = set(seen_in(schedule))
         for one in self._findings:
-            leaves = set(seen_in(msgspec.convert(one.schedule, Schedule)))
+            leaves = _leaves_of(one)
             is_same = one.is_sure and one.broken == violation.broken
             if is_same and leaves and contains(within, leaves):
                 one.seen_again += 1
@@ -121,16 +163,81 @@ class Hunt:
     def _follow(self, drawn: Schedule, violation: Violation) -> None:
         """What is known is reported at each step: the server may be of no more use at the next."""
         finding = self._begin(drawn, violation)
-        try:
+        with self._reporting(finding):
             self._make_sure(finding, drawn, violation.broken)
+            if not finding.rate.hits and self._since:
+                self._follow_many(finding, [*self._since, drawn], violation.broken)
+
+    @contextmanager
+    def _reporting(self, finding: SearchFinding) -> Iterator[None]:
+        try:
+            yield
         except CannotDecideError:
-            is_for_good = violation.broken in _FOR_GOOD and not self._trial.is_fresh
+            is_for_good = finding.broken in _FOR_GOOD and not self._trial.is_fresh
             if is_for_good and not finding.rate.tries:
                 finding.rate, finding.is_sure = Rate(1, 1), True
             raise
         finally:
             finding.took_s = self._clock_s() - self._began_s - finding.after_s
             self._found(finding)
+
+    def _follow_many(
+        self, finding: SearchFinding, schedules: Sequence[Schedule], broken: Broken
+    ) -> None:
+        """Played again one after the other; the same with nobody leaving; then fewer of them."""
+        until_s = self._clock_s() + _FOLLOW_S
+        rate, seen = self._rate_of_many(schedules, broken, until_s)
+        if seen is None:
+            return
+        staying = [one.staying() for one in schedules]
+        control, _ = self._rate_of_many(staying, broken, until_s)
+        finding.rate, finding.control = rate, control
+        finding.is_sure = _is_no_chance(rate, control)
+        if not finding.is_sure:
+            return
+        schedules, seen = self._fewer(schedules, broken, seen, until_s)
+        self._describe_many(finding, schedules, seen)
+        if len(schedules) == 1:
+            self._make_sure(finding, schedules[0], broken)
+        if not finding.is_sure and not finding.is_repeat:  # one alone breaks it too seldom
+            finding.rate, finding.control, finding.is_sure = rate, control, True
+
+    def _rate_of_many(
+        self, schedules: Sequence[Schedule], broken: Broken, until_s: float
+    ) -> tuple[Rate, Violation | None]:
+        seen = [
+            self._added_by(broken, schedules) for _ in range(_REPEATS) if self._clock_s() < until_s
+        ]
+        hits = [one for one in seen if one is not None]
+        return Rate(len(hits), len(seen)), hits[-1] if hits else None
+
+    def _fewer(
+        self, schedules: Sequence[Schedule], broken: Broken, seen: Violation, until_s: float
+    ) -> tuple[Sequence[Schedule], Violation]:
+        """One of the halves, as long as it breaks the invariant, too."""
+        while len(schedules) > 1 and self._clock_s() < until_s:
+            middle = len(schedules) // 2
+            for half in (schedules[:middle], schedules[middle:]):
+                if (found := self._added_by(broken, half)) is not None:
+                    schedules, seen = half, found
+                    break
+            else:
+                break
+        return schedules, seen
+
+    def _added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None:
+        self._doing(f"{broken}: {quantity(len(schedules), 'schedules')}, once more")
+        return self._trial.added_by(broken, schedules)
+
+    def _describe_many(
+        self, finding: SearchFinding, schedules: Sequence[Schedule], seen: Violation
+    ) -> None:
+        if len(schedules) == 1:
+            self._describe(finding, schedules[0], seen)
+            return
+        finding.said, finding.evidence = seen.said, seen.evidence
+        finding.sentence = sentence_of_many(schedules, seen)
+        finding.schedule, finding.wire, finding.in_a_row = {}, {}, len(schedules)
 
     def _begin(self, drawn: Schedule, violation: Violation) -> SearchFinding:
         finding = SearchFinding(
@@ -154,7 +261,7 @@ class Hunt:
     def _describe(self, finding: SearchFinding, schedule: Schedule, seen: Violation) -> None:
         finding.said, finding.evidence = seen.said, seen.evidence
         finding.sentence = sentence_of(schedule, seen)
-        finding.schedule = msgspec.to_builtins(schedule)
+        finding.schedule, finding.in_a_row = msgspec.to_builtins(schedule), 1
         finding.wire = self._trial.as_requests(schedule, seen.broken)
 
     def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
@@ -179,19 +286,15 @@ class Hunt:
             return
         self._describe(finding, small, seen)
         finding.control, _ = self._rate(small.staying(), broken, _LAST_REPEATS)
-        hits = rate.hits + finding.control.hits
-        chance = chance_of(rate.hits, rate.tries, of_all=hits, among=2 * rate.tries)
-        finding.is_sure = chance <= _CHANCE
+        finding.is_sure = _is_no_chance(rate, finding.control)
         if finding.is_sure and self._is_old(finding):
             finding.is_sure, finding.is_repeat = False, True
 
     def _is_old(self, finding: SearchFinding) -> bool:
         """An earlier finding has the same leaves."""
-        leaves = set(seen_in(msgspec.convert(finding.schedule, Schedule)))
+        leaves = _leaves_of(finding)
         return any(
-            one.is_sure
-            and one.broken == finding.broken
-            and set(seen_in(msgspec.convert(one.schedule, Schedule))) == leaves
+            one.is_sure and one.broken == finding.broken and _leaves_of(one) == leaves
             for one in self._findings
             if one is not finding
         )
@@ -207,6 +310,18 @@ class Hunt:
     def _breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self._doing(f"{broken}: {len(schedule.visits)} visits, once more")
         return self._trial.breach_of(broken, schedule)
+
+
+def _is_no_chance(rate: Rate, control: Rate) -> bool:
+    hits, tries = rate.hits + control.hits, rate.tries + control.tries
+    return chance_of(rate.hits, rate.tries, of_all=hits, among=tries) <= _CHANCE
+
+
+def _leaves_of(finding: SearchFinding) -> set[tuple[str, str, str]]:
+    """Of its smallest schedule, if there is one."""
+    if not finding.schedule:
+        return set()
+    return set(seen_in(msgspec.convert(finding.schedule, Schedule)))
 
 
 def contains(drawn: set[tuple[str, str, str]], smallest: set[tuple[str, str, str]]) -> bool:

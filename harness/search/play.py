@@ -12,7 +12,7 @@ from harness.conform.bench import Bench
 from harness.conform.bystanders import start_greedy
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
-from harness.records import RequestRow
+from harness.records import RequestRow, Way
 from harness.search.requests import spec_of, text_of
 from harness.search.schedule import Leave, Phase, Schedule
 
@@ -94,6 +94,8 @@ class _Player:
             self._await(self.stream, visit.leave)
             self.stream.leave(visit.leave.way)
             bench.pause(0)
+            if visit.leave.way is Way.CANCEL:  # what follows may have the same id
+                self.stream.join(bench.settle_s)
 
     def _await(self, stream: LiveStream, leave: Leave) -> None:
         bench, visit = self._bench, self._visit

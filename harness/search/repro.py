@@ -69,7 +69,7 @@ def issue_text(finding: SearchFinding, result: SearchResult) -> str:
         "",
         "Start the server afresh, then:",
         "",
-        f"    python3 {REPRO} {result.target.url}",
+        f"    {_how(finding, result)}",
         "",
         "## What was expected",
         "",
@@ -78,6 +78,14 @@ def issue_text(finding: SearchFinding, result: SearchResult) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _how(finding: SearchFinding, result: SearchResult) -> str:
+    if finding.wire:
+        return f"python3 {REPRO} {result.target.url}"
+    if finding.schedule:
+        return f"walkaway search --target {result.target.url} --schedule schedule.json"
+    return f"walkaway search --target {result.target.url} --seed {result.seed}"
 
 
 def _title(finding: SearchFinding) -> str:

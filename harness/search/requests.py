@@ -63,7 +63,7 @@ def spec_of(bench: Bench, visit: Visit, number: int, *, request_id: str = "") ->
     path = usual if visit.route is None else route(usual, visit.route)
     return RequestSpec(
         user=number + 1,
-        role=Role.USER if visit.leave is not None else Role.CHECK,
+        role=_role(visit),
         max_tokens=visit.answer,
         prompt_tokens=visit.prompt,
         n=visit.n,
@@ -73,6 +73,18 @@ def spec_of(bench: Bench, visit: Visit, number: int, *, request_id: str = "") ->
         body=body_of(visit, path, bench.asked.adapter) or None,
         request_id=request_id,
     )
+
+
+def is_greedy(visit: Visit) -> bool:
+    """Its text says something: it is one answer, and nobody draws its words."""
+    return visit.n == 1 and Feature.SAMPLED not in visit.features
+
+
+def _role(visit: Visit) -> Role:
+    """Of a canary the text is kept."""
+    if visit.leave is not None:
+        return Role.USER
+    return Role.CANARY if is_greedy(visit) else Role.CHECK
 
 
 def text_of(bench: Bench, schedule: Schedule, number: int) -> str:
@@ -114,6 +126,7 @@ def find_offered(bench: Bench) -> Offered:
         features=frozenset(features),
         ways=ways_of(bench.session.plan.target),
         fan_out=fan_out,
+        filling_prompt=bench.capacity.prompt_tokens or None,
     )
 
 

@@ -166,8 +166,9 @@ class Search:
         self.result.findings = sorted([*others, finding], key=lambda one: one.number)
         place = self.folder.path / finding.folder
         place.mkdir(exist_ok=True)
-        schedule = msgspec.json.format(msgspec.json.encode(finding.schedule), indent=2)
-        (place / "schedule.json").write_bytes(schedule + b"\n")
+        if finding.schedule:
+            schedule = msgspec.json.format(msgspec.json.encode(finding.schedule), indent=2)
+            (place / "schedule.json").write_bytes(schedule + b"\n")
         write_repro(place, finding, self.result)
         self.result.write(self.folder.path)
         if finding.took_s and finding.number not in self._shown:

@@ -1,14 +1,15 @@
 """One try of a schedule on the live server, and the server made as it was at the beginning."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from harness.client.wire_log import WireLog
 from harness.conform.bench import Bench
 from harness.experiments.outcome import CannotDecideError
-from harness.search.invariants import Broken, Invariants, Violation
+from harness.search.broken import ADDS_UP, Broken, Violation
+from harness.search.invariants import Invariants
 from harness.search.keeper import ServerKeeper
 from harness.search.play import Played, play
 from harness.search.schedule import Schedule
@@ -58,7 +59,26 @@ class Trial:
         self._keep_log(has_broken=found is not None)
         return found
 
+    def added_up(self) -> list[Violation]:
+        """Since the server was started afresh, or since the last call."""
+        found = self._invariants.added_up()
+        self._invariants.begin_many()
+        return found
+
+    def added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None:
+        """Of this invariant, when these are played one after the other on a server as at the
+        beginning. Raises CannotDecideError."""
+        self.refresh()
+        look = Broken.HELD if broken in ADDS_UP else broken
+        for schedule in schedules:
+            found = self._invariants.breach_of(look, self._play(schedule))
+            if found is not None and look is broken:
+                self._keep_log(has_broken=True)
+                return found
+        return next((one for one in self.added_up() if one.broken is broken), None)
+
     def _play(self, schedule: Schedule) -> Played:
+        self._invariants.before()
         self._wire.begin(self._folder / _TRY_LOG)
         try:
             return play(self._bench, schedule)

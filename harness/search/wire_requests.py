@@ -7,7 +7,7 @@ from harness.client.exchange import StreamClient
 from harness.client.session import canary_prompt
 from harness.conform.bench import Bench
 from harness.records import Delivery, Role, Way
-from harness.search.invariants import Broken
+from harness.search.broken import Broken
 from harness.search.play import BYSTANDER_TOKENS, longest_of
 from harness.search.requests import spec_of, text_of
 from harness.search.schedule import Phase, Schedule, Visit

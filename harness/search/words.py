@@ -1,10 +1,11 @@
 """A schedule and what it breaks, in words: the sentence that a maintainer needs."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from harness.formatting import quantity
 from harness.records import Delivery, Way
-from harness.search.invariants import Violation
+from harness.search.broken import Violation
 from harness.search.schedule import Feature, Leave, Phase, Schedule, Visit
 
 _WAYS: Final = {
@@ -36,6 +37,15 @@ def sentence_of(schedule: Schedule, violation: Violation) -> str:
         some = quantity(schedule.bystanders, "greedy streams")
         stays = f", while {some} {'runs' if schedule.bystanders == 1 else 'run'} to the end"
     return f"{said[0].upper()}{said[1:]}{stays}; then: {violation.said}."
+
+
+def sentence_of_many(schedules: Sequence[Schedule], violation: Violation) -> str:
+    requests = sum(len(one.visits) for one in schedules)
+    leaves = sum(len(one.leaves) for one in schedules)
+    return (
+        f"{quantity(len(schedules), 'schedules')} in a row, with {requests} requests, {leaves} of "
+        f"them left by their clients; none of them shows it alone. Then: {violation.said}."
+    )
 
 
 def _visit(visit: Visit, number: int) -> str:

@@ -24,11 +24,11 @@ class Rate(msgspec.Struct, frozen=True):
 class SearchFinding(msgspec.Struct, kw_only=True):
     """An invariant that a schedule breaks. `is_sure`: it comes more often than where nobody leaves.
     `is_repeat`: an earlier finding has the same leaves. `broken`: which one; `said`: what was seen
-    the last time. `schedule`: the smallest that breaks it; `drawn_visits`: of the one that was
-    drawn. `rate`: of the smallest; `control`: of the same visits when nobody leaves. `wire`: the
-    smallest schedule as HTTP requests, for repro.py; empty where no plain client can show it.
-    `seen_again`: later schedules that contain it and broke the same. `after_s`: since the search
-    began."""
+    the last time. `schedule`: the smallest that breaks it; empty if it takes several `in_a_row`,
+    none of which breaks it alone. `drawn_visits`: of the one that was drawn. `rate`: of the
+    smallest; `control`: of the same visits when nobody leaves. `wire`: the smallest schedule as
+    HTTP requests, for repro.py; empty where no plain client can show it. `seen_again`: later
+    schedules that contain it and broke the same. `after_s`: since the search began."""
 
     number: int
     broken: str
@@ -38,6 +38,7 @@ class SearchFinding(msgspec.Struct, kw_only=True):
     seed: int
     drawn_visits: int
     schedule: dict[str, Any]
+    in_a_row: int = 1
     wire: dict[str, Any] = {}
     rate: Rate
     control: Rate

@@ -1,16 +1,17 @@
 """What the hunt makes of a schedule that breaks something: its rate, its control, its size."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
 
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Way
+from harness.search.broken import Broken, Violation
 from harness.search.grammar import Offered
 from harness.search.hunt import Hunt
-from harness.search.invariants import Broken, Violation
 from harness.search.schedule import Schedule
 from harness.store.search_result import SearchFinding
 
@@ -27,12 +28,14 @@ Wrong = Callable[[Schedule], bool]
 
 
 class MadeUpServer:
-    """It holds a slot after a schedule that is `wrong`. Each try takes a second."""
+    """It holds a slot after a schedule that is `wrong`, and has grown when as many clients as
+    `grows_after` have left since its start. Each try takes a second."""
 
     is_fresh = True
 
-    def __init__(self, wrong: Wrong) -> None:
-        self.wrong = wrong
+    def __init__(self, wrong: Wrong, grows_after: float = inf) -> None:
+        self.wrong, self.grows_after = wrong, grows_after
+        self.left = 0
         self.now_s = 0.0
         self.starts = 0
 
@@ -41,6 +44,7 @@ class MadeUpServer:
 
     def broken_by(self, schedule: Schedule) -> list[Violation]:
         self.now_s += 1
+        self.left += len(schedule.leaves)
         held = Violation(broken=Broken.HELD, said="1 of 4 slots is still held")
         return [held] if self.wrong(schedule) else []
 
@@ -49,15 +53,31 @@ class MadeUpServer:
         found = self.broken_by(schedule)
         return found[0] if found and found[0].broken is broken else None
 
+    def added_up(self) -> list[Violation]:
+        self.now_s += 1
+        grows = Violation(broken=Broken.GROWS, said="the server's process has 40 MB more")
+        return [grows] if self.left >= self.grows_after else []
+
+    def added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None:
+        self.refresh()
+        for schedule in schedules:
+            found = self.broken_by(schedule)
+            if found and found[0].broken is broken:
+                return found[0]
+        return next((one for one in self.added_up() if one.broken is broken), None)
+
     def refresh(self) -> None:
         self.starts += 1
+        self.left = 0
 
     def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
         return {"requests": len(schedule.visits)}
 
 
-def hunted(wrong: Wrong, seconds: float = 300) -> tuple[list[SearchFinding], MadeUpServer]:
-    server, found = MadeUpServer(wrong), dict[int, SearchFinding]()
+def hunted(
+    wrong: Wrong, seconds: float = 300, **server_is: float
+) -> tuple[list[SearchFinding], MadeUpServer]:
+    server, found = MadeUpServer(wrong, **server_is), dict[int, SearchFinding]()
 
     def note(finding: SearchFinding) -> None:
         found[finding.number] = finding
@@ -141,3 +161,35 @@ def test_what_is_known_is_kept_when_the_server_is_of_no_more_use() -> None:
     )
     assert hunt.run(OFFERED, seed=1, seconds=300, themes=()) == "it does not start any more"
     assert [(str(one.rate), one.is_sure) for one in found.values()] == [("3 of 3", False)]
+
+
+def test_what_adds_up_over_many_schedules_is_found_without_a_small_one() -> None:
+    found, _ = hunted(lambda _: False, 30, grows_after=40)
+    (one,) = found
+    assert (one.broken, one.is_sure) == ("grows", True)
+    assert (str(one.rate), str(one.control)) == ("3 of 3", "0 of 3")
+    assert 1 < one.in_a_row <= 24
+    assert not one.schedule
+    assert "in a row" in one.sentence
+
+
+def test_what_grows_without_leaves_is_no_finding() -> None:
+    found, _ = hunted(lambda _: False, 30, grows_after=0)
+    assert [one.is_sure for one in found] == [False]
+
+
+def test_a_slot_in_twenty_leaves_is_found_though_no_schedule_alone_loses_one() -> None:
+    """The schedule that met the twentieth leave breaks nothing on a fresh server."""
+    server, found = MadeUpServer(lambda _: False), dict[int, SearchFinding]()
+    server.wrong = lambda schedule: server.left // 20 > (server.left - len(schedule.leaves)) // 20
+    hunt = Hunt(
+        server,
+        found=lambda one: found.update({one.number: one}),
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=200, themes=())
+    sure = [one for one in found.values() if one.is_sure]
+    assert sure
+    assert any(one.in_a_row > 1 or len(one.schedule["visits"]) >= 20 for one in sure)

@@ -7,7 +7,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.records import Delivery, Way
-from harness.search.grammar import THEMES, Offered, draw
+from harness.search.grammar import THEMES, Offered, draw, habits_of
 from harness.search.schedule import (
     Feature,
     Leave,
@@ -40,11 +40,11 @@ POOR = Offered(
 
 @pytest.mark.parametrize("offered", [OFFERED, POOR])
 def test_what_is_drawn_is_right_and_asks_for_nothing_that_is_not_offered(offered: Offered) -> None:
-    for seed in range(300):
-        schedule = draw(seed, offered)
+    for number in range(300):
+        schedule = draw(7, number, offered)
         schedule.check()
         again = msgspec.json.decode(msgspec.json.encode(schedule), type=Schedule)
-        assert again == schedule == draw(seed, offered)
+        assert again == schedule == draw(7, number, offered)
         for one in schedule.visits:
             assert set(one.features) <= offered.features
             assert one.n <= offered.fan_out
@@ -55,9 +55,25 @@ def test_what_is_drawn_is_right_and_asks_for_nothing_that_is_not_offered(offered
 
 def test_each_theme_is_drawn_and_can_be_asked_for_alone() -> None:
     for name in THEMES:
-        assert draw(1, OFFERED, [name]).leaves or draw(2, OFFERED, [name]).leaves, name
-    alone = draw(1, OFFERED, ["alone"])
+        assert any(draw(1, number, OFFERED, [name]).leaves for number in range(3)), name
+    alone = draw(1, 0, OFFERED, ["alone"])
     assert [one.after for one in alone.visits] == [None, 0]
+
+
+def test_each_theme_meets_each_habit_before_any_pair_comes_again() -> None:
+    """A way to leave, and leaving as the last token is made."""
+    count = len(THEMES) * len(habits_of(OFFERED))
+    drawn = [draw(3, number, OFFERED) for number in range(count)]
+    met = [
+        one
+        for schedule in drawn
+        for one in schedule.leaves
+        if one.way is Way.RST and one.phase is Phase.LAST
+    ]
+    assert met
+    themes_alone = [draw(3, number, OFFERED, ["last-token"]) for number in range(count)]
+    covered = {name for schedule in themes_alone for _, _, name in seen_in(schedule)}
+    assert covered >= {"chat", "schema", "n", "shared"}
 
 
 SCHEDULE = Schedule(

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from harness.records import Outcome
-from harness.search.invariants import Broken, of_visit
+from harness.search.answers import of_visit
+from harness.search.broken import Broken
 from harness.search.schedule import Leave, Visit
 from tests.made_up.rows import request_row
 

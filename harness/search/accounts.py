@@ -1,0 +1,162 @@
+"""The server's own account at rest: its gauges read as before, and its counters do not lie."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from harness.conform.bench import Bench
+from harness.conform.cases.counts import how_ended
+from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.records import Delivery, RequestRow, Way
+from harness.search.broken import Broken, Violation
+from harness.search.play import Played
+from harness.search.schedule import Visit
+
+_REQUEST_GAUGES: Final = ("running", "waiting")  # blocks that a cache keeps are no leak
+_LONGEST_LATE_S: Final = 45.0  # some servers write their gauges twice a minute when they are idle
+_POLL_S: Final = 0.1
+_STILL_TO_COME: Final = 64  # tokens of an answer that was surely left in its middle
+_LEAVES: Final = (Way.FIN, Way.RST, Way.CANCEL)  # that no server can take for a slow reader
+Values = Mapping[str, float]
+
+
+class Gauges:
+    """`late_s`: how long after the last answer they read as on the idle server."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._rest: dict[str, float] = {}
+        self.late_s = 0.0
+
+    def learn(self) -> None:
+        """Right after answers have ended."""
+        began_s = time.monotonic()
+        self._rest = self._read_until(lambda now: not any(now.values()), _LONGEST_LATE_S)
+        self.late_s = time.monotonic() - began_s
+
+    def broken(self) -> Violation | None:
+        rest, longest_s = self._rest, max(self._bench.settle_s, 2 * self.late_s)
+        if not rest:
+            return None
+        now = self._read_until(
+            lambda now: all(0 <= now.get(role, 0) <= value for role, value in rest.items()),
+            longest_s,
+        )
+        wrong = {role: is_ for role, is_ in now.items() if not 0 <= is_ <= rest.get(role, is_)}
+        if not wrong:
+            return None
+        said = "; ".join(
+            f"the gauge `{role}` was {rest.get(role, 0):g} and reads {value:g} at rest"
+            for role, value in wrong.items()
+        )
+        return Violation(broken=Broken.GAUGES, said=said, evidence=wrong)
+
+    def _read_until(self, is_final: Callable[[Values], bool], longest_s: float) -> dict[str, float]:
+        until_s = time.monotonic() + longest_s
+        while (now := self._read()) and not is_final(now) and time.monotonic() < until_s:
+            self._bench.pause(_POLL_S)
+        return now
+
+    def _read(self) -> dict[str, float]:
+        with suppress(CannotDecideError, RefusedError):
+            now = self._bench.pages.counters()
+            return {role: now[role] for role in _REQUEST_GAUGES if role in now}
+        return {}
+
+
+class Counts(NamedTuple):
+    """By how much counters moved; None: the server has no such counter, or it is known to lie.
+    `well`: requests that ended well."""
+
+    aborted: float | None = None
+    well: float | None = None
+    generated: float | None = None
+
+
+class Counters:
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._before: Counts | None = None
+
+    def begin(self) -> None:
+        """Before a schedule."""
+        self._before = self._read()
+
+    def broken(self, played: Played) -> Violation | None:
+        """When nothing runs any more, and before anything else is asked."""
+        before, after = self._before, self._read()
+        self._before = None
+        if before is None or after is None:
+            return None
+        moved = Counts(
+            *(
+                None if one is None or other is None else other - one
+                for one, other in zip(before, after, strict=True)
+            )
+        )
+        if (said := wrong_counts(moved, played)) is None:
+            return None
+        evidence = {name: value for name, value in moved._asdict().items() if value is not None}
+        return Violation(broken=Broken.COUNTERS, said=said, evidence=evidence)
+
+    def _read(self) -> Counts | None:
+        pages, target = self._bench.pages, self._bench.session.plan.target
+        if len(pages.judged) != 1 or target.disconnect != "cancel":
+            return None
+        with suppress(CannotDecideError, RefusedError):
+            known, samples = pages.counters(), pages.samples()
+            exact = {
+                role: value
+                for role, value in known.items()
+                if target.metrics[role].trust.startswith("exact")
+            }
+            ended = target.metrics.get("ended")
+            well = [
+                one.value
+                for one in samples
+                if ended is not None
+                and one.name == ended.name
+                and how_ended(one.name, json.loads(one.labels)) == "well"
+            ]
+            has_ended = "ended" in exact
+            return Counts(
+                exact.get("aborted"),
+                sum(well) if has_ended else None,
+                exact.get("generated_tokens") if target.continuous_usage else None,
+            )
+        return None
+
+
+def wrong_counts(moved: Counts, played: Played) -> str | None:
+    """What cannot be, in words. A request that leaves before its first token, or as its last is
+    made, may be counted either way."""
+    pairs = list(zip(played.schedule.visits, played.visits, strict=True))
+    sure = [visit for visit, row in pairs if left_in_the_middle(visit, row)]
+    left = sum(visit.n for visit, row in pairs if visit.leave or row is None)
+    answers = sum(visit.n for visit, _ in pairs) + len(played.bystanders)
+    if moved.aborted is not None and not len(sure) <= moved.aborted <= left:
+        return (
+            f"{moved.aborted:g} requests are counted as aborted, though "
+            f"{len(played.schedule.leaves)} clients left, {len(sure)} in the middle of an answer"
+        )
+    most = answers - sum(visit.n for visit in sure)
+    if moved.well is not None and moved.well > most:
+        return (
+            f"{moved.well:g} answers are counted as whole, though {len(sure)} of {answers} were "
+            "left in the middle"
+        )
+    rows = [row for row in (*played.visits, *played.bystanders) if row is not None]
+    read = sum(row.tokens_read for row in rows)
+    if moved.generated is not None and moved.generated < read:
+        return f"{moved.generated:g} tokens are counted as generated, and clients read {read}"
+    return None
+
+
+def left_in_the_middle(visit: Visit, row: RequestRow | None) -> bool:
+    """Between two tokens, with some of each answer still to come."""
+    if row is None or row.abandoned_ns is None or visit.delivery is Delivery.UNARY:
+        return False
+    is_clear = visit.leave is not None and visit.leave.way in _LEAVES
+    return is_clear and 0 < row.tokens_read <= row.max_tokens - _STILL_TO_COME

@@ -1,0 +1,36 @@
+"""Which invariant is broken, and what was seen of it."""
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Broken(StrEnum):
+    """The worst first."""
+
+    DEAD = "dead"
+    WEDGED = "wedged"
+    LOST = "lost"  # slots, or requests by a gauge, after every answer must have ended
+    HELD = "held"  # the same after the settle time
+    CUT = "cut"  # an answer whose client stays
+    HUNG = "hung"
+    TEXT = "text"
+    LENGTH = "length"
+    MEMORY = "memory"  # for KV: fewer contexts fit
+    GAUGES = "gauges"
+    COUNTERS = "counters"
+    LOG = "log"
+    HANDLES = "handles"
+    GROWS = "grows"  # the memory of the process
+    SLOW = "slow"
+
+
+# Looked at after many schedules: each takes long, or says nothing after one.
+ADDS_UP = (Broken.MEMORY, Broken.GROWS)
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    broken: Broken
+    said: str
+    evidence: dict[str, Any] = {}
