@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from harness.commands.app import result_flag, server_flag, typed_variables
+from harness.commands.app import JsonResult, server_flag, typed_variables
 from harness.commands.conform import Adapter, Pid, Slots
 from harness.commands.run import (
     ApiKeyEnv,
@@ -52,7 +52,6 @@ ScheduleFile = Annotated[
     _search("--schedule", metavar="FILE", help="Play this schedule instead of drawing any."),
 ]
 Seed = Annotated[int, _search(metavar="N", min=0, help="Draws all schedules.")]
-Json = Annotated[bool, result_flag("--json", help="Print search.json.")]
 
 
 def search(  # noqa: PLR0913  one argument a flag
@@ -75,7 +74,7 @@ def search(  # noqa: PLR0913  one argument a flag
     only: Only = None,
     schedule: ScheduleFile = None,
     out: Out = None,
-    as_json: Json = False,
+    as_json: JsonResult = False,
     quiet: Quiet = False,
 ) -> None:
     """Search for cancellation bugs: random clients who leave, and what must hold afterwards.
@@ -92,7 +91,7 @@ def search(  # noqa: PLR0913  one argument a flag
     from harness.run.progress import ProgressConsole, choose_progress
     from harness.run.recognition import OWN
     from harness.search.schedule import read_schedule
-    from harness.search.search import SearchConfig
+    from harness.search.search import SearchConfig, without_secrets
     from harness.search.search import search as run_search
     from harness.store.search_result import SEARCH_FILE
 
@@ -116,7 +115,7 @@ def search(  # noqa: PLR0913  one argument a flag
         schedule=None if schedule is None else read_schedule(schedule),
         out=out,
         names_kind=engine is not None or target is None,
-        command=[*typed_variables(), *typed_command(header or [])],
+        command=[*typed_variables(), *without_secrets(typed_command(header or []), restart)],
     )
     show = SearchTerminal(Console(stderr=as_json), is_quiet=quiet)
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)

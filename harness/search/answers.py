@@ -120,7 +120,8 @@ class Texts:
         bench = self._bench
         with suppress(CannotDecideError):
             spec = spec_of(bench, schedule.visits[number], number)
-            return bench.ask(spec, text_of(bench, schedule, number)).answer
+            row = bench.ask(spec, text_of(bench, schedule, number))
+            return row.answer if row.outcome is Outcome.COMPLETED else None
         return None
 
 

@@ -1,7 +1,7 @@
 """Which invariant is broken, and what was seen of it."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,3 +34,11 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     broken: Broken
     said: str
     evidence: dict[str, Any] = {}
+
+
+class Added(NamedTuple):
+    """What was seen of one invariant when schedules were played in a row, and after which of them,
+    counted from 1."""
+
+    seen: Violation | None
+    after: int

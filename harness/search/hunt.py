@@ -23,7 +23,7 @@ import msgspec
 from harness.conform.bystanders import chance_of
 from harness.experiments.outcome import CannotDecideError
 from harness.formatting import quantity
-from harness.search.broken import Broken, Violation
+from harness.search.broken import ADDS_UP, Added, Broken, Violation
 from harness.search.grammar import Offered, draw
 from harness.search.schedule import Schedule, seen_in
 from harness.search.shrink import shrink
@@ -37,6 +37,7 @@ _CHANCE: Final = 0.05  # above it, that it comes more often with leaves may be c
 _MANY: Final = 24  # schedules after which the hunt looks at what adds up
 _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
 _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
+_FOLLOW_MANY_S: Final = 900.0  # for what adds up
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
 
@@ -49,7 +50,9 @@ class Tries(Protocol):
     def broken_by(self, schedule: Schedule) -> list[Violation]: ...
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
     def added_up(self) -> list[Violation]: ...
-    def added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None: ...
+    def added_by(
+        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
+    ) -> Added: ...
     def refresh(self) -> None: ...
     def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]: ...
 
@@ -76,37 +79,31 @@ class Hunt:
         self._since: list[Schedule] = []  # played since a fresh start, or since the last look back
 
     def run(self, offered: Offered, *, seed: int, seconds: float, themes: Iterable[str]) -> str:
-        """Why it ended."""
+        """Why it ended. Raises CannotDecideError if the server is of no more use."""
         self._until_s = self._began_s + seconds
         names, number = list(themes), 0
-        try:
-            while self._clock_s() < self._until_s:
-                self._hunt(draw(seed, number, offered, names))
-                number += 1
-                if len(self._since) >= _MANY:
-                    self._look_back()
-            self._look_back()
-        except CannotDecideError as error:
-            return str(error)
+        while self._clock_s() < self._until_s:
+            self._hunt(draw(seed, number, offered, names))
+            number += 1
+            if len(self._since) >= _MANY:
+                self._look_back()
+        self._look_back()
         return "the time was up"
 
     def run_one(self, schedule: Schedule, *, seconds: float) -> str:
         """The same for a schedule that is given: it is played until it breaks something."""
         self._until_s = self._began_s + seconds
         tries = 0
-        try:
-            while tries < _PLAYS and self._clock_s() < self._until_s:
-                tries += 1
-                if self._hunt(schedule):
-                    return f"the schedule broke something in play {tries}"
-            self._look_back()
-        except CannotDecideError as error:
-            return str(error)
+        while tries < _PLAYS and self._clock_s() < self._until_s:
+            tries += 1
+            if self._hunt(schedule):
+                return f"the schedule broke something in play {tries}"
+        self._look_back()
         what = "something, but not at once," if self._findings else "nothing"
         return f"the schedule broke {what} in {quantity(tries, 'plays')}"
 
     def _hunt(self, schedule: Schedule) -> bool:
-        """Whether it broke something. Raises CannotDecideError if the server is of no more use."""
+        """Whether it broke something."""
         self._doing(f"{len(schedule.visits)} visits")
         violations = self._trial.broken_by(schedule)
         if self._same_without[Broken.TEXT] >= _UNSTABLE:
@@ -123,7 +120,7 @@ class Hunt:
         return bool(violations)
 
     def _look_back(self) -> None:
-        """At what adds up. Raises CannotDecideError like `_hunt`."""
+        """At what adds up."""
         since, self._since = self._since, []
         if not since:
             return
@@ -184,50 +181,55 @@ class Hunt:
     def _follow_many(
         self, finding: SearchFinding, schedules: Sequence[Schedule], broken: Broken
     ) -> None:
-        """Played again one after the other; the same with nobody leaving; then fewer of them."""
-        until_s = self._clock_s() + _FOLLOW_S
-        rate, seen = self._rate_of_many(schedules, broken, until_s)
-        if seen is None:
+        """Played again one after the other; the same with nobody leaving; then fewer of them. What
+        is seen as soon as it is there gets twice as many: it may have been near before."""
+        until_s = self._clock_s() + _FOLLOW_MANY_S
+        row = schedules if broken in ADDS_UP else [*schedules, *schedules]
+        rate, last = self._rate_of_many(row, broken, until_s)
+        if last is None:
             return
-        staying = [one.staying() for one in schedules]
-        control, _ = self._rate_of_many(staying, broken, until_s)
+        control, _ = self._rate_of_many([one.staying() for one in row], broken, until_s)
         finding.rate, finding.control = rate, control
         finding.is_sure = _is_no_chance(rate, control)
         if not finding.is_sure:
             return
-        schedules, seen = self._fewer(schedules, broken, seen, until_s)
-        self._describe_many(finding, schedules, seen)
-        if len(schedules) == 1:
-            self._make_sure(finding, schedules[0], broken)
+        assert last.seen is not None
+        row, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
+        self._describe_many(finding, row, seen)
+        if len(row) == 1:
+            self._make_sure(finding, row[0], broken)
         if not finding.is_sure and not finding.is_repeat:  # one alone breaks it too seldom
             finding.rate, finding.control, finding.is_sure = rate, control, True
 
     def _rate_of_many(
         self, schedules: Sequence[Schedule], broken: Broken, until_s: float
-    ) -> tuple[Rate, Violation | None]:
-        seen = [
+    ) -> tuple[Rate, Added | None]:
+        """The hit that took longest, too."""
+        tries = [
             self._added_by(broken, schedules) for _ in range(_REPEATS) if self._clock_s() < until_s
         ]
-        hits = [one for one in seen if one is not None]
-        return Rate(len(hits), len(seen)), hits[-1] if hits else None
+        hits = [one for one in tries if one.seen is not None]
+        return Rate(len(hits), len(tries)), max(hits, key=_after, default=None)
 
     def _fewer(
-        self, schedules: Sequence[Schedule], broken: Broken, seen: Violation, until_s: float
+        self, row: Sequence[Schedule], broken: Broken, seen: Violation, until_s: float
     ) -> tuple[Sequence[Schedule], Violation]:
         """One of the halves, as long as it breaks the invariant, too."""
-        while len(schedules) > 1 and self._clock_s() < until_s:
-            middle = len(schedules) // 2
-            for half in (schedules[:middle], schedules[middle:]):
-                if (found := self._added_by(broken, half)) is not None:
-                    schedules, seen = half, found
+        while len(row) > 1 and self._clock_s() < until_s:
+            middle = len(row) // 2
+            for half in (row[:middle], row[middle:]):
+                if (found := self._added_by(broken, half).seen) is not None:
+                    row, seen = half, found
                     break
             else:
                 break
-        return schedules, seen
+        return row, seen
 
-    def _added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None:
-        self._doing(f"{broken}: {quantity(len(schedules), 'schedules')}, once more")
-        return self._trial.added_by(broken, schedules)
+    def _added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Added:
+        def doing(what: str) -> None:
+            self._doing(f"{broken}: {what}, once more")
+
+        return self._trial.added_by(broken, schedules, doing)
 
     def _describe_many(
         self, finding: SearchFinding, schedules: Sequence[Schedule], seen: Violation
@@ -310,6 +312,10 @@ class Hunt:
     def _breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self._doing(f"{broken}: {len(schedule.visits)} visits, once more")
         return self._trial.breach_of(broken, schedule)
+
+
+def _after(one: Added) -> int:
+    return one.after
 
 
 def _is_no_chance(rate: Rate, control: Rate) -> bool:

@@ -1,5 +1,6 @@
 """A search from its flags to search.json: the side that makes no load."""
 
+import re
 import shlex
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness.client.wire_log import masked, secrets_of
+from harness.client.wire_log import MASK, masked, secrets_of
 from harness.conform.config import OWN_ENGINE
 from harness.conform.contact import Contact, JudgedConfig, this_machine
 from harness.errors import ConfigError, InterruptedRunError, TargetError, in_words
@@ -36,10 +37,14 @@ from harness.store.search_result import SearchFinding, SearchResult
 from harness.workload.workload import why_unspoken
 
 _POLL_S: Final = 0.1
-_SPARE_S: Final = 900.0  # beyond the search's time: a finding is followed to its end
+_SPARE_S: Final = 1800.0  # beyond the search's time: a finding is followed to its end
 _EXIT_FOUND: Final = 3
 _SILENT_S: Final = 2 * READY_S  # without a report of the load process
 _QUIT_S: Final = 2 * TERMINATE_S  # it ends the server first
+_SECRET_VALUE: Final = re.compile(
+    r"(?i)((?:authorization|cookie|key|password|secret|token)(?:\s*[=:]\s*|\s+)(?:Bearer\s+)?)"
+    r"(?!-)(\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,17 @@ class SearchConfig(JudgedConfig):
         return words
 
 
+def without_secrets(typed: Sequence[str], restart: str | None) -> list[str]:
+    """The command line for search.json, without the secrets in the command of --restart."""
+    hidden = open_words(restart or "")
+    return [one.replace(restart, hidden) if restart else one for one in typed]
+
+
+def open_words(command: str) -> str:
+    """The values of variables and flags whose names speak of a secret are masked."""
+    return _SECRET_VALUE.sub(rf"\1{MASK}", command)
+
+
 class Show(Protocol):
     """Learns of the search while it lasts."""
 
@@ -116,9 +132,9 @@ class Search:
         self._finish(began_s)
         if self.interruption.requested:
             return InterruptedRunError(f"interrupted; what was found is in {self.folder.path}")
-        if self._failure is not None:
+        if self._failure is not None and not (self._is_over and self.result.exit_code):
             return TargetError(masked(self._failure, self.secrets))
-        return None
+        return None  # also if the server is of no more use because of what was found
 
     def _follow(self, child: Child, began_s: float) -> None:
         until_s = began_s + self.order.seconds + _SPARE_S
@@ -293,7 +309,7 @@ class Starting:
         place = check_host(config.target_url, is_allowed=config.loads_any_host)
         if listens(place):
             return False
-        self.progress.phase(f"starting the server: {shlex.join(command)}")
+        self.progress.phase(f"starting the server: {open_words(config.restart or '')}")
         try:
             child = Child("server", command, self.folder.log("server"))
         except OSError as error:
@@ -302,6 +318,11 @@ class Starting:
         until_s = time.monotonic() + READY_S
         while not listens(place):
             self.interruption.check(" while the server was starting")
-            if child.wait(_POLL_S) or time.monotonic() > until_s:  # a command may return
-                raise TargetError(f"the server did not come up:\n{child.tail()}")
+            code = child.wait(_POLL_S)
+            if code == 0:  # it has started a server elsewhere, and returned
+                self.interruption.pause(_POLL_S)
+            elif code is not None:
+                raise TargetError(f"--restart: the command ended with code {code}\n{child.tail()}")
+            if time.monotonic() > until_s:
+                raise TargetError(f"--restart: no server answers for {READY_S:g} s\n{child.tail()}")
         return True

@@ -8,12 +8,13 @@ from typing import Any, Final
 from harness.client.wire_log import WireLog
 from harness.conform.bench import Bench
 from harness.experiments.outcome import CannotDecideError
-from harness.search.broken import ADDS_UP, Broken, Violation
+from harness.search.broken import ADDS_UP, Added, Broken, Violation
 from harness.search.invariants import Invariants
 from harness.search.keeper import ServerKeeper
 from harness.search.play import Played, play
 from harness.search.schedule import Schedule
 from harness.search.wire_requests import wire_of
+from harness.store.conform_result import Aftermath
 
 BREACH_LOG: Final = "breach.jsonl"  # of the latest try that broke something
 _TRY_LOG: Final = "try.jsonl"
@@ -65,17 +66,21 @@ class Trial:
         self._invariants.begin_many()
         return found
 
-    def added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None:
-        """Of this invariant, when these are played one after the other on a server as at the
-        beginning. Raises CannotDecideError."""
+    def added_by(
+        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
+    ) -> Added:
+        """When these are played one after the other on a server as at the beginning; `doing` gets
+        which. Raises CannotDecideError."""
         self.refresh()
         look = Broken.HELD if broken in ADDS_UP else broken
-        for schedule in schedules:
+        for number, schedule in enumerate(schedules, start=1):
+            doing(f"schedule {number} of {len(schedules)}")
             found = self._invariants.breach_of(look, self._play(schedule))
             if found is not None and look is broken:
                 self._keep_log(has_broken=True)
-                return found
-        return next((one for one in self.added_up() if one.broken is broken), None)
+                return Added(found, number)
+        added = (one for one in self.added_up() if one.broken is broken)
+        return Added(next(added, None), len(schedules))
 
     def _play(self, schedule: Schedule) -> Played:
         self._invariants.before()
@@ -97,10 +102,14 @@ class Trial:
             bench.forget()
             bench.forget_ghosts()
         elif not bench.serves():
-            raise CannotDecideError(f"the server no longer serves: {_AFRESH}")
+            raise CannotDecideError(self._why_unserved())
         else:
             self._wait_for_rest()
         self._invariants.begin()
+
+    def _why_unserved(self) -> str:
+        aftermath, why = self._bench.cleaning.aftermath_of_refusals()
+        return why if aftermath is Aftermath.REFUSING else f"the server no longer serves: {_AFRESH}"
 
     def _wait_for_rest(self) -> None:
         bench, until_s = self._bench, self._clock_s() + _REST_S

@@ -6,10 +6,11 @@ from math import inf
 from typing import Any
 
 import msgspec
+import pytest
 
 from harness.experiments.outcome import CannotDecideError
 from harness.records import Way
-from harness.search.broken import Broken, Violation
+from harness.search.broken import Added, Broken, Violation
 from harness.search.grammar import Offered
 from harness.search.hunt import Hunt
 from harness.search.schedule import Schedule
@@ -58,13 +59,16 @@ class MadeUpServer:
         grows = Violation(broken=Broken.GROWS, said="the server's process has 40 MB more")
         return [grows] if self.left >= self.grows_after else []
 
-    def added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Violation | None:
+    def added_by(
+        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
+    ) -> Added:
         self.refresh()
-        for schedule in schedules:
+        for number, schedule in enumerate(schedules, start=1):
             found = self.broken_by(schedule)
             if found and found[0].broken is broken:
-                return found[0]
-        return next((one for one in self.added_up() if one.broken is broken), None)
+                return Added(found[0], number)
+        added = (one for one in self.added_up() if one.broken is broken)
+        return Added(next(added, None), len(schedules))
 
     def refresh(self) -> None:
         self.starts += 1
@@ -159,7 +163,8 @@ def test_what_is_known_is_kept_when_the_server_is_of_no_more_use() -> None:
         doing=lambda _: None,
         clock_s=server.clock_s,
     )
-    assert hunt.run(OFFERED, seed=1, seconds=300, themes=()) == "it does not start any more"
+    with pytest.raises(CannotDecideError, match="does not start any more"):
+        hunt.run(OFFERED, seed=1, seconds=300, themes=())
     assert [(str(one.rate), one.is_sure) for one in found.values()] == [("3 of 3", False)]
 
 
