@@ -233,7 +233,7 @@ def fan_out(rng: random.Random, offered: Offered) -> list[Visit]:
 def again(rng: random.Random, offered: Offered) -> list[Visit]:
     """The same prompt comes again right after it was left, perhaps under the same id, several times
     over."""
-    prompt = rng.choice((_USUAL_PROMPT, min(offered.long_prompt, offered.chunk)))
+    prompt = rng.choice((_USUAL_PROMPT, offered.chunk, offered.long_prompt))
     leave = rng.choice((Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2))), Leave(at=3)))
     is_same = rng.random() < 0.5
     visits = [Visit(prompt=prompt, leave=leave)]

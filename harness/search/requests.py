@@ -13,7 +13,7 @@ from harness.conform.cases.silences import tool_call
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.records import Outcome, Role, Way
 from harness.search.grammar import Offered
-from harness.search.schedule import MOST_ANSWER, MOST_PROMPT, Feature, Schedule, Visit
+from harness.search.schedule import MOST_ANSWER, Feature, Schedule, Visit
 from harness.workload.abandon import RequestSpec
 from harness.workload.prompts import prompt
 from harness.workload.target import Target
@@ -21,8 +21,9 @@ from harness.workload.target import Target
 _LOOK_TOKENS: Final = 4
 _FAN_OUTS: Final = (4, 2)  # answers to one request, the most first
 _CHUNK: Final = 256  # tokens, where nothing says how many a step computes
-_LONG: Final = 1024  # tokens of a prompt, where the context allows it
-_PARTS: Final = 8  # of the context that a long prompt takes at most
+_LONG: Final = 2048  # tokens of a prompt, where the context allows it
+_LONG_S: Final = 0.5  # that it takes at most, until its first token
+_LEAST: Final = 64
 _SCHEMA: Final = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "ages": {"type": "array"}},
@@ -116,18 +117,33 @@ def find_offered(bench: Bench) -> Offered:
     """Asks for each feature once."""
     facts = bench.facts
     features = {one for one in Feature if _is_taken(bench, Visit(features=(one,)))}
-    fan_out = next((n for n in _FAN_OUTS if _is_taken(bench, Visit(n=n), tokens=n + 1)), 1)
-    longest = MOST_PROMPT if facts.context is None else facts.context // _PARTS
+    more = _LOOK_TOKENS + 1  # than one answer has
+    fan_out = next((n for n in _FAN_OUTS if _is_taken(bench, Visit(n=n), tokens=more)), 1)
+    long_prompt = _long_prompt(bench)
     return Offered(
         slots=facts.slots if facts.can_fill else None,
-        chunk=min(_CHUNK, longest),
-        long_prompt=min(_LONG, longest),
+        chunk=min(_CHUNK, long_prompt),
+        long_prompt=long_prompt,
         long_answer=min(MOST_ANSWER, bench.patience.answer_tokens),
         features=frozenset(features),
         ways=ways_of(bench.session.plan.target),
         fan_out=fan_out,
         filling_prompt=bench.capacity.prompt_tokens or None,
     )
+
+
+def _long_prompt(bench: Bench) -> int:
+    """In tokens: of many chunks, if it can be, but quick enough to be asked for often."""
+    context = bench.facts.context
+    tokens = _LONG if context is None else min(_LONG, context // 2)
+    try:
+        row = bench.ask(bench.short(1, prompt_tokens=tokens))
+    except (CannotDecideError, RefusedError):
+        return _LEAST
+    if row.outcome is not Outcome.COMPLETED or row.first_token_ns is None:
+        return _LEAST
+    took_s = (row.first_token_ns - row.sent_ns) / 1e9
+    return max(_LEAST, min(tokens, int(tokens * _LONG_S / took_s)))
 
 
 def _is_taken(bench: Bench, visit: Visit, tokens: int = 1) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.records import Outcome
-from harness.search.answers import of_visit
+from harness.search.answers import of_visit, whose_words
 from harness.search.broken import Broken
 from harness.search.schedule import Leave, Visit
 from tests.made_up.rows import request_row
@@ -53,3 +53,11 @@ def test_only_a_client_that_stays_is_owed_an_end() -> None:
     assert of_visit(STAYS, None, can_refuse=False) is not None
     assert of_visit(LEAVES, None, can_refuse=False) is None
     assert broken(STAYS, outcome=Outcome.TIMED_OUT) is Broken.HUNG
+
+
+def test_words_of_another_are_named() -> None:
+    others = {"client 1": "the quick brown fox jumps", "client 2": "over the lazy dog"}
+    alone = "one two three four five"
+    assert whose_words("one two the quick brown fox", alone, others) == "client 1"
+    assert whose_words("one two nobody has said this", alone, others) is None
+    assert whose_words("one two the", alone, others) is None, "that may be chance"
