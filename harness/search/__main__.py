@@ -35,7 +35,7 @@ from harness.search.hunt import Hunt
 from harness.search.invariants import Invariants
 from harness.search.keeper import ServerKeeper, listens
 from harness.search.messages import SearchEvent, SearchRequest
-from harness.search.requests import find_offered, ways_of
+from harness.search.requests import check_taken, find_offered
 from harness.search.schedule import Schedule, seen_in
 from harness.search.trial import BREACH_LOG, Trial
 from harness.store.search_result import SearchFinding
@@ -129,7 +129,7 @@ def _search(
         doing=lambda what: report(SearchEvent(event="doing", doing=what)),
     )
     if order.schedule is not None:
-        _check_ways(order.schedule, session.plan)
+        check_taken(bench, order.schedule)
         why = hunt.run_one(order.schedule, seconds=order.seconds)
     else:
         offered = find_offered(bench)
@@ -147,16 +147,6 @@ def _bench(order: SearchRequest, session: LoadSession, known: Known, wire: WireL
     bench.held.learn_idle()
     bench.lets_wait(2)  # counts the places of its queue
     return bench
-
-
-def _check_ways(schedule: Schedule, plan: LoadPlan) -> None:
-    """Raises CannotDecideError for a way to leave that clients of this server do not have."""
-    known = ways_of(plan.target)
-    if wrong := [one.way for one in schedule.leaves if one.way not in known]:
-        raise CannotDecideError(
-            f"the schedule asks for the way {wrong[0]}, and clients of this server have "
-            f"{', '.join(known)}"
-        )
 
 
 def _answers(session: LoadSession) -> bool:

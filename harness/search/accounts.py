@@ -108,9 +108,9 @@ class Counters:
         with suppress(CannotDecideError, RefusedError):
             known, samples = pages.counters(), pages.samples()
             exact = {
-                role: value
-                for role, value in known.items()
-                if target.metrics[role].trust.startswith("exact")
+                role: known[role]
+                for role, source in target.metrics.items()
+                if role in known and source.trust.startswith("exact")
             }
             ended = target.metrics.get("ended")
             well = [

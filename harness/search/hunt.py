@@ -190,8 +190,8 @@ class Hunt:
             return
         control, _ = self._rate_of_many([one.staying() for one in row], broken, until_s)
         finding.rate, finding.control = rate, control
-        finding.is_sure = _is_no_chance(rate, control)
-        if not finding.is_sure:
+        finding.is_sure = is_sure = _is_no_chance(rate, control)
+        if not is_sure:
             return
         assert last.seen is not None
         row, seen = self._fewer(row[: last.after], broken, last.seen, until_s)

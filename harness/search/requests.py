@@ -132,6 +132,24 @@ def find_offered(bench: Bench) -> Offered:
     )
 
 
+def check_taken(bench: Bench, schedule: Schedule) -> None:
+    """Raises CannotDecideError for a schedule that clients of this server cannot play: then that
+    nothing breaks would say nothing."""
+    known = ways_of(bench.session.plan.target)
+    if wrong := [one.way for one in schedule.leaves if one.way not in known]:
+        raise CannotDecideError(
+            f"the schedule asks for the way {wrong[0]}, and clients of this server have "
+            f"{', '.join(known)}"
+        )
+    asked = sorted({feature for one in schedule.visits for feature in one.features})
+    if Feature.ADAPTER in asked and bench.asked.adapter is None:
+        raise CannotDecideError("the schedule asks for an adapter: name one (--adapter NAME)")
+    if refused := [one for one in asked if not _is_taken(bench, Visit(features=(one,)))]:
+        raise CannotDecideError(
+            f"the schedule asks for {', '.join(refused)}, which this server does not take"
+        )
+
+
 def _long_prompt(bench: Bench) -> int:
     """In tokens: of many chunks, if it can be, but quick enough to be asked for often."""
     context = bench.facts.context

@@ -152,7 +152,10 @@ def read_schedule(file: Path) -> Schedule:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{file}: is no schedule: {error}") from error
-    schedule.check()
+    try:
+        schedule.check()
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
     return schedule
 
 
