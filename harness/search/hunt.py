@@ -13,7 +13,7 @@ fresh server, is followed by playing all of them again.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
@@ -35,9 +35,13 @@ _LAST_REPEATS: Final = 6  # of the smallest, likewise
 _PLAYS: Final = 5  # of a schedule that is given, until it breaks something
 _CHANCE: Final = 0.05  # above it, that it comes more often with leaves may be chance
 _MANY: Final = 24  # schedules after which the hunt looks at what adds up
+_MOST: Final = 96  # that are played again to see it
+_LASTS: Final = (  # and so may add up
+    *(Broken.DEAD, Broken.WEDGED, Broken.LOST, Broken.HELD, Broken.GAUGES, Broken.HANDLES),
+)
 _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh start
 _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
-_FOLLOW_MANY_S: Final = 900.0  # for what adds up
+_FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
 
@@ -76,7 +80,8 @@ class Hunt:
         self._began_s = self._until_s = clock_s()
         self._findings: list[SearchFinding] = []
         self._same_without = Counter[Broken]()
-        self._since: list[Schedule] = []  # played since a fresh start, or since the last look back
+        self._since = deque[Schedule](maxlen=_MOST)  # played since a fresh start
+        self._followed_many = set[Broken]()
 
     def run(self, offered: Offered, *, seed: int, seconds: float, themes: Iterable[str]) -> str:
         """Why it ended. Raises CannotDecideError if the server is of no more use."""
@@ -85,7 +90,7 @@ class Hunt:
         while self._clock_s() < self._until_s:
             self._hunt(draw(seed, number, offered, names))
             number += 1
-            if len(self._since) >= _MANY:
+            if number % _MANY == 0:
                 self._look_back()
         self._look_back()
         return "the time was up"
@@ -121,18 +126,20 @@ class Hunt:
 
     def _look_back(self) -> None:
         """At what adds up."""
-        since, self._since = self._since, []
-        if not since:
+        if not self._since:
             return
-        self._doing(f"what {quantity(len(since), 'schedules')} have left behind")
-        for violation in self._trial.added_up():
-            self._played_many(since, violation)
+        self._doing(f"what {quantity(len(self._since), 'schedules')} have left behind")
+        violations = self._trial.added_up()
+        for violation in violations:
+            self._played_many(list(self._since), violation)
+        if violations:
+            self._trial.refresh()
+            self._since.clear()
 
     def _played_many(self, since: Sequence[Schedule], violation: Violation) -> None:
-        known = [one for one in self._findings if one.is_sure and one.broken == violation.broken]
-        if known:
-            known[0].seen_again += 1
-            self._found(known[0])
+        if known := next((one for one in self._findings if one.broken == violation.broken), None):
+            known.seen_again += known.is_sure
+            self._found(known)
             return
         finding = self._begin(since[-1], violation)
         self._describe_many(finding, since, violation)
@@ -143,7 +150,6 @@ class Hunt:
             return
         with self._reporting(finding):
             self._follow_many(finding, since, violation.broken)
-        self._trial.refresh()
 
     def _is_known(self, violation: Violation, schedule: Schedule) -> bool:
         """An earlier finding broke the same, and each leave in it is in this schedule, too."""
@@ -162,7 +168,8 @@ class Hunt:
         finding = self._begin(drawn, violation)
         with self._reporting(finding):
             self._make_sure(finding, drawn, violation.broken)
-            if not finding.rate.hits and self._since:
+            is_first = violation.broken not in self._followed_many
+            if not finding.rate.hits and self._since and violation.broken in _LASTS and is_first:
                 self._follow_many(finding, [*self._since, drawn], violation.broken)
 
     @contextmanager
@@ -183,6 +190,7 @@ class Hunt:
     ) -> None:
         """Played again one after the other; the same with nobody leaving; then fewer of them. What
         is seen as soon as it is there gets twice as many: it may have been near before."""
+        self._followed_many.add(broken)
         until_s = self._clock_s() + _FOLLOW_MANY_S
         row = schedules if broken in ADDS_UP else [*schedules, *schedules]
         rate, last = self._rate_of_many(row, broken, until_s)

@@ -35,7 +35,7 @@ _OF_ANSWERS: Final = (Broken.CUT, Broken.HUNG, Broken.LENGTH)
 
 class Invariants:
     """`learn` is called once, on the idle server; `begin` after each fresh start; `before` before
-    each schedule; `begin_many` before schedules after which is asked what adds up."""
+    each schedule."""
 
     def __init__(
         self,
@@ -61,9 +61,6 @@ class Invariants:
     def begin(self) -> None:
         self._process.begin()
 
-    def begin_many(self) -> None:
-        self._process.begin_growth()
-
     def before(self) -> None:
         self._counters.begin()
 
@@ -77,12 +74,16 @@ class Invariants:
     def breach_of(self, broken: Broken, played: Played) -> Violation | None:
         """Of this invariant alone: nothing is looked at that comes later."""
         found = next((one for one in self._found(played, broken) if one.broken is broken), None)
-        self._all_leave()
-        self._bench.forget()
+        self.end()
         return found
 
+    def end(self) -> None:
+        """Of a play, after which nothing is looked at."""
+        self._all_leave()
+        self._bench.forget()
+
     def added_up(self) -> list[Violation]:
-        """What many schedules have left behind: with each of them too little to be seen."""
+        """What schedules since `begin` have left behind, each too little to be seen."""
         found = [self._of_memory(), self._process.of_growth()]
         self._bench.forget()
         return [one for one in found if one is not None]

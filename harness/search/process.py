@@ -25,20 +25,13 @@ class Process:
 
     def __init__(self, pid: Callable[[], int | None], log: Path | None) -> None:
         self._pid, self._log = pid, log
-        self._handles: float | None = None
-        self._bytes: float | None = None
+        self._before: Used | None = None
         self._read_log = 0
 
     def begin(self) -> None:
         """After a fresh start."""
-        used = self._used()
-        self._handles = None if used is None else used.handles
+        self._before = self._used()
         self._read_log = 0 if self._log is None else _size_of(self._log)
-        self.begin_growth()
-
-    def begin_growth(self) -> None:
-        used = self._used()
-        self._bytes = None if used is None else used.bytes
 
     def _used(self) -> Used | None:
         with suppress(CannotDecideError):
@@ -47,24 +40,20 @@ class Process:
         return None
 
     def of_handles(self) -> Violation | None:
-        now, before = self._used(), self._handles
-        if now is None or before is None or now.handles <= before + _MORE_HANDLES:
+        now, before = self._used(), self._before
+        if now is None or before is None or now.handles <= before.handles + _MORE_HANDLES:
             return None
-        said = f"the server had {before:g} open files and sockets, and has {now.handles:g} at rest"
-        return Violation(
-            broken=Broken.HANDLES, said=said, evidence={"before": before, "now": now.handles}
-        )
+        evidence = {"before": before.handles, "now": now.handles}
+        said = "the server had {before:g} open files and sockets, and has {now:g} at rest"
+        return Violation(broken=Broken.HANDLES, said=said.format(**evidence), evidence=evidence)
 
     def of_growth(self) -> Violation | None:
-        """Since `begin_growth`."""
-        now, before = self._used(), self._bytes
-        if now is None or before is None or now.bytes <= before + _MORE_BYTES:
+        now, before = self._used(), self._before
+        if now is None or before is None or now.bytes <= before.bytes + _MORE_BYTES:
             return None
-        megabytes = (now.bytes - before) / 1e6
-        said = f"the server's process has {megabytes:.0f} MB more at rest than before"
-        return Violation(
-            broken=Broken.GROWS, said=said, evidence={"before": before, "now": now.bytes}
-        )
+        evidence = {"before": before.bytes, "now": now.bytes}
+        said = f"the server's process has {(now.bytes - before.bytes) / 1e6:.0f} MB more at rest"
+        return Violation(broken=Broken.GROWS, said=said, evidence=evidence)
 
     def of_log(self) -> Violation | None:
         """What stands in it since the last look."""

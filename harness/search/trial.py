@@ -61,10 +61,8 @@ class Trial:
         return found
 
     def added_up(self) -> list[Violation]:
-        """Since the server was started afresh, or since the last call."""
-        found = self._invariants.added_up()
-        self._invariants.begin_many()
-        return found
+        """Since the server was as at the beginning."""
+        return self._invariants.added_up()
 
     def added_by(
         self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
@@ -72,13 +70,15 @@ class Trial:
         """When these are played one after the other on a server as at the beginning; `doing` gets
         which. Raises CannotDecideError."""
         self.refresh()
-        look = Broken.HELD if broken in ADDS_UP else broken
         for number, schedule in enumerate(schedules, start=1):
             doing(f"schedule {number} of {len(schedules)}")
-            found = self._invariants.breach_of(look, self._play(schedule))
-            if found is not None and look is broken:
+            played = self._play(schedule)
+            if broken in ADDS_UP:
+                self._invariants.end()
+            elif (found := self._invariants.breach_of(broken, played)) is not None:
                 self._keep_log(has_broken=True)
                 return Added(found, number)
+        self._bench.pause(self._bench.settle_s)
         added = (one for one in self.added_up() if one.broken is broken)
         return Added(next(added, None), len(schedules))
 

@@ -51,7 +51,7 @@ class MadeUp:
         invariants: Any = SimpleNamespace(
             begin=lambda: self.acts.append("begin"),
             before=lambda: None,
-            begin_many=lambda: self.acts.append("begin many"),
+            end=lambda: None,
             breach_of=lambda *_: self.finds.pop(0) if self.finds else None,
             added_up=lambda: self.adds,
         )
@@ -130,7 +130,6 @@ def test_what_adds_up_is_looked_at_after_the_last_and_all_else_after_each(tmp_pa
     lost = Violation(broken=Broken.LOST, said="lost")
     made.finds = [None, lost]
     assert added(made, Broken.LOST, [SCHEDULE] * 3) == ("lost", 2)
-    made.finds = [Violation(broken=Broken.HELD, said="held")]
     made.adds = [Violation(broken=Broken.GROWS, said="grows")]
     assert added(made, Broken.GROWS, [SCHEDULE] * 3) == ("grows", 3)
     assert added(made, Broken.MEMORY, [SCHEDULE] * 3) == (None, 3)
