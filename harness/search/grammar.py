@@ -3,7 +3,7 @@
 Bugs of cancellation are races: two things meet in one step. So a schedule has one to three themes,
 each a few visits that meet somewhere: at a chunk's edge of a prefill, at the last token, at a slot
 that has just come free, at memory that has just run out. And most of its visits have a few habits
-in common: a feature, a way to leave, several answers. Two rare things would hardly ever meet if
+in common: a feature, several answers, a way to leave. Two rare things would hardly ever meet if
 each visit drew its own. Each theme meets each habit once before any of these pairs comes again.
 
 To add a theme: a function with `@theme`, and a row in docs/search.md. To add a habit: `habits_of`.
@@ -22,8 +22,9 @@ from harness.search.schedule import MOST_VISITS, ROUTES, Feature, Leave, Phase, 
 
 _USUAL_PROMPT: Final = 32  # tokens
 _RUNS_ON: Final = 0.7  # of the answers that are left: they would outlast the settle time
-_HAS_HABIT: Final = 0.75  # of the visits
-_IS_SAME: Final = 0.5  # of the visits that repeat a prompt: they repeat the whole request
+_HAVE_HABIT: Final = (1.0, 0.8, 0.5)  # of the visits of a schedule: all, most, or half
+_RETRIES: Final = 0.85  # of the visits that come again after a leave: the same request
+_TWINS: Final = 0.4  # of those that run beside one with the same prompt, likewise
 _MOST_BURST: Final = 16
 _SEEDS: Final = 1_000_003  # between the schedules of one seed and the next
 
@@ -77,7 +78,9 @@ def draw(seed: int, number: int, offered: Offered, themes: Collection[str] = ())
     for name in (first, *more):
         begins = rng.choice((0.0, 0.0, rng.uniform(0, 4), rng.uniform(4, 40)))
         visits = joined(visits, THEMES[name](rng, offered), begins)
+    way = rng.choice((offered.ways[0], *offered.ways))  # of most that leave
     chosen = [habit, *rng.sample(habits, k=min(len(habits), rng.choice((0, 1, 1, 2))))]
+    chosen.append(partial(_leaving_by, way))
     return Schedule(
         seed=seed * _SEEDS + number,
         visits=tuple(_spiced(rng, offered, visits[:MOST_VISITS], chosen)),
@@ -107,9 +110,7 @@ def habits_of(offered: Offered) -> list[Habit]:
     for feature in sorted(offered.features):
         needs_chat = feature is Feature.TOOLS and Feature.CHAT in offered.features
         habits.append(partial(_with, (feature, Feature.CHAT) if needs_chat else (feature,)))
-    habits += [partial(_leaving_by, way) for way in offered.ways[1:]]
-    if offered.fan_out > 1:
-        habits.append(partial(_with_answers, offered.fan_out))
+    habits += [partial(_with_answers, n) for n in {2, offered.fan_out} if n <= offered.fan_out]
     return habits
 
 
@@ -149,13 +150,18 @@ def _spiced(
     """The habits, as most visits have them; mostly an answer that is long where its client leaves;
     and where a prompt is sent again, often the same request."""
     spiced = list[Visit]()
+    shares = [rng.choice(_HAVE_HABIT) for _ in habits]
     for visit in visits:
         one, leave = visit, visit.leave
+        if leave is not None and leave.phase in (Phase.TOKEN, Phase.LAST):
+            leave = msgspec.structs.replace(leave, late=_small(rng))  # else a step has just begun
+            one = msgspec.structs.replace(one, leave=leave)
         if leave is not None and leave.phase is not Phase.LAST and rng.random() < _RUNS_ON:
             one = msgspec.structs.replace(one, answer=offered.long_answer)
-        for habit in habits:
-            one = habit(one) if rng.random() < _HAS_HABIT else one
-        if one.repeats is not None and rng.random() < _IS_SAME:
+        for habit, share in zip(habits, shares, strict=True):
+            one = habit(one) if rng.random() < share else one
+        is_same = rng.random() < (_TWINS if one.after is None else _RETRIES)
+        if one.repeats is not None and is_same:
             first = spiced[one.repeats]
             one = msgspec.structs.replace(one, features=first.features, n=first.n)
         spiced.append(one)
@@ -234,11 +240,12 @@ def again(rng: random.Random, offered: Offered) -> list[Visit]:
     """The same prompt comes again right after it was left, perhaps under the same id, several times
     over."""
     prompt = rng.choice((_USUAL_PROMPT, offered.chunk, offered.long_prompt))
-    leave = rng.choice((Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2))), Leave(at=3)))
-    is_same = rng.random() < 0.5
+    leave = Leave(phase=Phase.SENT, at=rng.choice((0, 1, 2)))
+    leave = rng.choice((leave, leave, Leave(at=3)))
+    is_same = rng.random() < 0.7
     visits = [Visit(prompt=prompt, leave=leave)]
     for number in range(rng.choice((1, 2, 5))):
-        is_last = number and rng.random() < 0.5
+        stays = rng.random() < 0.5
         visits.append(
             Visit(
                 after=number,
@@ -247,7 +254,7 @@ def again(rng: random.Random, offered: Offered) -> list[Visit]:
                 same_id=is_same,
                 prompt=prompt,
                 answer=16,
-                leave=None if is_last else leave,
+                leave=None if stays else leave,
             )
         )
     return visits
@@ -267,31 +274,29 @@ def twins(rng: random.Random, offered: Offered) -> list[Visit]:
             answer=32,
             leave=rng.choice((None, None, leave)),
         )
-        for _ in range(rng.choice((1, 1, 2, 3)))
+        for _ in range(rng.choice((1, 2, 3)))
     ]
     return [first, *others]
 
 
 @theme
 def pressure(rng: random.Random, offered: Offered) -> list[Visit]:
-    """Long requests take the memory, so that some are preempted; then some leave, perhaps while
-    they stand still."""
+    """Long requests take the memory, so that some are preempted, mostly those that came last; then
+    some leave, perhaps while they stand still."""
     prompt = offered.long_prompt // rng.choice((1, 2, 4))
     if offered.filling_prompt is not None:
-        prompt = int(offered.filling_prompt * rng.choice((0.5, 0.9, 0.95)))
-    visits = []
-    for _ in range(min(_MOST_BURST, offered.crowd)):
-        leave = rng.choice(
-            (
-                None,
-                None,
-                Leave(at=rng.choice((1, 8, 40))),
-                Leave(phase=Phase.SENT, at=rng.uniform(0, 60)),
-                Leave(phase=Phase.SENT, at=rng.uniform(60, 200)),
-            )
+        prompt = int(offered.filling_prompt * rng.choice((0.8, 0.9, 1.0)))
+    prompt = max(_USUAL_PROMPT, prompt)
+    early = Leave(at=rng.choice((1, 8, 40)))
+    visits = [
+        Visit(prompt=prompt, answer=offered.long_answer, leave=rng.choice((*[None] * 5, early)))
+        for _ in range(min(_MOST_BURST, offered.crowd))
+    ]
+    late = Leave(phase=Phase.SENT, at=rng.uniform(0, offered.long_answer))
+    for number in range(-rng.choice((1, 1, 2)), 0):
+        visits[number] = msgspec.structs.replace(
+            visits[number], leave=rng.choice((late, late, early))
         )
-        answer = rng.choice((48, offered.long_answer))
-        visits.append(Visit(prompt=max(_USUAL_PROMPT, prompt), answer=answer, leave=leave))
     return visits
 
 

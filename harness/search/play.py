@@ -109,6 +109,8 @@ class _Player:
             case Phase.LAST:
                 whole = visit.n * visit.answer
                 stream.wait_tokens(max(1, whole - int(leave.at)), None)
+        if leave.late and not stream.has_ended:
+            bench.pause(leave.late * bench.step_s)
 
     def row(self, longest_s: float) -> RequestRow | None:
         """A client that left and reads on, or keeps its connection, is not waited for."""

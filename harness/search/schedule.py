@@ -56,11 +56,12 @@ _Steps = Annotated[float, msgspec.Meta(ge=0, le=MOST_STEPS)]
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`at`: from 0 on, in the unit of its phase."""
+    """`at`: from 0 on, in the unit of its phase; `late`: steps after that."""
 
     way: Way = Way.FIN
     phase: Phase = Phase.TOKEN
     at: _Steps = 1.0
+    late: _Steps = 0.0
 
 
 class Visit(
@@ -112,8 +113,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     raise ConfigError(
                         f"visit {number}: `{key}` is {other}; it must be an earlier visit"
                     )
-            if one.same_id and one.repeats is None:
-                raise ConfigError(f"visit {number}: `same_id` needs `repeats`, the visit it is of")
+            if one.same_id and (one.repeats is None or one.after is None):
+                raise ConfigError(
+                    f"visit {number}: `same_id` needs `repeats`, the visit whose id it is, and "
+                    "`after`: two requests under one id at once cannot be told apart"
+                )
 
     def without(self, gone: frozenset[int]) -> "Schedule":
         """Less these visits. What followed one of them comes at its own time; what repeated one of
@@ -136,12 +140,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _moved(visit: Visit, place: dict[int, int]) -> Visit:
     repeats = None if visit.repeats is None else place.get(visit.repeats)
-    return msgspec.structs.replace(
-        visit,
-        after=None if visit.after is None else place.get(visit.after),
-        repeats=repeats,
-        same_id=visit.same_id and repeats is not None,
-    )
+    after = None if visit.after is None else place.get(visit.after)
+    is_same = visit.same_id and repeats is not None and after is not None
+    return msgspec.structs.replace(visit, after=after, repeats=repeats, same_id=is_same)
 
 
 def read_schedule(file: Path) -> Schedule:

@@ -100,5 +100,7 @@ def _simpler(visit: Visit) -> Iterator[Visit]:
 def _simpler_leaves(leave: Leave) -> Iterator[Leave]:
     if leave.way is not Way.FIN:
         yield msgspec.structs.replace(leave, way=Way.FIN)
+    if leave.late:
+        yield msgspec.structs.replace(leave, late=0.0)
     if leave != (plain := Leave(way=leave.way)):
         yield plain

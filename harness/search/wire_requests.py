@@ -77,20 +77,23 @@ def _message(client: StreamClient, spec: RequestSpec, text: str) -> dict[str, An
 
 
 def _leave(bench: Bench, visit: Visit) -> dict[str, Any] | None:
-    """After a number of events with text, one for each token, or of seconds since the sending."""
+    """After a number of events with text, one for each token, or since the sending; and a number
+    of seconds."""
     leave = visit.leave
     if leave is None:
         return None
+    late_s = leave.late * bench.step_s
     way = _PLAIN_WAYS[leave.way]
     match leave.phase:
         case Phase.SENT:
-            return {"way": way, "after_s": round(leave.at * bench.step_s, 4)}
+            return {"way": way, "after_s": round(leave.at * bench.step_s + late_s, 4)}
         case Phase.PREFILL:
-            return {"way": way, "after_s": round(min(leave.at, 1.0) * bench.ttft_s, 4)}
+            after_s = min(leave.at, 1.0) * bench.ttft_s + late_s
+            return {"way": way, "after_s": round(after_s, 4)}
         case Phase.LAST:
             tokens = max(1, visit.n * visit.answer - int(leave.at))
         case _:
             tokens = max(1, int(leave.at))
     if visit.delivery is Delivery.UNARY:
-        return {"way": way, "after_s": round(tokens * bench.step_s, 4)}
-    return {"way": way, "after_events": tokens}
+        return {"way": way, "after_s": round(tokens * bench.step_s + late_s, 4)}
+    return {"way": way, "after_events": tokens, "after_s": round(late_s, 4)}

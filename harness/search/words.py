@@ -73,12 +73,14 @@ def _leave(leave: Leave | None) -> str:
     if leave is None:
         return "stays"
     act = _WAYS.get(leave.way, f"leaves ({leave.way})")
+    late = f" and {quantity(leave.late, 'steps')}" if leave.late else ""
     match leave.phase:
         case Phase.SENT:
-            return f"{act} {quantity(leave.at, 'steps')} after it asked"
+            return f"{act} {quantity(leave.at + leave.late, 'steps')} after it asked"
         case Phase.PREFILL:
-            return f"{act} at {leave.at:.0%} of the usual time to its first token"
+            return f"{act} at {leave.at:.0%} of the usual time to its first token{late}"
         case Phase.LAST:
-            return f"{act} with {quantity(leave.at, 'tokens')} to come"
+            then = f", {quantity(leave.late, 'steps')} later" if leave.late else ""
+            return f"{act} with {quantity(leave.at, 'tokens')} to come{then}"
         case _:
-            return f"{act} after {quantity(max(1, int(leave.at)), 'tokens')}"
+            return f"{act} after {quantity(max(1, int(leave.at)), 'tokens')}{late}"

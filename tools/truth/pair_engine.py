@@ -177,6 +177,8 @@ class PairEngine:
             if self.defect == "stop-last" and part.is_held:
                 self.lost_slots += 1
             return
+        if part not in self.waiting:  # another one took it along
+            return
         place = self.waiting.index(part)
         takes_next = self.defect == "priority-queued" and part.request.priority > 0
         del self.waiting[place : place + 1 + takes_next]

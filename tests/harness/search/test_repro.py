@@ -38,7 +38,12 @@ FINDING = SearchFinding(
         "short": request(30),
         "greedy": [],
         "requests": [
-            request(400, wait_s=0.0, after=None, leave={"way": "close", "after_events": 2})
+            request(
+                400,
+                wait_s=0.0,
+                after=None,
+                leave={"way": "close", "after_events": 2, "after_s": 0.0},
+            )
         ],
     },
     rate=Rate(5, 5),

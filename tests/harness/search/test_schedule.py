@@ -94,6 +94,13 @@ def test_what_followed_a_visit_that_is_gone_stands_alone() -> None:
     )
 
 
+def test_two_requests_under_one_id_are_never_asked_at_once() -> None:
+    again = Visit(after=1, repeats=0, same_id=True)
+    schedule = Schedule(seed=1, visits=(Visit(), Visit(after=0), again))
+    schedule.check()
+    assert not schedule.without(frozenset({1})).visits[1].same_id
+
+
 def test_nobody_leaves_the_control() -> None:
     assert SCHEDULE.staying().leaves == []
     assert len(SCHEDULE.staying().visits) == 3
