@@ -17,7 +17,8 @@ from harness.search.schedule import Visit
 _REQUEST_GAUGES: Final = ("running", "waiting")  # blocks that a cache keeps are no leak
 _LONGEST_LATE_S: Final = 45.0  # some servers write their gauges twice a minute when they are idle
 _POLL_S: Final = 0.1
-_STILL_TO_COME: Final = 64  # tokens of an answer that was surely left in its middle
+_STILL_TO_COME: Final = 64  # tokens of an answer that was surely not whole
+_QUICKER: Final = 2.0  # times the usual pace, which no server is
 _LEAVES: Final = (Way.FIN, Way.RST, Way.CANCEL)  # that no server can take for a slow reader
 Values = Mapping[str, float]
 
@@ -96,7 +97,7 @@ class Counters:
                 for one, other in zip(before, after, strict=True)
             )
         )
-        if (said := wrong_counts(moved, played)) is None:
+        if (said := wrong_counts(moved, played, self._bench.step_s)) is None:
             return None
         evidence = {name: value for name, value in moved._asdict().items() if value is not None}
         return Violation(broken=Broken.COUNTERS, said=said, evidence=evidence)
@@ -129,23 +130,24 @@ class Counters:
         return None
 
 
-def wrong_counts(moved: Counts, played: Played) -> str | None:
+def wrong_counts(moved: Counts, played: Played, step_s: float) -> str | None:
     """What cannot be, in words. A request that leaves before its first token, or as its last is
-    made, may be counted either way."""
+    made, may or may not be counted as aborted."""
     pairs = list(zip(played.schedule.visits, played.visits, strict=True))
-    sure = [visit for visit, row in pairs if left_in_the_middle(visit, row)]
+    cut_short = [(visit, row) for visit, row in pairs if is_cut_short(visit, row, step_s)]
+    sure = sum(row is not None and row.tokens_read > 0 for _, row in cut_short)
     left = sum(visit.n for visit, row in pairs if visit.leave or row is None)
     answers = sum(visit.n for visit, _ in pairs) + len(played.bystanders)
-    if moved.aborted is not None and not len(sure) <= moved.aborted <= left:
+    if moved.aborted is not None and not sure <= moved.aborted <= left:
         return (
             f"{moved.aborted:g} requests are counted as aborted, though "
-            f"{len(played.schedule.leaves)} clients left, {len(sure)} in the middle of an answer"
+            f"{len(played.schedule.leaves)} clients left, {sure} in the middle of an answer"
         )
-    most = answers - sum(visit.n for visit in sure)
-    if moved.well is not None and moved.well > most:
+    short = sum(visit.n for visit, _ in cut_short)
+    if moved.well is not None and moved.well > answers - short:
         return (
-            f"{moved.well:g} answers are counted as whole, though {len(sure)} of {answers} were "
-            "left in the middle"
+            f"{moved.well:g} answers are counted as whole, though {short} of {answers} were left "
+            "long before their end"
         )
     rows = [row for row in (*played.visits, *played.bystanders) if row is not None]
     read = sum(row.tokens_read for row in rows)
@@ -154,9 +156,11 @@ def wrong_counts(moved: Counts, played: Played) -> str | None:
     return None
 
 
-def left_in_the_middle(visit: Visit, row: RequestRow | None) -> bool:
-    """Between two tokens, with some of each answer still to come."""
-    if row is None or row.abandoned_ns is None or visit.delivery is Delivery.UNARY:
+def is_cut_short(visit: Visit, row: RequestRow | None, step_s: float) -> bool:
+    """Its client has left for good, with much of each answer still to come."""
+    if row is None or row.abandoned_ns is None or visit.leave is None:
         return False
-    is_clear = visit.leave is not None and visit.leave.way in _LEAVES
-    return is_clear and 0 < row.tokens_read <= row.max_tokens - _STILL_TO_COME
+    made: float = row.tokens_read
+    if visit.delivery is Delivery.UNARY:
+        made = _QUICKER * (row.abandoned_ns - row.sent_ns) / 1e9 / step_s
+    return visit.leave.way in _LEAVES and made <= row.max_tokens - _STILL_TO_COME

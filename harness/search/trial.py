@@ -114,13 +114,14 @@ class Trial:
     def _wait_for_rest(self) -> None:
         bench, until_s = self._bench, self._clock_s() + _REST_S
         while True:
+            may_end = bench.ghosts() > 0
             bench.cleaning.rest()
             running = bench.cleaning.running
             if running is None or not bench.facts.can_fill or running >= bench.slots:
                 return
-            if self._clock_s() > until_s:
+            if self._clock_s() > until_s or not may_end:
                 break
-            bench.pause(bench.settle_s / 2)
+            bench.pause(bench.settle_s)
         raise CannotDecideError(f"of {bench.slots} slots only {running} came back: {_AFRESH}")
 
     def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:

@@ -8,20 +8,21 @@ import pytest
 
 from harness.conform.bench import Bench
 from harness.records import Delivery, Outcome, RequestRow, Way
-from harness.search.accounts import Counts, Gauges, left_in_the_middle, wrong_counts
+from harness.search.accounts import Counts, Gauges, is_cut_short, wrong_counts
 from harness.search.play import Played
 from harness.search.schedule import Leave, Schedule, Visit
 from tests.made_up.rows import request_row
 
 LEAVES = Visit(answer=200, leave=Leave())
 STAYS = Visit(answer=8)
+STEP_S = 0.01
 
 
-def row(visit: Visit, *, tokens: int = 8, max_tokens: int | None = None) -> RequestRow:
+def row(visit: Visit, *, tokens: int = 8) -> RequestRow:
     outcome = Outcome.COMPLETED if visit.leave is None else Outcome.ABANDONED
     times = list(range(1, tokens + 1))
     one = request_row("r", sent_ns=0, ended_ns=900, outcome=outcome, token_times_ns=times)
-    one.max_tokens = max_tokens or visit.answer
+    one.max_tokens = visit.answer
     return one
 
 
@@ -35,38 +36,47 @@ def played(*visits: Visit) -> Played:
         (Counts(1, 2, 24), None),
         (Counts(0, 2, 24), "0 requests are counted as aborted, though 1 clients left, 1 in the"),
         (Counts(2, 2, 24), "2 requests are counted as aborted"),
-        (Counts(1, 3, 24), "3 answers are counted as whole, though 1 of 3 were left"),
+        (Counts(1, 3, 24), "3 answers are counted as whole, though 1 of 3 were left long"),
         (Counts(1, 2, 23), "23 tokens are counted as generated, and clients read 24"),
         (Counts(), None),
     ],
 )
 def test_counters_have_counted_what_happened(moved: Counts, wrong: str | None) -> None:
-    said = wrong_counts(moved, played(LEAVES, STAYS))
+    said = wrong_counts(moved, played(LEAVES, STAYS), STEP_S)
     assert said is wrong is None or (said or "").startswith(wrong or "-")
 
 
 @pytest.mark.parametrize("aborted", [0, 1])
 def test_a_leave_at_the_last_token_may_be_counted_either_way(aborted: int) -> None:
     last = Visit(answer=9, leave=Leave())
-    assert wrong_counts(Counts(aborted, 3 - aborted, 24), played(last, STAYS)) is None
+    assert wrong_counts(Counts(aborted, 3 - aborted, 24), played(last, STAYS), STEP_S) is None
+
+
+def test_what_leaves_before_its_first_token_is_not_whole_and_perhaps_not_aborted() -> None:
+    early = Played(Schedule(seed=1, visits=(LEAVES,)), [row(LEAVES, tokens=0)], [])
+    assert wrong_counts(Counts(0, 0), early, STEP_S) is None
+    assert wrong_counts(Counts(0, 1), early, STEP_S) is not None
 
 
 @pytest.mark.parametrize(
-    ("visit", "tokens", "is_sure"),
+    ("visit", "tokens", "after_steps", "is_short"),
     [
-        (LEAVES, 8, True),
-        (LEAVES, 0, False),
-        (LEAVES, 190, False),
-        (STAYS, 8, False),
-        (Visit(answer=200, leave=Leave(way=Way.STOP_READING)), 8, False),
-        (Visit(answer=200, leave=Leave(), delivery=Delivery.UNARY), 8, False),
+        (LEAVES, 8, 9, True),
+        (LEAVES, 190, 200, False),
+        (Visit(answer=200, leave=Leave(way=Way.STOP_READING)), 8, 9, False),
+        (Visit(answer=200, leave=Leave(), delivery=Delivery.UNARY), 0, 20, True),
+        (Visit(answer=200, leave=Leave(), delivery=Delivery.UNARY), 0, 190, False),
     ],
 )
-def test_which_leave_is_surely_in_the_middle(visit: Visit, tokens: int, is_sure: bool) -> None:
-    one = row(visit, tokens=tokens, max_tokens=200)
-    if visit is STAYS:
-        one.abandoned_ns = None
-    assert left_in_the_middle(visit, one) is is_sure
+def test_which_answer_is_surely_cut_short(
+    visit: Visit,
+    tokens: int,
+    after_steps: int,
+    is_short: bool,
+) -> None:
+    one = row(visit, tokens=tokens)
+    one.abandoned_ns = int(after_steps * STEP_S * 1e9)
+    assert is_cut_short(visit, one, STEP_S) is is_short
 
 
 def gauges_of(readings: Iterator[float], *, settle_s: float = 0.0) -> Gauges:

@@ -27,6 +27,7 @@ class MadeUp:
 
     def __init__(self, folder: Path, *, can_start: bool = False, **more: Any) -> None:
         self.running: list[int] = more.get("running", [4])
+        self.ghosts: int = more.get("ghosts", 1)
         self.serves: bool = more.get("serves", True)
         self.aftermath: tuple[Aftermath, str] = more.get("aftermath", (Aftermath.DEAD, ""))
         self.finds: list[Violation | None] = []
@@ -44,6 +45,7 @@ class MadeUp:
             slots=4,
             settle_s=10.0,
             pause=self._pause,
+            ghosts=lambda: self.ghosts,
             forget=lambda: None,
             forget_ghosts=lambda: None,
         )
@@ -97,6 +99,7 @@ def test_else_a_try_waits_until_all_slots_are_free(tmp_path: Path) -> None:
     ("server", "said"),
     [
         ({"running": [3]}, "of 4 slots only 3 came back"),
+        ({"running": [3], "ghosts": 0}, "of 4 slots only 3 came back"),
         ({"serves": False}, "the server no longer serves: a command"),
         (
             {"serves": False, "aftermath": (Aftermath.REFUSING, "it may limit how much is asked")},
