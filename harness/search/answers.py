@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
+from harness.client.live_stream import join_all
 from harness.conform.bench import Bench
-from harness.conform.bystanders import one_by_one
+from harness.conform.bystanders import one_by_one, start_greedy
 from harness.experiments.outcome import CannotDecideError
+from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
 from harness.search.broken import Broken, Violation
 from harness.search.play import BYSTANDER_TOKENS, Played
@@ -19,7 +21,8 @@ _MOST_BYSTANDERS: Final = 2
 _MOST_COMPARED: Final = 2  # visits of a schedule: each is asked for once more
 _NOT_TAKEN: Final = frozenset({400, 404, 405, 409, 413, 415, 422, 501})  # such a request
 _SHOWN: Final = 200  # characters
-_PIECE: Final = 12  # characters that nobody says by chance
+_CROWD: Final = 8
+_PIECE: Final = 24  # characters that nobody says by chance
 
 
 def of_visits(played: Played, *, can_refuse: bool) -> Iterator[Violation]:
@@ -60,11 +63,13 @@ def _wrong_length(visit: Visit, row: RequestRow) -> tuple[Broken, str] | None:
 
 class Texts:
     """Greedy answers, held to what the server says when nothing else runs. `learn` is called once,
-    on the idle server."""
+    on the idle server. Of a server whose texts depend on what else is in a step, as on many
+    devices, only another's words are a fault."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._alone: dict[int, str] = {}  # of the bystanders that repeat themselves
+        self._is_steady = True
 
     def learn(self) -> None:
         """Raises CannotDecideError if the server does not answer."""
@@ -75,8 +80,25 @@ class Texts:
         )
         looked = zip(numbers, first, second, strict=True)
         self._alone = {number: text for number, text, again in looked if text == again}
+        in_a_crowd = list(self._in_a_crowd())
+        self._is_steady = all(self._alone[number] == text for number, text in in_a_crowd)
+
+    def _in_a_crowd(self) -> Iterator[tuple[int, str]]:
+        """The same answers while others begin and end."""
+        bench, numbers = self._bench, list(self._alone)
+        more = max(0, bench.crowd(_CROWD) - len(numbers))
+        lengths = (BYSTANDER_TOKENS * part // (more + 1) for part in range(1, more + 1))
+        others = [bench.start(bench.short(max(1, tokens))) for tokens in lengths]
+        for number, stream in zip(
+            numbers, start_greedy(bench, numbers, BYSTANDER_TOKENS), strict=True
+        ):
+            row = stream.join(READY_S)
+            if row is not None and row.outcome is Outcome.COMPLETED:
+                yield number, row.answer or ""
+        join_all(others, READY_S)
 
     def of_bystanders(self, played: Played) -> Iterator[Violation]:
+        others = self._said(played.schedule)
         for number, row in enumerate(played.bystanders, start=1):
             if row is None or row.outcome is Outcome.TIMED_OUT:
                 yield Violation(broken=Broken.HUNG, said="a stream that stayed got no end")
@@ -86,7 +108,7 @@ class Texts:
                 said = f"a stream that stayed was cut: {row.error}"
                 yield Violation(broken=Broken.CUT, said=said)
             elif (seen := row.answer or "") != (alone := self._alone.get(number, seen)):
-                yield _another_text("a greedy stream that stayed", seen, alone, {})
+                yield from self._another("a greedy stream that stayed", seen, alone, others)
 
     def of_visits(self, played: Played) -> Iterator[Violation]:
         """Some that stayed are asked for again, alone; what shares its prompt with others first. A
@@ -109,12 +131,26 @@ class Texts:
             seen, alone = stayed[number], self._asked_alone(schedule, number)
             if alone in (None, seen) or self._asked_alone(schedule, number) != alone:
                 continue
-            others = {
-                f"client {other}": text_of(self._bench, schedule, other) + stayed.get(other, "")
-                for other in range(len(visits))
-                if other != number
-            }
-            yield _another_text(f"the greedy answer of client {number}", seen, alone or "", others)
+            others = self._said(schedule)
+            own = others.pop(f"client {number}")
+            what = f"the greedy answer of client {number}"
+            yield from self._another(what, seen, alone or "", others, own)
+
+    def _said(self, schedule: Schedule) -> dict[str, str]:
+        """What each client has said itself."""
+        numbers = range(len(schedule.visits))
+        return {f"client {one}": text_of(self._bench, schedule, one) for one in numbers}
+
+    def _another(
+        self, what: str, seen: str, alone: str, others: Mapping[str, str], own: str = ""
+    ) -> Iterator[Violation]:
+        said = f"{what} has not the text that it has alone"
+        if (whose := whose_words(seen, alone, others, own)) is not None:
+            said += f", but words of {whose}"
+        elif not self._is_steady:
+            return
+        evidence = {"alone": alone[:_SHOWN], "seen": seen[:_SHOWN]}
+        yield Violation(broken=Broken.TEXT, said=said, evidence=evidence)
 
     def _asked_alone(self, schedule: Schedule, number: int) -> str | None:
         bench = self._bench
@@ -125,19 +161,11 @@ class Texts:
         return None
 
 
-def _another_text(what: str, seen: str, alone: str, others: Mapping[str, str]) -> Violation:
-    said = f"{what} has not the text that it has alone"
-    if (whose := whose_words(seen, alone, others)) is not None:
-        said += f", but words of {whose}"
-    evidence = {"alone": alone[:_SHOWN], "seen": seen[:_SHOWN]}
-    return Violation(broken=Broken.TEXT, said=said, evidence=evidence)
-
-
-def whose_words(seen: str, alone: str, others: Mapping[str, str]) -> str | None:
-    """Who else asked or was answered with what stands where the two texts part."""
+def whose_words(seen: str, alone: str, others: Mapping[str, str], own: str = "") -> str | None:
+    """Who else said what stands where the two texts part. `own`: the client's own words."""
     pairs = zip(seen, alone, strict=False)
     same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(alone))
     piece = seen[same : same + _PIECE]
-    if len(piece) < _PIECE:
+    if len(piece) < _PIECE or piece in alone or piece in own:
         return None
     return next((name for name, text in others.items() if piece in text), None)

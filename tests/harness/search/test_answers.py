@@ -56,8 +56,10 @@ def test_only_a_client_that_stays_is_owed_an_end() -> None:
 
 
 def test_words_of_another_are_named() -> None:
-    others = {"client 1": "the quick brown fox jumps", "client 2": "over the lazy dog"}
+    fox = "the quick brown fox jumps over the lazy dog"
+    others = {"client 1": fox, "client 2": "something else"}
     alone = "one two three four five"
-    assert whose_words("one two the quick brown fox", alone, others) == "client 1"
-    assert whose_words("one two nobody has said this", alone, others) is None
-    assert whose_words("one two the", alone, others) is None, "that may be chance"
+    assert whose_words(f"one two {fox}", alone, others) == "client 1"
+    assert whose_words(f"one two {fox}", alone, others, own=fox) is None
+    assert whose_words("one two nobody has said anything like this", alone, others) is None
+    assert whose_words("one two the quick", alone, others) is None, "that may be chance"
