@@ -290,13 +290,15 @@ class Hunt:
             rate=finding.rate.hits / finding.rate.tries,
             go_on=lambda: self._clock_s() < until_s,
         )
-        rate, seen = self._rate(small, broken, _LAST_REPEATS)
-        finding.rate = rate
-        if seen is None:  # it comes so rarely that it was made too small by chance
-            return
-        self._describe(finding, small, seen)
-        finding.control, _ = self._rate(small.staying(), broken, _LAST_REPEATS)
-        finding.is_sure = _is_no_chance(rate, finding.control)
+        for one in (small, drawn) if small != drawn else (drawn,):  # it may be too small by chance
+            finding.rate, seen = self._rate(one, broken, _LAST_REPEATS)
+            if seen is None:
+                continue
+            self._describe(finding, one, seen)
+            finding.control, _ = self._rate(one.staying(), broken, _LAST_REPEATS)
+            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            if finding.is_sure:
+                break
         if finding.is_sure and self._is_old(finding):
             finding.is_sure, finding.is_repeat = False, True
 

@@ -1,6 +1,7 @@
 """What the hunt makes of a schedule that breaks something: its rate, its control, its size."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
@@ -198,3 +199,16 @@ def test_a_slot_in_twenty_leaves_is_found_though_no_schedule_alone_loses_one() -
     sure = [one for one in found.values() if one.is_sure]
     assert sure
     assert any(one.in_a_row > 1 or len(one.schedule["visits"]) >= 20 for one in sure)
+
+
+def test_what_is_made_too_small_by_chance_is_kept_as_it_was_drawn() -> None:
+    """A single visit breaks it once, and no more."""
+    seen = Counter[int]()
+
+    def wrong(schedule: Schedule) -> bool:
+        size = len(schedule.visits)
+        seen[size] += bool(schedule.leaves)
+        return bool(schedule.leaves) and (size > 3 or seen[size] == 1)
+
+    found, _ = hunted(wrong, 150)
+    assert [one for one in found if one.is_sure and len(one.schedule["visits"]) > 3]

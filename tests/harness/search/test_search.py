@@ -1,8 +1,86 @@
-"""A search's side that makes no load: its command as it is kept."""
+"""A search's side that makes no load: it starts a server if none answers, and keeps no secret."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from harness.search.search import without_secrets
+from harness.errors import ConfigError, TargetError
+from harness.place import Place
+from harness.run.process import Interruption, free_port
+from harness.run.progress import Progress
+from harness.search.keeper import listens
+from harness.search.search import SearchConfig, Starting, without_secrets
+from harness.store.run_folder import RunFolder
+
+LISTENS = "import socket, sys; a = socket.create_server(('127.0.0.1', {})); sys.stdin.read()"
+
+
+class NoProgress:
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def phase(self, what: str) -> None:
+        self.phases.append(what)
+
+
+@pytest.fixture(name="children")
+def _children() -> Iterator[ExitStack]:
+    with ExitStack() as children:
+        yield children
+
+
+def starting(folder: Path, children: ExitStack, progress: Any = None) -> Starting:
+    return Starting(
+        RunFolder.claim(folder / "out"),
+        cast(Progress, progress or NoProgress()),
+        Interruption(),
+        children,
+    )
+
+
+def asked(port: int, *command: str) -> SearchConfig:
+    restart = shlex.join(command) if command else None
+    return SearchConfig(target_url=f"http://127.0.0.1:{port}", restart=restart)
+
+
+def test_a_server_that_does_not_answer_is_started_until_it_was_asked(
+    tmp_path: Path, children: ExitStack
+) -> None:
+    port, progress = free_port(), NoProgress()
+    command = [sys.executable, "-c", LISTENS.format(port), "--api-key", "abc"]
+    assert starting(tmp_path, children, progress).start_if_silent(asked(port, *command))
+    place = Place(f"http://127.0.0.1:{port}")
+    assert listens(place)
+    children.close()
+    assert not listens(place)
+    assert progress.phases[0].endswith("--api-key ***")
+
+
+def test_a_server_that_answers_is_left_alone(tmp_path: Path, children: ExitStack) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", LISTENS.format(port)]
+    start = starting(tmp_path, children)
+    assert start.start_if_silent(asked(port, *command))
+    assert not start.start_if_silent(asked(port, "/no/such/server"))
+    assert not start.start_if_silent(asked(port))
+
+
+def test_a_command_that_ends_at_once_says_its_code_and_its_words(
+    tmp_path: Path, children: ExitStack
+) -> None:
+    command = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(7)"]
+    with pytest.raises(TargetError, match=r"(?s)ended with code 7.*no such model"):
+        starting(tmp_path, children).start_if_silent(asked(free_port(), *command))
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path, children: ExitStack) -> None:
+    with pytest.raises(ConfigError, match="--restart /no/such/server: "):
+        starting(tmp_path, children).start_if_silent(asked(free_port(), "/no/such/server"))
 
 
 @pytest.mark.parametrize(
@@ -15,8 +93,8 @@ from harness.search.search import without_secrets
         ("sh -c 'API_KEY=\"a b\" serve --api-key=c'", "sh -c 'API_KEY=*** serve --api-key=***'"),
         ("curl -H 'Authorization: Bearer abc' URL", "curl -H 'Authorization: Bearer ***' URL"),
         (
-            "serve --max-tokens 5 --tokenizer one --trust",
-            "serve --max-tokens 5 --tokenizer one --trust",
+            "serve --max-tokens 5 --tokenizer a --trust",
+            "serve --max-tokens 5 --tokenizer a --trust",
         ),
     ],
 )
@@ -25,5 +103,5 @@ def test_no_secret_of_the_restart_command_is_kept(restart: str, kept: str) -> No
     assert without_secrets(typed, restart) == [*typed[:2], f"--restart={kept}", *typed[3:]]
 
 
-def test_a_command_without_restart_is_kept_as_it_is() -> None:
+def test_a_command_line_without_restart_is_kept_as_it_is() -> None:
     assert without_secrets(["walkaway", "search"], None) == ["walkaway", "search"]
