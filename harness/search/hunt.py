@@ -141,8 +141,7 @@ class Hunt:
             known.seen_again += known.is_sure
             self._found(known)
             return
-        finding = self._begin(since[-1], violation)
-        self._describe_many(finding, since, violation)
+        finding = self._begin(since, violation)
         if violation.broken is Broken.MEMORY and not self._trial.is_fresh:
             finding.rate, finding.is_sure = Rate(1, 1), True  # nothing can be tried any more
             finding.took_s = self._clock_s() - self._began_s - finding.after_s
@@ -165,7 +164,7 @@ class Hunt:
 
     def _follow(self, drawn: Schedule, violation: Violation) -> None:
         """What is known is reported at each step: the server may be of no more use at the next."""
-        finding = self._begin(drawn, violation)
+        finding = self._begin([drawn], violation)
         with self._reporting(finding):
             self._make_sure(finding, drawn, violation.broken)
             is_first = violation.broken not in self._followed_many
@@ -249,7 +248,8 @@ class Hunt:
         finding.sentence = sentence_of_many(schedules, seen)
         finding.schedule, finding.wire, finding.in_a_row = {}, {}, len(schedules)
 
-    def _begin(self, drawn: Schedule, violation: Violation) -> SearchFinding:
+    def _begin(self, schedules: Sequence[Schedule], violation: Violation) -> SearchFinding:
+        drawn = schedules[-1]
         finding = SearchFinding(
             number=len(self._findings) + 1,
             broken=str(violation.broken),
@@ -263,7 +263,7 @@ class Hunt:
             is_fresh=self._trial.is_fresh,
             after_s=self._clock_s() - self._began_s,
         )
-        self._describe(finding, drawn, violation)
+        self._describe_many(finding, schedules, violation)
         self._findings.append(finding)
         self._found(finding)
         return finding

@@ -17,6 +17,7 @@ _TEMPLATE: Final = files("harness.search") / "repro.txt"
 
 def write_repro(place: Path, finding: SearchFinding, result: SearchResult) -> None:
     """What a plain client cannot do, or cannot see, has only the draft."""
+    (place / REPRO).unlink(missing_ok=True)
     if finding.wire:
         (place / REPRO).write_text(repro_text(finding, result), encoding="utf-8")
     (place / ISSUE).write_text(issue_text(finding, result), encoding="utf-8")

@@ -36,6 +36,7 @@ from harness.store.run_folder import RunFolder
 from harness.store.search_result import SearchFinding, SearchResult
 from harness.workload.workload import why_unspoken
 
+SCHEDULE: Final = "schedule.json"
 _POLL_S: Final = 0.1
 _SPARE_S: Final = 1800.0  # beyond the search's time: a finding is followed to its end
 _EXIT_FOUND: Final = 3
@@ -182,9 +183,10 @@ class Search:
         self.result.findings = sorted([*others, finding], key=lambda one: one.number)
         place = self.folder.path / finding.folder
         place.mkdir(exist_ok=True)
+        (place / SCHEDULE).unlink(missing_ok=True)  # of what was thought before
         if finding.schedule:
             schedule = msgspec.json.format(msgspec.json.encode(finding.schedule), indent=2)
-            (place / "schedule.json").write_bytes(schedule + b"\n")
+            (place / SCHEDULE).write_bytes(schedule + b"\n")
         write_repro(place, finding, self.result)
         self.result.write(self.folder.path)
         if finding.took_s and finding.number not in self._shown:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tools.truth.pair_engine import ADAPTER, DEFECTS, MEMORY, SLOTS, PairEngine, Request
+from tools.truth.search_faults import PAGE
 
 LONG = MEMORY // SLOTS - 40  # of a prompt: one a slot just fits into memory
 
@@ -196,3 +197,8 @@ def test_what_was_preempted_has_the_same_text_in_the_end() -> None:
     alone.run(1000)
     assert bench.texts[preempted] == alone.texts[whole]
     assert len(alone.texts[whole].split()) == preempted.tokens
+
+
+def test_the_page_of_the_search_describes_each_defect() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert not [name for name, what in DEFECTS.items() if f"| `{name}` | {what}" not in page]
