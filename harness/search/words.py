@@ -44,7 +44,7 @@ def sentence_of_many(schedules: Sequence[Schedule], violation: Violation) -> str
     leaves = sum(len(one.leaves) for one in schedules)
     return (
         f"{quantity(len(schedules), 'schedules')} in a row, with {requests} requests, {leaves} of "
-        f"them left by their clients; none of them shows it alone. Then: {violation.said}."
+        f"them left by their clients (no fewer were found to show it); then: {violation.said}."
     )
 
 
