@@ -45,6 +45,6 @@ def test_what_follows_another_visit_says_so_and_long_schedules_are_counted() -> 
     many = Schedule(seed=1, visits=(Visit(leave=Leave()), *[Visit()] * 5))
     assert sentence_of(many, SEEN).startswith("Of 6 requests 1 are left by their clients")
     assert sentence_of_many([two, many], SEEN) == (
-        "2 schedules in a row, with 8 requests, 2 of them left by their clients (no fewer were found "
-        "to show it); then: 1 of 4 slots is still held."
+        "2 schedules in a row, with 8 requests, 2 of them left by their clients (no fewer were "
+        "found to show it); then: 1 of 4 slots is still held."
     )
