@@ -159,10 +159,11 @@ class CaseTurns:
         self, case: Case, outcome: Finding
     ) -> tuple[Finding | Exception, Finding | Exception | None]:
         """After a red: the outcome, and that of a second look; None: the red stands. The second
-        look is the control and, if the server was late, the case once more in the slots that are
-        left. A server that declares that answers run on is held to that instead. There is no second
-        look after a `never` that was judged against controls, or on a server that is known never to
-        stop a plain stream; nor after a lateness on such a server, if many prompts were left."""
+        look is the control and, if the server was late, or held slots that have all come back, the
+        case once more in the slots that are left. A server that declares that answers run on is
+        held to that instead. There is no second look after a `never` that was judged against
+        controls, or on a server that is known never to stop a plain stream; nor after a lateness on
+        such a server, if many prompts were left."""
         bench = self.bench
         contract = bench.session.plan.target.disconnect
         if contract != "cancel" and "resume" not in case.needs:
@@ -192,12 +193,18 @@ class CaseTurns:
             if outcome.is_one_try and bench.full_slots.are_one_pool:
                 return None
             is_never = outcome.failure is Failure.NEVER and not outcome.is_one_try
-            if "P" not in case.methods or is_never:
+            if not self._is_doubtful_count(case) and ("P" not in case.methods or is_never):
                 return None
             bench.cleaning.rest()
         if bench.cleaning.running:
             bench.facts = bench.facts._replace(slots=bench.cleaning.running)
         return self._attempt(case, case.check)
+
+    def _is_doubtful_count(self, case: Case) -> bool:
+        """All slots are back now: those that were counted as held may have been slow to begin on a
+        busy machine."""
+        bench = self.bench
+        return "O" in case.methods and bench.cleaning.running == bench.facts.slots is not None
 
     def _look_after(
         self, result: CaseResult, coming: Sequence[Case], *, is_still: bool

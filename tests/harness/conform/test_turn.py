@@ -103,6 +103,24 @@ def test_a_red_by_a_count_of_slots_has_a_control_and_one_by_tries_had_it() -> No
     assert run(turns(one), FIN, NEVER).verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize(
+    ("back", "second", "verdict"),
+    [
+        (4, GOOD, Verdict.CANNOT_DECIDE),
+        (4, NEVER, Verdict.FAIL),
+        (3, GOOD, Verdict.FAIL),  # a slot is lost for good
+    ],
+)
+def test_slots_that_were_slow_to_be_counted_are_counted_again(
+    back: int, second: Finding, verdict: Verdict
+) -> None:
+    looks = [NEVER, second]
+    one = bench(recoveries=SimpleNamespace(check_alone=lambda _: GOOD))
+    one.cleaning.running = back
+    (result,) = turns(one).run(a_case("leak/slots", lambda _: looks.pop(0)), [])
+    assert result.verdict is verdict
+
+
 def test_a_check_that_has_returned_is_not_ended() -> None:
     """The server stands still in the moment in which the check returns."""
     stands_still = Event()
