@@ -96,10 +96,14 @@ def walkaway(steps: list[Step], what: str, *words: str) -> str:
 
 @contextmanager
 def served(name: str, steps: list[Step], *words: str) -> Iterator[dict[str, Any] | None]:
-    """The line of `targets up`, or None if it did not come up; its run ends it."""
+    """The line of `targets up`, or None if it did not come up, or was up before. What came up is
+    ended."""
     said = walkaway(steps, f"up {name}", "targets", "up", name, *words)
+    if steps[-1]["exit_code"] != 0:
+        yield None
+        return
     try:
-        yield json.loads(said) if steps[-1]["exit_code"] == 0 else None
+        yield json.loads(said)
     finally:
         walkaway(steps, f"down {name}", "targets", "down", name)
 
@@ -122,8 +126,6 @@ def cases_after_death(folder: Path) -> list[str]:
 
 def take_in(folder: Path, again: Path) -> None:
     """The results of a run with the rest of the cases, on a server that was started again."""
-    if not (again / CONFORM_FILE).exists():
-        return
     result, rest = read_conform(folder / CONFORM_FILE), read_conform(again / CONFORM_FILE)
     first = next(n for n, one in enumerate(result.cases) if one.id == rest.cases[0].id)
     result.notes.append(f"the server ended in {result.cases[first - 1].id} and was started again")

@@ -39,7 +39,9 @@ QUEUED_TOKENS: Final = 32  # of the answers that nobody is to compute
 GREEDY_TOKENS: Final = 60
 QUICK_GREEDY_TOKENS: Final = 40
 LEAVERS: Final = 3
-MOST_DIFFERENCE_STEPS: Final = 4.0  # between watched and not
+# Between watched and not. Where a server is late in both, its lateness itself varies.
+MOST_DIFFERENCE_STEPS: Final = 4.0
+MOST_DIFFERENCE_TIMES: Final = 2.0
 WATCHED_TRIES: Final = 4  # of each of the four runs
 MASS: Final = 8  # times the slots: the requests that queue
 MOST_QUEUED: Final = 512
@@ -229,7 +231,7 @@ def queue_mass(bench: Bench) -> Finding:
     "Watching a server does not change how it cancels.",
     wire="unary/leave and queue/leave, each twice: while nobody reads the metrics page, and while "
     "it is read every 0.1 s.",
-    passes="both have the same verdict, and medians at most 4 steps apart",
+    passes="both have the same verdict, and medians at most 4 steps, or a factor of 2, apart",
     methods="P",
     remedy="keep the metrics page apart from the look-out for disconnects",
     limit_s=300.0,
@@ -269,7 +271,8 @@ def _compared(name: str, alone: Finding, watched: Finding) -> Finding | None:
     before, after = (one.evidence.get("median_steps") for one in (alone, watched))
     if not isinstance(before, float) or not isinstance(after, float):
         return None
-    if abs(after - before) <= MOST_DIFFERENCE_STEPS:
+    less, more = sorted((before, after))
+    if more <= max(less + MOST_DIFFERENCE_STEPS, MOST_DIFFERENCE_TIMES * less):
         return None
     said = f"{name}/leave takes {before:.1f} steps alone, {after:.1f} when watched"
     return Finding(Failure.LATE, said, {})

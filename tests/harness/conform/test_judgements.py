@@ -15,7 +15,7 @@ from harness.conform.cases.hops import judge_tax, tax
 from harness.conform.cases.leaks import Used, judge_ghosts, judge_growth
 from harness.conform.cases.neighbours import AnsweredBeforeError, judge_pace, were_there
 from harness.conform.cases.next_request import SHORT, judge_lengths
-from harness.conform.cases.queue import leave_queue
+from harness.conform.cases.queue import _compared, leave_queue
 from harness.conform.cases.shapes import STALLED_BYTES, judge_pause
 from harness.conform.finding import Finding
 from harness.conform.routes import Reply
@@ -366,3 +366,21 @@ def test_answers_that_all_end_by_themselves_have_no_length_to_compare() -> None:
     ends = answers(*[SHORT] * 4, reason="stop")
     with pytest.raises(CannotDecideError, match="`stop`"):
         judge_lengths(ends, ends)
+
+
+@pytest.mark.parametrize(
+    ("alone", "watched", "differs"),
+    [
+        (1.0, 3.0, False),
+        (1.0, 6.0, True),
+        (21.1, 16.4, False),  # llama.cpp, which computes for those who have left its queue
+        (16.3, 25.8, False),
+        (20.0, 60.0, True),
+        (60.0, 20.0, True),
+    ],
+)
+def test_watching_changes_what_it_changes_by_more_than_it_varies(
+    alone: float, watched: float, *, differs: bool
+) -> None:
+    both = (Finding(Failure.LATE, "late", {"median_steps": one}) for one in (alone, watched))
+    assert (_compared("queue", *both) is not None) is differs
