@@ -258,7 +258,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
-_ROUTES: Final = ("/chat/completions", "/completions", "/responses", "/messages", "/models")
+_CHAT: Final = "/chat/completions"
+_ROUTES: Final = (_CHAT, "/completions", "/responses", "/messages", "/models")
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 URL_TEXT: Final = re.compile(r"[!-~]+")
 HEADER_VALUE: Final = re.compile(r"[\t -~]*")
@@ -271,7 +272,9 @@ def check_target_url(
     if parts.query or parts.fragment:
         raise ConfigError(f"{flag} {url}: must be the server's base URL, without ? and #")
     url = url.rstrip("/")
-    route = next((one for one in _ROUTES if parts.path.rstrip("/").endswith(one)), "")
+    path = parts.path.rstrip("/")  # a gateway's base may end in `/models`, too
+    ends = {one: one if one == _CHAT else f"/v1{one}" for one in _ROUTES}
+    route = next((one for one, end in ends.items() if path.endswith(end)), "")
     base = url.removesuffix(route).removesuffix("/v1")
     if route:
         raise ConfigError(

@@ -129,7 +129,7 @@ def _idle_change(facts: RunFacts, role: str) -> float | NotMeasurable:
         before, after = facts.fallen[role]
         return NotMeasurable(
             f"{facts.metric_names[role]} fell from {before:g} to {after:g} during the run: the "
-            "server was started anew"
+            "server was started anew, or several processes answer at its address"
         )
     if change is None and role in facts.metric_names:
         name = facts.metric_names[role]

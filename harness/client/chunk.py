@@ -51,8 +51,9 @@ class UsageCounts(msgspec.Struct):
         reasoning = (None if details is None else details.reasoning_tokens) or self.reasoning_tokens
         if not reasoning or reasoning > (completion := self.completion_tokens or 0):
             return 0
-        of_all_three = (self.prompt_tokens or 0) + completion + reasoning
-        is_apart = self.total_tokens is not None and self.total_tokens >= of_all_three
+        if self.prompt_tokens is None or self.total_tokens is None:
+            return reasoning
+        is_apart = self.total_tokens >= self.prompt_tokens + completion + reasoning
         return 0 if is_apart else reasoning
 
 

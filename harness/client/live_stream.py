@@ -59,6 +59,10 @@ class LiveStream:
         return 0 if self._conversation is None else self._conversation.stream.tokens_read
 
     @property
+    def sent_ns(self) -> int | None:
+        return None if self._conversation is None else self._conversation.stream.sent_ns
+
+    @property
     def counted(self) -> Counted | None:
         """Of a whole answer: see StreamMachine."""
         return None if self._conversation is None else self._conversation.stream.counted

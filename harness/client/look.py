@@ -250,7 +250,7 @@ def _look_older(event: Event, kind: str, unread: Unread) -> Look:
     chunk = _chunk_in(event)
     listed_choices = listed(chunk.get("choices"), "`choices`", unread)
     if kind.lower() in _PLAIN_KINDS and "choices" not in chunk:
-        chunk, at_top = _without_choices(event)
+        chunk, at_top = _without_choices(event, kind)
         listed_choices = [_renamed(at_top)] if at_top else []
     choices = [choice_of(one, place, unread) for place, one in enumerate(listed_choices)]
     reason = reason_at(event) or reason_at(chunk)
@@ -276,12 +276,17 @@ def _parts(event: Event) -> Iterator[Event]:
     return (one for one in parts if isinstance(one, dict))
 
 
-def _without_choices(event: Event) -> tuple[Event, dict[str, Any]]:
+def _without_choices(event: Event, kind: str) -> tuple[Event, dict[str, Any]]:
     """The event, or a wrapped part, that has text or a finish reason without a choice, and what of
-    it is the answer's."""
+    it is the answer's. A `result` itself, and the `content` of a wrapped part that has no place
+    for a finish reason, may be about the answer."""
     for part in _parts(event):
         found = {key: part[key] for key in _AT_THE_TOP if _may_be_of_an_answer(key, part)}
-        if found or not REASONS.isdisjoint(part):
+        if part is event:
+            is_about_it = kind.lower() == "result"
+        else:
+            is_about_it = {"text", "delta"}.isdisjoint(part) and REASONS.isdisjoint(part)
+        if not is_about_it and (found or end_of(reason_at(part)) is not None):
             return part, found
     return event, {}
 

@@ -145,7 +145,7 @@ class SSEDecoder:
         if field == b"data":
             self._lines.append(b"")
         else:
-            self._name = b""
+            self._name = self._comment = b""
 
     def _keep_stray(self, line: bytes) -> None:
         room = self._stray_room - self._stray_bytes

@@ -56,7 +56,7 @@ class StreamMachine:
         self.outcome: Outcome | None = None
         self.tokens_read = 0
         self._spec = spec
-        self._sent_ns = sent_ns
+        self.sent_ns = sent_ns
         self._token_times_ns = array("q")  # 8 bytes each, where a list of such ints takes 40
         self._event_tokens: list[int] = []
         self._status_code: int | None = None
@@ -149,13 +149,14 @@ class StreamMachine:
     @property
     def counted(self) -> Counted | None:
         """The tokens of a completed answer by the server's account, and the events that showed
-        them; None if they are not known. Reasoning that was not shown is left out."""
+        them; None if they are not known. Reasoning that was not shown is left out; where events
+        would then be without a token, it was shown in the text."""
         usage, events = self._usage, self._text_events
         is_whole = self.outcome is Outcome.COMPLETED and self._spec.n == 1 and events > 0
         if not is_whole or usage is None or (tokens := self._final_count(usage)) is None:
             return None
         hidden = 0 if self._shows_reasoning else usage.reasoning
-        return tokens - hidden, events
+        return (tokens - hidden if tokens - hidden >= events else tokens), events
 
     @property
     def _text_events(self) -> int:
@@ -289,7 +290,7 @@ class StreamMachine:
         return RequestRow(
             **spec.columns(),
             think_ns=self._think_ns,
-            sent_ns=self._sent_ns,
+            sent_ns=self.sent_ns,
             first_token_ns=self.first_token_ns,
             last_token_ns=self.last_token_ns,
             abandoned_ns=self.abandoned_ns,

@@ -32,9 +32,16 @@ _FAILED_NAMES: Final = frozenset(  # no finish reasons
     {"exceeded", "rejected", "denied", "exhausted", "throttled", "refused"}
 )
 _FAILED_REASONS: Final = frozenset(
-    {"dead", "deadline", "evicted", "memory", "oom", "preempted", "rate", "throttled", "reset"}
-    | {"lost", "expired", "shutdown", "closed", "overload", "busy", "internal", "gateway", "quota"}
-    | {"exhausted", "timeouts"}
+    {"dead", "deadline", "evicted", "memory", "oom", "preempted", "rate", "throttled"}
+    | {"overload", "busy", "quota", "exhausted", "timeouts"}
+)
+# Alone, or next to what broke: `upstream_closed`, but not `tag_closed`.
+_BROKEN: Final = frozenset(
+    {"reset", "lost", "expired", "shutdown", "closed", "internal", "gateway"}
+)
+_BREAKABLE: Final = frozenset(
+    {"upstream", "connection", "conn", "socket", "peer", "stream", "worker", "server", "service"}
+    | {"backend", "engine", "replica", "node", "session", "bad"}
 )
 # In the name of an event about something else than the answer: a log, a tool, another try.
 _ASIDE: Final = frozenset(
@@ -66,7 +73,7 @@ _NAME_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _NO_ERROR: Final = re.compile(
     r"\b(?:no|without|0|zero) (?:errors?|exceptions?|failures?)\b"
-    r"(?: (?:occurred|found|detected|reported)\b)?",
+    r"(?: (?:occurred|found|detected|reported)\b)?|(?:没有|无)(?:错误|异常|失败)",
     re.IGNORECASE,
 )
 _ERROR_NUMBER: Final = re.compile(r"e(?:rr)?[-_]?\d+", re.IGNORECASE).fullmatch
@@ -291,4 +298,9 @@ def is_abort(reason: str) -> bool:
 def is_failure(reason: str) -> bool:
     """A finish reason that is none of an answer: `error`, `timeout`, `network_error`."""
     words = _words(reason)
-    return _fail(words) or not _FAILED_REASONS.isdisjoint(words)
+    return _fail(words) or not _FAILED_REASONS.isdisjoint(words) or _broke(words)
+
+
+def _broke(words: tuple[str, ...]) -> bool:
+    is_named = len(words) == 1 or not _BREAKABLE.isdisjoint(words)
+    return is_named and not _BROKEN.isdisjoint(words) and _NEGATIONS.isdisjoint(words)

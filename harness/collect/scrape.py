@@ -15,7 +15,7 @@ from harness.http_client import why_unread
 from harness.records import PAGE, SHARES, MetricSample, has_labels, page_of
 from harness.workload.target import MetricRole, MetricSource
 
-_MODEL_LABELS: Final = frozenset({"model_name", "model", "served_model_name"})
+_MODEL_LABELS: Final = ("model_name", "model", "served_model_name")
 
 
 def read_samples(
@@ -61,7 +61,7 @@ def parse_page(
     format. The parser gives each counter a `_total`, also those that have none, as TGI's."""
     samples = []
     for family in _families(text):
-        is_renamed = family.type == "counter" and f"{family.name}_total" not in text
+        is_renamed = family.type == "counter" and not _has_series(text, f"{family.name}_total")
         for sample in family.samples:
             if sample.name.endswith("_created") or not math.isfinite(sample.value):
                 continue
@@ -78,6 +78,10 @@ def parse_page(
     return samples
 
 
+def _has_series(text: str, name: str) -> bool:
+    return any(f"\n{name}{after}" in f"\n{text}" for after in ("{", " ", "\t"))
+
+
 def parse_gauges(text: str) -> dict[str, float]:
     """The page's gauges, and what has no declared type, by name and labels. Raises ValueError for
     another format."""
@@ -92,17 +96,19 @@ def parse_gauges(text: str) -> dict[str, float]:
 
 def _families(text: str) -> list[prometheus_client.Metric]:
     """A few lines that cannot be read, such as native histograms, cost no others. Raises
-    ValueError if they are half of the page."""
+    ValueError if they are more than half of the values, or all."""
     text = _without_buckets(text.removeprefix("\ufeff"))
     try:
         return list(text_string_to_metric_families(text))
     except ValueError as error:
-        lines = [line for line in text.split("\n") if line.strip()]
-        good = [line for line in lines if _can_be_read(line)]
-        has_values = any(not line.startswith("#") for line in good)
-        if not has_values or 2 * len(good) <= len(lines):
+        good = [line for line in text.split("\n") if line.strip() and _can_be_read(line)]
+        if not _num_values(good) or 2 * _num_values(good) < _num_values(text.split("\n")):
             raise error
         return list(text_string_to_metric_families("\n".join(good)))
+
+
+def _num_values(lines: Sequence[str]) -> int:
+    return sum(bool(line.strip()) and not line.startswith("#") for line in lines)
 
 
 def _can_be_read(line: str) -> bool:
@@ -147,7 +153,7 @@ def of_model(
     shown: dict[tuple[str, str], set[str]] = {}
     for sample in samples:
         labels = json.loads(sample.labels)
-        for label in _MODEL_LABELS & labels.keys():
+        for label in labels.keys() & _MODEL_LABELS:
             shown.setdefault((sample.name, label), set()).add(labels[label])
     found = dict(metrics)
     for role, source in metrics.items():
@@ -156,6 +162,7 @@ def of_model(
             if len(models) > 1 and model in models:
                 labels = {label: model, **source.labels}
                 found[role] = source.model_copy(update={"labels": labels})
+                break
     return found
 
 

@@ -76,18 +76,16 @@ class Occupancy:
         that nobody reads any more may have ended."""
         server = self._streams
         asked = server.short(self._tokens, role=Role.CHECK)
-        streams, until_ns = [], []
-        for _ in range(server.slots + extra):
-            until_ns.append(time.perf_counter_ns() + int(longest_s * 1e9))
-            streams.append(server.start(asked))
+        streams = [server.start(asked) for _ in range(server.slots + extra)]
         join_all(streams, longest_s)
         refused = [one for one in streams if server.facts.refuses and is_refused(one)]
         for stream in streams:
             if stream.row is not None and stream not in refused:
                 whole(stream.row, "a request that counts the slots")
+        longest_ns = int(longest_s * 1e9)
         times = [
-            [t_ns for t_ns in stream.token_times_ns if t_ns <= last_ns]
-            for stream, last_ns in zip(streams, until_ns, strict=True)
+            [t_ns for t_ns in stream.token_times_ns if t_ns <= (stream.sent_ns or 0) + longest_ns]
+            for stream in streams
         ]
         self.refused = len(refused)
         waiting = sum(not one for one in times)

@@ -202,6 +202,7 @@ class Measurement(RunState):
             if self._is_exact:
                 note_clock(self, client, server)
             read_first(self, facts, pages)
+            plan = plan.model_copy(update={"target": self.target})  # of several models, its own
             self.folder.write_manifest(self.manifest)
             with self._collect(server, facts.metrics_urls) as collector:
                 for number in range(settings.loops):

@@ -20,6 +20,7 @@ from harness.client.chunk import Look
 from harness.client.dialect import dialect_of, limit_key_of, request_body
 from harness.client.server_error import refusal_message
 from harness.client.sse import EndlessEventError, events_of
+from harness.client.stream import BUSY_STATUSES
 from harness.collect.gpu import NO_COUNTERS, DcgmGpus, Gpus, open_nvml
 from harness.collect.lifecycle import check_clock
 from harness.collect.scrape import find_unseen, of_model, read_roles
@@ -59,7 +60,6 @@ _SIZES: Final = (64, 256, 512, 1024)  # bytes; some 15 to 300 tokens of a usual 
 _NO_USER: Final = -1  # the prompts differ from those of every user
 
 LONGEST_COUNT_S: Final = 60.0
-_NO_QUEUE: Final = frozenset({429, 503, 529})  # statuses of a request beyond the slots
 
 
 class UncountedSlotsError(TargetError):
@@ -256,7 +256,7 @@ def why_not_counted(error: NotServedError, server: Server) -> str:
             "batch slots are counted: it is slow, or still works for clients that have left. Try "
             "again when it is idle, or name its slots with --set load.slots=N"
         ) from error
-    if error.status in _NO_QUEUE:
+    if error.status in BUSY_STATUSES:
         return (
             f"it refuses requests beyond them ({error}): no probe can wait for a slot. "
             f"`walkaway conform --target {server.url}` judges such a server"

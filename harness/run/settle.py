@@ -359,7 +359,8 @@ def read_health(client: httpx.Client, url: str) -> bool | None:
 
 
 def _is_html(answer: httpx.Response) -> bool:
-    return "html" in answer.headers.get("content-type", "")
+    is_declared = "html" in answer.headers.get("content-type", "")
+    return is_declared and answer.text.lstrip().startswith("<")
 
 
 def says_error(answer: httpx.Response) -> bool:

@@ -902,6 +902,20 @@ BEATS = [
         [b"data: busy, try again later\n\n", A, b"data: [PROCESSING]\n\n", B, *LAST],
         *(2, 1, 3),
     ),
+    Odd("an answer that ends at a closing tag", [A, delta("tag_closed"), DONE], 1, 0, None),
+    Odd("no error, in Chinese", [data({"error": "没有错误"}), A, B, *LAST], 2, 1, 2),
+    Odd(
+        "wrapped text, next to a finish reason that is none",
+        [data({"finish_reason": None, "data": {"text": one}}) for one in ("a", "b")] + [*LAST],
+        *(2, 0, 1),
+    ),
+    Odd(
+        "wrapped words about the queue",
+        [data({"data": {"content": "3 ahead"}}), A, B, *LAST],
+        2,
+        1,
+        2,
+    ),
     Odd(
         "a time, invisible characters, blanks",
         [

@@ -499,6 +499,8 @@ HIDDEN = {"completion_tokens_details": {"reasoning_tokens": 38}}
             (60, 2),
         ),
         ({"content": "a"}, {"completion_tokens": 0}, None),
+        # shown within the text
+        ({"content": "a"}, {"completion_tokens": 3, "reasoning_tokens": 2}, (3, 2)),
     ],
 )
 def test_reasoning_that_is_not_shown_is_in_no_count_of_an_event(
