@@ -115,7 +115,7 @@ def search(  # noqa: PLR0913  one argument a flag
         schedule=None if schedule is None else read_schedule(schedule),
         out=out,
         names_kind=engine is not None or target is None,
-        command=[*typed_variables(), *without_secrets(typed_command(header or []), restart)],
+        command=[*typed_variables(), *without_secrets(typed_command(header or []))],
     )
     show = SearchTerminal(Console(stderr=as_json), is_quiet=quiet)
     progress = choose_progress(ProgressConsole(), is_quiet=quiet)

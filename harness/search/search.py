@@ -1,6 +1,5 @@
 """A search from its flags to search.json: the side that makes no load."""
 
-import re
 import shlex
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from harness.client.wire_log import MASK, masked, secrets_of
+from harness.client.wire_log import masked, secrets_of
 from harness.conform.config import OWN_ENGINE
 from harness.conform.contact import Contact, JudgedConfig, this_machine
 from harness.errors import ConfigError, InterruptedRunError, TargetError, in_words
@@ -42,10 +41,6 @@ _SPARE_S: Final = 1800.0  # beyond the search's time: a finding is followed to i
 _EXIT_FOUND: Final = 3
 _SILENT_S: Final = 2 * READY_S  # without a report of the load process
 _QUIT_S: Final = 2 * TERMINATE_S  # it ends the server first
-_SECRET_VALUE: Final = re.compile(
-    r"(?i)((?:authorization|cookie|key|password|secret|token)(?:\s*[=:]\s*|\s+)(?:Bearer\s+)?)"
-    r"(?!-)(\"[^\"]*\"|'[^']*'|[^\s'\"]+)"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +80,28 @@ class SearchConfig(JudgedConfig):
         return words
 
 
-def without_secrets(typed: Sequence[str], restart: str | None) -> list[str]:
-    """The command line for search.json, without the secrets in the command of --restart."""
-    hidden = open_words(restart or "")
-    return [one.replace(restart, hidden) if restart else one for one in typed]
+def without_secrets(typed: Sequence[str]) -> list[str]:
+    """The command line for search.json: of the command of --restart, which may hold secrets in any
+    of its words, it has what `shortened` leaves."""
+    flag, kept = "--restart", list[str]()
+    for before, one in zip(["", *typed], typed, strict=False):
+        if before == flag:
+            kept.append(shortened(one))
+        elif one.startswith(f"{flag}="):
+            kept.append(f"{flag}={shortened(one.removeprefix(f'{flag}='))}")
+        else:
+            kept.append(one)
+    return kept
 
 
-def open_words(command: str) -> str:
-    """The values of variables and flags whose names speak of a secret are masked."""
-    return _SECRET_VALUE.sub(rf"\1{MASK}", command)
+def shortened(command: str) -> str:
+    """The program's name, and the number of words after it."""
+    try:
+        program, *others = shlex.split(command)
+    except ValueError:  # no words at all, or a quotation without an end
+        return "…"
+    name = "…" if "=" in program else Path(program).name  # a variable is no program
+    return f"{name} … ({quantity(len(others), 'more words')})" if others else name
 
 
 class Show(Protocol):
@@ -311,7 +319,7 @@ class Starting:
         place = check_host(config.target_url, is_allowed=config.loads_any_host)
         if listens(place):
             return False
-        self.progress.phase(f"starting the server: {open_words(config.restart or '')}")
+        self.progress.phase(f"starting the server: {shortened(config.restart or '')}")
         try:
             child = Child("server", command, self.folder.log("server"))
         except OSError as error:

@@ -58,7 +58,7 @@ def test_a_server_that_does_not_answer_is_started_until_it_was_asked(
     assert listens(place)
     children.close()
     assert not listens(place)
-    assert progress.phases[0].endswith("--api-key ***")
+    assert progress.phases[0].endswith("(4 more words)")
 
 
 def test_a_server_that_answers_is_left_alone(tmp_path: Path, children: ExitStack) -> None:
@@ -86,22 +86,20 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path, children: ExitSt
 @pytest.mark.parametrize(
     ("restart", "kept"),
     [
-        (
-            "docker run -e HF_TOKEN=abc vllm --api-key sk-1 --port 80",
-            "docker run -e HF_TOKEN=*** vllm --api-key *** --port 80",
-        ),
-        ("sh -c 'API_KEY=\"a b\" serve --api-key=c'", "sh -c 'API_KEY=*** serve --api-key=***'"),
-        ("curl -H 'Authorization: Bearer abc' URL", "curl -H 'Authorization: Bearer ***' URL"),
-        (
-            "serve --max-tokens 5 --tokenizer a --trust",
-            "serve --max-tokens 5 --tokenizer a --trust",
-        ),
+        ("docker run -e HF_TOKEN=abc vllm --auth b", "docker … (6 more words)"),
+        ("curl -H 'Authorization: Basic dXNlcjpwYXNz'", "curl … (2 more words)"),
+        ("/srv/abc/serve 'KEY=a b'", "serve … (1 more word)"),
+        ("KEY=abc serve", "… … (1 more word)"),
+        ("serve", "serve"),
+        ("serve 'PASSWD=a", "…"),
     ],
 )
 def test_no_secret_of_the_restart_command_is_kept(restart: str, kept: str) -> None:
     typed = ["walkaway", "search", f"--restart={restart}", "--minutes", "3"]
-    assert without_secrets(typed, restart) == [*typed[:2], f"--restart={kept}", *typed[3:]]
+    assert without_secrets(typed) == [*typed[:2], f"--restart={kept}", *typed[3:]]
+    typed[2:3] = ["--restart", restart]
+    assert without_secrets(typed) == [*typed[:3], kept, *typed[4:]]
 
 
 def test_a_command_line_without_restart_is_kept_as_it_is() -> None:
-    assert without_secrets(["walkaway", "search"], None) == ["walkaway", "search"]
+    assert without_secrets(["walkaway", "search"]) == ["walkaway", "search"]
