@@ -9,10 +9,11 @@ from typing import Final, NamedTuple
 from harness.conform.bench import Bench
 from harness.conform.cases.counts import how_ended
 from harness.experiments.outcome import CannotDecideError, RefusedError
-from harness.records import Delivery, RequestRow, Way
+from harness.formatting import quantity
+from harness.records import Delivery, Outcome, RequestRow, Way
 from harness.search.broken import Broken, Violation
 from harness.search.play import Played
-from harness.search.schedule import Visit
+from harness.search.schedule import Feature, Visit
 
 _REQUEST_GAUGES: Final = ("running", "waiting")  # blocks that a cache keeps are no leak
 _LONGEST_LATE_S: Final = 45.0  # some servers write their gauges twice a minute when they are idle
@@ -20,6 +21,7 @@ _POLL_S: Final = 0.1
 _STILL_TO_COME: Final = 64  # tokens of an answer that was surely not whole
 _QUICKER: Final = 2.0  # times the usual pace, which no server is
 _LEAVES: Final = (Way.FIN, Way.RST, Way.CANCEL)  # that no server can take for a slow reader
+_END_THEMSELVES: Final = {Feature.SCHEMA, Feature.TOOLS, Feature.STOP}  # the answers with these
 Values = Mapping[str, float]
 
 
@@ -142,24 +144,37 @@ def wrong_counts(moved: Counts, played: Played, step_s: float) -> str | None:
     pairs = list(zip(played.schedule.visits, played.visits, strict=True))
     cut_short = [(visit, row) for visit, row in pairs if is_cut_short(visit, row, step_s)]
     sure = sum(row is not None and row.tokens_read > 0 for _, row in cut_short)
-    left = sum(visit.n for visit, row in pairs if visit.leave or row is None)
+    ended_early = sum(not _is_whole(row) for row in played.bystanders)
+    left = ended_early + sum(visit.n for visit, row in pairs if visit.leave or not _is_whole(row))
     answers = sum(visit.n for visit, _ in pairs) + len(played.bystanders)
     if moved.aborted is not None and not sure <= moved.aborted <= left:
         return (
-            f"{moved.aborted:g} requests are counted as aborted, though "
-            f"{len(played.schedule.leaves)} clients left, {sure} in the middle of an answer"
+            f"the server counts {quantity(moved.aborted, 'requests')} as aborted, though "
+            f"{quantity(len(played.schedule.leaves), 'clients')} left, {sure} in the middle of an "
+            "answer"
         )
-    short = sum(visit.n for visit, _ in cut_short)
+    short = sum(not _may_end_itself(visit) for visit, _ in cut_short)
     if moved.well is not None and moved.well > answers - short:
         return (
-            f"{moved.well:g} answers are counted as whole, though {short} of {answers} were left "
-            "long before their end"
+            f"the server counts {quantity(moved.well, 'answers')} as whole, though of {answers} "
+            f"clients left {short} long before the end"
         )
     rows = [row for row in (*played.visits, *played.bystanders) if row is not None]
     read = sum(row.tokens_read for row in rows)
     if moved.generated is not None and moved.generated < read:
-        return f"{moved.generated:g} tokens are counted as generated, and clients read {read}"
+        made = quantity(moved.generated, "tokens")
+        return f"the server counts {made} as generated, and clients read {read}"
     return None
+
+
+def _is_whole(row: RequestRow | None) -> bool:
+    """If it is not, walkaway has closed its connection."""
+    return row is not None and row.outcome is Outcome.COMPLETED
+
+
+def _may_end_itself(visit: Visit) -> bool:
+    """One of its answers may, long before its last token."""
+    return visit.n > 1 or not _END_THEMSELVES.isdisjoint(visit.features)
 
 
 def is_cut_short(visit: Visit, row: RequestRow | None, step_s: float) -> bool:

@@ -10,7 +10,7 @@ from harness.conform.bench import Bench
 from harness.records import Delivery, Outcome, RequestRow, Way
 from harness.search.accounts import Counts, Gauges, is_cut_short, wrong_counts
 from harness.search.play import Played
-from harness.search.schedule import Leave, Schedule, Visit
+from harness.search.schedule import Feature, Leave, Schedule, Visit
 from tests.made_up.rows import request_row
 
 LEAVES = Visit(answer=200, leave=Leave())
@@ -34,10 +34,10 @@ def played(*visits: Visit) -> Played:
     ("moved", "wrong"),
     [
         (Counts(1, 2, 24), None),
-        (Counts(0, 2, 24), "0 requests are counted as aborted, though 1 clients left, 1 in the"),
-        (Counts(2, 2, 24), "2 requests are counted as aborted"),
-        (Counts(1, 3, 24), "3 answers are counted as whole, though 1 of 3 were left long"),
-        (Counts(1, 2, 23), "23 tokens are counted as generated, and clients read 24"),
+        (Counts(0, 2, 24), "the server counts 0 requests as aborted, though 1 client left, 1 in"),
+        (Counts(2, 2, 24), "the server counts 2 requests as aborted"),
+        (Counts(1, 3, 24), "the server counts 3 answers as whole, though of 3 clients left 1"),
+        (Counts(1, 2, 23), "the server counts 23 tokens as generated, and clients read 24"),
         (Counts(), None),
     ],
 )
@@ -56,6 +56,22 @@ def test_what_leaves_before_its_first_token_is_not_whole_and_perhaps_not_aborted
     early = Played(Schedule(seed=1, visits=(LEAVES,)), [row(LEAVES, tokens=0)], [])
     assert wrong_counts(Counts(0, 0), early, STEP_S) is None
     assert wrong_counts(Counts(0, 1), early, STEP_S) is not None
+
+
+@pytest.mark.parametrize("special", [{"n": 2}, {"features": (Feature.CHAT, Feature.STOP)}])
+def test_an_answer_that_may_have_ended_by_itself_may_be_counted_as_whole(
+    special: dict[str, Any],
+) -> None:
+    visit = Visit(answer=200, leave=Leave(), **special)
+    assert wrong_counts(Counts(well=visit.n + 1), played(visit), STEP_S) is None
+
+
+def test_what_stays_and_does_not_end_in_time_may_be_counted_as_aborted() -> None:
+    late, lost = row(STAYS), Visit(answer=8)
+    late.outcome = Outcome.TIMED_OUT
+    some = Played(Schedule(seed=1, visits=(STAYS, lost)), [late, None], [late, None, row(STAYS)])
+    assert wrong_counts(Counts(4), some, STEP_S) is None
+    assert wrong_counts(Counts(5), some, STEP_S) is not None
 
 
 @pytest.mark.parametrize(
