@@ -43,6 +43,7 @@ _FOR_GOOD: Final = (Broken.DEAD, Broken.WEDGED, Broken.LOST)  # without a fresh 
 _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
 _FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
+_SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
 _UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
 
 
@@ -143,7 +144,8 @@ class Hunt:
             return
         finding = self._begin(since, violation)
         if violation.broken is Broken.MEMORY and not self._trial.is_fresh:
-            finding.rate, finding.is_sure = Rate(1, 1), True  # nothing can be tried any more
+            finding.rate = Rate(1, 1)
+            finding.sentence += _SEEN_ONCE
             finding.took_s = self._clock_s() - self._began_s - finding.after_s
             self._found(finding)
             return
@@ -197,16 +199,21 @@ class Hunt:
             return
         control, _ = self._rate_of_many([one.staying() for one in row], broken, until_s)
         finding.rate, finding.control = rate, control
-        finding.is_sure = is_sure = _is_no_chance(rate, control)
-        if not is_sure:
+        finding.is_sure = _is_no_chance(rate, control)
+        if not finding.is_sure:
             return
         assert last.seen is not None
-        row, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
-        self._describe_many(finding, row, seen)
-        if len(row) == 1:
-            self._make_sure(finding, row[0], broken)
-        if not finding.is_sure and not finding.is_repeat:  # one alone breaks it too seldom
-            finding.rate, finding.control, finding.is_sure = rate, control, True
+        fewer, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
+        self._describe_many(finding, fewer, seen, among=len(row))
+        if len(fewer) > 1:
+            return
+        finding.is_sure = False
+        try:
+            self._make_sure(finding, fewer[0], broken)
+        finally:
+            if not finding.is_sure and not finding.is_repeat:  # one alone breaks it too seldom
+                self._describe_many(finding, row, last.seen)
+                finding.rate, finding.control, finding.is_sure = rate, control, True
 
     def _rate_of_many(
         self, schedules: Sequence[Schedule], broken: Broken, until_s: float
@@ -239,13 +246,19 @@ class Hunt:
         return self._trial.added_by(broken, schedules, doing)
 
     def _describe_many(
-        self, finding: SearchFinding, schedules: Sequence[Schedule], seen: Violation
+        self,
+        finding: SearchFinding,
+        schedules: Sequence[Schedule],
+        seen: Violation,
+        *,
+        among: int = 0,
     ) -> None:
+        """`among`: the schedules in the row whose rate it has, if that row is longer."""
         if len(schedules) == 1:
             self._describe(finding, schedules[0], seen)
             return
         finding.said, finding.evidence = seen.said, seen.evidence
-        finding.sentence = sentence_of_many(schedules, seen)
+        finding.sentence = sentence_of_many(schedules, seen, among=among)
         finding.schedule, finding.wire, finding.in_a_row = {}, {}, len(schedules)
 
     def _begin(self, schedules: Sequence[Schedule], violation: Violation) -> SearchFinding:

@@ -222,7 +222,10 @@ def _sentence(result: SearchResult, sure: Sequence[SearchFinding]) -> str:
         what = "1 thing breaks" if len(sure) == 1 else f"{len(sure)} things break"
         return f"{what} when clients leave ({played}): {sure[0].sentence}"
     if result.findings:
-        return f"{played}: what broke did not come back, or comes without leaves, too."
+        return (
+            f"{played}: what broke did not come back, could not be tried again, or comes without "
+            "leaves, too."
+        )
     return f"{played}: nothing broke."
 
 

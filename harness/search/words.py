@@ -39,12 +39,17 @@ def sentence_of(schedule: Schedule, violation: Violation) -> str:
     return f"{said[0].upper()}{said[1:]}{stays}; then: {violation.said}."
 
 
-def sentence_of_many(schedules: Sequence[Schedule], violation: Violation) -> str:
+def sentence_of_many(schedules: Sequence[Schedule], violation: Violation, *, among: int = 0) -> str:
+    """`among`: the schedules in the row whose rate was counted, if that row is longer."""
     requests = sum(len(one.visits) for one in schedules)
     leaves = sum(len(one.leaves) for one in schedules)
+    counted = ""
+    if among > len(schedules):
+        counted = f"; how often it comes was counted with the whole row of {among}"
     return (
         f"{quantity(len(schedules), 'schedules')} in a row, with {requests} requests, {leaves} of "
-        f"them left by their clients (no fewer were found to show it); then: {violation.said}."
+        f"them left by their clients (no fewer were found to show it{counted}); "
+        f"then: {violation.said}."
     )
 
 

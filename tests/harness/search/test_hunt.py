@@ -179,6 +179,32 @@ def test_what_adds_up_over_many_schedules_is_found_without_a_small_one() -> None
     assert "in a row" in one.sentence
 
 
+def test_one_of_a_row_that_breaks_nothing_again_gives_way_to_the_whole_row() -> None:
+    found, _ = hunted(lambda _: False, 30, grows_after=2)
+    one = found[0]
+    assert (str(one.rate), str(one.control), one.is_sure) == ("3 of 3", "0 of 3", True)
+    assert (one.in_a_row, one.schedule, one.wire) == (24, {}, {})
+    assert one.sentence.startswith("24 schedules in a row")
+
+
+def test_memory_that_is_lost_once_and_cannot_be_tried_again_is_no_sure_finding() -> None:
+    server, found = MadeUpServer(lambda _: False), dict[int, SearchFinding]()
+    server.is_fresh = False
+    lost = Violation(broken=Broken.MEMORY, said="3 of 4 contexts fit")
+    server.added_up = lambda: [lost]  # type: ignore[method-assign]
+    hunt = Hunt(
+        server,
+        found=lambda one: found.update({one.number: one}),
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=5, themes=())
+    (one,) = found.values()
+    assert not one.is_sure
+    assert one.sentence.endswith("It was seen once, and cannot be tried again without --restart.")
+
+
 def test_what_grows_without_leaves_is_no_finding() -> None:
     found, _ = hunted(lambda _: False, 30, grows_after=0)
     assert [one.is_sure for one in found] == [False]

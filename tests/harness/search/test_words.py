@@ -48,3 +48,5 @@ def test_what_follows_another_visit_says_so_and_long_schedules_are_counted() -> 
         "2 schedules in a row, with 8 requests, 2 of them left by their clients (no fewer were "
         "found to show it); then: 1 of 4 slots is still held."
     )
+    sentence = sentence_of_many([two, many], SEEN, among=6)
+    assert "show it; how often it comes was counted with the whole row of 6); then" in sentence
