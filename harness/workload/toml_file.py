@@ -15,6 +15,10 @@ from harness.errors import ConfigError, did_you_mean, in_words
 
 Model = TypeVar("Model", bound=BaseModel)
 _QUOTE: Final = "'"  # around pydantic's names of discriminators
+_SECRETS: Final = frozenset(
+    {"api_key", "apikey", "api-key", "api_token", "key", "token", "authorization", "password"}
+    | {"secret"}
+)
 
 # The rule for a value, by pydantic's name for the mistake; fields come from the error's context.
 RULES: Final = {
@@ -101,6 +105,8 @@ def _explain(detail: ErrorDetails, key: str, table: type[BaseModel] | None) -> s
         case "extra_forbidden":
             allowed = sorted(table.model_fields) if table is not None else []
             name = str(detail["loc"][-1])
+            if name.lower() in _SECRETS:
+                return f"`{key}`: no secret stands in a file; name its variable: --api-key-env NAME"
             inside = [f"`{one}`" for one in _in_sections(table, name)] if name == key else []
             hint = f"; did you mean {' or '.join(inside)}?" if inside else ""
             hint = hint or did_you_mean(name, allowed)
