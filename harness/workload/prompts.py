@@ -7,6 +7,7 @@ another engine a prompt has fewer tokens than bytes; the row keeps the count of 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import linear_regression
 from typing import Final
 
 _TEXT: Final = (
@@ -77,14 +78,9 @@ def fit_scale(samples: Sequence[tuple[int, int]]) -> PromptScale | None:
     bytes."""
     if len({size for size, _ in samples}) < 2:
         return None
-    import numpy as np  # only the harness fits; a load process starts without it
-
-    sizes, tokens = np.array(samples, dtype=float).T
-    slope, intercept = np.polyfit(sizes, tokens, 1)
-    if slope * np.ptp(sizes) < 0.5:  # not even one token between the shortest and the longest
+    sizes, tokens = zip(*samples, strict=True)
+    slope, intercept = linear_regression(sizes, tokens)
+    # Not even one token between the shortest and the longest?
+    if slope * (max(sizes) - min(sizes)) < 0.5:
         return None
-    return PromptScale(
-        bytes_per_token=float(1 / slope),
-        overhead_tokens=float(intercept),
-        samples=list(samples),
-    )
+    return PromptScale(bytes_per_token=1 / slope, overhead_tokens=intercept, samples=list(samples))

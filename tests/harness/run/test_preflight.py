@@ -1,6 +1,8 @@
 """The facts that a server publishes, and how closely it may be watched."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -302,6 +304,15 @@ def test_any_straight_line_is_found_again(rate: float, overhead: float, wanted: 
     assert scale is not None
     made = overhead + scale.num_bytes(wanted) / rate
     assert made == pytest.approx(wanted, rel=0.2)  # samples are whole tokens, and wanted far off
+
+
+def test_lengths_are_fitted_by_the_light_base() -> None:
+    code = (
+        "import sys; sys.modules['numpy'] = None; from harness.workload.prompts import fit_scale;"
+        "print(fit_scale([(64, 20), (128, 36)]).bytes_per_token)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "4.0\n"
 
 
 def test_too_few_samples_make_no_line() -> None:
