@@ -201,8 +201,8 @@ class CaseTurns:
         return self._attempt(case, case.check)
 
     def _is_doubtful_count(self, case: Case) -> bool:
-        """All slots are back now: those that were counted as held may have been slow to begin on a
-        busy machine."""
+        """Whether all slots are back now: on a busy machine requests that are slow to begin look
+        like slots that are held."""
         bench = self.bench
         return "O" in case.methods and bench.cleaning.running == bench.facts.slots is not None
 
