@@ -169,8 +169,8 @@ def error_kind(text: str) -> str:
 
 
 def why_unanswered(outcomes: Mapping[Outcome, int], error: str | None, same: int) -> str:
-    """Of a load without one answer, some of whose requests went wrong. `error`: the commonest, of
-    which `same` are."""
+    """The load got not one answer, and some of its requests went wrong. `error`: the commonest
+    error, with which `same` requests ended."""
     wrong, n = sum(outcomes.get(outcome, 0) for outcome in WENT_WRONG), sum(outcomes.values())
     verb = "were refused" if wrong == outcomes.get(Outcome.REJECTED, 0) else "failed"
     how_many = f"all {n} requests" if wrong == n else f"{wrong} of {n} requests"

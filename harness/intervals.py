@@ -111,7 +111,7 @@ def _off_zero(value: float) -> float:
 
 
 def _root(rising: Callable[[float], float], target: float) -> float:
-    """Where a function that rises over 0 to 1 reaches `target`."""
+    """The argument at which a function that rises over 0 to 1 reaches `target`."""
     low, high = 0.0, 1.0
     while (middle := (low + high) / 2) not in (low, high):
         low, high = (middle, high) if rising(middle) < target else (low, middle)

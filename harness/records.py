@@ -301,7 +301,7 @@ def num_slots(config: Mapping[str, Any] | None, found: int | None) -> int | None
 
 
 def is_disaggregated(workers: Iterable[str]) -> bool:
-    """By the names of the frontends' workers: then each has a decode worker after it."""
+    """The names of the frontends' workers show it: each then has a decode worker after it."""
     return any(name.startswith("prefill-") for name in workers)
 
 

@@ -121,7 +121,7 @@ def quantile_ci95(curve: Curve, share: float) -> tuple[float, float] | None:
 
 
 def interval_ranks(n: int, share: float) -> tuple[int, int]:
-    """From 1 to n; outside of them: n values are too few for an interval."""
+    """Ranks from 1 to n; one that is outside means that n values are too few for an interval."""
     return binomial_quantile(0.025, n, share), binomial_quantile(0.975, n, share) + 1
 
 

@@ -159,7 +159,7 @@ def seen_from_outside(frames: RunFrames, facts: RunFacts) -> Outside:
 
 
 def _lateness_s(frames: RunFrames) -> float:
-    """By how much the client reads what has come later than it could, but seldom more."""
+    """The time by which the client reads what has come later than it could, but seldom more."""
     lag_ns = frames.client["lag_ns"]
     return 0.0 if lag_ns.empty else float(lag_ns.quantile(_LATE_SHARE)) / 1e9
 
@@ -244,8 +244,8 @@ def waste_by_counter(runs: Sequence[Outside], latency: Metric | None) -> Figure:
 
 
 def _most_wasted(runs: Sequence[Outside], latency: Metric, n: int) -> Metric | None:
-    """For each answer mean cancel latency (its interval's end) / step + 2: one token a step as long
-    as it was held, one in the step during which its user left, one on the way."""
+    """An answer wastes at most mean cancel latency (its interval's end) / step + 2 tokens: one a
+    step while it was held, one in the step during which its user left, one on the way."""
     steps, most_s = [run.step_s for run in runs if run.step_s], _longest_mean(latency)
     if most_s is None or not steps:
         return None

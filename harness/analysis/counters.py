@@ -34,7 +34,7 @@ def count_figures(lifecycle: pd.DataFrame, facts: RunFacts) -> Figures:
 
 
 def _forced_reclaims(facts: RunFacts) -> Figures:
-    """Of kinds of servers that name such a counter: most have no such setting."""
+    """Only some kinds of servers name such a counter: most have no such setting."""
     name = "forced_reclaims"
     return {name: idle_figure(name, facts, name)} if name in facts.metric_names else {}
 

@@ -67,7 +67,7 @@ def _integrated(gpu: pd.DataFrame) -> EnergyCurve | None:
 
 
 def _curve(t_ns: Ints, joules: Floats, method: str) -> EnergyCurve:
-    """With one interval more at either end, since the readings before and after may be so late."""
+    """The curve is one interval longer at either end: the readings there may be that late."""
     more_ns = int(np.median(np.diff(t_ns)))
     more = np.diff(joules) / np.diff(t_ns) * more_ns
     return EnergyCurve(
@@ -78,7 +78,7 @@ def _curve(t_ns: Ints, joules: Floats, method: str) -> EnergyCurve:
 
 
 def change_times_ns(frames: RunFrames, facts: RunFacts) -> Ints:
-    """When the readings during the load were new ones: an exporter renews them by its own clock."""
+    """The times of the readings during the load that were new: an exporter has its own clock."""
     for column in ("energy_j", "power_w"):
         values = _of_all(frames.gpu, column)
         if len(values):

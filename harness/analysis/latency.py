@@ -104,7 +104,7 @@ def _of_unary(survivors: pd.DataFrame) -> Figures:
 
 
 def _of_urgent(survivors: pd.DataFrame) -> Figures:
-    """Of the most important priority, if there are several. A request without one has 0."""
+    """Figures of the most urgent priority, if there are several. A request without one has 0."""
     priorities = survivors["priority"].astype(float).fillna(0)
     if priorities.nunique() < 2:
         return {}

@@ -111,7 +111,7 @@ def _turns(requests: pd.DataFrame) -> pd.DataFrame:
 def _with_computed(
     rows: pd.DataFrame, frames: RunFrames, facts: RunFacts
 ) -> tuple[str, pd.DataFrame | NotMeasurable]:
-    """By which method, and the rows for which it is known how many tokens of their prompts were
+    """The method, and the rows for which it is known how many tokens of their prompts were
     `computed`."""
     known = rows[rows["prompt_tokens"].notna()].astype({"prompt_tokens": float})
     if (why := facts.lacks("steps", "lifecycle", "token lists")) is None:

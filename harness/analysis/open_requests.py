@@ -23,7 +23,7 @@ QUEUED = "queued"  # the plan of clients that leave while they wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequests:
-    """When clients asked for answers and let go of them, each array sorted by itself (ns).
+    """The times (ns) at which clients asked for answers and let go of them, each array sorted.
 
     A request for n answers stands n times. `left_ns`: clients that went away before the end.
     `unanswered_ns`: the clients among these that had no answer yet. `uncounted_ns`: the unanswered,

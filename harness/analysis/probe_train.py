@@ -296,7 +296,7 @@ class _Readings:
         return number, float(np.median((took - spans)[keep & (counts == number)]))
 
     def less(self, hand_over: tuple[int, float]) -> tuple[Floats, Floats]:
-        """When the slot came free, and how long the step before that took."""
+        """The times at which the slots came free, and the lengths of the steps before that (ns)."""
         number, beyond = hand_over
         if not self.has_steps:
             free = self.first_ns - beyond

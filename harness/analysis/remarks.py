@@ -497,7 +497,7 @@ def _empty(requests: pd.DataFrame) -> Iterator[str]:
 
 
 def _errors(requests: pd.DataFrame, plan_failed: str | None) -> Iterator[str]:
-    """Without the one that is the reason why the plan failed."""
+    """The error that is the reason why the plan failed is left out."""
     failed = requests[requests["outcome"].isin([Outcome.FAILED, Outcome.REJECTED])]
     texts = failed["error"].dropna().astype(str)
     if texts.empty:

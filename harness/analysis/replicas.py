@@ -49,7 +49,7 @@ def _of_one(manifest: dict[str, object], worker: str) -> dict[str, object]:
 def over_replicas(
     figures: Sequence[Figures], simulated: Simulated
 ) -> dict[str, dict[str, OverReplicas]]:
-    """By metric and figure, of the metrics that every replica has."""
+    """The figures of the metrics that every replica has, by metric and figure."""
     found: dict[str, dict[str, OverReplicas]] = {}
     for name, info in METRICS.items():
         ones = [one.get(name) for one in figures]

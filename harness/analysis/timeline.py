@@ -128,7 +128,7 @@ class StepTimes:
         return (following < self.n) & (ended < until_ns)
 
     def boundary_ns(self, t_ns: Ints) -> Ints:
-        """When the step that `next_schedule` names began; `NEVER` if no step followed."""
+        """The start of the step that `next_schedule` names; `NEVER` if no step followed."""
         return np.append(self.started_ns, NEVER)[self.next_schedule(t_ns)]
 
     def next_schedule(self, t_ns: Ints) -> Ints:

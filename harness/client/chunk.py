@@ -147,7 +147,7 @@ class Look(Chunk):
     response_id: str | None = None
 
 
-# Of events of the two older dialects. Raises ValueError (of several kinds) for invalid UTF-8, JSON
-# or fields, and RecursionError for endless nesting.
+# Decoding an event of the two older dialects raises ValueError (of several kinds) for invalid
+# UTF-8, JSON or fields, and RecursionError for endless nesting.
 NONSENSE: Final = (ValueError, RecursionError)
 decode_chunk: Final[Callable[[bytes], Chunk]] = msgspec.json.Decoder(Chunk).decode

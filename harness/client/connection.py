@@ -46,7 +46,7 @@ while True:
 
 
 class Deadline(NamedTuple):
-    """When something must have come, on the monotonic clock, and the complaint if it has not."""
+    """A moment on the monotonic clock, and the complaint if nothing has come by then."""
 
     at_ns: int
     complaint: str

@@ -75,7 +75,7 @@ class StreamEnding:
         return StreamFailure(StreamSignal.ERROR, self.with_unread(error, tokens_read))
 
     def finish(self, chunk: Chunk, tokens_read: int) -> StreamFailure | None:
-        """By the finish reasons of its choices. `tokens_read`: with the chunk's own."""
+        """The finish reasons of its choices decide. `tokens_read`: with the chunk's own."""
         for choice in chunk.choices:
             reason = end_of(choice.finish_reason)
             if reason is None:

@@ -161,7 +161,7 @@ class Http1Exchange:
                 self._client.give_up(str(error))
 
     def _end_badly(self, end: Callable[[int, str], None], error: Exception) -> None:
-        """Unless an event that is there without its blank line says how the answer ended."""
+        """An event that is there without its blank line may still say how the answer ended."""
         now_ns = time.perf_counter_ns()
         if self.stream.outcome is None and self._discarded is None:
             self._reader.read_rest(now_ns)

@@ -275,7 +275,7 @@ class Http2Exchange:
         self._changed.set()
 
     def lost(self, why: str) -> None:
-        """Unless an event that is there without its blank line says how the answer ended."""
+        """An event that is there without its blank line may still say how the answer ended."""
         now_ns = time.perf_counter_ns()
         if self.stream.outcome is None:
             self._reader.read_rest(now_ns)

@@ -98,7 +98,7 @@ class HttpClient(LoadClient):
         return raw_path, fields, encoded
 
     def _target_of(self, spec: RequestSpec) -> Target:
-        """As the request sees it: another route has a dialect of its own."""
+        """The target as the request sees it: another route has a dialect of its own."""
         if spec.path is None:
             return self.plan.target
         other = {"path": spec.path, "dialect": None, "limit_key": None}

@@ -370,7 +370,7 @@ class KServeCall:
                 self._has_changed.wait(left_ns / 1e9)
 
     def _dues(self) -> Iterator[tuple[int, Deadline | None]]:
-        """When the user leaves (None), and when it would have waited too long."""
+        """The times at which the user leaves (None) and at which it would have waited too long."""
         way, silent_s = self._spec.way, self._client.plan.run.timeout_s
         may_leave = self.stream.can_leave and self._killed_ns is None and way is not Way.DEADLINE
         if self._leaves_at_ns is not None and may_leave:

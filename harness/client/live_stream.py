@@ -64,7 +64,7 @@ class LiveStream:
 
     @property
     def counted(self) -> Counted | None:
-        """Of a whole answer: see StreamMachine."""
+        """The count of a whole answer: see StreamMachine."""
         return None if self._conversation is None else self._conversation.stream.counted
 
     @property
@@ -120,7 +120,7 @@ class LiveStream:
 
     @property
     def exchange(self) -> Http1Exchange:
-        """Over HTTP/1.1 alone."""
+        """Only a stream over HTTP/1.1 has one."""
         assert isinstance(self._conversation, Http1Exchange)
         return self._conversation
 
@@ -174,7 +174,7 @@ class Drain:
         self._is_running = False
 
     def add(self, stream: LiveStream) -> None:
-        """After its first token; a stream that must be read is read on."""
+        """Call it after the first token of the stream. A stream that must be read is read on."""
         if stream.has_ended or not stream.set_aside():
             return
         self.streams.append(stream)

@@ -219,7 +219,7 @@ def _of_lines(value: Event) -> str | None:
 
 
 def _of_other_dialect(value: Event, kind: str, family: str) -> str | None:
-    """Which it looks like, and what to set. `family`: of the dialect that was asked for."""
+    """The dialect that it looks like, and what to set. `family`: that of the requested dialect."""
     other = ""
     if isinstance(choices := value.get("choices"), list) and choices:
         is_chat = isinstance(choices[0], dict) and "text" not in choices[0]

@@ -35,7 +35,7 @@ from harness.client.chunk import (
 )
 from harness.client.words import clean, end_of, is_done_text
 
-# In snake case, as all keys are compared.
+# All keys are compared in snake case.
 NOT_TEXT: Final = frozenset(
     {
         # Who speaks, and what kind of thing it is.
@@ -71,7 +71,7 @@ _NOT_TEXT_LATER_WORDS: Final = (
 )
 _CALLS: Final = frozenset({"tool_calls", "function_call"})  # a `name` in them is generated
 _ARGUMENTS: Final = frozenset({"arguments", "input", "partial_json"})  # all that is in them is
-# In the `type` of what nobody can read, or what a tool has brought.
+# The `type` of what nobody can read, or of what a tool has brought, contains one of these.
 _NOT_MADE: Final = ("redacted", "encrypted", "tool_result")
 _TEXT_ITSELF: Final = frozenset({"text", "content", "thinking", "reasoning", "reasoning_content"})
 # Whatever shape it has: a token of an answer may look like an id.
@@ -127,7 +127,7 @@ def values_of(data: bytes) -> list[Any]:
 
 
 def _value(text: str) -> Any:
-    """Also with half a pair of surrogates, line ends in texts, NaN, or numbers of any length."""
+    """It may have half a pair of surrogates, line ends in texts, NaN, or numbers of any length."""
     if is_done_text(text):
         return DONE
     return json.loads(text, strict=False, parse_int=_whole)

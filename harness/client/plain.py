@@ -70,5 +70,5 @@ _is_silent: Final = short(_says_no_more)
 
 
 def _may_say_more(key: str) -> bool:
-    """Also a key without end."""
+    """A key without end may say more, too."""
     return not _is_silent(key)

@@ -52,9 +52,9 @@ class BlockingReceiver:
 
 
 class HubReceiver:
-    """For a socket of gevent's, which must stay non-blocking. `_waiting` is the greenlet that waits
-    now; `_since_ns`, when the latest bytes came; `_fires_ns`, the time for which the timer is set.
-    """
+    """Reads a socket of gevent's, which must stay non-blocking. `_waiting` is the greenlet that
+    waits now; `_since_ns`, when the latest bytes came; `_fires_ns`, the time for which the timer is
+    set."""
 
     def __init__(self, sock: socket.socket, hub: Any) -> None:
         self._read = partial(os.read, sock.fileno(), _RECEIVE_BYTES)

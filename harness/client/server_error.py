@@ -68,7 +68,7 @@ KIND_KEYS: Final = frozenset(_KINDS)
 _PART_KEYS: Final = frozenset(_ALL_PARTS)
 CHOICE_KEYS: Final = frozenset(_OF_CHOICES)
 FAILING_KEYS: Final = frozenset((*_CODES, *_STATES, *_FLAGS, *_BAD_FLAGS))
-# Of a tool, of an account, or the client's own words, which the server repeats.
+# Keys of a tool, of an account, or of the client's own words, which the server repeats.
 _OF_OTHERS: Final = frozenset(
     {"item", "part", "content_block", "arguments", "input", "usage", "metadata"}
 )
@@ -202,7 +202,7 @@ def _is_good(code: str) -> bool:
 
 
 def _fails(event: Mapping[str, Any], *, has_name: bool) -> bool:
-    """By a flag, a code or a status."""
+    """A flag, a code or a status of the event says that it failed."""
     words = _first_text(_normal(event), _WORDS)
     if any(_is_false(event.get(key), words) for key in _FLAGS):
         return True
@@ -308,7 +308,7 @@ def _first_text(fields: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Of one text, or of several in a list."""
+    """One text, or the texts of a list joined; else empty."""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         value = "; ".join(value)
     return value.strip() if isinstance(value, str) else ""

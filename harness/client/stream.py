@@ -398,7 +398,7 @@ class StreamMachine:
             self._end(StreamSignal.ERROR, t_ns, ending.with_last_words(NO_ANSWER, self.tokens_read))
 
     def _read_late_account(self, data: bytes, name: bytes) -> None:
-        """After `[DONE]` nothing but the count of tokens is still read."""
+        """Only the count of tokens is still read after `[DONE]`."""
         for look in self._look(data, name):
             usage = look.usage
             if usage is not None and (usage.completion_tokens or 0) <= self._most_tokens:

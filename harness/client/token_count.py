@@ -89,7 +89,7 @@ class TokenCount:
         return 1 if self._per_event == 1 else self._scale()
 
     def of_whole(self, has_text: Sequence[bool], tokens: int | None) -> int:
-        """Of an answer in one piece, whose `tokens` the server may have counted."""
+        """The tokens of an answer in one piece; `tokens`: as the server counted them, if it did."""
         self.by = TokenCounting.EVENTS if tokens is None else _BY_USAGE
         return sum(has_text) if tokens is None else tokens
 
@@ -125,7 +125,7 @@ class TokenCount:
         return self._estimate(one, choice, so_far)
 
     def _estimate(self, one: _CountedAnswer, choice: Choice, so_far: int | None) -> int:
-        """By its ids or its text, less what a count that stands still has already brought of it."""
+        """The tokens by its ids or its text, less those that an unmoved count has brought."""
         has_counted = any(answer.counted for answer in self._answers.values())
         self._count_texts_from_now()
         if choice.token_ids:

@@ -7,12 +7,12 @@ from typing import Final
 
 from harness.client.chunk import MAX_CHARS
 
-# By their letters alone: `keep-alive`, `[HEARTBEAT] 12`.
+# Names are compared by their letters alone: `keep-alive`, `[HEARTBEAT] 12`.
 _HEARTBEATS: Final = frozenset(
     {"ping", "pong", "heartbeat", "keepalive", "noop", "comment", "ok", "alive", "stillalive"}
     | {"beat", "hb", "keep"}
 )
-# In place of an error: there is none.
+# One of these words in place of an error says that there is none.
 _WELL: Final = frozenset(
     {"ok", "okay", "success", "succeeded", "successful", "normal", "none", "null", "nil"}
     | {"no_error", "noerror", "false", "n/a", "healthy", "成功", "操作成功", "无"}
@@ -43,7 +43,7 @@ _BREAKABLE: Final = frozenset(
     {"upstream", "connection", "conn", "socket", "peer", "stream", "worker", "server", "service"}
     | {"backend", "engine", "replica", "node", "session", "bad"}
 )
-# In the name of an event about something else than the answer: a log, a tool, another try.
+# An event with one of these words in its name is not about the answer: a log, a tool, a retry.
 _ASIDE: Final = frozenset(
     {"log", "logs", "info", "debug", "trace", "warn", "warning", "warnings", "notice", "tool"}
     | {"tools", "retry", "retries", "retrying", "metric", "metrics", "stats", "telemetry"}
@@ -96,7 +96,7 @@ _ERROR_TEXT: Final = re.compile(
 _DOUBTFUL: Final = re.compile(
     r"\b(?:busy|interrupted|(?:try|retry)[ ](?:again|later))\b|繁忙|稍后", re.IGNORECASE
 )
-# In JSON that is broken, or is Python's: a key that says an error, and its value.
+# A key that says an error, and its value, in JSON that is broken or is Python's.
 _ERROR_FIELD: Final = re.compile(
     r"""['"](?:error|errors|exception|fault|failure)['"]\s*:\s*(?!null|none|false|0|["'\[{]\s*["'\]}])""",
     re.IGNORECASE,
@@ -130,7 +130,7 @@ def clean(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """As many of a server's own words as a row keeps."""
+    """The text, cut to what a row keeps of a server's own words."""
     return clean(text.strip())[:MAX_CHARS]
 
 
@@ -176,7 +176,7 @@ def names_failed_state(state: str) -> bool:
 
 @short
 def is_failing_state(state: str) -> bool:
-    """Of an event that says why: `rejected`, `cancelled`, `RESOURCE_EXHAUSTED`, too."""
+    """An event that says why may also name `rejected`, `cancelled` or `RESOURCE_EXHAUSTED`."""
     return _is_state(_words(state)) and is_failing_word(state)
 
 

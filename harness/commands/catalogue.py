@@ -45,7 +45,7 @@ GROUPS: Final[dict[str, Sequence[str]]] = {
     "Several servers": ("tiers", "disaggregated", "cluster"),
 }
 
-# From a name or path to its file's content, lines for the list, and lines for one alone.
+# Takes a name or path; returns its file's content, lines for the list, and lines for one alone.
 Describe = Callable[[str], tuple["TomlTable", list[str], list[str]]]
 
 

@@ -48,7 +48,7 @@ def report(
 
 
 def judge_if_needed(folder: RunFolder) -> None:
-    """If the run has no summary that can be read."""
+    """The run is judged if it has no summary that can be read."""
     try:
         folder.read_summary()
     except OtherVersionError:

@@ -1,4 +1,4 @@
-"""Since when is a figure at another level? The change point of its runs over time.
+"""The change point of a figure's runs over time: since when it is at another level.
 
 The rule is the change-point model, a control chart for figures whose level and spread nobody knows
 beforehand: Hawkins, Qiu and Kang, Journal of Quality Technology 35 (2003), 355-366. Split the runs

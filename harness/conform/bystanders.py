@@ -108,7 +108,7 @@ def lengths_of(rows: Rows) -> list[int]:
 
 
 def tokens_of(row: RequestRow) -> int:
-    """By the server's count, or else by the events."""
+    """The tokens by the server's count, or else by the events."""
     return row.completion_tokens or row.tokens_read
 
 
@@ -209,8 +209,8 @@ def _more_often(changed: int, own: int, streams: int, what: str) -> Finding:
 
 
 def chance_of(hits: int, drawn: int, *, of_all: int, among: int) -> float:
-    """That chance alone puts `hits` or more of all hits (`of_all`) into the `drawn` ones `among`
-    all: the upper tail of the hypergeometric distribution."""
+    """The probability that chance alone puts `hits` or more of all hits (`of_all`) into the `drawn`
+    ones `among` all: the upper tail of the hypergeometric distribution."""
     ways = (
         comb(drawn, more) * comb(among - drawn, of_all - more)
         for more in range(hits, min(drawn, of_all) + 1)

@@ -88,7 +88,7 @@ class Case(NamedTuple):
     since: str = FIRST_SUITE
 
     def longest_s(self, settle_s: float, ttft_s: float) -> float:
-        """Of one run of its check, on a server with these times."""
+        """The longest time of one run of its check, on a server with these times."""
         return self.limit_s + _SETTLES * settle_s + _FIRST_TOKENS * ttft_s
 
     @property

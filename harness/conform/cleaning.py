@@ -1,4 +1,4 @@
-"""Between the cases: nothing of one stays for the next, and what a case did to the server is seen.
+"""The work between cases: nothing of one stays for the next, and its harm to the server is seen.
 
 A greedy answer, the canary, is compared with the same answer at the beginning.
 """
@@ -60,8 +60,8 @@ class Cleaning:
         return found, reason
 
     def aftermath_of_left(self) -> tuple[Aftermath, str]:
-        """After answers that were left: whether the server serves once they have ended. Where slots
-        cannot be counted, nobody sees that; and many of them slow each other. So the server is
+        """Whether the server serves once the answers that were left have ended. Where slots cannot
+        be counted, nobody sees that end; and many such answers slow each other. So the server is
         asked again until it serves, for as long as it would be waited for at rest."""
         until_s = time.monotonic() + _LONGEST_REST_S
         found = self.aftermath()
@@ -70,8 +70,8 @@ class Cleaning:
         return found
 
     def aftermath_of_refusals(self) -> tuple[Aftermath, str]:
-        """Where the server refuses though nothing of this run is left: a limit on how much is asked
-        in a minute lets requests in again when the minute is over."""
+        """The server may refuse though nothing of this run is left: a limit on how much is asked in
+        a minute lets requests in again when the minute is over."""
         began_s, is_all_ended = time.monotonic(), not self._streams.ghosts()
         found = self.aftermath()
         is_refusal = found[0] is Aftermath.WEDGED and _REFUSALS in found[1]

@@ -63,7 +63,7 @@ class ConformConfig(JudgedConfig):
 
     @property
     def own_engine(self) -> EngineSettings:
-        """Where no target is named."""
+        """The settings of the bundled engine, where no target is named."""
         if self.against != "bad":
             return OWN_ENGINE
         return OWN_ENGINE.model_copy(update={"faults": [way.fault for way in WAYS]})
@@ -138,7 +138,7 @@ def _is_of_gateway(word: str) -> bool:
 
 
 def _of_gateway(config: ConformConfig) -> list[Case]:
-    """In the order of their declaration. Raises ConfigError."""
+    """The cases in the order of their declaration. Raises ConfigError."""
     flags = {
         "--gentle": config.gentle,
         "--suite": config.suite is not None,
@@ -158,7 +158,7 @@ def _of_gateway(config: ConformConfig) -> list[Case]:
 
 
 def chosen_cases(config: ConformConfig) -> list[Case]:
-    """In the order in which they run. Raises ConfigError."""
+    """The cases in the order in which they run. Raises ConfigError."""
     if config.upstream is not None:
         return _of_gateway(config)
     if config.usage is not None:

@@ -10,7 +10,7 @@ GENTLE_S: Final = 300.0  # where no time is named
 
 
 def gentle_case(max_seconds: float) -> Case:
-    """Not among the cases of a suite: it stands alone."""
+    """This case stands alone: it is not among the cases of a suite."""
     return Case(
         id=GENTLE_ID,
         level=Level.MUST,

@@ -100,7 +100,7 @@ def _outcome(found: Gentle, contract: Disconnect) -> Finding | Exception:
 
 
 def _evidence(found: Gentle) -> Evidence:
-    """In milliseconds, and shares of 1."""
+    """The figures in milliseconds, and in shares of 1."""
     latency, ghosts = found.latency_ci95, found.ghost_ci95
     figures: dict[str, float | None] = {
         "leaves": found.leaves,

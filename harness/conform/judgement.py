@@ -29,8 +29,8 @@ LEAST_STEP_S: Final = 1e-4  # shorter, and the tokens were there before
 
 
 class Bound(NamedTuple):
-    """At the median of the tries: typical `steps`, and the `tokens` that another stream gets in
-    that time: fewer where a step computes a prompt, too."""
+    """Limits for the median of the tries: typical `steps`, and the `tokens` that another stream
+    gets in that time, which are fewer where a step computes a prompt, too."""
 
     steps: float = 4.0
     tokens: float = 4.0
@@ -88,7 +88,7 @@ def judge_recovery(
     controls: Sequence[SlotTry],
     natural_s: float | None = None,
 ) -> Finding:
-    """By full slots. Raises CannotDecideError where both questions are open."""
+    """Judges by full slots. Raises CannotDecideError where both questions are open."""
     holds = holds_of(tries, controls, now, natural_s)
     stopping = judge_stopping(holds, _harm_s(now, bound))
     tries = _less_controls(tries, controls)
@@ -108,7 +108,7 @@ def judge_recovery(
 
 
 def judge_holds(holds: Holds, step_s: float, bound: Bound) -> Finding:
-    """By a way that counts no steps. Raises CannotDecideError where the question is open."""
+    """Judges by a way that counts no steps. Raises CannotDecideError where the question is open."""
     stopping = judge_stopping(holds, bound.steps * step_s + HARM_S)
     floor = quantity(max(holds.floor_s, step_s), "s")
     counted = _open(f"nothing shorter than {floor} is seen this way")
@@ -148,7 +148,7 @@ def _last_of_waves(tries: Sequence[SlotTry]) -> list[SlotTry]:
 
 
 def _less_controls(tries: Sequence[SlotTry], controls: Sequence[SlotTry]) -> list[SlotTry]:
-    """Of many probes at once the last ones wait for the prompts of the first, after leaves as after
+    """The last of many probes at once wait for the prompts of the first, after leaves as after
     ends: what a control took for the probe of the same rank is not the leave's."""
     if all(one.rank == 0 for one in tries):
         return list(tries)
@@ -171,8 +171,8 @@ def _unless_usual(
     now: CaseConditions,
     bound: Bound,
 ) -> _Counted:
-    """Where a slot is late after an answer's own end, too, that is not the leave's: a server with
-    full slots may have little room for a prompt in each step."""
+    """The leave is not to blame for a slot that is late after an answer's own end, too: a server
+    with full slots may have little room for a prompt in each step."""
     usual_s = [one.recovery_s for one in controls if one.recovery_s is not None and not one.rank]
     if counted.failure is None or counted.steps is None or not usual_s:
         return counted

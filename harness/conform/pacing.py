@@ -1,4 +1,4 @@
-"""In which order the cases run, and how long the rest of them takes."""
+"""The order in which the cases run, and how long the rest of them takes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files

@@ -145,7 +145,7 @@ class Recoveries:
         *,
         is_alone: bool = False,
     ) -> Finding:
-        """By full slots: a look, and the test if the look does not acquit (see
+        """The finding by full slots: a look, and the test if the look does not acquit (see
         harness/conform/stopping.py). Raises CannotDecideError."""
         tries = self._turns(one_try, bound, is_alone=is_alone, is_look=True)
         if tries[-1].recovery_s is not None:
@@ -216,7 +216,7 @@ class Recoveries:
         return finding
 
     def _all_admitted(self, finding: Finding) -> Finding:
-        """After all have left, as many requests as slots are admitted again."""
+        """As many requests as slots must be admitted again after all have left."""
         self._streams.end()
         held = self._occupancy.held(lambda: 0)
         evidence = finding.evidence | {"held": held}
@@ -232,8 +232,9 @@ class Recoveries:
         *,
         before: Sequence[float] = (),
     ) -> Finding:
-        """After the tries and their controls (`FullSlots.begin`, `hand_over`). `before`: the steps
-        before the first leave, if `FullSlots` did not note them. Raises CannotDecideError."""
+        """Call it after the tries and their controls (`FullSlots.begin`, `hand_over`). `before`:
+        the steps before the first leave, if `FullSlots` did not note them. Raises
+        CannotDecideError."""
         streams, slots = self._streams, self._full_slots
         before = before or slots.before
         # A slot that did not come back has no steps to count.
@@ -276,7 +277,7 @@ class Recoveries:
 
     @property
     def _admission(self) -> Admission | None:
-        """Of a server that refuses."""
+        """The watcher of a server that refuses; None for any other server."""
         if not self._streams.facts.refuses:
             return None
         return next((one for one in self._watchers if isinstance(one, Admission)), None)

@@ -93,7 +93,7 @@ def _tag(one: CaseResult, *, strict: bool) -> Tag:
 
 
 def as_badge(result: ConformResult) -> bytes:
-    """For shields.io, which reads such a file from an address (its "endpoint")."""
+    """A badge for shields.io, which reads such a file from an address (its "endpoint")."""
     suite = f" {result.suite}" if result.suite else ""
     verdicts = [one.verdict for one in result.cases]
     passed, undecided = verdicts.count(Verdict.PASS), sum(one in UNDECIDED for one in verdicts)

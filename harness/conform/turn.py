@@ -158,7 +158,7 @@ class CaseTurns:
     def _confirmed(
         self, case: Case, outcome: Finding
     ) -> tuple[Finding | Exception, Finding | Exception | None]:
-        """After a red: the outcome, and that of a second look; None: the red stands. The second
+        """The outcome after a red, and that of a second look; None: the red stands. The second
         look is the control and, if the server was late, or held slots that have all come back, the
         case once more in the slots that are left. A server that declares that answers run on is
         held to that instead. There is no second look after a `never` that was judged against
@@ -248,7 +248,7 @@ class CaseTurns:
         return self._end_run(result, reason, coming, is_healthy=bool(is_healthy))
 
     def _note_restart(self, result: CaseResult, reason: str) -> None:
-        """Once a server may restart for another reason than the leaves just before."""
+        """A single restart may have another reason than the leaves just before it."""
         if not self.bench.known.left_here(_EVER_NS):
             _leave_open(result, reason)
             return
@@ -368,7 +368,7 @@ def _leave_open(result: CaseResult, reason: str) -> None:
 
 
 def _prompts_are_short(case: Case) -> bool:
-    """So that no prompt that was left can be what makes the other streams wait."""
+    """Short prompts that were left cannot be what makes the other streams wait."""
     return case.group not in _LONG_PROMPTS and "K" not in case.methods
 
 

@@ -75,7 +75,8 @@ class Admission:
         )
 
     def control_s(self) -> float:
-        """By itself, after a red. Raises CannotDecideError if no request is admitted."""
+        """The time of a control by itself, after a red. Raises CannotDecideError if no request is
+        admitted."""
         self._full_slots.begin()
         return self._hand_over()
 
@@ -160,8 +161,9 @@ class Admission:
             )
 
     def _knock(self, t0_ns: int, longest_s: float) -> float | None:
-        """From t0 until a request is admitted, by its sending; None: not within `longest_s`. Raises
-        CannotDecideError if the latest request was refused for another reason than full slots."""
+        """The time from t0 until a request is admitted, by its sending; None: not within
+        `longest_s`. Raises CannotDecideError if the latest request was refused for another reason
+        than full slots."""
         server = self._streams
         self.refusals = 0
         until_ns = t0_ns + int(longest_s * 1e9)
@@ -188,5 +190,5 @@ class Admission:
 
 
 def _words_of(refused: LiveStream) -> str:
-    """Without numbers and ids, which differ from one refusal to the next."""
+    """The words of a refusal without numbers and ids, which differ from one to the next."""
     return _NAMED.sub("", end_of(refused))

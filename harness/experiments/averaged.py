@@ -33,8 +33,8 @@ _MISSED: Final = 6  # polls in a row without a reading, and the window is left o
 
 
 class LeaveWindow(NamedTuple):
-    """Around t0, in seconds. `poll_s`: between two readings. `level_s`: over which a level is
-    averaged. `after_s`: the longest time from a leave to its fall that is looked for."""
+    """The times around t0, in seconds. `poll_s`: between two readings. `level_s`: over which a
+    level is averaged. `after_s`: the longest time from a leave to its fall that is looked for."""
 
     poll_s: float
     level_s: float
@@ -49,12 +49,12 @@ class LeaveWindow(NamedTuple):
 
     @property
     def before_s(self) -> float:
-        """Before t0, in which nothing of ours may begin."""
+        """The time before t0 in which nothing of ours may begin."""
         return self.poll_s + self.level_s
 
     @property
     def whole_after_s(self) -> float:
-        """After t0, in which nothing of ours may begin or end by itself."""
+        """The time after t0 in which nothing of ours may begin or end by itself."""
         return self.after_s + self.poll_s + self.level_s
 
 
@@ -69,7 +69,7 @@ class Leave(NamedTuple):
 
 
 def arrays(columns: Iterable[Sequence[float]]) -> tuple[Array, Array]:
-    """Of `Readings.columns`: times and values."""
+    """The times and values of `Readings.columns`."""
     times_s, values = map(np.asarray, columns)
     return times_s, values
 
@@ -168,8 +168,8 @@ class _Curves:
         return found
 
     def depths(self) -> tuple[Array, Array]:
-        """Of each leave, at the place that the leaves of the other groups gave: from before t0, and
-        from right before the place."""
+        """The depth of each leave, at the place that the leaves of the other groups gave: from
+        before t0, and from right before the place."""
         group = np.arange(len(self.by_leave)) % _GROUPS
         poll_s, level_s = self._window.poll_s, self._window.level_s
         depths = np.empty((2, len(self.by_leave)))

@@ -43,7 +43,7 @@ class TrainBeat:
 
     @property
     def since_ns(self) -> int | None:
-        """When it left; where it waited in the queue, when the slot came free after that."""
+        """The time at which it left, or at which the slot came free later, if it left the queue."""
         left_ns = None if self.leaver is None else self.leaver.abandoned_ns
         if left_ns is None or self.slot_from is None:
             return left_ns

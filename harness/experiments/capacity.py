@@ -79,8 +79,8 @@ class Capacity:
         return prompts_s(server.slots * prompt_tokens * self._token_s, server.step_s)
 
     def _find(self, longest: int) -> int:
-        """By bisection, which begins near the share of each slot in the prompts that fitted when
-        all of the `longest` did not."""
+        """The bisection begins near the share of each slot in the prompts that fitted when all of
+        the `longest` did not."""
         slots = self._streams.slots
         fitting, too_long = 0, min(longest, (self._began + 1) * longest // slots)
         middle = self._began * longest // slots

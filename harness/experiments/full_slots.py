@@ -93,7 +93,7 @@ class FullSlots:
         return self.handed_over >= _SURE_HAND_OVERS and not self.lost_hand_overs
 
     def others_leave(self) -> tuple[int, float] | None:
-        """After a try whose slot did not come back: the streams that stayed leave, too. Returns
+        """The streams that stayed leave, too, after a try whose slot did not come back. Returns
         their number, and for how long the probe got none of their slots either; None: it got one,
         or none waits."""
         server = self._streams
@@ -259,7 +259,7 @@ class FullSlots:
     def _leave_and_time(
         self, way: Leaver, leavers: Sequence[LiveStream], probes: list[LiveStream]
     ) -> list[SlotTry]:
-        """Without `probes`, they are sent right after the leaves."""
+        """The probes are sent right after the leaves if `probes` is empty."""
         server = self._streams
         if (ended := next((one for one in leavers if one.has_ended), None)) is not None:
             raise CannotDecideError(f"a stream that was to leave ended by itself: {end_of(ended)}")

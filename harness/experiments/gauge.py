@@ -39,15 +39,15 @@ _SPARE_S: Final = 2.0  # that a ghost still runs on while another stream is trie
 
 
 class Fall(NamedTuple):
-    """Between two readings: `at_s` is in the middle of them, `half_s` half their distance."""
+    """A fall between two readings: `at_s` is their middle, `half_s` half their distance."""
 
     at_s: float
     half_s: float
 
 
 def find_fall(readings: Sequence[Reading], since_s: float, rest: float) -> Fall | None:
-    """When the gauge went down to `rest` for good, at `since_s` or later; None: it did not. Before
-    `since_s` it is taken to be above."""
+    """The fall of the gauge to `rest` for good, at `since_s` or later; None: there was none. It is
+    taken to be above `rest` before `since_s`."""
     above_s, down_s = since_s, None
     for one in readings:
         if one.at_s < since_s:

@@ -128,7 +128,7 @@ def memory_first(
     by_requests: Callable[[], AbstractContextManager[_Seen]],
     looks: Callable[[_Seen], Iterator[Gentle]],
 ) -> Iterator[Gentle]:
-    """By requests from the moment on at which nothing can be seen by memory any more."""
+    """Looks by memory, and by requests from the moment at which memory shows nothing any more."""
     try:
         with by_memory() as seen:
             yield from looks(seen)
@@ -286,7 +286,7 @@ def _judged(averaged: Averaged, ghosts: GhostRate, usual_s: float = 0.0) -> Judg
 
 
 def _usual_lag_s(target: Target, step_s: float, gauge: Gauge = "running") -> float:
-    """By how much the gauge shows later than it happened that a request was let go of."""
+    """The delay with which the gauge usually shows that a request was let go of."""
     late = target.metrics[gauge].late_steps
     return 0.0 if late is None else late.left * step_s
 

@@ -54,7 +54,7 @@ _PREFILL_SHARE: Final = 10  # times as long as a prompt takes: a turn
 
 
 class UnseenError(CannotDecideError):
-    """By memory nothing can be seen."""
+    """Nothing can be seen by memory."""
 
 
 class HeldShare(NamedTuple):
@@ -230,7 +230,7 @@ class ByMemory:
         return need
 
     def _level(self, since_s: float, span_s: float) -> float:
-        """In the mean; by the readings around the span where the page stalled in it."""
+        """The mean level; by the readings around the span where the page stalled in it."""
         times_s, values = arrays(self._readings.columns())
         is_in = (times_s >= since_s) & (times_s < since_s + span_s)
         if not is_in.any():
@@ -299,7 +299,7 @@ class ByMemory:
             )
 
     def _wait_fall(self, span: Interval) -> float | None:
-        """Until a reading shows it, or one is so late that it cannot."""
+        """Waits until a reading shows the fall, or one is so late that it cannot."""
         self._readings.wait(
             lambda: self._readings.latest_s > span.high or self._fall(*span) is not None,
             span.high + READY_S - time.perf_counter(),
@@ -323,7 +323,7 @@ class ByMemory:
 
 
 def natural_end(t0_s: float, tokens_left: int, steps: Interval, late_s: float) -> Interval:
-    """When the answer of a stream that left at t0 ends, if nobody stops it."""
+    """The interval in which the answer of a stream that left at t0 ends, if nobody stops it."""
     soonest_s, latest_s = (tokens_left * one for one in steps)
     return Interval(t0_s + soonest_s / _UNSTEADY, t0_s + latest_s * _UNSTEADY + late_s)
 

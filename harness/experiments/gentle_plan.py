@@ -76,7 +76,7 @@ class StreamTurns(NamedTuple):
 
     @property
     def brief(self) -> Self:
-        """Where each leave is seen by itself: its moment has to be random within a step alone."""
+        """The plan where each leave is seen by itself: its moment must be random only in a step."""
         shortest_s, longest_s = self.dwell_s
         width_s = _BRIEF * (longest_s - shortest_s)
         return self._replace(dwell_s=Interval(shortest_s, shortest_s + width_s))
@@ -90,7 +90,7 @@ class StreamTurns(NamedTuple):
         return rng.uniform(*self.dwell_s)
 
     def next_after_s(self, tokens_left: int, step_s: float, *, all_used: bool) -> float:
-        """From t0 until another stream may begin."""
+        """The time from t0 until another stream may begin."""
         if not all_used:
             return self.window.whole_after_s
         return max(self.window.whole_after_s, _FASTER * tokens_left * step_s)
@@ -102,7 +102,7 @@ def _dwell(window: LeaveWindow, width_s: float) -> Interval:
 
 
 def is_look(moments: int) -> bool:
-    """At 8, 16, 32, ... moments: each further look would be another chance to be wrong."""
+    """There is a look at 8, 16, 32, ... moments: each further one would be a chance to be wrong."""
     return (
         moments >= FIRST_LOOK
         and (moments // FIRST_LOOK).bit_count() == 1
@@ -133,7 +133,7 @@ class GhostRate(NamedTuple):
 
     @classmethod
     def by_pace(cls, left: Averaged, ended: Averaged) -> Self:
-        """Against what the natural end of a stream does to another's pace."""
+        """Compares with what the natural end of a stream does to another's pace."""
         return cls(_over(left.freed, ended.freed), _over(left.at_once, ended.freed))
 
     @property
@@ -142,7 +142,7 @@ class GhostRate(NamedTuple):
         return min(high, max(low, 1 - self.freed.mean))
 
     def interval(self, level: float = 0.95) -> Interval:
-        """Not cut off at 0 and 1."""
+        """The interval of the rate, not cut off at 0 and 1."""
         wide, sharp = self.freed.interval(level), self.at_once.interval(level)
         return Interval(1 - wide.high, max(1 - wide.high, 1 - max(wide.low, sharp.low)))
 

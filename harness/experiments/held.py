@@ -71,7 +71,7 @@ class Held:
         self._idle = 0
 
     def learn_idle(self) -> None:
-        """Before the first case, where no slots can be counted."""
+        """Call it before the first case, where no slots can be counted."""
         if self._asks_gauge:
             with suppress(CannotDecideError):  # others use the server: nothing is taken off
                 self._idle = self._gauge.now()

@@ -48,7 +48,7 @@ _SETTLED_STEPS: Final = 4
 
 
 class _NotServedError(Exception):
-    """Of some requests at once one was not answered, or they take too long to try."""
+    """One of some requests at once was not answered, or they take too long to try."""
 
 
 class _FullError(Exception):
@@ -404,7 +404,7 @@ class _Count:
 
 
 def _check_refusal(trial: Callable[[int, int], Trial], slots: int, turn_steps: float) -> _Slots:
-    """Of `slots + 1` requests one must be refused, and of `slots` requests none."""
+    """One of `slots + 1` requests must be refused, and none of `slots` requests."""
     tokens = _together_tokens(slots, turn_steps)
     try:
         more, enough = trial(slots + 1, tokens), trial(slots, tokens)

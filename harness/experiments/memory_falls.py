@@ -51,8 +51,8 @@ class Falls(NamedTuple):
         return Falls(*(part[is_in] for part in self))
 
     def first(self, since_s: float, until_s: float, held: float) -> float | None:
-        """When what holds `held` was given back, in this time; None: it was not. It is the larger
-        of the falls that share a reading: another's may have come right before."""
+        """The time at which what holds `held` was given back; None: not in this time. It is the
+        larger of the falls that share a reading: another's may have come right before."""
         is_in = (self.until_s >= since_s) & (self.since_s <= until_s)
         fell = np.flatnonzero(is_in & (self.sizes >= ENOUGH * held))
         if not len(fell):
@@ -81,7 +81,7 @@ def needed(changes: Array) -> Needed | None:
 
 
 class Mistaken(NamedTuple):
-    """While nothing of ours moves: for how long, and how often the others looked like a leave."""
+    """The time in which nothing of ours moves, and how often others then looked like a leave."""
 
     seconds: float = 0.0
     times: int = 0

@@ -52,7 +52,7 @@ class Occupancy:
         return server.slots - counted.at_once
 
     def running_at_once(self, extra: int = 0) -> int:
-        """Of one request per slot, and `extra` more, how many run at the same time."""
+        """How many of one request per slot, and `extra` more, run at the same time."""
         return self._count(self._together_s, extra).at_once
 
     @property
@@ -63,7 +63,7 @@ class Occupancy:
 
     @property
     def _tokens(self) -> int:
-        """Of an answer that counts slots; where steps are long, fewer than to find the slots."""
+        """The tokens of an answer that counts slots; fewer than to find them if steps are long."""
         server = self._streams
         spared = max(0, TOGETHER_TOKENS - max(_FEWEST_TOKENS, ceil(_TOGETHER_S / server.step_s)))
         return max(

@@ -47,7 +47,7 @@ _SURELY: Final = 2  # times as long as at its pace, after which an answer has en
 
 
 class Gap(NamedTuple):
-    """Between two tokens, or two pieces of several tokens: its start and its seconds per token."""
+    """A gap between two tokens, or two pieces of several: its start and its seconds per token."""
 
     since_s: float
     pace_s: float
@@ -80,8 +80,8 @@ def find_change(gaps: Sequence[Gap], slow_s: float, fast_s: float) -> int | None
 def back_after_s(
     times_ns: Sequence[int], t0_ns: int, *, slow_s: float, fast_s: float
 ) -> float | None:
-    """From t0 to the beginning of the first step at the fast pace, at least 0; None: it did not
-    come back. `times_ns`: of the witness, before and after t0."""
+    """The time from t0 to the beginning of the first step at the fast pace, at least 0; None: it
+    did not come back. `times_ns`: of the witness, before and after t0."""
     after = [gap for gap in gaps_of(times_ns, fast_s) if gap.since_s + gap.pace_s > t0_ns / 1e9]
     if not after or (first := find_change(after, slow_s, fast_s)) is None:
         return None
@@ -158,8 +158,8 @@ class PaceWatcher:
         )
 
     def _outlast(self, tokens: int) -> None:
-        """Until answers with `tokens` tokens left at the last leave have ended: they slow each
-        other, so their steps are as long as those of the witness beside them."""
+        """Waits until answers with `tokens` tokens left at the last leave have ended: they slow
+        each other, so their steps are as long as those of the witness beside them."""
         ends_s = time.perf_counter() - self._waited_s + SLOWER * self.beside_s * tokens
         self._streams.wait_for_ghosts(lambda: False)
         self._streams.pause(max(0.0, ends_s - time.perf_counter()))
@@ -257,8 +257,8 @@ class PaceWatcher:
         return still_computed(left, full_s, alone_s, after_s, late_s, ended_s, self._rng)
 
     def _natural_ends(self, since_ns: int, step_s: float) -> tuple[float, float]:
-        """For the answers left since then, if they run on at this pace: a moment near the end of
-        most of them, and a moment when all must have ended."""
+        """Two moments for the answers left since then, if they run on at this pace: one near the
+        end of most of them, and one when all must have ended."""
         server, now_s = self._streams, time.perf_counter()
         rows = [(one.spec.max_tokens, one.spec.n, one.row) for one in server.opened]
         ends_s = [

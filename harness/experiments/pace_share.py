@@ -15,7 +15,7 @@ _DRAWS: Final = 1000
 
 
 def middle_95(values: Sequence[float]) -> Interval:
-    """Between the 2.5th and the 97.5th of a hundred."""
+    """The interval from the 2.5th to the 97.5th percentile."""
     cuts = quantiles(values, n=40, method="inclusive")
     return Interval(cuts[0], cuts[-1])
 

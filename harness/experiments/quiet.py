@@ -57,7 +57,7 @@ class Rest(NamedTuple):
 
 
 def find_rest(idle: Sequence[float], busy: Sequence[float]) -> Rest | None:
-    """From readings at rest and readings with one stream; None if these do not differ enough."""
+    """The rest, by readings at rest and readings with one stream; None if they hardly differ."""
     worst_idle, least_busy = max(idle), quantiles(busy, n=10)[0]
     at_rest, beside_one = median(idle), median(busy)
     if beside_one < max(_LEAST_BUSY, _APART * at_rest) or least_busy <= worst_idle:
@@ -66,8 +66,8 @@ def find_rest(idle: Sequence[float], busy: Sequence[float]) -> Rest | None:
 
 
 def quiet_after_s(readings: Sequence[Reading], t0_s: float, limit: float) -> float | None:
-    """From t0 to the reading from which the server was at rest for three in a row, and stayed so;
-    None: it was not. A reading is of the time before it, so the one that holds t0 is left out."""
+    """The time from t0 to the first of three readings in a row at rest, if the server stayed so;
+    None: it did not. A reading is of the time before it, so the one that holds t0 is left out."""
     first_s, quiet = None, 0
     for one in readings:
         if one.at_s <= t0_s:
@@ -161,7 +161,7 @@ class QuietWatcher:
         return self._by_a_meter(lambda readings: self._holds(readings, leaver, tries))
 
     def learn_rest(self) -> None:
-        """Before `held` and `is_busy`. Raises CannotDecideError if no rest is seen."""
+        """Call it before `held` and `is_busy`. Raises CannotDecideError if no rest is seen."""
         self._by_a_meter(lambda readings: self._control(readings, self._idle(readings)))
 
     def held(self, leave: Callable[[], object]) -> bool:
@@ -189,7 +189,7 @@ class QuietWatcher:
         return is_busy
 
     def is_busy(self) -> bool:
-        """After `learn_rest`: whether none of the next readings begins a rest."""
+        """Whether none of the next readings begins a rest. Call `learn_rest` before."""
         meter, rest = self._meter, self.rest
         assert meter is not None
         assert rest is not None

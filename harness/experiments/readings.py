@@ -72,11 +72,11 @@ class Readings:
 
     @property
     def latest_s(self) -> float:
-        """When the latest was; 0 before the first."""
+        """The time of the latest reading; 0 before the first."""
         return self._times[-1] if self._times else 0.0
 
     def wait(self, is_so: Callable[[], bool], longest_s: float) -> bool:
-        """Until it is so; asked after each reading."""
+        """Waits until `is_so`, which is asked after each reading. Returns whether it became so."""
         until_s = time.perf_counter() + longest_s
         while not is_so():
             left_s = until_s - time.perf_counter()
@@ -193,12 +193,12 @@ def why_no_gauge(target: Target, urls: Sequence[str], gauge: Gauge = "running") 
 
 
 def poll_of(target: Target, step_s: float) -> float:
-    """Twice a step where the server bears that."""
+    """The seconds between readings: two a step where the server bears that."""
     least_s = target.min_scrape_interval_s or 0.0
     return max(least_s, min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, step_s / 2)))
 
 
 def gauge_lag_s(target: Target, step_s: float, gauge: Gauge = "running") -> float:
-    """By how much the gauge may be late."""
+    """The time by which the gauge may be late."""
     source = target.metrics[gauge]
     return source.lag_s + source.lag_steps * step_s

@@ -65,7 +65,7 @@ class Rounds:
         return self._session.client.step.median_ns() / 1e9
 
     def warm_up(self) -> None:
-        """On the idle server: the step, and how long as many requests as slots take to begin."""
+        """Learns, on the idle server, the step and how long a request per slot takes to begin."""
         for number in (1, self.slots):
             sent_ns = time.perf_counter_ns()
             streams = [self._start(max_tokens=_WARM_UP_TOKENS) for _ in range(number)]
@@ -115,7 +115,7 @@ class Rounds:
             stream.cut()
 
     def _wait_for_steps(self, checks: list[LiveStream], steps: int) -> None:
-        """By the tokens of a request that has begun; it lasts longer than any leaver would have."""
+        """Counts steps by a request that has begun; it lasts longer than any leaver would have."""
         clock = next((one for one in checks if one.tokens), None)
         longest_s = SLOWER * steps * self.step_s + self._settle_s
         if clock is not None:

@@ -32,8 +32,8 @@ _STEPS: Final = 20  # of the streams of late
 
 
 class Visitors:
-    """Never more than `most` streams at once. `step_s`: the latest step; `steps`: the shortest and
-    the longest of the latest steps. `in_flight_s`: stream-seconds so far. `staying`: how many more
+    """At most `most` streams run at once. `step_s`: the latest step; `steps`: the shortest and the
+    longest of the latest steps. `in_flight_s`: stream-seconds so far. `staying`: how many more
     streams of ours stay. `text`: the prompt, the same each time; None: a short prompt, another each
     time."""
 

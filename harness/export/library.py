@@ -24,7 +24,7 @@ COLUMNS: Final = ("unit", "n", "n_censored", "method", "bound", *FIGURES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """When the load began and ended and the watching ended, in monotonic nanoseconds."""
+    """The beginning and end of the load, and the end of the watching, in monotonic nanoseconds."""
 
     started_ns: int
     ended_ns: int

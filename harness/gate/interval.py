@@ -162,8 +162,8 @@ def _enough_for_mean(distance: float, half: float, n: int) -> str:
 
 
 def _quantile(limit: Limit, metric: Metric, value: float, rounds: Sequence[float]) -> Range:
-    """By the quantile's own interval. On a side without one, the interval of a lower (higher)
-    quantile bounds it."""
+    """The range is the quantile's own interval. On a side without one, the interval of a lower
+    (higher) quantile bounds it."""
     place = _QUANTILES.index(limit.key)
     intervals = [getattr(metric, f"{key}_ci95", None) for key in _QUANTILES]
     low = max((one[0] for one in intervals[: place + 1] if one is not None), default=-math.inf)

@@ -32,7 +32,7 @@ from harness.workload.load import AbandonLoad
 from harness.workload.schedule import Arrival
 
 _START: Final = "walkaway_schedule"
-# From the message to the first arrival: by then every process has it, and has its users.
+# The time from the message to the first arrival: by then every process has it and its users.
 _LEAD_NS: Final = 300_000_000
 _READ: Final = 1
 _READY: Final = 64  # requests prepared ahead: many may come at the same moment

@@ -62,7 +62,7 @@ class FirstAnswers(NamedTuple):
 
 
 def check_requests(run: Preparation, asker: Asker) -> FirstAnswers:
-    """As `fit_requests`; `run.target` is then as the server takes it."""
+    """Calls `fit_requests`, and sets `run.target` to what the server takes."""
     if not run.target.http or run.target.lifecycle:
         return FirstAnswers(asker, [], [])
     run.progress.phase("asking for first answers")

@@ -16,7 +16,7 @@ INSTALLED: Final = "installed.json"
 
 
 def install(recipe: Recipe) -> bool:
-    """Into its own folder, unless it is there with these versions. Returns whether it was needed.
+    """Installs it in its own folder, unless these versions are there. Returns whether it did.
 
     Raises ConfigError if there is none for this Python, and TargetError if a step fails. The
     next installation throws away all that a failed or killed one left.

@@ -82,7 +82,7 @@ class LiveRun:
         self._left: Pending[tuple[int, int]] = Pending()
         self._gone: Pending[LifecycleEvent] = Pending()  # freed, but the row is not read yet
         self._arrived: Pending[int] = Pending()
-        # By worker: freed at, by a cancel.
+        # The slots of each worker that came free: when, and whether by a cancel.
         self._free_slots = defaultdict[str, deque[tuple[int, bool]]](lambda: deque(maxlen=LAST))
         self._latency, self._refill, self._lag = Latest(), Latest(), Latest()
         self._wasted = self._seen = self._held = 0

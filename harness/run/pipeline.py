@@ -44,7 +44,7 @@ from harness.workload.plan import read_plan
 
 REPORT_S = 120.0
 BUG = 1  # the exit code of a process
-# Of the disk or its folders, not of walkaway.
+# Errors of the disk or its folders, not of walkaway.
 OF_THE_DISK = NO_ROOM | {
     *(errno.EROFS, errno.EIO, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ESTALE),
     errno.ENAMETOOLONG,

@@ -1,5 +1,5 @@
-"""Before the load: find the server, and ask for its version, slots, blocks, clock, and the length
-of prompts in its tokens.
+"""The checks before the load: find the server, and ask for its version, slots, blocks, clock, and
+the length of prompts in its tokens.
 
 The answers go into the manifest. A missing answer is a note or a warning at most, never an error,
 but for a page of GPU counters that the user named.
@@ -447,7 +447,7 @@ def read_first(run: RunState, facts: TargetFacts, pages: IdlePages) -> None:
 
 
 def take_own_series(run: Preparation, samples: Sequence[MetricSample], model: str) -> bool:
-    """Of a page with several models only this one's series count. Returns whether it is one."""
+    """Only this model's series count on a page of several. Returns whether it is such a page."""
     metrics = of_model(samples, run.target.metrics, model)
     if metrics == run.target.metrics:
         return False
@@ -482,7 +482,7 @@ def metrics_misfit(
 
 
 def published_blocks(samples: Sequence[MetricSample], target: Target) -> int | None:
-    """Of all engines on the pages."""
+    """The blocks of all engines on the pages."""
     source = target.blocks_from
     if source is None:
         return None

@@ -59,7 +59,7 @@ _OF_A_VALUE: Final = re.compile(
     | \blimit[ ]was[ ]reached""",
     re.IGNORECASE | re.VERBOSE,
 )
-# Before a list of what the server does know, or before advice.
+# Words before a list of what the server does know, or before advice.
 _KNOWN: Final = re.compile(
     r"""\bone[ ]of\b
     | (?<!not[ ])\bexpected\b(?=\s*(?:[:`'"\[(]|one|any|either|field|key|a\b))

@@ -221,7 +221,7 @@ def _why_no_rows(folder: RunFolder, why: str) -> str:
 
 
 def _complete_manifest_of_arms(folder: RunFolder) -> None:
-    """In place of one that is missing or damaged: that of a run, with the arms that were run."""
+    """Replaces one that is missing or damaged by that of a run, with the arms that were run."""
     if _why_no_manifest(folder) is None:
         return
     runs = [one for path in folder.runs() if _why_no_manifest(one := RunFolder(path)) is None]

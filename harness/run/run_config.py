@@ -46,7 +46,7 @@ SEED_KEY: Final = "run.seed="
 
 PROBE_PHASE: Final = ("run.max_seconds=6", "run.timeout_s=5")
 
-# For an unknown kind of server: rare enough to disturb none.
+# The interval for an unknown kind of server: rare enough to disturb none.
 UNKNOWN_SCRAPE_INTERVAL_S = 1.0
 
 

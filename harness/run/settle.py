@@ -324,7 +324,7 @@ def _check_whole(stream: StreamMachine, start: bytes) -> None:
 
 
 def longest_check_s(longest_s: float) -> float:
-    """Of `probe_service`."""
+    """The longest time that `probe_service` takes."""
     return PROBES * min(longest_s, LONGEST_PROBE_S)
 
 

@@ -299,7 +299,7 @@ def _set_up(recipe: Recipe, client: httpx.Client, known: dict[str, str]) -> dict
 
 
 def _routes(recipe: Recipe, known: Mapping[str, str]) -> dict[DialectName, GatewayRoute]:
-    """Of a recipe that names no dialect: all of them."""
+    """A recipe that names no dialect has routes for all of them."""
     named = recipe.routes or {dialect: GatewayRoute() for dialect in PATHS}
     return {
         dialect: GatewayRoute(

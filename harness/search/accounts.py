@@ -70,7 +70,7 @@ class Gauges:
 
 
 class Counts(NamedTuple):
-    """By how much counters moved; None: the server has no such counter, or it is known to lie.
+    """How far counters moved; None: the server has no such counter, or it is known to lie.
     `well`: requests that ended well."""
 
     aborted: float | None = None
@@ -84,11 +84,11 @@ class Counters:
         self._before: Counts | None = None
 
     def begin(self) -> None:
-        """Before a schedule."""
+        """Call it before a schedule."""
         self._before = self._read()
 
     def broken(self, played: Played) -> Violation | None:
-        """When nothing runs any more, and before anything else is asked."""
+        """Call it when nothing runs any more, and before anything else is asked."""
         before, after = self._before, self._read()
         self._before = None
         if before is None or after is None:
@@ -168,7 +168,7 @@ def wrong_counts(moved: Counts, played: Played, step_s: float) -> str | None:
 
 
 def _is_whole(row: RequestRow | None) -> bool:
-    """If it is not, walkaway has closed its connection."""
+    """walkaway has closed the connection of an answer that is not whole."""
     return row is not None and row.outcome is Outcome.COMPLETED
 
 

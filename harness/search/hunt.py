@@ -126,7 +126,7 @@ class Hunt:
         return bool(violations)
 
     def _look_back(self) -> None:
-        """At what adds up."""
+        """Checks what the schedules since the latest refresh have left behind together."""
         if not self._since:
             return
         self._doing(f"what {quantity(len(self._since), 'schedules')} have left behind")
@@ -347,7 +347,7 @@ def _is_no_chance(rate: Rate, control: Rate) -> bool:
 
 
 def _leaves_of(finding: SearchFinding) -> set[tuple[str, str, str]]:
-    """Of its smallest schedule, if there is one."""
+    """The leaves in its smallest schedule, if there is one."""
     if not finding.schedule:
         return set()
     return set(seen_in(msgspec.convert(finding.schedule, Schedule)))

@@ -72,13 +72,13 @@ class Invariants:
         return sorted(found, key=lambda one: order.index(one.broken))
 
     def breach_of(self, broken: Broken, played: Played) -> Violation | None:
-        """Of this invariant alone: nothing is looked at that comes later."""
+        """The violation of this invariant alone: nothing is looked at that comes later."""
         found = next((one for one in self._found(played, broken) if one.broken is broken), None)
         self.end()
         return found
 
     def end(self) -> None:
-        """Of a play, after which nothing is looked at."""
+        """Ends a play after which nothing is looked at."""
         self._all_leave()
         self._bench.forget()
 
@@ -105,7 +105,7 @@ class Invariants:
             yield from self.added_up()
 
     def _all_leave(self) -> None:
-        """Also those that read on, and those that no server can know to have left."""
+        """Clients leave that read on, too, and clients that no server can know to have left."""
         bench = self._bench
         bench.end()
         for stream in bench.opened:

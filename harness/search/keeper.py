@@ -55,7 +55,7 @@ class ServerKeeper:
 
     @property
     def pid(self) -> int | None:
-        """Of the server, if the command stays in the foreground."""
+        """The server's process id, if the command stays in the foreground."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 

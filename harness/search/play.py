@@ -51,7 +51,7 @@ def play(bench: Bench, schedule: Schedule) -> Played:
 
 
 def longest_of(bench: Bench, schedule: Schedule) -> float:
-    """In how many seconds a server that works has answered all of it, one visit after the other."""
+    """The seconds in which a server that works has answered all visits, one after the other."""
     tokens = sum(one.n * one.answer for one in schedule.visits)
     waits = sum(one.at for one in schedule.visits)
     prompts = len(schedule.visits) * bench.ttft_s + sum(

@@ -29,7 +29,7 @@ class Process:
         self._read_log = 0
 
     def begin(self) -> None:
-        """After a fresh start."""
+        """Call it after a fresh start."""
         self._before = self._used()
         self._read_log = 0 if self._log is None else _size_of(self._log)
 

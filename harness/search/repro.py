@@ -103,5 +103,5 @@ def _literal(value: Any) -> str:
 
 
 def _harmless(text: str) -> str:
-    """Without what could end the string that it stands in."""
+    """The text without what could end the string that it stands in."""
     return text.replace("\\", "/").replace('"', "'")

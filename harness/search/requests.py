@@ -82,7 +82,7 @@ def is_greedy(visit: Visit) -> bool:
 
 
 def _role(visit: Visit) -> Role:
-    """Of a canary the text is kept."""
+    """A row keeps the text of a canary."""
     if visit.leave is not None:
         return Role.USER
     return Role.CANARY if is_greedy(visit) else Role.CHECK
@@ -151,7 +151,7 @@ def check_taken(bench: Bench, schedule: Schedule) -> None:
 
 
 def _long_prompt(bench: Bench) -> int:
-    """In tokens: of many chunks, if it can be, but quick enough to be asked for often."""
+    """Its length in tokens: many chunks if possible, but quick enough to be asked for often."""
     context = bench.facts.context
     tokens = _LONG if context is None else min(_LONG, context // 2)
     try:

@@ -120,8 +120,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
 
     def without(self, gone: frozenset[int]) -> "Schedule":
-        """Less these visits. What followed one of them comes at its own time; what repeated one of
-        them sends a prompt of its own."""
+        """The schedule without these visits. What followed one of them comes at its own time; what
+        repeated one of them sends a prompt of its own."""
         kept = [number for number in range(len(self.visits)) if number not in gone]
         place = {number: new for new, number in enumerate(kept)}
         return msgspec.structs.replace(

@@ -54,21 +54,22 @@ class Trial:
         return found
 
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
-        """Of this invariant, on a server as at the beginning. Raises CannotDecideError."""
+        """The violation of this invariant, on a server as at the beginning. Raises
+        CannotDecideError."""
         self.refresh()
         found = self._invariants.breach_of(broken, self._play(schedule))
         self._keep_log(has_broken=found is not None)
         return found
 
     def added_up(self) -> list[Violation]:
-        """Since the server was as at the beginning."""
+        """What has added up since the server was as at the beginning."""
         return self._invariants.added_up()
 
     def added_by(
         self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
     ) -> Added:
-        """When these are played one after the other on a server as at the beginning; `doing` gets
-        which. Raises CannotDecideError."""
+        """What adds up when these are played one after the other on a server as at the beginning;
+        `doing` gets which one is played. Raises CannotDecideError."""
         self.refresh()
         for number, schedule in enumerate(schedules, start=1):
             doing(f"schedule {number} of {len(schedules)}")

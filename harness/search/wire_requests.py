@@ -77,8 +77,8 @@ def _message(client: StreamClient, spec: RequestSpec, text: str) -> dict[str, An
 
 
 def _leave(bench: Bench, visit: Visit) -> dict[str, Any] | None:
-    """After a number of events with text, one for each token, or since the sending; and a number
-    of seconds."""
+    """The way of the leave, and its time: seconds after a number of events with text (one for each
+    token), or after the sending."""
     leave = visit.leave
     if leave is None:
         return None

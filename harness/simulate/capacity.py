@@ -247,7 +247,7 @@ def need_of(
 
 
 def more_than(first: Need, need: Need) -> Estimate:
-    """By seed, since a seed brings the same bursts to both."""
+    """The two are compared seed by seed, since a seed brings the same bursts to both."""
     ratio = estimate([one / own for one, own in zip(first.rates, need.rates, strict=True)])
     ends = None if ratio.ci95 is None else (ratio.ci95[0] - 1, ratio.ci95[1] - 1)
     return Estimate(value=ratio.value - 1, ci95=ends)

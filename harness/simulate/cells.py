@@ -64,7 +64,7 @@ def _row_groups(parts: Iterable[Path]) -> Iterator[pa.Table]:
 
 
 def load_window(requests: Path) -> tuple[int, int] | None:
-    """When the first request was sent and the last ended."""
+    """The times at which the first request was sent and the last one ended."""
     table = pq.read_table(requests, columns=["sent_ns", "ended_ns"])
     if not table.num_rows:
         return None

@@ -203,7 +203,7 @@ class SimulatedFrontend:
     # Reports of replicas
 
     def foresee(self, replica: Replica, outputs: list[Output]) -> None:
-        """When tokens will have been made, known at the boundary where their step begins."""
+        """The times at which tokens will be made are known when their step begins."""
         for output in outputs:
             exchange = self._live[output.request_id]
             if output.token_id is not None:
@@ -231,7 +231,7 @@ class SimulatedFrontend:
                 self._ended(self._live[output.request_id], output, t_ns)
 
     def _look(self, exchange: SimulatedExchange) -> None:
-        """At the step that makes the token after which its user leaves, at the earliest."""
+        """Checks it at the step with the last token before its user leaves, at the earliest."""
         wanted, replica = exchange.leaves_after, exchange.replica
         assert replica is not None
         if not wanted:

@@ -52,8 +52,8 @@ class TokenLags:
     def read_ns(
         self, place: int, made_ns: "array[int]", step_tokens: "array[int]"
     ) -> NDArray[np.int64]:
-        """When the tokens of an answer are read, each after the one before. `made_ns`: when each
-        was made; `step_tokens`: how many tokens its step sampled."""
+        """The times at which the tokens of an answer are read, each after the one before.
+        `made_ns`: when each was made; `step_tokens`: how many tokens its step sampled."""
         made = np.asarray(made_ns, dtype=np.int64)
         lag_ns = self._table[(place + np.arange(len(made))) % _TABLE]
         if self._growth.deliver_token:

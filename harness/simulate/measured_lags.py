@@ -191,7 +191,7 @@ def _delivery_lags(frames: RunFrames) -> Floats:
 
 
 def _sampled(frames: RunFrames) -> dict[str, npt.NDArray[np.int64]]:
-    """When the steps ended that sampled its tokens, and their tokens in all, by the client's id."""
+    """The ends of the steps that sampled its tokens, and all their tokens, by the client's id."""
     steps = frames.steps.sort_values("ended_ns", kind="stable")
     lengths = steps["request_ids"].map(len).to_numpy(dtype=np.int64)
     ids = np.concatenate(steps["request_ids"].to_list())

@@ -102,7 +102,7 @@ def prompt_tokens(frames: RunFrames) -> pd.Series:
 
 
 def _by_step(computed: pd.DataFrame, num_steps: int) -> Floats:
-    """As the runner counts: a request that is owed one token decodes, any other prefills."""
+    """Sums as the runner counts: a request that is owed one token decodes, any other prefills."""
     decodes = (computed["scheduled"] == 1) & (computed["sampled"] == 1)
 
     def total(values: pd.Series) -> Floats:

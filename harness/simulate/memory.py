@@ -80,7 +80,7 @@ def _first_requests(plan: Plan) -> Iterator[RequestSpec]:
 
 
 def _most_live(plan: Plan, lengths: Lengths) -> int:
-    """In an open loop: the batch, and all that comes beyond what the replicas can answer."""
+    """An open loop has the batch, and all that comes beyond what the replicas can answer."""
     arrivals, config = plan.arrivals, plan.engine
     if arrivals is None:
         return len(Asking(plan, 0).users())

@@ -66,7 +66,7 @@ class Outages:
         return turn
 
     def gone(self, worker: str, t_ns: int) -> None:
-        """Also a replica that a fault has killed, which never comes back."""
+        """A replica that a fault has killed is gone, too, and never comes back."""
         turn = self._away.setdefault(worker, None)
         if turn is None or turn.outage.back_after_s is None:
             return

@@ -64,7 +64,7 @@ class VirtualRunner(SimulatedRunner):
 
 
 class StepLags(NamedTuple):
-    """As `step_s`, `between_s`, `schedule_s` and `growth` of a machine's lags."""
+    """The `step_s`, `between_s`, `schedule_s` and `growth` of a machine's lags."""
 
     step: Lag = NO_LAG
     between: Lag = NO_LAG
@@ -107,7 +107,7 @@ class TimedScheduler(Scheduler):
 
 
 class StepLog(NamedTuple):
-    """When each step ended, and how many tokens it sampled; step n is at n - 1."""
+    """The time at which each step ended, and the tokens that it sampled; step n is at n - 1."""
 
     ended_ns: "array[int]"
     tokens: "array[int]"
@@ -210,7 +210,7 @@ class Replica:
         return self._engine.patience_s() == 0.0
 
     def gauges(self) -> Gauges:
-        """As its latest report has them."""
+        """The gauges in its latest report."""
         latest = self._latest
         return Gauges(
             worker=self.name,

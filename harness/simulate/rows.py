@@ -154,7 +154,7 @@ class CellFiles:
         self._steps.append(record, 3 * len(record.scheduled))
 
     def discard(self) -> None:
-        """After an error: no half of it stays."""
+        """Call it after an error: no half of the cell stays."""
         rmtree(self._folder)
 
     def close(self, facts: CellFacts) -> None:

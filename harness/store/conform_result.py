@@ -91,7 +91,7 @@ class CrossingTimes(msgspec.Struct, frozen=True):
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """Within how many steps a freed slot worked for another request, over all tries."""
+    """The steps within which a freed slot worked for another request, over all tries."""
 
     p50: float
     worst: float

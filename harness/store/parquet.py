@@ -32,7 +32,7 @@ STEP_LISTS: Final = [
 
 
 class TableWriter:
-    """Until it is closed, the file is called `.part`."""
+    """The file is called `.part` until it is closed."""
 
     def __init__(self, path: Path, record: type[msgspec.Struct]) -> None:
         self._path, self._part = path, path.with_suffix(".part")
@@ -81,7 +81,7 @@ def read_frame(
 
 
 def empty_frame(record: type[msgspec.Struct], *, without: Container[str] = ()) -> pd.DataFrame:
-    """As `read_frame` reads a table without rows."""
+    """What `read_frame` returns for a table without rows."""
     names = [field for field in schema_of(record) if field.name not in without]
     return pd.DataFrame({field.name: _as_series(field, []) for field in names})
 

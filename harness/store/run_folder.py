@@ -170,7 +170,7 @@ class RunFolder:
         return written
 
     def read_manifest(self) -> dict[str, Any]:
-        """As it was written, perhaps by another version. Raises ConfigError."""
+        """The manifest as it was written, perhaps by another version. Raises ConfigError."""
         return self._read_json("manifest.json")
 
     @property

@@ -12,7 +12,7 @@ SEARCH_FILE: Final = "search.json"
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """In how many of how many tries, each on a server at rest."""
+    """How many tries hit, and how many there were, each on a server at rest."""
 
     hits: int
     tries: int

@@ -152,7 +152,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.watcher.drained()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Without an error it was this side that ended it."""
+        """This side ended the connection if there is no error."""
         self._hang_ups.forget(self._socket.fileno())
         if self.watcher is not None:
             if error is not None:
@@ -252,7 +252,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._serve(self, self._request)
 
     def _refuse(self, status: HTTPStatus) -> None:
-        """For a request that is not read to its end; an answer in progress breaks off instead."""
+        """Refuses a request that is not read to its end; an answer in progress breaks off."""
         if self._request is None:
             line = f"HTTP/1.1 {status} {status.phrase}\r\n"
             self._transport.write(f"{line}connection: close\r\ncontent-length: 0\r\n\r\n".encode())

@@ -96,7 +96,7 @@ class UpstreamExchange:
             self._end()
 
     def halted(self) -> None:
-        """In place of the next token."""
+        """The order's act takes the place of the next token."""
         if self.act != "silent":
             self._break()
         elif self.record.silent_ns is None:

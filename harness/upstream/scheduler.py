@@ -70,7 +70,7 @@ class UpstreamScheduler:
         return self._begin(now_ns) if self.due_ns is None else Changes([], [], [])
 
     def leave(self, work: Work) -> None:
-        """Also for a work that has ended."""
+        """A work that has ended may leave, too."""
         self._queue.pop(work, None)
         self._running.pop(work, None)
 

@@ -42,7 +42,7 @@ class Settings:
     kept: int = KEPT
 
     def terms(self, asked: Asked) -> AnswerTerms:
-        """Where the request's order says nothing else."""
+        """The settings hold where the request's order says nothing else."""
         order, pace = asked.order, self.pace
         prefill_ms = pace.prefill_ms + pace.prefill_token_ms * asked.prompt_tokens
         is_early = self.has_early_headers if order.headers is None else order.headers == "early"

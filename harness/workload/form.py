@@ -136,7 +136,7 @@ def _range_of(key: str) -> str:
     return f"{least} on" if limits["le"] == LARGEST_INT else f"{least} to {limits['le']:,}"
 
 
-# In the order of the form, the caps first.
+# The fields in the order of the form, the caps first.
 _TABLE: Final = (
     FormField(
         "user_count",

@@ -201,7 +201,7 @@ def _tokens(value: int | str, place: str, field: str) -> int:
     return int(number)
 
 
-# By the columns of a table; the function takes a value, and its place and field for errors.
+# The reader of times by a table's columns; it takes a value, and its place and field for errors.
 _TIME_OF: Final[dict[tuple[str, str, str], Callable[[str, str, str], float]]] = {
     _AZURE: _date,
     _BURST_GPT: _finite,

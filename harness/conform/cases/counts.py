@@ -314,8 +314,8 @@ def _moved_by(
     act: Callable[[], T],
     is_final: Callable[[Values, T], bool] = lambda _moved, _done: False,
 ) -> tuple[dict[str, float], T]:
-    """By how much counters have moved when the settle time is over, or once that is final; and
-    what `act` has returned."""
+    """How far counters have moved when the settle time is over, or once that is final; and what
+    `act` has returned."""
     before = bench.pages.counters()
     done = act()
 

@@ -109,8 +109,8 @@ def judge_refusals(
 
 
 def _chance_of(later: Sequence[float], usual: Sequence[float]) -> float:
-    """That chance alone makes the first times so much longer: the share of all ways to split the
-    times in which they have the same or higher ranks in the sum (Mann and Whitney)."""
+    """The probability that chance alone makes the first times so much longer: the share of all ways
+    to split the times in which they have the same or higher ranks in the sum (Mann and Whitney)."""
     times = sorted([*later, *usual])
     ranks = [bisect_left(times, one) + bisect_right(times, one) for one in times]
     seen = sum(ranks[bisect_left(times, one)] for one in later)

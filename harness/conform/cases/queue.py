@@ -39,7 +39,8 @@ QUEUED_TOKENS: Final = 32  # of the answers that nobody is to compute
 GREEDY_TOKENS: Final = 60
 QUICK_GREEDY_TOKENS: Final = 40
 LEAVERS: Final = 3
-# Between watched and not. Where a server is late in both, its lateness itself varies.
+# Watched and unwatched tries may differ by this. Where a server is late in both, its lateness
+# itself varies.
 MOST_DIFFERENCE_STEPS: Final = 4.0
 MOST_DIFFERENCE_TIMES: Final = 2.0
 WATCHED_TRIES: Final = 4  # of each of the four runs

@@ -118,7 +118,7 @@ def _one_round(
 
 
 def uncached(bypass: dict[str, Any]) -> dict[str, Any] | None:
-    """With a new name in place of `{random}`."""
+    """The fields with a new name in place of `{random}`."""
     if not bypass:
         return None
     return {

@@ -123,8 +123,8 @@ def tax(bench: GatewayBench, dialect: DialectName) -> Finding:
 
 
 def _ways_ms(bench: GatewayBench, plan: LoadPlan) -> tuple[float, float]:
-    """From a request's sending to its arrival, and from its first token to the client, at the
-    median."""
+    """The median times from a request's sending to its arrival, and from its first token to the
+    client."""
     there_ms, back_ms = [], []
     with bench.session(plan) as session:
         for _ in range(TAXED):

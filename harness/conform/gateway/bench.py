@@ -148,13 +148,13 @@ class GatewayBench:
         return self.answer_tokens * self.step_s
 
     def longest_s(self, leave: LeaveSpec) -> float:
-        """Until an answer that is left has ended by itself."""
+        """The longest time until an answer that is left has ended by itself."""
         silent_s = ((leave.order.prefill_ms or 0.0) + (leave.order.end_ms or 0.0)) / 1e3
         return silent_s + (leave.tokens or self.answer_tokens) * self.step_s + _GRACE_S
 
     @contextmanager
     def session(self, plan: LoadPlan) -> Iterator[LoadSession]:
-        """Of connections that nobody else uses. At its end no stream of it is open any more."""
+        """A session of connections that nobody else uses. No stream is open any more at its end."""
         session = self.session_of(plan, self.wire)
         self.streams[session] = []
         try:
@@ -324,7 +324,7 @@ class GatewayBench:
             raise HarnessError(f"our own upstream does not answer any more: {error}") from error
 
     def memory_mb(self) -> list[float]:
-        """Of the gateway's process; empty if that is not known."""
+        """The memory of the gateway's process; empty if the process is not known."""
         if self.pid is None:
             return []
         try:
@@ -353,8 +353,8 @@ class GatewayBench:
 
 
 def longest_lived(requests: Sequence[UpstreamRequest], t0_ns: int) -> UpstreamRequest | None:
-    """Of several for one client that left at t0, the one whose connection was closed last, or not
-    at all: a gateway may have asked twice before. Requests after t0 are for `hop/no-retry`."""
+    """The request of one client that left at t0 whose connection was closed last, or not at all: a
+    gateway may have asked twice before. Requests after t0 are for `hop/no-retry`."""
     before = [one for one in requests if one.arrived_ns <= t0_ns]
     return max(before, key=lambda one: one.closed_ns or math.inf, default=None)
 

@@ -163,5 +163,5 @@ def _served(
 
 
 def _words(row: RequestRow) -> int:
-    """Of the text that came to the client: each is a token, however a gateway cuts the stream."""
+    """The words that came to the client: each is a token, however a gateway cuts the stream."""
     return len((row.answer or "").split())

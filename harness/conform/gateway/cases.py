@@ -9,7 +9,7 @@ _ROOMS: Final = ("answers", "leaves", "afterwards")
 
 
 def gateway_cases() -> dict[str, GatewayCase]:
-    """By their ids, in this order even if one module was imported before."""
+    """The cases by id, in this order even if one module was imported before."""
     for room in _ROOMS:
         import_module(f"{__package__}.{room}")
     rank = {f"{__package__}.{room}": number for number, room in enumerate(_ROOMS)}

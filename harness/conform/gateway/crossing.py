@@ -37,7 +37,7 @@ class Crossing(NamedTuple):
 
     @property
     def stopped_s(self) -> float | None:
-        """From t0 until the gateway closed its connection; None: it did not, before the end."""
+        """The time from t0 until the gateway closed its connection; None: not before the end."""
         request = self.request
         if request is None or not request.has_left or request.closed_ns is None:
             return None
@@ -45,7 +45,7 @@ class Crossing(NamedTuple):
 
     @property
     def later_tokens_s(self) -> list[float]:
-        """When tokens were made after t0, from t0."""
+        """The times at which tokens were made after t0, from t0."""
         times_ns = () if self.request is None else self.request.token_times_ns
         return [(at_ns - self.t0_ns) / 1e9 for at_ns in times_ns if at_ns > self.t0_ns]
 

@@ -64,18 +64,18 @@ class Ledger:
         os.close(self._descriptor)
 
     def arrivals(self, name: str) -> list[int]:
-        """When each request with this id had come."""
+        """The arrival time of each request with this id."""
         return [events["arrived"] for events in self._events[name].values()]
 
     def time_of(self, name: str, event: str) -> int | None:
-        """Of the first request with this id."""
+        """The time of this event of the first request with this id."""
         first: dict[str, int] = next(iter(self._events[name].values()), {})
         return first.get(event)
 
     def wait(
         self, name: str, event: str, longest_s: float, is_vain: Callable[[], bool] = lambda: False
     ) -> bool:
-        """For this event of the first request with this id."""
+        """Waits for this event of the first request with this id. Returns whether it came."""
         until_s = time.monotonic() + longest_s
         self._check()
         while (is_missing := self.time_of(name, event) is None) and time.monotonic() < until_s:

@@ -17,7 +17,7 @@ from harness.workload.plan import LoadPlan
 from harness.workload.target import DialectName, Target
 
 _ASKED: Final = 3  # one after the other: a second upstream, or a cache, answers some of them
-# That each request of a dialect has.
+# The headers that each request of a dialect has.
 _OWN_HEADERS: Final[Mapping[DialectName, dict[str, str]]] = {
     "messages": {"anthropic-version": "2023-06-01"}
 }
