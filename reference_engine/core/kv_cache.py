@@ -40,7 +40,7 @@ class KVCache:
         return self.pool.index.longest(self._hashes_of(request)[:most])
 
     def _hashes_of(self, request: Request) -> list[bytes]:
-        """Of its full blocks, computed or not."""
+        """The hashes of its full blocks, computed or not."""
         extend_hashes(request.block_hashes, request.token_ids, self.block_size)
         return request.block_hashes
 

@@ -198,7 +198,7 @@ class Request:
         self.num_computed_tokens = 0
 
     def plain_decode_limit(self, block_size: int) -> int:
-        """Up to how many computed tokens its steps are plain decodes; 0 if the next one is not.
+        """The computed tokens up to which its steps are plain decodes; 0 if the next one is not.
 
         In one, it is owed its newest token only, its block table has room, and the token that comes
         of it is not its last.

@@ -97,7 +97,7 @@ class Scheduler:
         return False
 
     def hand_over(self, request: Request) -> None:
-        """Between two steps: out of the batch, with its blocks."""
+        """Takes it and its blocks out of the batch, between two steps."""
         self._leave_batch(request)
         request.move_to(Status.HANDING_OVER)
         self.counters.handed_over_requests += 1

@@ -73,7 +73,7 @@ class PagedCache:
 
 
 class ReadBuffer:
-    """Where the layers copy the blocks that they read, one after the other; it grows as needed."""
+    """The layers copy into it the blocks that they read, one after another; it grows as needed."""
 
     def __init__(self, num_kv_heads: int, head_dim: int, memory: Tensor) -> None:
         self.num_heads, self.head_dim = 2 * num_kv_heads, head_dim

@@ -58,7 +58,7 @@ class CpuStep:
         self.compiled = compiled
 
     def logits(self, spans: Sequence[Span]) -> tuple[Tensor, list[Request]]:
-        """As `torch_runner.Step`."""
+        """See `torch_runner.Step`."""
         # Other paths have the same numbers, but not the same bits.
         plain = not self._config.batch_invariant and is_plain(spans)
         if plain and self.compiled is not None:

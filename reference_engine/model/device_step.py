@@ -63,8 +63,8 @@ class CudaGraphs:
 
 
 def captured_shapes(limits: Limits) -> list[StepShape]:
-    """For decodes: powers of two, and the most rows that there can be. For other steps: numbers of
-    tokens, each at most 1.5 times the next smaller one. The largest come first.
+    """Shapes of decodes have powers of two of rows, and the most that there can be; other shapes
+    have numbers of tokens, each at most 1.5 times the next smaller one. The largest come first.
     """
     rows = {1 << i for i in range((limits.rows - 1).bit_length())} | {limits.rows}
     most = min(limits.tokens, MOST_CAPTURED_TOKENS)
@@ -129,7 +129,7 @@ class DeviceStep:
         return bool(self._replays)
 
     def logits(self, spans: Sequence[Span]) -> tuple[Tensor, list[Request]]:
-        """As `torch_runner.Step`."""
+        """See `torch_runner.Step`."""
         shape = self._shape_of(spans)
         requests = self._rows.fill(spans, shape)
         self.run(shape)

@@ -17,7 +17,7 @@ _GATE_COLUMNS = 1024
 
 
 class FusedOperations:
-    """As `llama.PlainOperations`."""
+    """The operations of `llama.PlainOperations`, fused."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
         normed = x.new_empty(x.shape)

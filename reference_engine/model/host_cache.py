@@ -22,13 +22,13 @@ _ADVICE = "lower --swap-space-blocks, or do without --preemption swap"
 
 
 def allocate_on_host(cache: Tensor, num_blocks: int) -> Tensor:
-    """As many blocks as the cache's; pinned for one on CUDA."""
+    """`num_blocks` blocks like the cache's on the host; pinned for a cache on CUDA."""
     shape = (num_blocks, *cache.shape[1:])
     return torch.empty(shape, dtype=cache.dtype, pin_memory=cache.is_cuda)
 
 
 class HostCache:
-    """For each of the `caches` [num_blocks, ...], a tensor [num_host_blocks, ...] on the host."""
+    """A tensor [num_host_blocks, ...] on the host for each of the `caches` [num_blocks, ...]."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class HostCache:
             host.index_copy_(0, at, layer)
 
     def _on_device(self, blocks: Sequence[int]) -> Tensor:
-        """Once for all layers: such a copy waits for all that the device was given before."""
+        """Call it once for all layers: such a copy waits for all that the device got before."""
         return torch.tensor(blocks, device=self._caches[0][0].device)
 
 

@@ -97,7 +97,7 @@ class StepRows:
         self._on_device = torch.zeros(size, dtype=torch.long, device=device)
 
     def inputs(self, shape: StepShape) -> StepInputs:
-        """Where the steps of this shape read, until the next `fill`."""
+        """The tensors that the steps of this shape read, until the next `fill`."""
         parts = _parts(self._on_device, shape)
         tiles = parts.pop("tiles").view(-1, 4)
         return StepInputs(**parts, tiles=tiles, max_context=self.limits.context)

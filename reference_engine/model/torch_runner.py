@@ -158,7 +158,7 @@ def _first_line(error: Exception) -> str:
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """As NVML writes it: CUDA_VISIBLE_DEVICES may number the devices in another way."""
+    """The GPU as NVML names it: CUDA_VISIBLE_DEVICES may number the devices in another way."""
     properties = torch.cuda.get_device_properties(device)
     return f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
 

@@ -166,7 +166,7 @@ class HandlerWorker:
         return self.ready
 
     async def keep(self) -> None:
-        """For ever: the client finds other handlers."""
+        """Waits for ever: the client finds other handlers."""
         await asyncio.Event().wait()
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class HandlerWorker:
         self._report(handled, *ends, reason=reason)
 
     async def _answer(self, handled: Handled) -> None:
-        """Until the handler has ended, which may be after the end of the answer."""
+        """Answers until the handler has ended, which may be after the end of the answer."""
         stream = await self._relay(handled)
         if handled.ending is None:  # the handler has ended without one, or was cancelled
             is_cancelled = handled.context.is_stopped()

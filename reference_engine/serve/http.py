@@ -27,7 +27,7 @@ from reference_engine.serve.detection import EXTENSION, ClientConnection, method
 MAX_HEAD_BYTES: Final = 65_536  # if the head comes in several pieces
 _LINGER_S: Final = 1.0
 _PROBES: Final = 4  # keep-alive probes within the time for an acknowledgement
-# In linux/tcp.h, struct tcp_info.
+# Places in struct tcp_info of linux/tcp.h.
 _ACKNOWLEDGED_AT: Final = 120  # tcpi_bytes_acked, 64 bits; Linux 4.1
 _WINDOW_AT: Final = 228  # tcpi_snd_wnd: bytes, 32 bits; Linux 5.4
 

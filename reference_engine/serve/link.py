@@ -225,7 +225,7 @@ class WorkerLink:
             self.cancel(request, CancelReason.SERVER_SHUTDOWN)
 
     def give_up(self) -> None:
-        """At a shutdown: the live requests' last reports have not come in time."""
+        """The last reports of the live requests have not come in time at a shutdown."""
         for request in list(self.live.values()):
             self._fail(request, EngineStoppedError(SHUTTING_DOWN))
         self._choices.clear()

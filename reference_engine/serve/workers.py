@@ -32,7 +32,7 @@ class Connecting(NamedTuple):
 
 
 def differences(ours: Mapping[str, Any], theirs: EngineConfig) -> tuple[str, str] | None:
-    """As flags: which of our settings differ from theirs."""
+    """Our settings that differ from theirs, and theirs, both as flags; None: none differs."""
     differing = [name for name, value in ours.items() if value != getattr(theirs, name)]
     if not differing:
         return None

@@ -236,7 +236,7 @@ def _values(control: Any) -> tuple[str, Any]:
 
 
 def as_dict(config: ModelConfig) -> dict[str, Any]:
-    """As Triton hands it to a model: every field, and 64-bit integers as numbers."""
+    """The configuration as Triton hands it to a model: every field, 64-bit integers as numbers."""
     shown = MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )

@@ -151,8 +151,8 @@ class ModelInstance(asyncio.Protocol):
 
 
 def _spawn(fd: int) -> subprocess.Popen[bytes]:
-    """Not asyncio's way, which may fork: gRPC's threads do not bear a fork. A terminal's interrupt
-    is for the server alone.
+    """Starts the process without asyncio, which may fork: gRPC's threads do not bear a fork. A
+    terminal's interrupt is for the server alone.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "reference_engine.triton.python_backend", str(fd)],

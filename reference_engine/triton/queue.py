@@ -141,7 +141,7 @@ class ModelScheduler(ABC):
 
     @abstractmethod
     def wake_us(self, now_us: int) -> int | None:
-        """When to ask for batches again, if nothing happens before."""
+        """The time at which to ask for batches again, if nothing happens before."""
 
     @property
     @abstractmethod
@@ -187,7 +187,7 @@ class ModelScheduler(ABC):
                 request.move(QueuePhase.OVER)
 
     def _end(self, request: QueuedRequest, error: InferenceError | None = None) -> None:
-        """Without an error: it was cancelled."""
+        """A request that ends without an error was cancelled."""
         request.move(QueuePhase.OVER)
         self._ended.append(Ended(request, error or cancelled()))
 

@@ -126,7 +126,7 @@ class Frontends:
             peer.end(ChainLostError(why))
 
     def leave(self) -> None:
-        """Before this process ends: what was reported arrives, and new connections wait."""
+        """Call it before this process ends: what was reported arrives, and new connections wait."""
         self.is_open.clear()
         with self._lock:
             peers = list(self._peers.values())

@@ -1,4 +1,4 @@
-"""From the threads that hear frontends to the step loop: commands, and the contexts of requests.
+"""The commands and contexts of requests, from the threads that hear frontends to the step loop.
 
 A frontend's `AddRequest` makes a context. Each cancellation of it, in whatever thread, puts a
 `CancelCommand` into the inbox, which the loop finds at its next boundary. The loop keeps contexts

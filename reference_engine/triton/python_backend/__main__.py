@@ -104,7 +104,7 @@ class Channel:
                 self.inbox.put(message)
 
     def _open(self, item: BatchItem) -> None:
-        """Before the main thread sees it: a cancellation may be next."""
+        """Makes its context before the main thread sees it: a cancellation may be next."""
         if item.key is not None:
             context = self.contexts[item.key] = Context(str(item.key))
             if item.is_cancelled:
