@@ -144,7 +144,7 @@ def _answer(n: int, candidate: Side, comparison: Comparison, baseline: str) -> d
 
 
 def _lead(answers: Sequence[Mapping[str, Any]], baseline: str) -> str:
-    """Where there are several candidates or arms."""
+    """The lead where there are several candidates or arms."""
     counts = Counter(one["word"] for one in answers)
     said = [f"{counts[str(which)]} {which}" for which in Overall if counts[str(which)]]
     return f"{len(answers)} comparisons with {baseline}: {', '.join(said)}."

@@ -200,8 +200,8 @@ def _unsure(run: Run) -> int:
 
 
 def _sections(run: Run) -> list[Section]:
-    """In the order of the page: what became of the cancels, of the slots and of the users who
-    stayed; then the details of a cancel, and what the measuring cost.
+    """The sections in the order of the page: what became of the cancels, of the slots and of the
+    users who stayed; then the details of a cancel, and what the measuring cost.
     """
     each, has_probes = cancel.cancels(run), cancel.has_probes(run)
     return [

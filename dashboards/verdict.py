@@ -215,7 +215,7 @@ def _of_arms(judge: Callable[[Summary], Trust], run: Run) -> Iterator[Trust]:
 
 
 def _briefs(worst: Mapping[str, Trust]) -> dict[str, str | None]:
-    """By arm: one for all where they are alike, else for each that is not good, if they are few."""
+    """The briefs by arm: one for all if alike, else one for each that is not good, if few are."""
     flawed = {arm: one for arm, one in worst.items() if one.mark is not Mark.GOOD}
     if len({one.brief for one in worst.values()}) == 1:
         return {arm: one.brief for arm, one in [*worst.items()][:1]}

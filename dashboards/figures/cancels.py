@@ -72,7 +72,7 @@ class Cancels:
 
     @property
     def drawn(self) -> Ints:
-        """Which of them are drawn: all, or of each interval the first and the slowest. The fastest
+        """Which of them are drawn: all, or the first and the slowest of each interval. The fastest
         and the slowest alone would be two bands with nothing between them.
         """
         n = len(self.seconds)

@@ -149,7 +149,7 @@ def _numbers(
 
 
 def _row_names(rows: Sequence[str], *, above: float) -> list[Properties]:
-    """Inside the picture: with the names next to it, a phone would have no room for the dots."""
+    """Names stand inside the picture: next to it, they would leave a phone no room for the dots."""
     left = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "font": {"size": 12}}
     return [note(plain(row), y=place - above, **left) for place, row in enumerate(rows)]
 

@@ -151,7 +151,7 @@ def frontier_sentence(run: Run) -> str | None:
 
 
 def _chunks(run: Run) -> dict[str, ChunkLimit]:
-    """By arm, the smallest chunk first. Arms whose budget is not known are left out."""
+    """The chunks by arm, the smallest first. Arms whose budget is not known are left out."""
     workload = run.manifest.workload
     chunks = {}
     for arm in workload["arms"]:

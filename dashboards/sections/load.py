@@ -191,8 +191,8 @@ def lag(run: Run) -> Iterator[Part]:
 
 
 def _preempted_ns(run: Run) -> pd.Series:
-    """When requests were preempted: by the lifecycle log; without one, the scrapes at which the
-    server's counter of preemptions had risen.
+    """The times at which requests were preempted, by the lifecycle log; without one, the scrapes at
+    which the server's counter of preemptions had risen.
     """
     events = run.frames.lifecycle
     if not events.empty:

@@ -54,8 +54,8 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Of each column, whether it holds numbers: most of its known cells, and no sentence. The
-        first column names the rows.
+        """Whether each column holds numbers: most of its known cells, and no sentence. The first
+        column names the rows.
         """
         cells = [[row[at] for row in self.rows if at < len(row)] for at in range(len(self.columns))]
         return [False, *map(_is_numeric, cells[1:])]
