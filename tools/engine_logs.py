@@ -46,7 +46,7 @@ def closes(log: Path) -> Iterator[Close]:
 
 
 def seconds(line: str) -> float | None:
-    """Since the start of llama.cpp's server: minutes, seconds, milliseconds, microseconds."""
+    """The time since llama.cpp's server began: minutes, seconds, milliseconds, microseconds."""
     if (found := STAMP.match(line)) is None:
         return None
     minutes, whole, milli, micro = map(int, found.groups())
@@ -54,7 +54,7 @@ def seconds(line: str) -> float | None:
 
 
 def cancels_of_llamacpp(log: Path) -> list[int]:
-    """When the server stopped waiting for a client, in ns of the machine's monotonic clock."""
+    """The times at which the server stopped waiting for a client, in ns of the monotonic clock."""
     released: dict[str, float] = {}
     ahead, stops = [], []
     for line in log.read_text(errors="replace").splitlines():
@@ -71,7 +71,7 @@ def cancels_of_llamacpp(log: Path) -> list[int]:
 
 
 def delays_s(left: list[Close], stops: list[int], until_ns: int) -> list[float]:
-    """From each close to a cancel that is no earlier one's."""
+    """The time from each close to the first cancel that is no earlier close's."""
     found, first = [], 0
     for close in sorted(left, key=lambda one: one.t_ns):
         first = max(first, bisect_left(stops, close.t_ns - 1_000_000))

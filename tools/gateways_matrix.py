@@ -97,7 +97,7 @@ def _command(gateway: str, up: dict[str, Any], port: int) -> list[str]:
 
 @contextmanager
 def _upstream(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """While a gateway starts: routers ask who is there."""
+    """An upstream that runs while a gateway starts: routers ask who is there."""
     command = [sys.executable, "-m", "harness", "upstream", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None

@@ -250,7 +250,7 @@ class KeptRunner:
     def _filled(
         self, batch: int, temperature: float = 0.0
     ) -> tuple[Engine, Scheduler, list[StepReport]]:
-        """With all prompts of the batch computed, and one request that waits."""
+        """An engine with all prompts of the batch computed, and one request that waits."""
         config = structs.replace(self._config, max_num_seqs=batch)
         scheduler = Scheduler(config, self._runner.tokenizer.eos_token_ids)
         reports: list[StepReport] = []

@@ -11,8 +11,8 @@ _NUM_TOKENS = 5
 
 
 def relayed_abort(*, quick: bool = False) -> Iterable[BenchRatio]:
-    """Until the worker that decodes hears of it, in turns: behind a prefill worker, and without
-    one. The engines stand side by side, and have no other request.
+    """The time until the worker that decodes hears of an abort, in turns: behind a prefill worker,
+    and without one. The engines stand side by side, and have no other request.
     """
     flags = "--runner", "simulated", "--sim-fixed-ms", "5"
     with running(*flags, "--disaggregated") as divided, running(*flags) as whole:

@@ -126,8 +126,8 @@ def measured_by_child(what: str, path: Path, rounds: int) -> dict[str, list[floa
 
 
 def opened_s(page: Path) -> tuple[float, float]:
-    """From the opening until the page is interactive, and the longest wait for a picture to which
-    it is scrolled then, top to bottom without a rest.
+    """The time from the opening until the page is interactive, and the longest wait for a picture
+    to which it is scrolled then, top to bottom without a rest.
 
     Raises `RuntimeError` where the page complained.
     """
@@ -154,7 +154,7 @@ def opened_s(page: Path) -> tuple[float, float]:
 
 
 def _scrolled_s(tab: "Page", plot: "Locator") -> float:
-    """From scrolling to a picture until all that is then on the screen is drawn."""
+    """The time from scrolling to a picture until all that is then on the screen is drawn."""
     started_s = perf_counter()
     plot.evaluate("(plot) => plot.scrollIntoView()")
     tab.wait_for_function(IS_DRAWN)

@@ -170,7 +170,7 @@ def _both(watched: WatchedLoad) -> list[tuple[WatchedAnswer, WatchedAnswer]]:
 
 
 def _ttfts(watched: WatchedLoad) -> Times:
-    """By the client from its sending on, by the server from the arrival of the request on."""
+    """The client counts from its sending, the server from the arrival of the request."""
     both = _both(watched)
     return (
         [got.tokens_ns[0] - got.began_ns for got, _ in both],

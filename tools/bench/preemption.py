@@ -83,7 +83,7 @@ def _break_even(
 
 
 def config_for(preemption: PreemptionPolicy, *, quick: bool) -> EngineConfig:
-    """As the engine would choose, with room for two of them on the device."""
+    """The settings that the engine would choose, with room for two engines on the device."""
     given = {
         "block_size": BLOCK_SIZE,
         "num_blocks": 512,

@@ -233,7 +233,7 @@ def _measure(servers: Mapping[str, ServedEngine], asked: ServedLoad) -> dict[str
 
 
 def _compare(asked: ServedLoad, ms: Mapping[str, list[float]]) -> Iterator[BenchRatio]:
-    """Where a bound is on the ratio of the times, ours is the numerator."""
+    """Our time is the numerator where a bound is on the ratio of the times."""
     name = f"{asked.streams} stream{'s' * (asked.streams > 1)}"
     yield share(f"{name}: --compile / eager", "ms", ms["--compile"], ms["eager"])
     if "before" in ms:

@@ -166,7 +166,7 @@ class WatchedLoad:
         return self.cpu_ns / 1e3 / self.tokens_received
 
     def lags_ns(self) -> list[int]:
-        """From each send to its stamp, of the tokens sent in the window that were received."""
+        """The time from send to stamp of each token sent in the window that was received."""
         return [
             got_ns - sent_ns
             for request_id, sent in self.sent.items()

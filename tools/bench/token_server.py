@@ -103,7 +103,7 @@ class TokenServer:
         self._log = log
 
     def serve(self) -> None:
-        """Until standard input ends."""
+        """Serves until standard input ends."""
         while True:
             self._send_what_is_due()
             wait_s = None

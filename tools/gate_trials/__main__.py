@@ -107,7 +107,7 @@ def rows(root: Path, seeds: Sequence[tuple[GateTrial, range]]) -> Iterator[Row]:
 
 
 def _limits(seeds: Sequence[tuple[GateTrial, range]]) -> list[str]:
-    """By which of these cases are judged, each once, where that takes a baseline."""
+    """The limits by which these cases are judged, each once, where that takes a baseline."""
     return list(dict.fromkeys(case.limits for case, _ in seeds if case.limits))
 
 

@@ -64,8 +64,8 @@ def facts_of_torch(torch: Any, device: str) -> dict[str, Any]:
 
 
 def facts_of_nvml(nvml: Any, uuid: str) -> dict[str, Any]:
-    """By an initialised `pynvml`: what the device does not show is None. Clocks are (now, largest)
-    in MHz, the limit of the power is in watts."""
+    """What an initialised `pynvml` says: what the device does not show is None. Clocks are (now,
+    largest) in MHz, the limit of the power is in watts."""
 
     def read(name: str, *arguments: Any) -> Any:
         try:

@@ -19,7 +19,7 @@ Result = Literal["good", "too slow", "failed", "skipped"]
 SAID: Final = "said.txt"
 _STAGES_FILE: Final = "stages.json"
 _LONGEST_LOG: Final = 65_536  # bytes, from its end
-# Of pytest's last line, and of what it says about each test that it skipped.
+# Patterns of pytest's last line, and of what it says about each test that it skipped.
 _TESTS_ENDED: Final = re.compile(r"\d+ (?:passed|failed|skipped|errors?)\b.* in .*")
 _WHY_SKIPPED: Final = re.compile(r"^SKIPPED \[\d+\] \S+: (.*)", re.MULTILINE)
 
@@ -54,7 +54,7 @@ def judge(stage: GpuStage, work: Path, ended: BoxEnd) -> StageOutcome:
 
 
 def _has_figures(stage: GpuStage, work: Path) -> bool:
-    """Of tests: one has run to an end."""
+    """Tests have figures if one of them has run to an end."""
     if stage.kind == "tests":
         said = _TESTS_ENDED.findall((work / SAID).read_text(errors="replace"))
         return bool(said) and re.search("passed|failed|error", said[-1]) is not None

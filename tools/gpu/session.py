@@ -105,7 +105,7 @@ def write_table(results: Results) -> None:
 
 
 def write_tables(base: Path) -> list[Path]:
-    """Of all cards. Returns their files."""
+    """Writes the tables of all cards. Returns their files."""
     folders = [file.parent for file in sorted(base.glob("*/stages.json"))]
     for folder in folders:
         write_table(Results(folder))

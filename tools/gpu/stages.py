@@ -168,7 +168,7 @@ STAGES: Final = {stage.name: stage for stage in _ALL}
 
 
 def arguments(stage: GpuStage, work: Path, *, rehearses: bool) -> list[str]:
-    """Of Python, run in `ROOT`. Results go into the folder `work`."""
+    """The arguments of Python, run in `ROOT`. Results go into the folder `work`."""
     match stage.kind:
         case "device":
             rehearsal = ["--rehearse"] if rehearses else []

@@ -190,7 +190,7 @@ def _runs(folder: Path) -> Iterator[str]:
 
 
 def _title(metric: str, key: str) -> str:
-    """With the unit, where neither the figures nor the name say it."""
+    """The title, with the unit where neither the figures nor the name say it."""
     title, unit = titled(metric, key), METRICS[metric].unit
     says_it = unit_in_figure(unit) or unit in title.lower()
     return title if says_it else f"{title} ({RATES.get(unit, unit)})"

@@ -130,7 +130,7 @@ async def serve_leaf(runtime: Any, notes: SharedNotes) -> None:
     handle = handler("leaf", notes, leaf_items)
 
     class NoContext:
-        """In place of the context that this handler does not have."""
+        """Stands in for the context that this handler does not have."""
 
         is_stopped = is_killed = staticmethod(lambda: False)
         async_killed_or_stopped = staticmethod(asyncio.Event().wait)
@@ -192,7 +192,7 @@ class DynamoCaller:
         self._notes.note(case.name, "caller", "quiet", context)
 
     async def cancel_often(self, times: int) -> None:
-        """At random moments of an item's time."""
+        """The cancels come at random moments of an item's time."""
         client = await self._runtime.endpoint("lab.middle.generate").client()
         await client.wait_for_instances()
         random, size = Random(0), {"items": 1000, "item_s": 0.005}
@@ -310,7 +310,7 @@ def run(module: str, *, quick: bool) -> dict[str, Any]:
 
 
 def cancels(module: str, *, quick: bool) -> dict[str, list[float]]:
-    """With the context passed on and without: the ms until the leaf heard of each stop."""
+    """The ms until the leaf heard of each stop, with the context passed on and without."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "notes.jsonl"
         with processes(module, file, quick=quick) as start:
@@ -327,7 +327,7 @@ def cancels(module: str, *, quick: bool) -> dict[str, list[float]]:
 
 
 def facts(file: Path, cases: list[str]) -> dict[str, Any]:
-    """For each case and process: its signal, how it ended, and ms since the caller gave up."""
+    """The signal of each case's processes, how each ended, and ms since the caller gave up."""
     found: dict[str, Any] = {}
     notes = [json.loads(line) for line in file.read_text().splitlines()]
     for case in cases:
@@ -345,7 +345,7 @@ def facts(file: Path, cases: list[str]) -> dict[str, Any]:
 
 
 def table(dynamo: dict[str, Any], ours: dict[str, Any]) -> str:
-    """In Markdown. A number is milliseconds since the caller gave up, or since its call began."""
+    """A Markdown table. A number is milliseconds since the caller gave up, or its call began."""
     sides = [f"{side}: {who}" for side in ("Dynamo", "walkaway") for who in PROCESSES]
     lines = [f"| gives up · leaf · context | {' | '.join(sides)} |", f"|{' --- |' * 7}"]
     for case in CASES:

@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def cases(block_size: int) -> list[Case]:
-    """Around the edges of blocks: of the prompt, and of prompt and answer together."""
+    """Lengths around the edges of blocks: of the prompt, and of prompt and answer together."""
     size = block_size
     edges = [(size + size // 4, total) for total in (2 * size, 3 * size)]
     edges += [(size - 1, size), (size, 2 * size), (10 * size + 3, 11 * size)]

@@ -199,7 +199,7 @@ def latency_lines(seen: Observed, left: list[tuple[int, dict[str, Any]]]) -> Ite
 
 
 def gone_ns(work: dict[str, Any]) -> int:
-    """When it left every gauge: it holds neither a slot nor a place in the queue."""
+    """The time at which it left every gauge: it holds neither a slot nor a place in the queue."""
     was_admitted = work["admitted_ns"] is not None
     end: int = work["freed_ns"] if was_admitted else work["removed_ns"]
     return end

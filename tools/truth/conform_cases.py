@@ -134,7 +134,7 @@ ODD: Final = (
 )
 
 
-# Of the scripted server of services (tools/truth/services.py).
+# Habits of the scripted server of services (tools/truth/services.py).
 HABITS: Final = (
     Odd("silence/leave", {"silent_tokens": 40, "deaf_between": 1}, Failure.LATE),
     Odd("tools/leave", {"piece_tokens": 40, "deaf_between": 1}, Failure.LATE),

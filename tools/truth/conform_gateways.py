@@ -149,7 +149,7 @@ dialect, and no others are.
 
 
 def keep_lines(lines: Sequence[str]) -> None:
-    """On the page, with the lines of other rows that are there."""
+    """Writes them on the page, with the lines of other rows that are there."""
     old = PAGE.read_text().splitlines() if PAGE.exists() else []
     known = {_name(one): one for one in [*old, *lines] if one.startswith("| ")}
     kept = [known[name] for name in map(_shown, ROWS) if name in known]

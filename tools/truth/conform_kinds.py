@@ -86,7 +86,7 @@ class Seen(NamedTuple):
 
     @property
     def open_share(self) -> float:
-        """Of the `must` cases that the server supports."""
+        """The undecided share of the `must` cases that the server supports."""
         musts = [
             one
             for one in self.result.cases
@@ -103,7 +103,7 @@ class Seen(NamedTuple):
 
     @property
     def first_red_s(self) -> float | None:
-        """Since the start: what came after it is taken off."""
+        """The seconds from the start to the first red: what came after it is taken off."""
         verdicts = [one.verdict for one in self.result.cases]
         if Verdict.FAIL not in verdicts:
             return None
@@ -221,7 +221,7 @@ def measure(cells: Sequence[Cell]) -> int:
 
 
 def revision() -> str:
-    """Of the suite; with a + if its files are changed."""
+    """The revision of the suite; with a + if its files are changed."""
     asked = ["git", "-C", str(PAGE.parent), "describe", "--always", "--dirty=+", "--exclude=*"]
     described = subprocess.run(asked, capture_output=True, text=True, check=False)
     return described.stdout.strip() or "unknown"
@@ -240,7 +240,7 @@ def kept_lines() -> dict[tuple[str, str, str], str]:
 
 
 def keep_line(key: tuple[str, str, str], row: str) -> None:
-    """On the page, into which other runs of this command may write at the same time."""
+    """Writes it on the page, into which other runs of this command may write at the same time."""
     with PAGE.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         write_page(kept_lines() | {key: row})
@@ -273,7 +273,7 @@ passes). "Slow" is a first red after more than {FIRST_RED_S:.0f} s, or a `--quic
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """As many processes that compute all the time."""
+    """`processes` processes compute all the time."""
     with ExitStack() as stack:
         for _ in range(processes):
             one = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))

@@ -114,7 +114,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of its first choice, so far."""
+        """The text of its first choice, so far."""
         return self._texts[0]
 
     def leave(self) -> None:
@@ -318,7 +318,7 @@ class DialectServer(TruthServer):
         self.stored: dict[str, int] = {}
 
     def letter_for(self, body: dict[str, Any]) -> str:
-        """With which each word of the answer begins."""
+        """The letter with which each word of the answer begins."""
         return "w"
 
     def begin(self, path: str, body: dict[str, Any], door: Door) -> Answer:
@@ -376,7 +376,7 @@ class DialectServer(TruthServer):
         watching.cancel()
 
     async def _watch(self, reader: asyncio.StreamReader, door: Http1Door) -> None:
-        """Until the client has left, as this server sees it."""
+        """Watches until the client has left, as this server sees it."""
         with suppress(ConnectionError):
             while await reader.read(4096):
                 pass

@@ -54,7 +54,7 @@ class Sample:
         return math.inf
 
     def limits(self) -> dict[str, Limits]:
-        """From and to: a quantile moves with its own value and with the order of the values."""
+        """Least and most: a quantile moves with its own value and with the order of the values."""
         num_censored = sum(is_censored for _, is_censored in self.values)
         found = {"n": around(len(self.values)), "n_censored": around(num_censored)}
         for name, share in QUANTILES.items():

@@ -115,8 +115,8 @@ def ghosts(runs: FaultRuns, fault: str) -> float:
 
 
 def ghosts_without_a_token(runs: FaultRuns, fault: str) -> float:
-    """Among requests abandoned while queued or in prefill, and still without a token when the
-    server saw the disconnect."""
+    """The share of ghosts among requests abandoned while queued or in prefill, and still without a
+    token when the server saw the disconnect."""
     run = runs.with_short_answers(fault)
     phases = run.summary["breakdown"]["cancel_latency_by_phase"]
     early = [one["cancel_latency_s"] for one in phases if one["phase"] in ("waiting", "prefill")]

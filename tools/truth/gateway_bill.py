@@ -68,7 +68,7 @@ class Meter:
         self._rest = b""
 
     def read(self, piece: bytes) -> None:
-        """Of a stream."""
+        """Reads a piece of a stream."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):

@@ -26,7 +26,7 @@ class Before(Running):
     """The gateway before an upstream, whose log it has."""
 
     def rows(self, count: int = 0) -> list[dict[str, Any]]:
-        """Of the gateway's page of usage, once there are `count`."""
+        """The rows of the gateway's page of usage, once there are `count`."""
         found: list[dict[str, Any]] = []
 
         def are_there() -> bool:

@@ -22,7 +22,7 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Of a request or of an answer. `first`: the words of its first line."""
+    """The head of a request or of an answer. `first`: the words of its first line."""
 
     first: list[str]
     headers: dict[str, str]
@@ -104,7 +104,7 @@ class Client:
 
 
 class Connection:
-    """To the upstream, for one request at a time."""
+    """A connection to the upstream, for one request at a time."""
 
     def __init__(self, url: str, reader: StreamReader, writer: StreamWriter) -> None:
         self.url = url
@@ -157,7 +157,7 @@ class Connection:
 
 
 class Pool:
-    """Of connections that wait for their next request."""
+    """Connections that wait for their next request."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[Connection]] = {}

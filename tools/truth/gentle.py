@@ -77,7 +77,7 @@ class Watched(NamedTuple):
 
     @property
     def true_latency_s(self) -> float | None:
-        """Of the streams that the server let go of before their end."""
+        """The median over the streams that the server let go of before their end."""
         let_go = [one for one in self.held_s if one is not None]
         return median(let_go) if let_go else None
 
@@ -112,7 +112,7 @@ def watch(
     leaves: int | None = None,
     **script: Any,
 ) -> Watched:
-    """On the scripted server. `leaves`: after which it ends, if they come in time."""
+    """Watches the scripted server. `leaves`: after which it ends, if they come in time."""
     asked = {
         "has_metrics": has_metrics,
         "has_memory": has_memory and has_metrics,
@@ -131,7 +131,7 @@ def watch(
 
 
 def watch_engine(*faults: str, seconds: float, users: int = USERS, seed: int = 1) -> Watched:
-    """On the bundled engine, with these faults."""
+    """Watches the bundled engine, with these faults."""
     with bundled_engine(*faults) as url:
         told = _told(url, ENGINE, seconds=seconds, users=users, seed=seed)
         page = httpx.get(f"{url}/walkaway/lifecycle", params={"limit": 10**6}, trust_env=False)
@@ -172,7 +172,7 @@ def watch_server(
 
 
 def _had_ended(events: dict[str, dict[str, Any]]) -> bool:
-    """Before its client closed the connection."""
+    """It had ended before its client closed the connection."""
     return "removed" in events and events["removed"]["t_ns"] <= events["disconnected"]["t_ns"]
 
 
@@ -290,7 +290,7 @@ def row(name: str, seen: Watched) -> str:
 
 
 def _first(seen: Watched) -> str:
-    """When the answer came that was kept."""
+    """The leaves and the time at which the answer came that was kept."""
     kept = seen.last["stops"]
     since = next((n for n, one in enumerate(seen.told[::-1]) if one["stops"] != kept), None)
     first = seen.told[0 if since is None else len(seen.told) - since]
@@ -298,7 +298,7 @@ def _first(seen: Watched) -> str:
 
 
 def _found(seen: Watched) -> str:
-    """Since when the interval of the ghost rate begins above 0."""
+    """The leaves and the time since which the interval of the ghost rate begins above 0."""
     above = [one["ghost_ci95"] is not None and one["ghost_ci95"][0] > 0 for one in seen.told]
     if not above[-1]:
         return "-"

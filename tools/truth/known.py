@@ -29,7 +29,7 @@ class Observed:
         return {work["client_id"]: work for work in self.truth["requests"]}
 
     def left(self) -> Iterator[tuple[int, Work]]:
-        """When each client went away before its end (or was cut off), and its work."""
+        """The time at which each client went away before its end (or was cut off), and its work."""
         for row in self.run.rows("requests"):
             work = self.works.get(row["request_id"])
             if work is not None and row["outcome"] in ("abandoned", "cut_off", "timed_out"):
@@ -87,7 +87,7 @@ class Truth:
         return max(max(lags) for lags in self.token_lags_s)
 
     def load_ns(self) -> tuple[int, int]:
-        """When the first request came, and when the last token that was read had been sent."""
+        """The arrival of the first request, and the sending of the last token that was read."""
         read = [
             work["sent_times_ns"][row["tokens_read"] - 1]
             for row, work in self.rows
@@ -104,7 +104,7 @@ class Truth:
         return started
 
     def batch(self) -> dict[int, dict[str, int]]:
-        """For each step, by its end: the tokens computed for each request."""
+        """The tokens computed for each request in each step, by the step's end."""
         found: dict[int, dict[str, int]] = {ended: {} for ended in self.ended_ns}
         for client_id, work in self.works.items():
             for number, ended in enumerate(work["token_times_ns"]):
@@ -112,7 +112,7 @@ class Truth:
         return found
 
     def blocks_held(self, work: dict[str, Any]) -> list[tuple[int, int]]:
-        """From when on it held how many blocks. A step needs room for all computed in it."""
+        """Times, and the blocks held from each on. A step needs room for all computed in it."""
         size = self.script["block_size"]
         return [
             (self.started_ns(ended), math.ceil((work["prompt_tokens"] + number) / size))

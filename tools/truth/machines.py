@@ -156,7 +156,7 @@ class Operators:
         ]
 
     def gemm_s(self, m: int, n: int, k: int) -> float:
-        """Between two sizes of the grid it is linear in n and k; beyond it, in proportion."""
+        """The time is linear in n and k between sizes of the grid, and in proportion beyond it."""
         if m == 0:
             return 0.0
         at_n = _around(n, np.sort(self._gemm["n"].unique()))

@@ -40,7 +40,7 @@ HEAD: Final = (
 
 
 class Table(NamedTuple):
-    """Between two marks in docs/search.md."""
+    """A table between two marks in docs/search.md."""
 
     mark: str
     what: str
@@ -91,7 +91,7 @@ def line(name: str, result: SearchResult | None, minutes: float) -> str:
 
 
 def is_as_wanted(name: str, result: SearchResult | None) -> bool:
-    """On a server without a defect nothing may be found."""
+    """Nothing may be found on a server without a defect."""
     if name not in (NONE, NO_PAIR):
         return True
     return result is not None and result.end == "the time was up" and not result.exit_code

@@ -136,7 +136,7 @@ def cover_lines(seen: Observed) -> Iterator[Line]:
 
 
 def known_latencies(seen: Observed) -> list[float]:
-    """From t0 until the server gave the slot back, where a stream left while a probe waited."""
+    """The times from t0 to the slot's return, where a stream left while a probe waited."""
     rows = seen.run.rows("requests")
     probes = [row for row in rows if row["arm"] == "abandon" and row["first_token_ns"]]
     sampled = {row["reference_ns"] for row in probes} - {None}
@@ -146,8 +146,8 @@ def known_latencies(seen: Observed) -> list[float]:
 
 
 def population_mean(seen: Observed) -> float:
-    """Over all moments of the run in which a client could have left: until its close was seen, the
-    boundary after that, and the first one after the delay."""
+    """The mean over all moments of the run in which a client could have left: until its close was
+    seen, the boundary after that, and the first one after the delay."""
     begins, _ends = np.array(seen.truth["steps_ns"], dtype=float).T
     window = seen.run.manifest["window"]
     is_under_load = (begins > window["load_started_ns"]) & (begins < window["load_ended_ns"])

@@ -114,7 +114,7 @@ def draw(number: int, seed: str, seconds: float) -> Setting:
 
 
 def draw_torch(number: int, seed: str, seconds: float) -> Setting:
-    """With users, whose number needs no knowledge of a step's length."""
+    """A setting with users, whose number needs no knowledge of a step's length."""
     workload = draw(number, seed, seconds).workload
     workload.pop("arrivals", None)
     slots = TORCH_SLOTS
