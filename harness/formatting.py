@@ -121,10 +121,10 @@ def shift_in_words(name: str, arm: str, reference: str, shift: Shift, unit: str)
     return f"{name} of each request: {arm} against {reference} {', '.join(parts)}"
 
 
-def change_in_words(one: Difference, unit: str) -> tuple[str, str]:
-    if one.ratio is not None:
-        return f"{number(one.ratio)} times", between(one.ratio_ci95, "") or DASH
-    value, limits = one.difference, one.difference_ci95
+def change_in_words(change: Difference, unit: str) -> tuple[str, str]:
+    if change.ratio is not None:
+        return f"{number(change.ratio)} times", between(change.ratio_ci95, "") or DASH
+    value, limits = change.difference, change.difference_ci95
     if value is None:
         return DASH, DASH
     if unit == "ratio":

@@ -50,8 +50,8 @@ def _died(manifest: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return [one for one in manifest.get("load_processes") or [] if one["ended_ns"] is None]
 
 
-def _named(one: Mapping[str, Any]) -> str:
-    return f"load process {one['worker']} (pid {one['pid']} on {one['host']})"
+def _named(process: Mapping[str, Any]) -> str:
+    return f"load process {process['worker']} (pid {process['pid']} on {process['host']})"
 
 
 MOST_CPU: Final = 0.9

@@ -225,17 +225,17 @@ def number_of(choice: Mapping[str, Any], place: int) -> int:
     return place if index is None or index > LARGEST_ANSWER else index
 
 
-def choice_of(one: Any, place: int, unread: Unread) -> Choice:
-    if not isinstance(one, dict):
-        unread.note("a choice", one)
-        return Choice(index=place, text="".join(texts(one)))
-    reason, ids = _reason_in(one), one.get("token_ids")
+def choice_of(choice: Any, place: int, unread: Unread) -> Choice:
+    if not isinstance(choice, dict):
+        unread.note("a choice", choice)
+        return Choice(index=place, text="".join(texts(choice)))
+    reason, ids = _reason_in(choice), choice.get("token_ids")
     finish_reason = end_of(reason)
     if finish_reason is None and not isinstance(reason, str | dict):
         unread.note("`finish_reason`", reason)
-    delta, message = _deltas_of(one, has_ended=finish_reason is not None)
+    delta, message = _deltas_of(choice, has_ended=finish_reason is not None)
     return Choice(
-        index=number_of(one, place),
+        index=number_of(choice, place),
         delta=delta,
         message=message,
         finish_reason=finish_reason,

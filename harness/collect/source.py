@@ -127,10 +127,10 @@ class Gathered(Generic[Row]):
         if self._lost is not None:
             raise SourceError(f"collected rows can no longer be written ({self._lost})")
 
-    def since(self, seen: int) -> News[Row]:
-        """Rows after the first `seen`, if still in memory."""
+    def since(self, count: int) -> News[Row]:
+        """Rows after the first `count`, if still in memory."""
         with self._lock:
-            new = min(self._count - seen, len(self._latest))
+            new = min(self._count - count, len(self._latest))
             return News(list(islice(self._latest, len(self._latest) - new, None)), self._count)
 
     def latest(self) -> list[Row]:

@@ -86,10 +86,10 @@ def headline_differences(summary: ArmsSummary) -> list[tuple[str, str, Differenc
     ]
 
 
-def is_certain(one: Difference) -> bool:
-    if one.ratio_ci95 is not None:
-        return _side_of(1.0, one.ratio_ci95) != 0
-    return _side_of(0.0, one.difference_ci95) != 0
+def is_certain(difference: Difference) -> bool:
+    if difference.ratio_ci95 is not None:
+        return _side_of(1.0, difference.ratio_ci95) != 0
+    return _side_of(0.0, difference.difference_ci95) != 0
 
 
 def _apart(mine: Floats, theirs: Floats, *, paired: bool) -> tuple[float, Limits | None]:
@@ -257,18 +257,20 @@ def limits_of(metric: Metric, figure: str) -> Limits | None:
     return limits
 
 
-def difference_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
-    if of_a is None or of_b is None:
+def difference_ci95(
+    a: float, a_ci95: Limits | None, b: float, b_ci95: Limits | None
+) -> Limits | None:
+    if a_ci95 is None or b_ci95 is None:
         return None
-    below = math.hypot(a - of_a[0], of_b[1] - b)
-    above = math.hypot(of_a[1] - a, b - of_b[0])
+    below = math.hypot(a - a_ci95[0], b_ci95[1] - b)
+    above = math.hypot(a_ci95[1] - a, b - b_ci95[0])
     return a - b - below, a - b + above
 
 
-def ratio_ci95(a: float, of_a: Limits | None, b: float, of_b: Limits | None) -> Limits | None:
-    if of_a is None or of_b is None or min(of_a[0], of_b[0]) <= 0:
+def ratio_ci95(a: float, a_ci95: Limits | None, b: float, b_ci95: Limits | None) -> Limits | None:
+    if a_ci95 is None or b_ci95 is None or min(a_ci95[0], b_ci95[0]) <= 0:
         return None
-    logs = [(math.log(low), math.log(high)) for low, high in (of_a, of_b)]
+    logs = [(math.log(low), math.log(high)) for low, high in (a_ci95, b_ci95)]
     limits = difference_ci95(math.log(a), logs[0], math.log(b), logs[1])
     return None if limits is None else (math.exp(limits[0]), math.exp(limits[1]))
 

@@ -208,12 +208,12 @@ def _per_round(
     return found
 
 
-def _comparable(one: Figure | None, pooled: Figure | None, key: str) -> float | None:
-    if not isinstance(one, Metric) or one.bound == "upper":
+def _comparable(figure: Figure | None, pooled: Figure | None, key: str) -> float | None:
+    if not isinstance(figure, Metric) or figure.bound == "upper":
         return None
-    if isinstance(pooled, Metric) and pooled.method != one.method:
+    if isinstance(pooled, Metric) and pooled.method != figure.method:
         return None
-    value: float | None = getattr(one, key)
+    value: float | None = getattr(figure, key)
     return value
 
 

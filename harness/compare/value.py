@@ -114,11 +114,11 @@ class _Row(NamedTuple):
     of_abandons: bool = False
     source: str | None = None
 
-    def of(self, one: Account | None, terms: ValueTerms) -> float | None:
-        if one is None or (self.of_abandons and not one.left):
+    def of(self, account: Account | None, terms: ValueTerms) -> float | None:
+        if account is None or (self.of_abandons and not account.left):
             return None
         try:
-            return self.compute(one, terms)
+            return self.compute(account, terms)
         except ZeroDivisionError:
             return None
 

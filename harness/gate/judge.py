@@ -178,16 +178,16 @@ def _check_run(measured: Measured) -> Check:
     )
 
 
-def _only_if_sound(one: Check, limit: Limit, measured: Measured) -> Check:
+def _only_if_sound(check: Check, limit: Limit, measured: Measured) -> Check:
     """A run that broke off can fail but not pass. An invalid run can fail only by a metric that no
     client can cause, however slow."""
     is_sound = measured.status == "complete" and not measured.invalid
     is_certain = not measured.invalid or METRICS[limit.metric].from_server_alone
-    is_kept = is_sound or (one.verdict is GateVerdict.FAIL and is_certain)
-    if is_kept or one.verdict is GateVerdict.CANNOT_DECIDE:
-        return one
+    is_kept = is_sound or (check.verdict is GateVerdict.FAIL and is_certain)
+    if is_kept or check.verdict is GateVerdict.CANNOT_DECIDE:
+        return check
     return msgspec.structs.replace(
-        one,
+        check,
         verdict=GateVerdict.CANNOT_DECIDE,
         reason="the run is not one to judge by",
         to_decide="a run that is complete and valid",

@@ -37,11 +37,12 @@ def gravest_first(checks: Sequence[Check]) -> list[Check]:
     return sorted(checks, key=lambda one: order.index(one.verdict))
 
 
-def _row(one: Check) -> str:
-    why = one.reason if not one.to_decide else f"{one.reason}; would decide: {one.to_decide}"
+def _row(check: Check) -> str:
+    decides = f"; would decide: {check.to_decide}" if check.to_decide else ""
+    why = f"{check.reason}{decides}"
     return (
-        f"| {SIGNS[one.verdict]} {one.verdict} | `{markdown_code(one.name)}` | "
-        f"{markdown_cell(one.measured) or DASH} | {markdown_cell(why)} |"
+        f"| {SIGNS[check.verdict]} {check.verdict} | `{markdown_code(check.name)}` | "
+        f"{markdown_cell(check.measured) or DASH} | {markdown_cell(why)} |"
     )
 
 

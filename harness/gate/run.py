@@ -51,11 +51,11 @@ def _manifests(folder: RunFolder) -> dict[str, dict[str, Any]]:
 def read_measured(
     summary: Summary | ArmsSummary,
     manifest: Mapping[str, Any],
-    of_arms: Mapping[str, Mapping[str, Any]],
+    manifests: Mapping[str, Mapping[str, Any]],
 ) -> Measured:
     if isinstance(summary, ArmsSummary):
         sides = {
-            name: _side(arm, arm.per_round, conditions_of(of_arms.get(name, manifest), summary))
+            name: _side(arm, arm.per_round, conditions_of(manifests.get(name, manifest), summary))
             for name, arm in summary.arms.items()
         }
     else:
@@ -65,9 +65,9 @@ def read_measured(
         run_id=str(summary.run_id),
         created_at=str(manifest["created_at"]),
         status=summary.status,
-        is_silent=any(map(_is_silent, [manifest, *of_arms.values()])),
+        is_silent=any(map(_is_silent, [manifest, *manifests.values()])),
         invalid=[said.text for said in summary.validity if said.level == "invalid"],
-        conditions=conditions_of(next(iter(of_arms.values()), manifest), summary),
+        conditions=conditions_of(next(iter(manifests.values()), manifest), summary),
         sides=sides,
         simulated=None if summary.simulated is None else str(summary.simulated),
     )

@@ -204,10 +204,11 @@ def _note_load(manifest: Manifest, tallies: Sequence[LoadTally]) -> None:
         )
 
 
-def _note_absent(manifest: Manifest, marks: Sequence[ProcessMark], seen: set[str]) -> None:
+def _note_absent(manifest: Manifest, marks: Sequence[ProcessMark], workers: set[str]) -> None:
+    """`workers`: the names of those that a master saw."""
     present = {mark.name for mark in marks if mark.name}
-    manifest.absent_workers = sorted(seen - present)
-    if present - seen:
+    manifest.absent_workers = sorted(workers - present)
+    if present - workers:
         manifest.notes.append(
             "the master's list of its workers is not in these folders (run the master with "
             "--walkaway-rows, too, and collect its folder with the others): a worker's rows may "

@@ -130,20 +130,20 @@ def load_recipes() -> dict[str, Recipe]:
     return {name: _whole(name, one, own) for name, one in own.items()}
 
 
-def _whole(name: str, one: Recipe, own: Mapping[str, Recipe]) -> Recipe:
-    if one.like is None:
-        return msgspec.structs.replace(one, name=name)
-    model = own[one.like]
+def _whole(name: str, recipe: Recipe, own: Mapping[str, Recipe]) -> Recipe:
+    if recipe.like is None:
+        return msgspec.structs.replace(recipe, name=name)
+    model = own[recipe.like]
 
     def changed(text: str) -> str:
-        for old, new in one.change.items():
+        for old, new in recipe.change.items():
             text = text.replace(old, new)
         return text
 
     return msgspec.structs.replace(
         model,
         name=name,
-        like=one.like,
+        like=recipe.like,
         run_files={path: changed(text) for path, text in model.run_files.items()},
         commands=[[changed(word) for word in command] for command in model.commands],
     )

@@ -142,14 +142,14 @@ class Texts:
         return {f"client {one}": text_of(self._bench, schedule, one) for one in numbers}
 
     def _another(
-        self, what: str, seen: str, alone: str, others: Mapping[str, str], own: str = ""
+        self, what: str, answer: str, alone: str, others: Mapping[str, str], own: str = ""
     ) -> Iterator[Violation]:
         said = f"{what} has not the text that it has alone"
-        if (whose := whose_words(seen, alone, others, own)) is not None:
+        if (whose := whose_words(answer, alone, others, own)) is not None:
             said += f", but words of {whose}"
         elif not self._is_steady:
             return
-        evidence = {"alone": alone[:_SHOWN], "seen": seen[:_SHOWN]}
+        evidence = {"alone": alone[:_SHOWN], "seen": answer[:_SHOWN]}
         yield Violation(broken=Broken.TEXT, said=said, evidence=evidence)
 
     def _asked_alone(self, schedule: Schedule, number: int) -> str | None:
@@ -161,11 +161,12 @@ class Texts:
         return None
 
 
-def whose_words(seen: str, alone: str, others: Mapping[str, str], own: str = "") -> str | None:
-    """Who else said what stands where the two texts part. `own`: the client's own words."""
-    pairs = zip(seen, alone, strict=False)
+def whose_words(answer: str, alone: str, others: Mapping[str, str], own: str = "") -> str | None:
+    """Who else said what stands where the answer parts from the same request's `alone`. `own`: the
+    client's own words."""
+    pairs = zip(answer, alone, strict=False)
     same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(alone))
-    piece = seen[same : same + _PIECE]
+    piece = answer[same : same + _PIECE]
     if len(piece) < _PIECE or piece in alone or piece in own:
         return None
     return next((name for name, text in others.items() if piece in text), None)

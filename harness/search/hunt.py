@@ -226,18 +226,18 @@ class Hunt:
         return Rate(len(hits), len(tries)), max(hits, key=_after, default=None)
 
     def _fewer(
-        self, row: Sequence[Schedule], broken: Broken, seen: Violation, until_s: float
+        self, row: Sequence[Schedule], broken: Broken, violation: Violation, until_s: float
     ) -> tuple[Sequence[Schedule], Violation]:
         """One of the halves, as long as it breaks the invariant, too."""
         while len(row) > 1 and self._clock_s() < until_s:
             middle = len(row) // 2
             for half in (row[:middle], row[middle:]):
                 if (found := self._added_by(broken, half).seen) is not None:
-                    row, seen = half, found
+                    row, violation = half, found
                     break
             else:
                 break
-        return row, seen
+        return row, violation
 
     def _added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Added:
         def doing(what: str) -> None:
@@ -249,16 +249,16 @@ class Hunt:
         self,
         finding: SearchFinding,
         schedules: Sequence[Schedule],
-        seen: Violation,
+        violation: Violation,
         *,
         among: int = 0,
     ) -> None:
         """`among`: the schedules in the row whose rate it has, if that row is longer."""
         if len(schedules) == 1:
-            self._describe(finding, schedules[0], seen)
+            self._describe(finding, schedules[0], violation)
             return
-        finding.said, finding.evidence = seen.said, seen.evidence
-        finding.sentence = sentence_of_many(schedules, seen, among=among)
+        finding.said, finding.evidence = violation.said, violation.evidence
+        finding.sentence = sentence_of_many(schedules, violation, among=among)
         finding.schedule, finding.wire, finding.in_a_row = {}, {}, len(schedules)
 
     def _begin(self, schedules: Sequence[Schedule], violation: Violation) -> SearchFinding:
@@ -281,11 +281,11 @@ class Hunt:
         self._found(finding)
         return finding
 
-    def _describe(self, finding: SearchFinding, schedule: Schedule, seen: Violation) -> None:
-        finding.said, finding.evidence = seen.said, seen.evidence
-        finding.sentence = sentence_of(schedule, seen)
+    def _describe(self, finding: SearchFinding, schedule: Schedule, violation: Violation) -> None:
+        finding.said, finding.evidence = violation.said, violation.evidence
+        finding.sentence = sentence_of(schedule, violation)
         finding.schedule, finding.in_a_row = msgspec.to_builtins(schedule), 1
-        finding.wire = self._trial.as_requests(schedule, seen.broken)
+        finding.wire = self._trial.as_requests(schedule, violation.broken)
 
     def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
         began_s = self._clock_s()
@@ -337,8 +337,8 @@ class Hunt:
         return self._trial.breach_of(broken, schedule)
 
 
-def _after(one: Added) -> int:
-    return one.after
+def _after(added: Added) -> int:
+    return added.after
 
 
 def _is_no_chance(rate: Rate, control: Rate) -> bool:

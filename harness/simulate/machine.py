@@ -66,10 +66,10 @@ class Covered(TomlTable):
     batched_tokens: Span | None = None
     context_tokens: Span | None = None
 
-    def beyond(self, seen: Mapping[str, tuple[float, float]]) -> list[str]:
-        """The keys of `seen` (least and most of each) that lie outside, as text."""
+    def beyond(self, ranges: Mapping[str, tuple[float, float]]) -> list[str]:
+        """The keys of `ranges` (least and most of each) that lie outside, as text."""
         found = []
-        for name, (least, most) in seen.items():
+        for name, (least, most) in ranges.items():
             span: list[float] | None = getattr(self, name)
             if span is not None and (least < span[0] or most > span[1]):
                 covered = f"covers {span[0]:g} to {span[1]:g}"

@@ -38,10 +38,10 @@ class Lengths(NamedTuple):
     answer_tokens: float
 
 
-def check_memory(of_cell: int, processes: int, available: int) -> None:
+def check_memory(bytes_per_cell: int, processes: int, available: int) -> None:
     """Raises ConfigError."""
     fewer = f", or fewer than {processes} processes" if processes > 1 else ""
-    at_once = of_cell * processes
+    at_once = bytes_per_cell * processes
     if at_once > available:
         raise ConfigError(
             f"the simulation would need about {_gib(at_once)} of memory, and {_gib(available)} are "

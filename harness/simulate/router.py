@@ -24,10 +24,10 @@ class ReplicaRouter(Router[str]):
         super().__init__(random)
         self._policy = policy
 
-    def route(self, asked: SimulatedRequest) -> RoutedInstance[str]:
+    def route(self, request: SimulatedRequest) -> RoutedInstance[str]:
         """Raises NoInstanceError. The request counts as open until `RoutedInstance.ended`."""
         if self._policy == "prefix_affine":
-            return self._nearest(prefix_of(asked))
+            return self._nearest(prefix_of(request))
         return self.choose(self._policy)
 
     def _nearest(self, prefix: str) -> RoutedInstance[str]:
@@ -40,14 +40,14 @@ class ReplicaRouter(Router[str]):
         return self._taken(max(with_room, key=lambda instance: _weight(prefix, instance.name)))
 
 
-def prefix_of(asked: SimulatedRequest) -> str:
+def prefix_of(request: SimulatedRequest) -> str:
     """A prompt begins with it: a known text's, its first page, or what all requests share, or its
     own words."""
-    if asked.spec.text is not None:
-        return asked.spec.text.plan
-    if asked.pages:
-        return f"page {asked.pages[0]}"
-    return "shared" if asked.shared_tokens else f"own {asked.number}"
+    if request.spec.text is not None:
+        return request.spec.text.plan
+    if request.pages:
+        return f"page {request.pages[0]}"
+    return "shared" if request.shared_tokens else f"own {request.number}"
 
 
 def _weight(prefix: str, name: str) -> bytes:

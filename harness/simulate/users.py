@@ -246,13 +246,13 @@ class Users:
             self._leave_after_pause(exchange, t_ns)
         self._set_timers(exchange)
 
-    def _check_length(self, asked: SimulatedRequest) -> None:
+    def _check_length(self, request: SimulatedRequest) -> None:
         """Raises ConfigError."""
-        tokens = asked.spec.prompt_tokens + asked.spec.max_tokens
+        tokens = request.spec.prompt_tokens + request.spec.max_tokens
         most = self._plan.engine.max_model_len
         if tokens > most:
             raise ConfigError(
-                f"request {asked.number}: prompt and answer have {tokens} tokens, more than "
+                f"request {request.number}: prompt and answer have {tokens} tokens, more than "
                 f"`engine.max_model_len` ({most})"
             )
 

@@ -33,16 +33,16 @@ AGREEMENT_COLUMNS: Final = (
 AUDIT_COLUMNS: Final = ("counter", "due", "moved by", "verdict")
 
 
-def agreement_cells(one: Agreement) -> tuple[str, ...]:
-    unit = unit_in_figure(one.unit)
-    difference = _with_limits(one.difference, one.difference_ci95, unit)
+def agreement_cells(agreement: Agreement) -> tuple[str, ...]:
+    unit = unit_in_figure(agreement.unit)
+    difference = _with_limits(agreement.difference, agreement.difference_ci95, unit)
     return (
-        one.metric,
-        f"{one.method} ({one.n})",
-        quantity(one.exact, unit),
-        quantity(one.value, unit),
-        difference if one.agrees else f"{difference} !",
-        between(one.bias, unit) or DASH,
+        agreement.metric,
+        f"{agreement.method} ({agreement.n})",
+        quantity(agreement.exact, unit),
+        quantity(agreement.value, unit),
+        difference if agreement.agrees else f"{difference} !",
+        between(agreement.bias, unit) or DASH,
     )
 
 
@@ -154,18 +154,18 @@ def savings_rows(by_arm: SavingsByArm) -> Iterator[tuple[str, ...]]:
             yield (task if is_first else "", words, source if is_first else DASH, *cells)
 
 
-def _change(one: Difference, unit: str) -> str:
+def _change(change: Difference, unit: str) -> str:
     """The ratio as "-98.7 % (-99.1 to -98.1)", else the difference; shares differ in percentage
     points, since a percent of a percentage would be read as the ratio."""
-    if one.ratio is not None:
-        limits = "" if one.ratio_ci95 is None else " to ".join(map(_percent, one.ratio_ci95))
-        return f"{_percent(one.ratio)} %" + (f" ({limits})" if limits else "")
-    if one.difference is None:
+    if change.ratio is not None:
+        limits = "" if change.ratio_ci95 is None else " to ".join(map(_percent, change.ratio_ci95))
+        return f"{_percent(change.ratio)} %" + (f" ({limits})" if limits else "")
+    if change.difference is None:
         return DASH
-    sign = "+" if one.difference > 0 else ""
+    sign = "+" if change.difference > 0 else ""
     if unit == "ratio":
-        return f"{sign}{number(100 * one.difference)} percentage points"
-    return sign + quantity(one.difference, unit)
+        return f"{sign}{number(100 * change.difference)} percentage points"
+    return sign + quantity(change.difference, unit)
 
 
 def _percent(ratio: float) -> str:

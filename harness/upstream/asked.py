@@ -75,9 +75,9 @@ def read_asked(path: str, body: bytes, headers: Mapping[str, str]) -> Asked:
     )
 
 
-def _limit(asked: Mapping[str, Any]) -> int:
+def _limit(body: Mapping[str, Any]) -> int:
     for key in _LIMITS:
-        limit = asked.get(key)
+        limit = body.get(key)
         if limit is None:
             continue
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
@@ -86,20 +86,20 @@ def _limit(asked: Mapping[str, Any]) -> int:
     return DEFAULT_TOKENS
 
 
-def _usage(asked: Mapping[str, Any], order: Order, *, is_asked_for: bool) -> str:
-    options = asked.get("stream_options")
+def _usage(body: Mapping[str, Any], order: Order, *, is_asked_for: bool) -> str:
+    options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     if order.usage == "no":
         return "none"
     if options.get("continuous_usage_stats"):
         return "each"
-    is_wanted = not is_asked_for or order.usage == "yes" or not asked.get("stream")
+    is_wanted = not is_asked_for or order.usage == "yes" or not body.get("stream")
     return "end" if is_wanted or options.get("include_usage") else "none"
 
 
-def _prompt(asked: Mapping[str, Any]) -> list[Any]:
+def _prompt(body: Mapping[str, Any]) -> list[Any]:
     """All that the model reads, in its order."""
-    return [asked.get(key) for key in ("system", "instructions", "prompt", "messages", "input")]
+    return [body.get(key) for key in ("system", "instructions", "prompt", "messages", "input")]
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -116,9 +116,9 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(value.get(key))
 
 
-def _other_texts(asked: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[str]:
-    metadata = asked.get("metadata")
+def _other_texts(body: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[str]:
+    metadata = body.get("metadata")
     values = metadata.values() if isinstance(metadata, dict) else []
-    for one in (asked.get("user"), *values, asked.get("model"), headers.get(ORDER_HEADER)):
+    for one in (body.get("user"), *values, body.get("model"), headers.get(ORDER_HEADER)):
         if isinstance(one, str):
             yield one
