@@ -183,6 +183,7 @@ class CaseTurns:
 
     def _once_more(self, case: Case, outcome: Finding) -> Finding | Exception | None:
         bench = self.bench
+        slots = bench.facts.slots  # before the control takes off those that are lost
         bench.end()
         bench.cleaning.rest()  # may take longer than a case
         if not _had_controls(outcome, case):
@@ -193,18 +194,17 @@ class CaseTurns:
             if outcome.is_one_try and bench.full_slots.are_one_pool:
                 return None
             is_never = outcome.failure is Failure.NEVER and not outcome.is_one_try
-            if not self._is_doubtful_count(case) and ("P" not in case.methods or is_never):
+            if not self._is_doubtful_count(case, slots) and ("P" not in case.methods or is_never):
                 return None
             bench.cleaning.rest()
         if bench.cleaning.running:
             bench.facts = bench.facts._replace(slots=bench.cleaning.running)
         return self._attempt(case, case.check)
 
-    def _is_doubtful_count(self, case: Case) -> bool:
-        """Whether all slots are back now: on a busy machine requests that are slow to begin look
-        like slots that are held."""
-        bench = self.bench
-        return "O" in case.methods and bench.cleaning.running == bench.facts.slots is not None
+    def _is_doubtful_count(self, case: Case, slots: int | None) -> bool:
+        """Whether all of the `slots` before the case are back now: on a busy machine requests that
+        are slow to begin look like slots that are held."""
+        return "O" in case.methods and self.bench.cleaning.running == slots is not None
 
     def _look_after(
         self, result: CaseResult, coming: Sequence[Case], *, is_still: bool

@@ -107,9 +107,9 @@ class Held:
             return left
 
         if (no_gauge := self._gauge.can_judge(facts)) is None:
-            return Count(self._gauge.held(counted), left, "gauge")
+            return self._checked(Count(self._gauge.held(counted), left, "gauge"))
         if (no_rest := self._why_no_rest()) is None:
-            return Count(int(self._quiet.held(counted)), left, "quiet")
+            return self._checked(Count(int(self._quiet.held(counted)), left, "quiet"))
         why_not = (
             f"the slots cannot be counted ({facts.why}), nor requests by a gauge ({no_gauge}), nor "
             f"is a rest seen ({no_rest})"
@@ -122,6 +122,11 @@ class Held:
             return Count(self._pace.held(counted), left, "pace")
         except CannotDecideError as error:
             raise CannotDecideError(f"{why_not}; {error}") from error
+
+    def _checked(self, count: Count) -> Count:
+        if count.of and not count.held:
+            self._streams.check_ran_on()
+        return count
 
     def at_once(self) -> Count:
         """What is held at this moment, without other traffic but requests that count slots. Raises

@@ -41,14 +41,16 @@ class Occupancy:
     def held(self, leave: Callable[[], int]) -> int:
         """`leave` makes some streams leave and returns their number. Returns how many slots are
         still held when the settle time is over. A count that finds none is final: it cannot get
-        better."""
-        leave()
+        better. Raises CannotDecideError if the answers that were left may have ended."""
+        left = leave()
         server = self._streams
         settled_ns = time.perf_counter_ns() + int(server.settle_s * 1e9)
         counted = self._count(server.patience.filler_s)
         if counted.at_once < server.slots and (not counted.waiting or counted.refused):
             server.pause(max(0.0, (settled_ns - time.perf_counter_ns()) / 1e9))
             counted = self._count(self._together_s)
+        if left and counted.at_once == server.slots:
+            server.check_ran_on()
         return server.slots - counted.at_once
 
     def running_at_once(self, extra: int = 0) -> int:

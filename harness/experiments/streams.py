@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf
 from statistics import median
 from typing import Any, Final
 
@@ -34,6 +36,7 @@ _PACE_TOKENS: Final = 32  # of a stream, which show its step
 _LAST_WORDS_S: Final = 1.0  # of streams that were left
 _QUICKER: Final = 0.8  # times the typical step
 _NO_QUEUE: Final = 16  # requests that run at once, of a server without a limit that is known
+_SLACK_S: Final = 0.01  # for each stream that fills a slot: this client has to send it
 
 
 class Streams:
@@ -52,6 +55,7 @@ class Streams:
         self.fillers: list[LiveStream] = []
         self.drain = Drain()
         self._ghosts_end_ns: list[int] = []
+        self._lengths: list[float] = []
         self.patience = self.usual_patience(settle_s)
         self.settle_s = self.patience.settle_s
 
@@ -63,7 +67,7 @@ class Streams:
             settle_s,
             self.session.plan.target.settle_steps,
             step_s=facts.step_s,
-            begin_s=facts.ttft_s * to_fill,
+            begin_s=_begin_s(facts, to_fill),
             most_tokens=self.room(4 * PROMPT_TOKENS),
             ttft_s=facts.ttft_s,
         )
@@ -143,13 +147,20 @@ class Streams:
         settings than the usual one's."""
         tokens = max(1, min(spec.max_tokens, self.room(spec.prompt_tokens + PROMPT_TOKENS)))
         spec = replace(spec, max_tokens=tokens, user=spec.user or len(self.opened))
-        stream = LiveStream(session or self.session, spec, text, self._note_refusal)
+        stream = LiveStream(session or self.session, spec, text, partial(self._note_end, spec))
         self.opened.append(stream)
         return stream
 
-    def _note_refusal(self, row: RequestRow) -> None:
+    def _note_end(self, spec: RequestSpec, row: RequestRow) -> None:
         if self.facts.closes and was_closed(row):
             row.outcome = Outcome.REJECTED
+        if row.first_token_ns is None or spec.body or spec.path is not None:
+            return
+        end_ns = row.ended_ns if row.abandoned_ns is None else row.abandoned_ns
+        if end_ns - row.first_token_ns >= self.settle_s * 1e9:
+            self._lengths.append(inf)
+        elif row.finish_reason == "stop" and row.tokens_read < spec.n * spec.max_tokens / 2:
+            self._lengths.append(row.tokens_read / spec.n)
 
     def pause(self, seconds: float) -> None:
         gevent.sleep(seconds)
@@ -211,23 +222,45 @@ class Streams:
         ends = [*self._ghosts_end_ns, *self._ends_of_left(SLOWER)]
         return sum(end_ns > now_ns for end_ns in ends)
 
-    def could_run(self) -> bool:
+    def could_run(self, most: float = inf) -> bool:
         """Whether an answer that was left would still run now, on a server that does not stop it
-        and is quicker than it was."""
+        and is quicker than it was. `most`: the tokens after which answers end by themselves."""
         now_ns = time.perf_counter_ns()
-        return any(end_ns > now_ns for end_ns in self._ends_of_left(_QUICKER))
+        return any(end_ns > now_ns for end_ns in self._ends_of_left(_QUICKER, most))
+
+    def check_ran_on(self) -> None:
+        """Raises CannotDecideError where answers that were left would still run by their limit, but
+        most answers of this server end by themselves before: what is not held shows nothing."""
+        if not self.could_run():
+            return
+        if not self._lengths:
+            self._look_how_long()
+        usual = median(self._lengths)
+        if not self.could_run(usual):
+            raise CannotDecideError(
+                "the answers that were left may have ended by themselves: most answers of this "
+                f"server end after {usual:.0f} tokens or fewer"
+            )
+
+    def _look_how_long(self) -> None:
+        """A long answer lasts, unless it ends by itself."""
+        stream = self.start(self.long(role=Role.CHECK))
+        stream.join(self.ttft_s + self.settle_s + self.step_s)
+        stream.leave()
+        join_all([stream], _LAST_WORDS_S)
+        self._lengths = self._lengths or [inf]
 
     def wait_for_ghosts(self, are_gone: Callable[[], bool]) -> None:
         """Wait until `are_gone` is true, or until all ghosts must have ended by themselves."""
         while self.ghosts() and not are_gone():
             self.pause(self.step_s)
 
-    def _ends_of_left(self, slower: float) -> list[int]:
+    def _ends_of_left(self, slower: float, most: float = inf) -> list[int]:
         ends = []
         for stream in self.opened:
             row = stream.row
             if row is not None and row.abandoned_ns is not None:
-                left = stream.spec.n * stream.spec.max_tokens - row.tokens_read
+                left = stream.spec.n * min(stream.spec.max_tokens, most) - row.tokens_read
                 ends.append(row.abandoned_ns + int(slower * 1e9 * left * self.step_s))
         return ends
 
@@ -253,6 +286,13 @@ class Streams:
     def forget_ghosts(self) -> None:
         """All slots are free: no request that left still runs."""
         self._ghosts_end_ns.clear()
+
+
+def _begin_s(facts: ServerFacts, streams: int) -> float:
+    """Until as many requests that are sent at once have begun on the idle server: by the steps
+    between their first tokens, doubled, but not longer than one after the other."""
+    by_turns_s = facts.ttft_s + streams * facts.turn_steps * facts.step_s
+    return min(streams * facts.ttft_s, 2 * by_turns_s + streams * _SLACK_S)
 
 
 def whole(row: RequestRow, what: str) -> RequestRow:

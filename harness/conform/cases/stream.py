@@ -122,6 +122,8 @@ def before_first(bench: Bench) -> Finding:
 def last_token(bench: Bench) -> Finding:
     races = QUICK_RACES if bench.is_quick else RACES
     left = 0
+    if bench.facts.can_fill and (more := _most_at_once(bench)) > bench.slots:
+        raise CannotDecideError(f"{more} requests run at once, before anybody left: it has grown")
     control = _fewest(bench)
 
     def race() -> int:
@@ -137,7 +139,7 @@ def last_token(bench: Bench) -> Finding:
     count = bench.held.after(race)
     if count.way not in ("occupancy", "gauge"):
         raise CannotDecideError("a slot that is lost at an answer's end computes nothing to see")
-    together = bench.occupancy.running_at_once(extra=1) if bench.facts.can_fill else None
+    together = _most_at_once(bench) if bench.facts.can_fill else None
     shortest = _fewest(bench)
     evidence: dict[str, float | str | None] = {
         "races": races,
@@ -156,6 +158,13 @@ def last_token(bench: Bench) -> Finding:
         return Finding(Failure.HARM, said, evidence)
     said = f"{left} clients left in the last step: {count.good}"
     return Finding(None, said, evidence, way=count.way)
+
+
+def _most_at_once(bench: Bench) -> int:
+    """The most requests that run at once, one more than the slots if that is seen twice: a late
+    reader sees two that met at a token run together."""
+    counts = (bench.occupancy.running_at_once(extra=1) for _ in range(2))
+    return next((one for one in counts if one <= bench.slots), bench.slots + 1)
 
 
 def _fewest(bench: Bench) -> int | None:

@@ -27,6 +27,7 @@ def held_of(
         pause=lambda _: None,
         wait_for_ghosts=lambda _: None,
         could_run=lambda: could_run,
+        check_ran_on=lambda: None,
     )
     no_gauge = None if quiet is None else "no gauge"
     gauge: Any = SimpleNamespace(can_judge=lambda _: no_gauge, now=lambda: next(counts))

@@ -48,6 +48,7 @@ def occupancy_of(start: Callable[[int], SimpleNamespace], *, refuses: bool) -> O
         short=lambda tokens, **_: tokens,
         start=start,
         pause=lambda _: None,
+        check_ran_on=lambda: None,
     )
     return Occupancy(cast(Streams, streams))
 

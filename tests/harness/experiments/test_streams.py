@@ -1,8 +1,18 @@
 """Slots are kept full by streams that last, and by no others."""
 
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from harness.client.lag import LagWatch
 from harness.client.live_stream import LiveStream
-from harness.experiments.streams import refill
-from harness.records import Way
+from harness.client.session import LoadSession
+from harness.experiments.idle_server import ServerFacts
+from harness.experiments.outcome import CannotDecideError
+from harness.experiments.streams import Streams, refill
+from harness.records import Outcome, RequestRow, Way
 
 
 class Filler(LiveStream):
@@ -74,3 +84,53 @@ def test_a_stream_that_nears_its_end_while_others_are_retired_is_replaced_too() 
     assert ended == [near_end, lasting]
     assert len(running) == 2
     assert lasting not in running
+
+
+def streams_of(facts: ServerFacts) -> Streams:
+    session: Any = SimpleNamespace(plan=SimpleNamespace(target=SimpleNamespace(settle_steps=None)))
+    return Streams(cast(LoadSession, session), facts, 2.0, lag=cast(LagWatch, None))
+
+
+def ended(streams: Streams, tokens: int, reason: str | None, *, left_ago_s: float = 0.0) -> None:
+    """An answer with a token each 20 ms has ended by this reason; None: its client left it."""
+    spec = streams.long()
+    end_ns = time.perf_counter_ns() - int(left_ago_s * 1e9)
+    row: Any = SimpleNamespace(
+        outcome=Outcome.COMPLETED if reason else Outcome.ABANDONED,
+        finish_reason=reason,
+        tokens_read=tokens,
+        first_token_ns=end_ns - tokens * 20_000_000,
+        ended_ns=end_ns,
+        abandoned_ns=None if reason else end_ns,
+    )
+    streams.opened.append(cast(LiveStream, SimpleNamespace(spec=spec, row=row)))
+    streams._note_end(spec, cast(RequestRow, row))
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_known"),
+    [
+        ([(60, "stop")], False),  # they are all over after 1.2 s, kept or not
+        ([(60, "stop"), (200, "length"), (200, "length")], True),
+        ([(8, "length"), (200, None)], True),
+    ],
+)
+def test_what_is_not_held_shows_nothing_where_answers_end_by_themselves(
+    answers: list[tuple[int, str | None]], *, is_known: bool
+) -> None:
+    streams = streams_of(ServerFacts(4, 0.02, 0.02, None))
+    for tokens, reason in answers:
+        ended(streams, tokens, reason, left_ago_s=3.0)
+    ended(streams, 5, None, left_ago_s=2.0)  # the settle time ago
+    if is_known:
+        streams.check_ran_on()
+    else:
+        with pytest.raises(CannotDecideError, match="end after 60 tokens or fewer"):
+            streams.check_ran_on()
+
+
+def test_the_time_until_all_slots_have_begun_follows_from_what_was_seen() -> None:
+    """256 prompts in one batch are not 256 prompts one after the other."""
+    facts = ServerFacts(256, 0.02, 0.1, None, turn_steps=0.0)
+    assert streams_of(facts).patience.filler_s < 2.0 + 3.0
+    assert streams_of(facts._replace(turn_steps=5.0)).patience.filler_s == 2.0 + 256 * 0.1
