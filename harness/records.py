@@ -314,7 +314,11 @@ def page_of(labels: str) -> str:
 
 
 def has_labels(labels: str, wanted: Mapping[str, str]) -> bool:
-    return not wanted or wanted.items() <= json.loads(labels).items()
+    """As Prometheus reads them: a label that is wanted empty may be absent."""
+    if not wanted:
+        return True
+    found = json.loads(labels)
+    return all(found.get(name, "") == value for name, value in wanted.items())
 
 
 class CpuSample(msgspec.Struct, kw_only=True):

@@ -15,6 +15,7 @@ from harness.collect.scrape import (
 )
 from harness.collect.source import SourceError
 from harness.workload.target import MetricRole, MetricSource
+from harness.workload.workload import load_target
 
 PAGE = """\
 # TYPE vllm:num_requests_running gauge
@@ -96,6 +97,20 @@ def test_of_several_models_on_a_page_only_the_runs_own_counts() -> None:
     assert of_a["aborted"] == METRICS["aborted"]
     assert of_model(samples, METRICS, "an adapter of b") == METRICS
     assert of_model(samples[:1], METRICS, "a") == METRICS
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        ['{tp_rank="0"} 5'],
+        ['{priority="",tp_rank="0"} 5', '{priority="0"} 4', '{priority="None"} 1'],
+    ],
+    ids=["plain", "a total beside its parts"],
+)
+def test_each_request_of_sglang_counts_once(series: list[str]) -> None:
+    page = "".join(f"sglang:num_running_reqs{one}\n" for one in series)
+    samples = parse_page(page, t_ns=1, duration_ns=2, extra_labels={})
+    assert read_roles(samples, load_target("sglang").metrics) == {"running": 5.0}
 
 
 @pytest.mark.parametrize(
