@@ -16,6 +16,9 @@ from harness.records import PAGE, SHARES, MetricSample, has_labels, page_of
 from harness.workload.target import MetricRole, MetricSource
 
 _MODEL_LABELS: Final = ("model_name", "model", "served_model_name")
+# Of processes that compute the same requests together. Each `dp_rank` has requests of its own.
+_RANKS: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
+_RANK_DIGITS: Final = 6
 
 
 def read_samples(
@@ -57,8 +60,9 @@ def parse_page(
     text: str, *, t_ns: int, duration_ns: int, extra_labels: Mapping[str, str]
 ) -> list[MetricSample]:
     """The page's samples, by the names that they have there, without creation times, histogram
-    buckets, and values that are not finite (NaN: there is none). Raises ValueError for another
-    format. The parser gives each counter a `_total`, also those that have none, as TGI's."""
+    buckets, values that are not finite (NaN: there is none), and copies by other ranks. Raises
+    ValueError for another format. The parser gives each counter a `_total`, also those that have
+    none, as TGI's."""
     samples = []
     for family in _families(text):
         is_renamed = family.type == "counter" and not _has_series(text, f"{family.name}_total")
@@ -75,7 +79,26 @@ def parse_page(
                     value=float(sample.value),
                 )
             )
-    return samples
+    return _without_copies(samples)
+
+
+def _without_copies(samples: list[MetricSample]) -> list[MetricSample]:
+    """Of series that differ in their ranks alone, the one with the lowest ranks: SGLang's processes
+    with context or pipeline parallelism each show the same requests."""
+    if not any(f'{one}"' in sample.labels for sample in samples for one in _RANKS):
+        return samples
+    placed = [(sample, *_split_ranks(sample)) for sample in samples]
+    lowest: dict[tuple[str, str], tuple[str, ...]] = {}
+    for _, series, ranks in placed:
+        lowest[series] = min(ranks, lowest.get(series, ranks))
+    return [sample for sample, series, ranks in placed if ranks == lowest[series]]
+
+
+def _split_ranks(sample: MetricSample) -> tuple[tuple[str, str], tuple[str, ...]]:
+    """Its name with its other labels, and its ranks."""
+    labels = json.loads(sample.labels)
+    ranks = tuple(labels.pop(one, "").zfill(_RANK_DIGITS) for one in _RANKS)
+    return (sample.name, json.dumps(labels)), ranks
 
 
 def _has_series(text: str, name: str) -> bool:

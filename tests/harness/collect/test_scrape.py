@@ -104,8 +104,10 @@ def test_of_several_models_on_a_page_only_the_runs_own_counts() -> None:
     [
         ['{tp_rank="0"} 5'],
         ['{priority="",tp_rank="0"} 5', '{priority="0"} 4', '{priority="None"} 1'],
+        [f'{{pp_rank="0",tp_rank="{rank}"}} {5 + rank}' for rank in (10, 9, 0)],
+        ['{dp_rank="0",tp_rank="0"} 2', '{dp_rank="1",tp_rank="4"} 3'],
     ],
-    ids=["plain", "a total beside its parts"],
+    ids=["plain", "a total beside its parts", "ranks of one engine", "two engines"],
 )
 def test_each_request_of_sglang_counts_once(series: list[str]) -> None:
     page = "".join(f"sglang:num_running_reqs{one}\n" for one in series)
