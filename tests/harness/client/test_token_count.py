@@ -11,6 +11,7 @@ from harness.client.chunk import Choice, UsageCounts
 from harness.client.token_count import TokenCount
 from harness.records import TokenCounting
 from harness.workload.event_scale import Calibration, calibrate
+from harness.workload.workload import load_target
 
 END = Choice(text="", finish_reason="length")
 
@@ -63,6 +64,20 @@ def test_a_count_is_believed_while_it_says_something(
     assert found == sorted(found)
     assert found == tokens or (tokens is None and found[-1] == usages[-1])
     assert count.by == by
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_two_answers_that_grow_in_step_are_each_counted(engine: str) -> None:
+    target = load_target(engine)
+    count = TokenCount(
+        continuous_usage=target.continuous_usage,
+        usage_per_choice=target.usage_per_choice,
+        calibration=None,
+        asked=8,
+    )
+    events = [(Choice(index=at % 2, text="a"), UsageCounts(9, at // 2 + 1)) for at in range(8)]
+    assert [count.of(*event) for event in events] == [1] * 8
+    assert count.by is TokenCounting.USAGE
 
 
 @pytest.mark.parametrize(
