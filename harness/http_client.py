@@ -23,6 +23,8 @@ MOST_BYTES: Final = 1 << 25  # of one answer, headers and all
 _TOO_LARGE: Final = f"the answer has more than {MOST_BYTES >> 20} MiB"
 _PACKED: Final = "the answer is compressed, which the request did not allow"
 _AS_IT_IS: Final = "identity"
+# HTTP knows no coding `none`: servers of events say it so that no proxy compresses them.
+_NO_CODINGS: Final = frozenset({"", _AS_IT_IS, "none"})
 _KEPT: Final = 8  # connections, for further requests
 _KEPT_S: Final = 5.0  # longer, and servers begin to close them
 
@@ -42,6 +44,11 @@ def why_unread(error: Exception) -> str:
             return "the connection broke"
         case _:
             return "its answer is not understood"
+
+
+def is_packed(coding: str) -> bool:
+    """By the header `content-encoding`."""
+    return coding.strip().lower() not in _NO_CODINGS
 
 
 class BoundedTransport(httpx.HTTPTransport):
@@ -68,7 +75,7 @@ class BoundedTransport(httpx.HTTPTransport):
             if not isinstance(error.__cause__, _UnansweredError):
                 raise
             response = self._anew.handle_request(request)
-        if response.headers.get("content-encoding", _AS_IT_IS) != _AS_IT_IS:
+        if is_packed(response.headers.get("content-encoding", "")):
             response.close()
             raise httpx.DecodingError(_PACKED, request=request)
         return response

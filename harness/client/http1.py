@@ -9,13 +9,14 @@ from typing import Final
 import httptools
 import httpx
 
+from harness.http_client import is_packed
+
 MAX_HEAD_BYTES: Final = 65536  # of all headers, informational answers (1xx) included
 MAX_HEADERS: Final = 256
 CLOSED_EARLY: Final = "the server closed the connection before the answer was complete"
 
 _TLS_ALERT: Final = b"\x15"  # how a TLS server's answer to plain text begins
 _SHOWN_BYTES: Final = 24
-_SENT_AS_IT_IS: Final = frozenset({b"", b"identity"})
 
 
 class Http1Response:
@@ -77,7 +78,7 @@ class Http1Response:
 
     @property
     def is_encoded(self) -> bool:
-        return self.header(b"content-encoding").lower() not in _SENT_AS_IT_IS
+        return is_packed(self.header(b"content-encoding").decode("latin-1"))
 
     def parse(self, data: bytes) -> None:
         """b"" is the end of the connection. Raises httpx.RemoteProtocolError before there are

@@ -188,6 +188,20 @@ def _pack(sock: socket.socket) -> None:
     sock.sendall(head % len(packed) + packed)
 
 
+@pytest.mark.parametrize("coding", ["none", "Identity", ""])
+def test_an_answer_that_names_no_coding_is_read(coding: str) -> None:
+    def speak(sock: socket.socket) -> None:
+        sock.recv(4096)
+        head = f"HTTP/1.1 200 OK\r\ncontent-encoding: {coding}\r\ncontent-length: 2\r\n\r\n"
+        sock.sendall(head.encode() + b"hi")
+
+    with (
+        listening(speak) as place,
+        http_client({}, ca_file=None, timeout_s=30.0, longest_s=30.0) as client,
+    ):
+        assert fetch_page(client, f"http://{place}/metrics").text == "hi"
+
+
 @pytest.mark.parametrize(
     ("answer", "longest_s", "why"),
     [

@@ -51,6 +51,7 @@ GOOD = {
     "no content": b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n",
     "not modified": b"HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n",
     "redirect": b"HTTP/1.1 307 X\r\nlocation: /there\r\ncontent-length: 2\r\n\r\nhi",
+    "no coding": CHUNKED[:-2] + b"content-encoding: None\r\n\r\n" + chunked(EVENTS, size=7),
     "encoded refusal": b"HTTP/1.1 503 X\r\ncontent-encoding: gzip\r\n\r\n\x1f\x8b",
 }
 BAD = {
