@@ -104,8 +104,10 @@ class Choice(msgspec.Struct):
         return delta.tool_calls is not None and any(call.shown() for call in delta.tool_calls)
 
     def shown(self) -> str:
+        """Together sends each text twice: as `text` and in the delta."""
         delta = self.delta or self.message or Delta()
-        return f"{self.text or ''}{delta.all_but_content()}{delta.content or ''}"
+        own = "" if self.text == delta.content else self.text or ""
+        return f"{own}{delta.all_but_content()}{delta.content or ''}"
 
     @property
     def is_call(self) -> bool:

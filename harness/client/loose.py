@@ -275,7 +275,8 @@ def _deltas_of(choice: Mapping[str, Any], *, has_ended: bool) -> tuple[Delta | N
     found = delta_of(message if delta is None and not has_ended else delta)
     rest = "" if has_ended else "".join(texts(fields))
     if own or rest or (delta is not None and (found.content or found.reasoning)):
-        content = "".join([*own, found.content or ""])
+        content = found.content or ""
+        content = content if own == [content] else "".join([*own, content])
         return Delta(content=content, reasoning=f"{rest}{found.reasoning}"), None
     found = delta_of(message)
     return (None, found) if has_ended or delta is None else (found, None)

@@ -417,7 +417,13 @@ def test_a_token_of_a_long_answer_takes_few_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [{"text": "é!"}, {"delta": {"content": "é!"}}, {"delta": {"reasoning_content": "é!"}}]
+    "choice",
+    [
+        {"text": "é!"},
+        {"delta": {"content": "é!"}},
+        {"delta": {"reasoning_content": "é!"}},
+        {"text": "é!", "delta": {"content": "é!", "token_id": 7}},  # as Together's
+    ],
 )
 @pytest.mark.parametrize(("role", "kept"), [(Role.CANARY, "é!é!"), (Role.USER, None)])
 def test_the_text_of_canaries_is_kept(
