@@ -22,7 +22,7 @@ from harness.analysis.figure import (
     sampled,
 )
 from harness.analysis.run_facts import RunFacts
-from harness.analysis.tokens import token_gaps, tokens_read, without_tokens
+from harness.analysis.tokens import token_gaps, tokens_shown, without_tokens
 from harness.records import Delivery, Metric, Outcome, Remark, Role
 from harness.stats import Bools
 
@@ -35,7 +35,7 @@ _NONE_COMPLETED: Final = "no survivor was completed"
 _NO_ANSWER: Final = "no canary had a second answer"
 _WHY_EMPTY: Final = {
     "itl_s": "no survivor had two token events",
-    "tpot_s": "no survivor had two tokens",
+    "tpot_s": "no survivor had tokens at two moments",
     "e2e_s": _NONE_COMPLETED,
     "e2e_from_intended_s": _NONE_COMPLETED,
     "e2e_urgent_s": _NONE_COMPLETED,
@@ -185,10 +185,11 @@ def _gaps(requests: pd.DataFrame, wanted: pd.Series) -> Sample:
 
 
 def _times_a_token(survivors: pd.DataFrame) -> Sample:
-    tokens = tokens_read(survivors) / survivors["n"].to_numpy(dtype=float)
+    """Of answers that came at more than one moment."""
+    tokens = tokens_shown(survivors) / survivors["n"].to_numpy(dtype=float)
     span = survivors["last_token_ns"] - survivors["first_token_ns"]
     span_s = span.to_numpy(dtype=float, na_value=np.nan) / 1e9
-    is_long = (tokens >= 2) & ~np.isnan(span_s)
+    is_long = (tokens >= 2) & (span_s > 0)
     return Sample(values=span_s[is_long] / (tokens[is_long] - 1))
 
 

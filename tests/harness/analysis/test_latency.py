@@ -1,5 +1,7 @@
 """Latencies of users, load of the engine, counters: censoring and edges."""
 
+from typing import Any
+
 import pytest
 
 from harness.analysis.capacity import capacity_figures, series_figures, series_of
@@ -64,6 +66,18 @@ def test_one_who_was_to_leave_is_no_survivor_even_if_the_run_ended_first(run: Ru
     # Two were served within the load, which ended at 1,000.
     assert metric(figures["goodput_rps"]).mean == pytest.approx(2.0)
     assert metric(metric(figures["ttft_s"]).others["all_users"]).n == 4
+
+
+def test_the_time_a_token_is_of_tokens_that_were_shown(run: RunBuilder) -> None:
+    """Not of hidden reasoning, nor of an answer that came whole."""
+    whole: dict[str, Any] = {"token_counting": TokenCounting.EVENTS, "completion_tokens": 8}
+    run.request("whole", sent=0, tokens=[10], outcome="completed", end=41, **whole)
+    assert reason(latency_of(run)["tpot_s"]) == "no survivor had tokens at two moments"
+    hides: dict[str, Any] = {"token_counting": TokenCounting.CALIBRATED, "completion_tokens": 500}
+    hides |= {"tokens_per_event": 1.0, "tokens_error": 0.0}
+    run.request("thinks", sent=0, tokens=[10, 20, 30], outcome="completed", end=41, **hides)
+    tpot = metric(latency_of(run)["tpot_s"])
+    assert (tpot.n, tpot.mean) == (1, ms(10))
 
 
 def test_pages_of_several_urls_are_one_reading(run: RunBuilder) -> None:
