@@ -310,6 +310,7 @@ _COMPLETION: Final = (
     *("completion_tokens", "output_tokens", "completionTokens", "outputTokens"),
     *("candidatesTokenCount", "outputTokenCount", "eval_count", "tokens_predicted"),
 )
+_CACHED: Final = ("cache_read_input_tokens", "cached_tokens", "prompt_cache_hit_tokens")
 NATIVE_COUNTS: Final = frozenset(
     {"eval_count", "prompt_eval_count", "tokens_predicted", "tokens_evaluated"}
 )
@@ -340,9 +341,11 @@ def usage_of(value: Any, unread: Unread) -> UsageCounts | None:
 
 
 def _cached_in(usage: Mapping[str, Any]) -> int | None:
+    """OpenAI's place in the details, and others': Anthropic's, Moonshot's, DeepSeek's."""
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     named = details.get("cached_tokens") if isinstance(details, dict) else None
-    return count_of(usage.get("cache_read_input_tokens") if named is None else named)
+    counts = (count_of(one) for one in (named, *(usage.get(key) for key in _CACHED)))
+    return next((count for count in counts if count is not None), None)
 
 
 def _counted(usage: Mapping[str, Any], names: tuple[str, ...], unread: Unread) -> int | None:

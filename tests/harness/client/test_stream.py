@@ -286,6 +286,22 @@ def test_an_account_counts_wherever_it_is_also_after_the_end(
     assert (row.prompt_tokens, row.completion_tokens) == (7, 2)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"prompt_tokens_details": {"cached_tokens": 6}},
+        {"cached_tokens": 6},  # as Moonshot's
+        {"prompt_tokens_details": None, "prompt_cache_hit_tokens": 6},  # as DeepSeek's
+    ],
+)
+def test_what_the_prefix_cache_had_is_known_by_any_of_its_names(found: dict[str, Any]) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, **found}
+    closing = json.dumps({"choices": [], "usage": usage}).encode()
+    stream = fed(machine(continuous_usage=False), chat(content="a"), closing, DONE)
+    stream.body_ended(99)
+    assert (stream.row().prompt_tokens, stream.row().cached_tokens) == (9, 6)
+
+
 def test_an_empty_answer_says_what_its_stream_was() -> None:
     stream = fed(machine(), response_event("output_text.delta", delta="a"), event(usage=4), DONE)
     stream.body_ended(99)
