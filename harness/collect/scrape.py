@@ -51,6 +51,11 @@ def fetch_page(client: httpx.Client, url: str) -> httpx.Response:
         response = client.get(url)
     except httpx.HTTPError as error:
         raise SourceError(f"metrics at {url} could not be read ({why_unread(error)})") from error
+    if response.has_redirect_location:
+        raise SourceError(
+            f"metrics at {url} could not be read: it redirects to {response.headers['location']}: "
+            "name that page"
+        )
     if response.status_code != httpx.codes.OK:
         raise SourceError(f"metrics at {url} could not be read: status {response.status_code}")
     return response

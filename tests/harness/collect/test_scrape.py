@@ -158,6 +158,10 @@ def unreachable(_: httpx.Request) -> httpx.Response:
     ("answer", "said"),
     [
         (lambda _: httpx.Response(404), "metrics at http://x/m could not be read: status 404"),
+        (
+            lambda _: httpx.Response(307, headers={"location": "http://x/m/"}),  # as LiteLLM's
+            "metrics at http://x/m could not be read: it redirects to http://x/m/: name that page",
+        ),
         (unreachable, "metrics at http://x/m could not be read (no connection)"),
         (
             lambda _: httpx.Response(200, html="<html>please log in</html> {"),
