@@ -44,6 +44,7 @@ _FOLLOW_S: Final = 480.0  # for making one schedule small, at most,
 _FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
+_TIME_UP: Final = " The time was up before it could be tried often enough."
 _UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
 
 
@@ -56,8 +57,12 @@ class Tries(Protocol):
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None: ...
     def added_up(self) -> list[Violation]: ...
     def added_by(
-        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
-    ) -> Added: ...
+        self,
+        broken: Broken,
+        schedules: Sequence[Schedule],
+        doing: Callable[[str], object],
+        until_s: float,
+    ) -> Added | None: ...
     def refresh(self) -> None: ...
     def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]: ...
 
@@ -194,15 +199,10 @@ class Hunt:
         self._followed_many.add(broken)
         until_s = self._clock_s() + _FOLLOW_MANY_S
         row = schedules if broken in ADDS_UP else [*schedules, *schedules]
-        rate, last = self._rate_of_many(row, broken, until_s)
-        if last is None:
+        last = self._make_sure_of_row(finding, row, broken, until_s)
+        if last is None or last.seen is None:
             return
-        control, _ = self._rate_of_many([one.staying() for one in row], broken, until_s)
-        finding.rate, finding.control = rate, control
-        finding.is_sure = _is_no_chance(rate, control)
-        if not finding.is_sure:
-            return
-        assert last.seen is not None
+        rate, control = finding.rate, finding.control
         fewer, seen = self._fewer(row[: last.after], broken, last.seen, until_s)
         self._describe_many(finding, fewer, seen, among=len(row))
         if len(fewer) > 1:
@@ -215,15 +215,32 @@ class Hunt:
                 self._describe_many(finding, row, last.seen)
                 finding.rate, finding.control, finding.is_sure = rate, control, True
 
-    def _rate_of_many(
-        self, schedules: Sequence[Schedule], broken: Broken, until_s: float
-    ) -> tuple[Rate, Added | None]:
-        """The hit that took longest, too."""
-        tries = [
-            self._added_by(broken, schedules) for _ in range(_REPEATS) if self._clock_s() < until_s
-        ]
-        hits = [one for one in tries if one.seen is not None]
-        return Rate(len(hits), len(tries)), max(hits, key=_after, default=None)
+    def _make_sure_of_row(
+        self, finding: SearchFinding, row: Sequence[Schedule], broken: Broken, until_s: float
+    ) -> Added | None:
+        """The hit that took longest; None: the row is no finding. It is tried in turn with the same
+        and nobody leaving: the first try that says otherwise ends that, since the others could no
+        longer rule chance out. One that was not played to its end is no try."""
+        control = [one.staying() for one in row]
+        seen, without, is_cut = list[Added](), list[Added](), False
+        for schedules, tries in _REPEATS * ((row, seen), (control, without)):
+            one = self._added_by(broken, schedules, until_s)
+            is_cut = one is None
+            if one is None:
+                break
+            tries.append(one)
+            is_wanted = (one.seen is not None) == (tries is seen)
+            if not is_wanted:
+                break
+        last = max((one for one in seen if one.seen is not None), key=_after, default=None)
+        if last is not None and last.seen is not None:
+            finding.rate, finding.control = _rate_in(seen), _rate_in(without)
+            finding.is_sure = _is_no_chance(finding.rate, finding.control)
+            self._describe_many(finding, row, last.seen)
+        elif not finding.rate.tries:
+            finding.rate = _rate_in(seen)
+        finding.sentence += _TIME_UP if is_cut else ""
+        return last if finding.is_sure else None
 
     def _fewer(
         self, row: Sequence[Schedule], broken: Broken, seen: Violation, until_s: float
@@ -232,18 +249,25 @@ class Hunt:
         while len(row) > 1 and self._clock_s() < until_s:
             middle = len(row) // 2
             for half in (row[:middle], row[middle:]):
-                if (found := self._added_by(broken, half).seen) is not None:
-                    row, seen = half, found
+                found = self._added_by(broken, half, until_s)
+                if found is not None and found.seen is not None:
+                    row, seen = half, found.seen
                     break
             else:
                 break
         return row, seen
 
-    def _added_by(self, broken: Broken, schedules: Sequence[Schedule]) -> Added:
+    def _added_by(
+        self, broken: Broken, schedules: Sequence[Schedule], until_s: float
+    ) -> Added | None:
+        """None: the time was up before the last was played."""
+
         def doing(what: str) -> None:
             self._doing(f"{broken}: {what}, once more")
 
-        return self._trial.added_by(broken, schedules, doing)
+        if self._clock_s() >= until_s:
+            return None
+        return self._trial.added_by(broken, schedules, doing, until_s)
 
     def _describe_many(
         self,
@@ -339,6 +363,10 @@ class Hunt:
 
 def _after(one: Added) -> int:
     return one.after
+
+
+def _rate_in(tries: Sequence[Added]) -> Rate:
+    return Rate(sum(one.seen is not None for one in tries), len(tries))
 
 
 def _is_no_chance(rate: Rate, control: Rate) -> bool:

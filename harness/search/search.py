@@ -37,7 +37,7 @@ from harness.workload.workload import why_unspoken
 
 SCHEDULE: Final = "schedule.json"
 _POLL_S: Final = 0.1
-_SPARE_S: Final = 1800.0  # beyond the search's time: a finding is followed to its end
+_SPARE_S: Final = 3600.0  # beyond the search's time: findings are followed to their ends
 _EXIT_FOUND: Final = 3
 _SILENT_S: Final = 2 * READY_S  # without a report of the load process
 _QUIT_S: Final = 2 * TERMINATE_S  # it ends the server first

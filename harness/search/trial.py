@@ -65,12 +65,19 @@ class Trial:
         return self._invariants.added_up()
 
     def added_by(
-        self, broken: Broken, schedules: Sequence[Schedule], doing: Callable[[str], object]
-    ) -> Added:
+        self,
+        broken: Broken,
+        schedules: Sequence[Schedule],
+        doing: Callable[[str], object],
+        until_s: float,
+    ) -> Added | None:
         """When these are played one after the other on a server as at the beginning; `doing` gets
-        which. Raises CannotDecideError."""
+        which. None: by the clock it was `until_s` before the last was played. Raises
+        CannotDecideError."""
         self.refresh()
         for number, schedule in enumerate(schedules, start=1):
+            if self._clock_s() >= until_s:
+                return None
             doing(f"schedule {number} of {len(schedules)}")
             played = self._play(schedule)
             if broken in ADDS_UP:
