@@ -17,6 +17,8 @@ from harness.search.schedule import Feature, Visit
 
 _REQUEST_GAUGES: Final = ("running", "waiting")  # blocks that a cache keeps are no leak
 _LONGEST_LATE_S: Final = 45.0  # some servers write their gauges twice a minute when they are idle
+_LOOKS: Final = 3  # at how late they are: that depends on when an answer ends between two writings
+_LOOK_TOKENS: Final = 32
 _POLL_S: Final = 0.1
 _STILL_TO_COME: Final = 64  # tokens of an answer that was surely not whole
 _QUICKER: Final = 2.0  # times the usual pace, which no server is
@@ -26,18 +28,23 @@ Values = Mapping[str, float]
 
 
 class Gauges:
-    """`late_s`: how long after the last answer they read as on the idle server."""
+    """`late_s`: how long after the end of an answer they read as on the idle server, at most."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._bench = bench
+        self._clock_s = clock_s
         self._rest: dict[str, float] = {}
         self.late_s = 0.0
 
     def learn(self) -> None:
-        """Right after answers have ended."""
-        began_s = time.monotonic()
-        self._rest = self._read_until(lambda now: not any(now.values()), _LONGEST_LATE_S)
-        self.late_s = time.monotonic() - began_s
+        """On a server that nobody else uses. Raises CannotDecideError if it does not answer."""
+        for _ in range(_LOOKS if self._read() else 0):
+            self._bench.whole(self._bench.short(_LOOK_TOKENS))
+            began_s = self._clock_s()
+            self._rest = self._read_until(lambda now: not any(now.values()), _LONGEST_LATE_S)
+            self.late_s = max(self.late_s, self._clock_s() - began_s)
+            if any(self._rest.values()):  # it never reads 0
+                break
 
     def broken(self) -> Violation | None:
         rest, longest_s = self._rest, max(self._bench.settle_s, 2 * self.late_s)
@@ -57,8 +64,8 @@ class Gauges:
         return Violation(broken=Broken.GAUGES, said=said, evidence=wrong)
 
     def _read_until(self, is_final: Callable[[Values], bool], longest_s: float) -> dict[str, float]:
-        until_s = time.monotonic() + longest_s
-        while (now := self._read()) and not is_final(now) and time.monotonic() < until_s:
+        until_s = self._clock_s() + longest_s
+        while (now := self._read()) and not is_final(now) and self._clock_s() < until_s:
             self._bench.pause(_POLL_S)
         return now
 

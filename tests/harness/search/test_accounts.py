@@ -1,6 +1,7 @@
 """The server's own account: which numbers cannot be, and gauges that are late."""
 
 from collections.abc import Iterator
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -95,27 +96,46 @@ def test_which_answer_is_surely_cut_short(
     assert is_cut_short(visit, one, STEP_S) is is_short
 
 
-def gauges_of(readings: Iterator[float], *, settle_s: float = 0.0) -> Gauges:
+def gauges_of(readings: Iterator[float]) -> Gauges:
+    now_s = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
     bench: Any = SimpleNamespace(
         pages=SimpleNamespace(counters=lambda: {"running": next(readings), "waiting": 0.0}),
-        pause=lambda _: None,
-        settle_s=settle_s,
+        pause=pause,
+        settle_s=0.0,
+        short=lambda tokens: tokens,
+        whole=lambda _: None,
     )
-    return Gauges(cast(Bench, bench))
+    return Gauges(cast(Bench, bench), clock_s=lambda: now_s)
 
 
 def test_a_gauge_that_is_written_late_is_waited_for_as_long_as_on_the_idle_server() -> None:
-    gauges = gauges_of(iter([1, 1, 0, 1, 1, 0]))
+    gauges = gauges_of(iter([0, 1, 0, 0, 0, 1, 1, 0]))
     gauges.learn()
-    gauges.late_s = 60.0
+    assert gauges.broken() is None
+
+
+def test_how_late_a_gauge_is_is_looked_at_three_times_and_the_longest_counts() -> None:
+    gauges = gauges_of(iter([0, 0, 1, 1, 1, 0, 0]))
+    gauges.learn()
+    assert gauges.late_s == pytest.approx(0.3)
+
+
+def test_a_gauge_that_never_reads_0_is_not_looked_at_again() -> None:
+    gauges = gauges_of(repeat(1.0))
+    gauges.learn()
+    assert gauges.late_s == pytest.approx(45.0, abs=0.2)
     assert gauges.broken() is None
 
 
 @pytest.mark.parametrize("reading", [1.0, -1.0])
 def test_a_gauge_that_does_not_come_to_rest_is_broken(reading: float) -> None:
-    gauges = gauges_of(iter([0.0, *[reading] * 9]))
+    gauges = gauges_of(iter([*[0.0] * 4, *[reading] * 9]))
     gauges.learn()
-    gauges.late_s = 0.0
     found = gauges.broken()
     assert found is not None
     assert f"was 0 and reads {reading:g} at rest" in found.said
