@@ -7,7 +7,7 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from harness.client.live_stream import LiveStream
+from harness.client.live_stream import LiveStream, join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import start_greedy
 from harness.experiments.outcome import CannotDecideError
@@ -47,7 +47,8 @@ def play(bench: Bench, schedule: Schedule) -> Played:
     for row in rows:
         if row is not None and (row.error or "").startswith(_OWN_BUG):
             raise CannotDecideError(f"the schedule cannot be played: {row.error}")
-    return Played(schedule, rows, [one.join(READY_S) for one in stays])
+    stays_s = READY_S + _ENDS_IN * (bench.ttft_s + BYSTANDER_TOKENS * bench.step_s)
+    return Played(schedule, rows, join_all(stays, stays_s))
 
 
 def longest_of(bench: Bench, schedule: Schedule) -> float:
