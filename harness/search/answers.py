@@ -4,11 +4,13 @@ that it has alone, without a word of another's.
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Final
 
 from harness.client.live_stream import join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import one_by_one, start_greedy
+from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
 from harness.experiments.patience import READY_S
 from harness.records import Outcome, RequestRow
@@ -20,18 +22,35 @@ from harness.search.schedule import Schedule, Visit
 _MOST_BYSTANDERS: Final = 2
 _MOST_COMPARED: Final = 2  # visits of a schedule: each is asked for once more
 _NOT_TAKEN: Final = frozenset({400, 404, 405, 409, 413, 415, 422, 501})  # such a request
+_SEEN_QUEUE: Final = 2  # times the slots: as many were seen to wait when the queue was counted
+_LIMITED: Final = (
+    "the server refused a request with status 429, though it lets requests wait for a slot: it may "
+    "limit how much is asked in a minute; raise that limit for this search"
+)
 _SHOWN: Final = 200  # characters
 _CROWD: Final = 8
 _PIECE: Final = 24  # characters that nobody says by chance
 
 
 def of_visits(played: Played, *, can_refuse: bool) -> Iterator[Violation]:
-    """How they ended. `can_refuse`: the server refuses beyond its slots."""
+    """How they ended. `can_refuse`: the server may have no place for one of them. Raises
+    CannotDecideError if it seems to limit how much is asked."""
     pairs = zip(played.schedule.visits, played.visits, strict=True)
     for number, (visit, row) in enumerate(pairs):
+        is_limited = row is not None and row.status_code == HTTPStatus.TOO_MANY_REQUESTS
+        if is_limited and not can_refuse:
+            raise CannotDecideError(_LIMITED)
         if (found := of_visit(visit, row, can_refuse=can_refuse)) is not None:
             broken, said = found
             yield Violation(broken=broken, said=f"visit {number}: {said}")
+
+
+def may_refuse(facts: ServerFacts, schedule: Schedule) -> bool:
+    """Whether all requests at once may be more than the server's slots and its queue hold."""
+    if facts.slots is None or not facts.can_fill or facts.may_refuse:
+        return True
+    asked = schedule.bystanders + sum(one.n for one in schedule.visits)
+    return asked > (1 + _SEEN_QUEUE) * facts.slots
 
 
 def of_visit(
@@ -43,6 +62,8 @@ def of_visit(
         return None if may_last else (Broken.HUNG, "it has no end")
     if has_left or row.outcome is Outcome.ABANDONED or row.status_code in _NOT_TAKEN:
         return None
+    if visit.same_id and row.status_code not in (None, HTTPStatus.OK):
+        return None  # its id may still be in use
     if row.outcome is Outcome.REJECTED:
         said = f"the server, which has a queue, refused it: {row.error}"
         return None if can_refuse else (Broken.CUT, said)

@@ -17,7 +17,7 @@ from harness.conform.bench import Bench
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.search.accounts import Counters, Gauges
-from harness.search.answers import Texts, of_visits
+from harness.search.answers import Texts, may_refuse, of_visits
 from harness.search.broken import ADDS_UP, Broken, Violation
 from harness.search.play import Played
 from harness.search.process import Process
@@ -65,8 +65,14 @@ class Invariants:
         self._counters.begin()
 
     def broken_by(self, played: Played) -> list[Violation]:
-        """The worst first."""
-        found = [*self._found(played)]
+        """The worst first. Raises CannotDecideError if none is seen before it cannot be looked for
+        any more."""
+        found = list[Violation]()
+        try:
+            found.extend(self._found(played))
+        except CannotDecideError:
+            if not found:
+                raise
         self._bench.forget()
         order = list(Broken)
         return sorted(found, key=lambda one: order.index(one.broken))
@@ -89,8 +95,8 @@ class Invariants:
         return [one for one in found if one is not None]
 
     def _found(self, played: Played, only: Broken | None = None) -> Iterator[Violation]:
-        facts = self._bench.facts
-        yield from of_visits(played, can_refuse=facts.may_refuse or not facts.can_fill)
+        can_refuse = may_refuse(self._bench.facts, played.schedule)
+        yield from of_visits(played, can_refuse=can_refuse)
         yield from self._texts.of_bystanders(played)
         self._all_leave()
         if only in _OF_ANSWERS:
@@ -139,6 +145,8 @@ class Invariants:
 
     def _at_rest(self, played: Played) -> Iterator[Violation]:
         aftermath, why = self._bench.cleaning.aftermath_of_left()
+        if aftermath is Aftermath.REFUSING:  # what is refused is not searched
+            raise CannotDecideError(why)
         if (name := _AFTERMATHS.get(aftermath)) is not None:
             yield Violation(broken=Broken(name), said=why)
         looks: list[Violation | None] = []

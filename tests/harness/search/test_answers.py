@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from harness.experiments.idle_server import ServerFacts
+from harness.experiments.outcome import CannotDecideError
 from harness.records import Outcome
-from harness.search.answers import of_visit, whose_words
+from harness.search.answers import may_refuse, of_visit, of_visits, whose_words
 from harness.search.broken import Broken
-from harness.search.schedule import Leave, Visit
+from harness.search.play import Played
+from harness.search.schedule import Leave, Schedule, Visit
 from tests.made_up.rows import request_row
 
 STAYS = Visit(answer=8)
@@ -40,9 +43,33 @@ def test_a_cut_counts_as_long_as_the_client_is_there(visit: Visit) -> None:
 
 
 def test_a_server_with_a_queue_refuses_nobody_and_one_without_may() -> None:
-    refused: Any = {"outcome": Outcome.REJECTED, "status_code": 429}
+    refused: Any = {"outcome": Outcome.REJECTED, "status_code": 503}
     assert broken(STAYS, **refused) is Broken.CUT
     assert broken(STAYS, can_refuse=True, **refused) is None
+
+
+def test_a_queue_is_owed_to_as_many_as_were_seen_in_it() -> None:
+    facts = ServerFacts(slots=2, step_s=0.01, ttft_s=0.01, context=None)
+    schedule = Schedule(seed=1, visits=(STAYS,) * 5, bystanders=1)
+    assert not may_refuse(facts, schedule)
+    assert may_refuse(facts, schedule.with_visit(0, Visit(n=2)))
+    assert may_refuse(facts._replace(queue=3), schedule)
+    assert may_refuse(facts._replace(slots=None), schedule)
+
+
+def test_a_limit_of_requests_is_no_fault_and_ends_the_search() -> None:
+    row = request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.REJECTED, status_code=429)
+    limited = Played(Schedule(seed=1, visits=(STAYS,)), [row], [])
+    assert not list(of_visits(limited, can_refuse=True))
+    with pytest.raises(CannotDecideError, match="it may limit how much is asked in a minute"):
+        list(of_visits(limited, can_refuse=False))
+
+
+def test_an_id_that_is_still_in_use_may_be_refused_but_not_cut() -> None:
+    same: Any = {"repeats": 0, "after": 0, "same_id": True}
+    again = Visit(answer=8, **same)
+    assert broken(again, outcome=Outcome.FAILED, status_code=500) is None
+    assert broken(again, outcome=Outcome.FAILED, status_code=200) is Broken.CUT
 
 
 def test_a_request_that_the_server_does_not_take_is_no_fault() -> None:
