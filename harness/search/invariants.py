@@ -7,7 +7,9 @@ and it serves the next request. After many schedules, as many contexts fit into 
 first, and its process has not grown.
 """
 
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,6 +18,7 @@ from harness.client.exchange import StreamClient
 from harness.conform.bench import Bench
 from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
+from harness.experiments.patience import SLOWER
 from harness.search.accounts import Counters, Gauges
 from harness.search.answers import Texts, may_refuse, of_visits
 from harness.search.broken import ADDS_UP, Broken, Violation
@@ -124,17 +127,41 @@ class Invariants:
         """Twice, if anything is held. A server that declares that answers run on owes only their
         ends."""
         bench = self._bench
+        runs_on = bench.session.plan.target.disconnect != "cancel"
+        if runs_on:
+            self._outlast()
         if self._held_now() is None or (count := self._held_now()) is None:
             return
-        if bench.session.plan.target.disconnect == "cancel":
+        if not runs_on:
             said = f"{bench.settle_s:.1f} s after the last leave {count.said}"
             yield Violation(broken=Broken.HELD, said=said, evidence={"held": count.held})
-        if only is Broken.HELD:
-            return
-        bench.wait_for_ghosts(lambda: self._held_now() is None)
+            if only is Broken.HELD:
+                return
+            self._outlast()
         if (count := self._held_now()) is not None:
             said = f"though every answer must have ended, {count.said}"
             yield Violation(broken=Broken.LOST, said=said, evidence={"held": count.held})
+
+    def _outlast(self) -> None:
+        """Wait until nothing is seen to be held, at most until each answer that was left must have
+        ended by itself."""
+        bench, facts = self._bench, self._bench.facts
+        left = [
+            one.spec.n * one.spec.max_tokens - one.row.tokens_read
+            for one in bench.opened
+            if one.row is not None and one.row.abandoned_ns is not None
+        ]
+        slots = facts.slots or max(1, facts.ran_at_once)
+        longest_s = longest_run_s(left, slots=slots, step_s=bench.step_s, ttft_s=bench.ttft_s)
+        until_s = time.monotonic() + longest_s
+        while time.monotonic() < until_s and not self._is_free():
+            bench.pause(bench.settle_s / 4)
+
+    def _is_free(self) -> bool:
+        """Nothing is held, and somebody can say so."""
+        with suppress(CannotDecideError, RefusedError):
+            return not self._bench.held.at_once().held
+        return False
 
     def _held_now(self) -> Count | None:
         """None: nothing is held, or nobody can say."""
@@ -145,6 +172,9 @@ class Invariants:
 
     def _at_rest(self, played: Played) -> Iterator[Violation]:
         aftermath, why = self._bench.cleaning.aftermath_of_left()
+        if aftermath is Aftermath.WRONG_TEXT and self._bench.ghosts():  # it may depend on them
+            self._outlast()
+            aftermath, why = self._bench.cleaning.aftermath_of_left()
         if aftermath is Aftermath.REFUSING:  # what is refused is not searched
             raise CannotDecideError(why)
         if (name := _AFTERMATHS.get(aftermath)) is not None:
@@ -167,3 +197,12 @@ class Invariants:
                 said = f"{memory.tokens} tokens of prompts, which fitted at once, no longer do"
                 return Violation(broken=Broken.MEMORY, said=said)
         return None
+
+
+def longest_run_s(left: Sequence[int], *, slots: int, step_s: float, ttft_s: float) -> float:
+    """Until answers that nobody stops have ended, at most. `left`: the tokens that each still
+    has to come; those that find no slot wait for one."""
+    if not left:
+        return 0.0
+    turns = math.ceil(len(left) / slots)
+    return SLOWER * (turns * ttft_s + (sum(left) / slots + max(left)) * step_s)
