@@ -2,12 +2,12 @@
 that it has alone, without a word of another's.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
-from harness.client.live_stream import join_all
+from harness.client.live_stream import LiveStream, join_all
 from harness.conform.bench import Bench
 from harness.conform.bystanders import one_by_one, start_greedy
 from harness.experiments.idle_server import ServerFacts
@@ -29,6 +29,7 @@ _LIMITED: Final = (
 )
 _SHOWN: Final = 200  # characters
 _CROWD: Final = 8
+_SLOWLY: Final = 4  # times its typical time: of an answer in a crowd
 _PIECE: Final = 24  # characters that nobody says by chance
 
 
@@ -82,10 +83,20 @@ def _wrong_length(visit: Visit, row: RequestRow) -> tuple[Broken, str] | None:
     return Broken.LENGTH, said
 
 
+def of_bystanders(played: Played) -> Iterator[Violation]:
+    """How they ended."""
+    for row in played.bystanders:
+        if row is None or row.outcome is Outcome.TIMED_OUT:
+            yield Violation(broken=Broken.HUNG, said="a stream that stayed got no end")
+        elif row.outcome not in (Outcome.REJECTED, Outcome.COMPLETED):  # one may find no slot
+            yield Violation(broken=Broken.CUT, said=f"a stream that stayed was cut: {row.error}")
+
+
 class Texts:
     """Greedy answers, held to what the server says when nothing else runs. `learn` is called once,
-    on the idle server. Of a server whose texts depend on what else is in a step, as on many
-    devices, only another's words are a fault."""
+    on the idle server; all else at rest. Of a server whose texts depend on what else is in a step,
+    as on many devices, only another's words are a fault: an answer that differs is asked for once
+    more while others run and nobody leaves."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -101,35 +112,36 @@ class Texts:
         )
         looked = zip(numbers, first, second, strict=True)
         self._alone = {number: text for number, text, again in looked if text == again}
-        in_a_crowd = list(self._in_a_crowd())
-        self._is_steady = all(self._alone[number] == text for number, text in in_a_crowd)
+        for number, text in self._alone.items():
+            self._look_in_a_crowd(_Asked(text, partial(self._start_bystander, number)))
 
-    def _in_a_crowd(self) -> Iterator[tuple[int, str]]:
-        """The same answers while others begin and end."""
-        bench, numbers = self._bench, list(self._alone)
-        more = max(0, bench.crowd(_CROWD) - len(numbers))
-        lengths = (BYSTANDER_TOKENS * part // (more + 1) for part in range(1, more + 1))
-        others = [bench.start(bench.short(max(1, tokens))) for tokens in lengths]
-        for number, stream in zip(
-            numbers, start_greedy(bench, numbers, BYSTANDER_TOKENS), strict=True
-        ):
-            row = stream.join(READY_S)
-            if row is not None and row.outcome is Outcome.COMPLETED:
-                yield number, row.answer or ""
+    def _start_bystander(self, number: int) -> LiveStream:
+        return start_greedy(self._bench, [number], BYSTANDER_TOKENS)[0]
+
+    def _look_in_a_crowd(self, asked: "_Asked") -> None:
+        """Whether the same answer has the same text while others begin and end."""
+        bench = self._bench
+        stream = asked.again()
+        more, tokens = bench.crowd(_CROWD) - 1, stream.spec.max_tokens
+        lengths = (tokens * part // (more + 1) for part in range(1, more + 1))
+        others = [bench.start(bench.short(max(1, length))) for length in lengths]
+        self._is_steady &= self._text_of(stream) in (None, asked.alone)
         join_all(others, READY_S)
+
+    def _text_of(self, stream: LiveStream) -> str | None:
+        """None: it is not answered whole."""
+        bench, tokens = self._bench, stream.spec.max_tokens
+        row = stream.join(READY_S + _SLOWLY * (bench.ttft_s + tokens * bench.step_s))
+        return row.answer if row is not None and row.outcome is Outcome.COMPLETED else None
 
     def of_bystanders(self, played: Played) -> Iterator[Violation]:
         others = self._said(played.schedule)
         for number, row in enumerate(played.bystanders, start=1):
-            if row is None or row.outcome is Outcome.TIMED_OUT:
-                yield Violation(broken=Broken.HUNG, said="a stream that stayed got no end")
-            elif row.outcome is Outcome.REJECTED:
-                continue  # it found no slot
-            elif row.outcome is not Outcome.COMPLETED:
-                said = f"a stream that stayed was cut: {row.error}"
-                yield Violation(broken=Broken.CUT, said=said)
-            elif (seen := row.answer or "") != (alone := self._alone.get(number, seen)):
-                yield from self._another("a greedy stream that stayed", seen, alone, others)
+            alone = self._alone.get(number)
+            if alone is None or row is None or row.outcome is not Outcome.COMPLETED:
+                continue
+            asked = _Asked(alone, partial(self._start_bystander, number))
+            yield from self._another("a greedy stream that stayed", row.answer or "", asked, others)
 
     def of_visits(self, played: Played) -> Iterator[Violation]:
         """Some that stayed are asked for again, alone; what shares its prompt with others first. A
@@ -149,13 +161,19 @@ class Texts:
             stayed, key=lambda one: visits[one].repeats is None and not visits[one].shared
         )
         for number in order[:_MOST_COMPARED]:
-            seen, alone = stayed[number], self._asked_alone(schedule, number)
-            if alone in (None, seen) or self._asked_alone(schedule, number) != alone:
+            again = partial(self._start_visit, schedule, number)
+            seen, alone = stayed[number], self._text_of(again())
+            if alone is None or alone == seen or self._text_of(again()) != alone:
                 continue
             others = self._said(schedule)
             own = others.pop(f"client {number}")
             what = f"the greedy answer of client {number}"
-            yield from self._another(what, seen, alone or "", others, own)
+            yield from self._another(what, seen, _Asked(alone, again), others, own)
+
+    def _start_visit(self, schedule: Schedule, number: int) -> LiveStream:
+        bench = self._bench
+        spec = spec_of(bench, schedule.visits[number], number)
+        return bench.start(spec, text_of(bench, schedule, number))
 
     def _said(self, schedule: Schedule) -> dict[str, str]:
         """What each client has said itself."""
@@ -163,23 +181,27 @@ class Texts:
         return {f"client {one}": text_of(self._bench, schedule, one) for one in numbers}
 
     def _another(
-        self, what: str, seen: str, alone: str, others: Mapping[str, str], own: str = ""
+        self, what: str, seen: str, asked: "_Asked", others: Mapping[str, str], own: str = ""
     ) -> Iterator[Violation]:
+        alone = asked.alone
+        if seen == alone:
+            return
         said = f"{what} has not the text that it has alone"
         if (whose := whose_words(seen, alone, others, own)) is not None:
             said += f", but words of {whose}"
-        elif not self._is_steady:
+        elif self._is_steady and self._text_of(asked.again()) == alone:  # else wrong for good
+            self._look_in_a_crowd(asked)
+        if whose is None and not self._is_steady:
             return
         evidence = {"alone": alone[:_SHOWN], "seen": seen[:_SHOWN]}
         yield Violation(broken=Broken.TEXT, said=said, evidence=evidence)
 
-    def _asked_alone(self, schedule: Schedule, number: int) -> str | None:
-        bench = self._bench
-        with suppress(CannotDecideError):
-            spec = spec_of(bench, schedule.visits[number], number)
-            row = bench.ask(spec, text_of(bench, schedule, number))
-            return row.answer if row.outcome is Outcome.COMPLETED else None
-        return None
+
+class _Asked(NamedTuple):
+    """An answer's text `alone`, and how the same is asked for `again`."""
+
+    alone: str
+    again: Callable[[], LiveStream]
 
 
 def whose_words(seen: str, alone: str, others: Mapping[str, str], own: str = "") -> str | None:

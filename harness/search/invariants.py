@@ -20,7 +20,7 @@ from harness.experiments.held import Count
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import SLOWER
 from harness.search.accounts import Counters, Gauges
-from harness.search.answers import Texts, may_refuse, of_visits
+from harness.search.answers import Texts, may_refuse, of_bystanders, of_visits
 from harness.search.broken import ADDS_UP, Broken, Violation
 from harness.search.play import Played
 from harness.search.process import Process
@@ -100,7 +100,7 @@ class Invariants:
     def _found(self, played: Played, only: Broken | None = None) -> Iterator[Violation]:
         can_refuse = may_refuse(self._bench.facts, played.schedule)
         yield from of_visits(played, can_refuse=can_refuse)
-        yield from self._texts.of_bystanders(played)
+        yield from of_bystanders(played)
         self._all_leave()
         if only in _OF_ANSWERS:
             return
@@ -182,6 +182,7 @@ class Invariants:
         looks: list[Violation | None] = []
         if aftermath not in (Aftermath.DEAD, Aftermath.WEDGED, Aftermath.RESTARTED):
             looks = [self._gauges.broken(), self._process.of_handles()]
+            yield from self._texts.of_bystanders(played)
             yield from self._texts.of_visits(played)
         looks.append(self._process.of_log())
         yield from (one for one in looks if one is not None)

@@ -1,16 +1,27 @@
 """What a server owes a client, seen in how its request ended."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from harness.conform.bench import Bench
 from harness.experiments.idle_server import ServerFacts
 from harness.experiments.outcome import CannotDecideError
-from harness.records import Outcome
-from harness.search.answers import may_refuse, of_visit, of_visits, whose_words
+from harness.records import Outcome, RequestRow
+from harness.search.answers import (
+    Texts,
+    may_refuse,
+    of_bystanders,
+    of_visit,
+    of_visits,
+    whose_words,
+)
 from harness.search.broken import Broken
 from harness.search.play import Played
 from harness.search.schedule import Leave, Schedule, Visit
+from harness.workload.abandon import RequestSpec
+from harness.workload.workload import load_target
 from tests.made_up.rows import request_row
 
 STAYS = Visit(answer=8)
@@ -90,3 +101,66 @@ def test_words_of_another_are_named() -> None:
     assert whose_words(f"one two {fox}", alone, others, own=fox) is None
     assert whose_words("one two nobody has said anything like this", alone, others) is None
     assert whose_words("one two the quick", alone, others) is None, "that may be chance"
+
+
+class MadeUpBench:
+    """A server that answers `text` to each prompt, and `beside` if others run, too."""
+
+    ttft_s = step_s = 0.01
+
+    def __init__(self, text: str = "one two", *, beside: str = "") -> None:
+        self.text, self.beside = text, beside
+        self.running = 0
+        self.session = SimpleNamespace(
+            plan=SimpleNamespace(
+                target=load_target("reference"),
+                prompt_scale=SimpleNamespace(num_bytes=lambda tokens: tokens),
+            )
+        )
+        self.asked = SimpleNamespace(adapter=None)
+
+    def crowd(self, most: int) -> int:
+        return min(4, most)
+
+    def short(self, tokens: int, **more: Any) -> RequestSpec:
+        return RequestSpec(**{"user": 0, "max_tokens": tokens, "prompt_tokens": 32, **more})
+
+    def start(self, spec: RequestSpec, _text: str = "") -> Any:
+        self.running += 1
+        return SimpleNamespace(spec=spec, join=self._join)
+
+    def _join(self, _longest_s: float) -> RequestRow:
+        text = self.beside if self.beside and self.running > 1 else self.text
+        self.running -= 1
+        return whole(text)
+
+
+def whole(text: str) -> RequestRow:
+    return request_row("r", sent_ns=0, ended_ns=9, outcome=Outcome.COMPLETED, answer=text)
+
+
+@pytest.mark.parametrize(
+    ("beside", "then", "is_found"),
+    [("", "one two", True), ("one three", "one two", False), ("", "four", True)],
+)
+def test_a_text_that_changes_when_others_run_is_no_fault_and_one_that_is_wrong_for_good_is(
+    beside: str, then: str, is_found: bool
+) -> None:
+    bench = MadeUpBench()
+    texts = Texts(cast(Bench, bench))
+    texts.learn()
+    bench.beside, bench.text = beside, then
+    played = Played(Schedule(seed=1, visits=(LEAVES,), bystanders=1), [None], [whole("one four")])
+    assert bool(list(texts.of_bystanders(played))) is is_found
+    bench.text, stays = then, Schedule(seed=1, visits=(STAYS,))
+    found = list(texts.of_visits(Played(stays, [whole("one four")], [])))
+    assert bool(found) is is_found
+    assert not list(texts.of_visits(Played(stays, [whole(then)], [])))
+
+
+def test_how_streams_that_stay_have_ended() -> None:
+    cut, late = whole(""), whole("")
+    cut.outcome, late.outcome = Outcome.FAILED, Outcome.TIMED_OUT
+    stays = Schedule(seed=1, visits=(STAYS,), bystanders=3)
+    found = of_bystanders(Played(stays, [None], [whole("one"), cut, late, None]))
+    assert [one.broken for one in found] == [Broken.CUT, Broken.HUNG, Broken.HUNG]
