@@ -11,7 +11,7 @@ from harness.conform.cases.counts import how_ended
 from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.formatting import quantity
 from harness.records import Delivery, Outcome, RequestRow, Way
-from harness.search.broken import Broken, Violation
+from harness.search.broken import WAITED_S, Broken, Violation
 from harness.search.play import Played
 from harness.search.schedule import Feature, Visit
 
@@ -61,7 +61,8 @@ class Gauges:
             f"the gauge `{role}` was {rest.get(role, 0):g} and reads {value:g} at rest"
             for role, value in wrong.items()
         )
-        return Violation(broken=Broken.GAUGES, said=said, evidence=wrong)
+        evidence = {**wrong, WAITED_S: longest_s}
+        return Violation(broken=Broken.GAUGES, said=said, evidence=evidence)
 
     def _read_until(self, is_final: Callable[[Values], bool], longest_s: float) -> dict[str, float]:
         until_s = self._clock_s() + longest_s

@@ -64,7 +64,7 @@ class Tries(Protocol):
         until_s: float,
     ) -> Added | None: ...
     def refresh(self) -> None: ...
-    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]: ...
+    def as_requests(self, schedule: Schedule, seen: Violation) -> dict[str, Any]: ...
 
 
 class Hunt:
@@ -309,7 +309,7 @@ class Hunt:
         finding.said, finding.evidence = seen.said, seen.evidence
         finding.sentence = sentence_of(schedule, seen)
         finding.schedule, finding.in_a_row = msgspec.to_builtins(schedule), 1
-        finding.wire = self._trial.as_requests(schedule, seen.broken)
+        finding.wire = self._trial.as_requests(schedule, seen)
 
     def _make_sure(self, finding: SearchFinding, drawn: Schedule, broken: Broken) -> None:
         began_s = self._clock_s()

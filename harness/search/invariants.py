@@ -21,7 +21,7 @@ from harness.experiments.outcome import CannotDecideError, RefusedError
 from harness.experiments.patience import SLOWER
 from harness.search.accounts import Counters, Gauges
 from harness.search.answers import Texts, may_refuse, of_bystanders, of_visits
-from harness.search.broken import ADDS_UP, Broken, Violation
+from harness.search.broken import ADDS_UP, WAY, Broken, Violation
 from harness.search.play import Played
 from harness.search.process import Process
 from harness.store.conform_result import Aftermath
@@ -134,13 +134,13 @@ class Invariants:
             return
         if not runs_on:
             said = f"{bench.settle_s:.1f} s after the last leave {count.said}"
-            yield Violation(broken=Broken.HELD, said=said, evidence={"held": count.held})
+            yield _of_count(Broken.HELD, said, count)
             if only is Broken.HELD:
                 return
             self._outlast()
         if (count := self._held_now()) is not None:
             said = f"though every answer must have ended, {count.said}"
-            yield Violation(broken=Broken.LOST, said=said, evidence={"held": count.held})
+            yield _of_count(Broken.LOST, said, count)
 
     def _outlast(self) -> None:
         """Wait until nothing is seen to be held, at most until each answer that was left must have
@@ -198,6 +198,10 @@ class Invariants:
                 said = f"{memory.tokens} tokens of prompts, which fitted at once, no longer do"
                 return Violation(broken=Broken.MEMORY, said=said)
         return None
+
+
+def _of_count(broken: Broken, said: str, count: Count) -> Violation:
+    return Violation(broken=broken, said=said, evidence={"held": count.held, WAY: count.way})
 
 
 def longest_run_s(left: Sequence[int], *, slots: int, step_s: float, ttft_s: float) -> float:

@@ -131,5 +131,5 @@ class Trial:
             bench.pause(bench.settle_s)
         raise CannotDecideError(f"of {bench.slots} slots only {running} came back: {_AFRESH}")
 
-    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
-        return wire_of(self._bench, schedule, broken)
+    def as_requests(self, schedule: Schedule, seen: Violation) -> dict[str, Any]:
+        return wire_of(self._bench, schedule, seen)

@@ -81,7 +81,7 @@ class MadeUpServer:
         self.starts += 1
         self.left = 0
 
-    def as_requests(self, schedule: Schedule, broken: Broken) -> dict[str, Any]:
+    def as_requests(self, schedule: Schedule, seen: Violation) -> dict[str, Any]:
         return {"requests": len(schedule.visits)}
 
 
