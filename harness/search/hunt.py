@@ -45,7 +45,7 @@ _FOLLOW_MANY_S: Final = 600.0  # for what adds up, once for each invariant
 _LEAST_FOLLOW_S: Final = 120.0  # and at least, when the search's own time is up
 _SEEN_ONCE: Final = " It was seen once, and cannot be tried again without --restart."
 _TIME_UP: Final = " The time was up before it could be tried often enough."
-_UNSTABLE: Final = 2  # schedules that change texts without leaves, too: texts say nothing then
+_USUAL: Final = 2  # schedules that break an invariant whoever leaves: it says nothing then
 
 
 class Tries(Protocol):
@@ -117,18 +117,17 @@ class Hunt:
         """Whether it broke something."""
         self._doing(f"{len(schedule.visits)} visits")
         violations = self._trial.broken_by(schedule)
-        if self._same_without[Broken.TEXT] >= _UNSTABLE:
-            violations = [one for one in violations if one.broken is not Broken.TEXT]
         self._played(schedule)
-        new = [one for one in violations if not self._is_known(one, schedule)]
+        telling = [one for one in violations if self._same_without[one.broken] < _USUAL]
+        new = [one for one in telling if not self._is_known(one, schedule)]
         if new:
             self._follow(schedule, new[0])
-        if violations:
+        if telling or any(one.broken in _LASTS for one in violations):
             self._trial.refresh()
             self._since.clear()
         else:
             self._since.append(schedule)
-        return bool(violations)
+        return bool(telling)
 
     def _look_back(self) -> None:
         """At what adds up."""
@@ -317,7 +316,8 @@ class Hunt:
         if not finding.rate.hits:
             return
         finding.control, _ = self._rate(drawn.staying(), broken, _REPEATS)
-        self._same_without[broken] += bool(finding.control.hits)
+        is_always = finding.control.hits == finding.control.tries
+        self._same_without[broken] += is_always or (broken is Broken.TEXT and finding.control.hits)
         if finding.control.hits:
             return
         until_s = min(began_s + _FOLLOW_S, max(self._until_s, began_s + _LEAST_FOLLOW_S))

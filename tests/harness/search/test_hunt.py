@@ -52,8 +52,7 @@ class MadeUpServer:
 
     def breach_of(self, broken: Broken, schedule: Schedule) -> Violation | None:
         self.refresh()
-        found = self.broken_by(schedule)
-        return found[0] if found and found[0].broken is broken else None
+        return next((one for one in self.broken_by(schedule) if one.broken is broken), None)
 
     def added_up(self) -> list[Violation]:
         self.now_s += 1
@@ -131,6 +130,22 @@ def test_what_breaks_without_any_leave_is_no_finding_about_leaving() -> None:
     assert found
     assert not any(one.is_sure for one in found)
     assert all(one.control.hits for one in found)
+
+
+def test_what_breaks_whoever_leaves_is_followed_twice_and_hides_nothing_after_that() -> None:
+    server, found = MadeUpServer(lambda one: len(one.leaves) > 2), dict[int, SearchFinding]()
+    usual, held_by = Violation(broken=Broken.LOST, said="lost"), server.broken_by
+    server.broken_by = lambda schedule: [usual, *held_by(schedule)]  # type: ignore[method-assign]
+    hunt = Hunt(
+        server,
+        found=lambda one: found.update({one.number: one}),
+        played=lambda _: None,
+        doing=lambda _: None,
+        clock_s=server.clock_s,
+    )
+    hunt.run(OFFERED, seed=1, seconds=300, themes=())
+    broken = Counter((one.broken, one.is_sure) for one in found.values())
+    assert (broken["lost", False], broken["held", True]) == (2, 1)
 
 
 def test_what_does_not_come_back_is_said_so() -> None:
