@@ -120,6 +120,8 @@ class Trial:
 
     def _wait_for_rest(self) -> None:
         bench, until_s = self._bench, self._clock_s() + _REST_S
+        if not bench.facts.can_fill:  # nobody sees whether they have ended
+            bench.wait_for_ghosts(lambda: False)
         while True:
             may_end = bench.ghosts() > 0
             bench.cleaning.rest()

@@ -41,7 +41,8 @@ class MadeUp:
         bench: Any = SimpleNamespace(
             serves=lambda: self.serves,
             cleaning=cleaning,
-            facts=SimpleNamespace(can_fill=True),
+            facts=SimpleNamespace(can_fill=more.get("can_fill", True)),
+            wait_for_ghosts=lambda _: self.acts.append("wait"),
             slots=4,
             settle_s=10.0,
             pause=self._pause,
@@ -93,6 +94,12 @@ def test_else_a_try_waits_until_all_slots_are_free(tmp_path: Path) -> None:
     made.trial.refresh()
     assert made.now_s > 0
     assert made.acts == ["begin"]
+
+
+def test_where_slots_cannot_be_counted_a_try_waits_until_no_answer_can_run(tmp_path: Path) -> None:
+    made = MadeUp(tmp_path, can_fill=False)
+    made.trial.refresh()
+    assert made.acts == ["wait", "begin"]
 
 
 @pytest.mark.parametrize(
