@@ -1,5 +1,7 @@
 """Schedules: drawn from a seed, kept as JSON, and made smaller."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -61,6 +63,16 @@ def test_each_theme_is_drawn_and_can_be_asked_for_alone() -> None:
         assert any(draw(1, number, OFFERED, [name]).leaves for number in range(3)), name
     alone = draw(1, 0, OFFERED, ["alone"])
     assert [one.after for one in alone.visits] == [None, 0]
+
+
+@pytest.mark.parametrize(("slots", "running"), [(None, 16), (4, 4), (24, 24), (100, 40)])
+def test_slots_are_filled_up_to_forty(slots: int | None, running: int) -> None:
+    offered = replace(OFFERED, slots=slots)
+    visits = THEMES["queued"](random.Random(1), offered)
+    assert sum(one.at == 0.0 and one.after is None for one in visits) == running
+    assert len(visits) > running
+    for number in range(60):
+        draw(1, number, offered).check()
 
 
 def test_each_theme_meets_each_habit_before_any_pair_comes_again() -> None:
