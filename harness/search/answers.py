@@ -61,6 +61,8 @@ def of_visit(
     if row is None or row.outcome is Outcome.TIMED_OUT:
         may_last = has_left or (row is None and visit.leave is not None)
         return None if may_last else (Broken.HUNG, "it has no end")
+    if not has_left and row.outcome is Outcome.CUT_OFF:
+        return Broken.HUNG, "what its client was to read before it leaves has never come"
     if has_left or row.outcome is Outcome.ABANDONED or row.status_code in _NOT_TAKEN:
         return None
     if visit.same_id and row.status_code not in (None, HTTPStatus.OK):

@@ -114,9 +114,12 @@ class _Player:
             bench.pause(leave.late * bench.step_s)
 
     def row(self, longest_s: float) -> RequestRow | None:
-        """A client that left and reads on, or keeps its connection, is not waited for."""
+        """A client that left and reads on, or keeps its connection, is not waited for. One that was
+        to leave, and has never got what it was to read before, is cut."""
         if self.stream is None:
             return None
-        if self._visit.leave is None or not self.over.is_set():
+        if self._visit.leave is None:
             return self.stream.join(longest_s if self.over.is_set() else 0.0)
+        if not self.over.is_set():
+            self.stream.cut()
         return self.stream.join(_NOTICED_STEPS * self._bench.step_s)

@@ -93,6 +93,11 @@ def test_only_a_client_that_stays_is_owed_an_end() -> None:
     assert broken(STAYS, outcome=Outcome.TIMED_OUT) is Broken.HUNG
 
 
+def test_a_client_that_could_not_leave_for_want_of_an_answer_was_owed_one() -> None:
+    assert broken(LEAVES, outcome=Outcome.CUT_OFF) is Broken.HUNG
+    assert broken(LEAVES, outcome=Outcome.CUT_OFF, abandoned_ns=5) is None
+
+
 def test_words_of_another_are_named() -> None:
     fox = "the quick brown fox jumps over the lazy dog"
     others = {"client 1": fox, "client 2": "something else"}
