@@ -160,9 +160,7 @@ def wrong_counts(moved: Counts, played: Played, pace: Pace) -> str | None:
     makes, may be counted with its prompt."""
     pairs = list(zip(played.schedule.visits, played.visits, strict=True))
     cut_short = [
-        row
-        for visit, row in pairs
-        if is_cut_short(visit, row, pace) and not _may_end_itself(visit)
+        row for visit, row in pairs if is_cut_short(visit, row, pace) and not _may_end_itself(visit)
     ]
     sure = sum(row is not None and row.tokens_read > 0 for row in cut_short)
     ended_early = sum(not _is_whole(row) for row in played.bystanders)

@@ -46,10 +46,10 @@ def wire_of(bench: Bench, schedule: Schedule, seen: Violation) -> dict[str, Any]
     greedy = bench.short(BYSTANDER_TOKENS, role=Role.CANARY)
     size, scale = greedy.prompt_tokens, bench.session.plan.prompt_scale
     texts = [canary_prompt(one + 1, tokens=size, scale=scale) for one in range(schedule.bystanders)]
-    metrics = bench.session.plan.target.metrics
+    metrics = bench.session.plan.target.metrics.items()
     return {
         "seen_by": by,
-        "gauges": [metrics[role].name for role in ("running", "waiting") if role in metrics],
+        "gauges": [source.name for role, source in metrics if role in ("running", "waiting")],
         "slots": bench.crowd(_SOME_SLOTS) if bench.facts.can_fill else _NO_SLOTS,
         "settle_s": round(max(bench.settle_s, seen.evidence.get(WAITED_S, 0.0)), 3),
         "patience_s": round(longest_of(bench, schedule), 1),
